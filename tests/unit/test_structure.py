@@ -24,8 +24,6 @@ TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
 
 # The only files that may use private names of TensorFlow and Keras.
 ADAPTERS = (
-    "keras/accumulation.py",
-    "keras/adafactor.py",
     "keras/amsgrad.py",
     "keras/first_batch.py",
     "keras/keras3.py",

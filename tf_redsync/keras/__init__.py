@@ -1,1 +1,1 @@
-"""The adapters between an exchange and the three families of Keras optimizers."""
+"""Adapters between an exchange and the three families of Keras optimizers."""

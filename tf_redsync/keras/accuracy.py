@@ -1,6 +1,6 @@
-"""What is known to cost accuracy: the texts of all warnings of it, which `explain()` shows as well.
+"""Warnings about settings that cost accuracy, which `explain()` also shows.
 
-Each says what was measured; docs/benchmarks.md and docs/momentum.md have the commands.
+Each warning cites a measurement; docs/benchmarks.md and docs/momentum.md have the commands.
 """
 
 from __future__ import annotations
@@ -19,25 +19,23 @@ from tf_redsync.methods.redsync import RedSync
 from tf_redsync.methods.sparse_loco import SparseLoCo
 from tf_redsync.policy import Assignment, Policy
 
-SHORT_WAIT = 10  # steps: at a density of 10 % nothing is late
-SMALL_OUTER_MOMENTUM = 0.7  # half-way between one that cost much and one that did not
+SHORT_WAIT = 10  # steps; gradients are not stale at a density of 10 %
+SMALL_OUTER_MOMENTUM = 0.7  # between a momentum that cost much accuracy and one that did not
 
 
 class AccuracyWarning(UserWarning):
-    """Warns of a setting that is known to cost accuracy.
+    """A setting is known to cost accuracy.
 
-    `warnings.simplefilter("ignore", tf_redsync.AccuracyWarning)` switches all of them off.
+    `warnings.simplefilter("ignore", tf_redsync.AccuracyWarning)` disables these warnings.
     """
 
 
 def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Policy | Auto:
-    """Return what of `policy` goes with an inner optimizer.
-
-    That is `policy`, but for candidates that `Auto` has by default.
+    """Returns `policy`, without default candidates of `Auto` that do not suit the optimizer.
 
     Args:
-        inner: The optimizer.
-        policy: What the user asked for.
+        inner: The inner optimizer.
+        policy: The user's policy.
         warn: Called with the text of each warning.
 
     Raises:
@@ -54,18 +52,18 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
 
 
 def _unsuited(inner: Any, method: Method) -> str | None:
-    """Return in short why `Auto` does not consider a method, and what to do about it."""
+    """Returns the reason and remedy if a method does not suit an optimizer, else `None`."""
     found = momentum.of(inner)
     if _of_late_momentum(inner, method) is not None:
         instead = found.removal
         if momentum.movable(inner):
-            instead = f"CodedGMC({found}) is considered in its place"
+            instead = f"CodedGMC({found}) is considered instead"
         elif found.known and tuple(found.values) == ("momentum",):
             instead += f" with Auto({found}), which considers CodedGMC({found})"
-        return f"{found} of the inner optimizer acts on what arrives late; {instead}"
+        return f"{found} of the inner optimizer acts on stale gradients; {instead}"
     if _of_short_memory(inner, method) is not None:
         return (
-            f"{found.optimizer} forgets its second moment while elements wait; use AMSGrad, or a "
+            f"{found.optimizer}'s second moment decays before elements are sent; use AMSGrad, or a "
             "higher density"
         )
     if _of_factors(inner, method) is not None:
@@ -75,11 +73,11 @@ def _unsuited(inner: Any, method: Method) -> str | None:
 
 
 def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
-    """Return what is known to cost accuracy, a line for each.
+    """Returns the warnings about an optimizer and methods.
 
     Args:
         inner: The inner optimizer.
-        methods: That serve variables, or may; the main one first, which is named.
+        methods: The methods, the main one first, which the warnings name.
     """
     found = [_of_short_memory(inner, m) for m in methods]
     late = [m for m, text in zip(methods, found, strict=True) if text is None]
@@ -91,10 +89,10 @@ def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
 
 
 def _of_short_memory(inner: Any, method: Method) -> str | None:
-    """An adaptive optimizer forgets faster than elements come.
+    """Returns a warning if an adaptive optimizer's second moment decays faster than elements come.
 
-    A second moment that falls while elements wait makes their next step too long. With local steps
-    nothing waits for an optimizer, which sees the gradient of every step of its worker.
+    The decayed moment makes an element's next step too long. With local steps the optimizer sees
+    the gradient of every step of its worker, so nothing decays.
     """
     adaptive, what = conflicts.innermost(inner), type(method).__name__
     if getattr(adaptive, "amsgrad", False):
@@ -110,29 +108,28 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
     beta_2 = momentum.of(inner).beta_2
     if beta_2 is not None and method.traits.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
         return (
-            f"{what} sends an element every {method.traits.waiting_steps:.0f} steps on average, "
-            f"and {name} forgets its second moment in {1.0 / (1.0 - beta_2):.0f} steps, so that "
-            "elements take long steps when they are sent at last. Use AMSGrad "
-            "(tf_redsync.AMSGrad, Adam(amsgrad=True)), or a higher density; see "
-            "docs/adaptive.md."
+            f"{what} sends an element every {method.waiting_steps:.0f} steps on average, but the "
+            f"second moment of {name} decays in {1.0 / (1.0 - beta_2):.0f} steps, so elements take "
+            "too long steps when they are sent. Use AMSGrad (tf_redsync.AMSGrad, "
+            "Adam(amsgrad=True)), or a higher density; see docs/adaptive.md."
         )
     return None
 
 
 def _of_one_mean(method: Method) -> str | None:
-    """RedSync drops what its one mean does not say."""
+    """Returns a warning if quantized RedSync drops its quantization errors."""
     inside = innermost(method)
     if not (isinstance(inside, RedSync) and inside.quantized):
         return None
     return (
         f"quantized=True of RedSync drops the errors of its one mean: "
-        f"{one_mean(1.0 / method.traits.waiting_steps)}. CodedTopK and CodedGMC keep theirs: for "
-        "fewer bits CodedTopK(density=0.01, momentum=0.9) ended with 67.5 %; see docs/warm-up.md."
+        f"{one_mean(1.0 / method.waiting_steps)}. CodedTopK and CodedGMC keep their errors: with "
+        "fewer bits CodedTopK(density=0.01, momentum=0.9) reached 67.5 %; see docs/warm-up.md."
     )
 
 
 def _of_long_rounds(method: Method) -> str | None:
-    """Weights that go apart for long; 0/1 Adam's go on with the mean momentum."""
+    """Returns a warning about long rounds of local steps; 0/1 Adam's share the mean momentum."""
     schedule = method.sync_schedule
     if not schedule.local_steps or capability(method, AdamMoments) is not None:
         return None
@@ -141,14 +138,14 @@ def _of_long_rounds(method: Method) -> str | None:
         return None
     part = "a part of " if isinstance(innermost(method), SparseLoCo) else ""
     momentum = getattr(schedule.outer, "momentum", 0.0)
-    advice = "Use steps=10 or fewer, where accuracy matters"
+    advice = "Use steps=10 or fewer if accuracy matters"
     if part:
-        advice = "Where messages are cheap, exchange in every step"
+        advice = "Exchange in every step if messages are cheap"
     elif momentum > SMALL_OUTER_MOMENTUM and not schedule.fragments:
         advice = (
-            "An outer momentum lasts for longer than a training of some dozen rounds: with 0.5 "
-            "as with none it was 7.4 for 15 steps and 7.9 for 50. Use "
-            "outer=tf_redsync.outer.Nesterov(learning_rate=0.7, momentum=0.5) there"
+            "The outer momentum outlasts a training of a few dozen rounds: with 0.5 or 0 the "
+            "perplexity was 7.4 for 15 steps and 7.9 for 50. Use "
+            "outer=tf_redsync.outer.Nesterov(learning_rate=0.7, momentum=0.5) for such trainings"
         )
     return (
         f"{_name(method)} exchanges {part}the workers' changes every {schedule.local_steps} steps: "
@@ -157,7 +154,7 @@ def _of_long_rounds(method: Method) -> str | None:
 
 
 def _of_late_momentum(inner: Any, method: Method) -> str | None:
-    """Momentum of what arrives comes when the steps that it should have helped are long over."""
+    """Returns a warning if the inner optimizer's momentum acts on stale gradients."""
     found = momentum.of(inner)
     waits = method.traits.waiting_steps > SHORT_WAIT and "residual" in method.traits.state_kinds
     if (
@@ -171,30 +168,32 @@ def _of_late_momentum(inner: Any, method: Method) -> str | None:
     cost = late_beta_1(density)
     if found.known and tuple(found.values) == ("momentum",):
         cost = late_momentum(density)
-        to_method = f", and give the momentum to the method, as in CodedGMC({found})"
+        to_method = f", and pass the momentum to the method, such as CodedGMC({found})"
     return (
-        f"{found} of the inner optimizer {'is' if found.known else 'may be'} momentum of what "
-        f"{_name(method)} sends, "
-        f"{method.traits.waiting_steps:,.0f} steps late on average: {cost}. Instead, "
-        f"{found.removal}{to_method}; see docs/momentum.md and docs/adaptive.md."
+        f"{found} of the inner optimizer {'is' if found.known else 'may be'} momentum that acts on "
+        f"stale gradients: {_name(method)} sends them {method.waiting_steps:,.0f} steps late on "
+        f"average. This cost {cost}. Instead, {found.removal}{to_method}; see docs/momentum.md and "
+        "docs/adaptive.md."
     )
 
 
 def _of_suspected_momentum(inner: Any, methods: Sequence[Method]) -> str | None:
-    """An optimizer that is not known may have momentum beside the method's."""
+    """Returns a warning if an unknown optimizer may have momentum in addition to the method's."""
     found = momentum.of(inner)
     exchanged = max(m.traits.momentum_in_exchange for m in methods)
     if found.known or not found.values or not exchanged:
         return None
     return (
-        f"{found} of {found.optimizer} may be momentum, which would be applied twice: there is "
-        f"momentum={exchanged:.4g} in the method. Either {found.removal}, or use momentum=0.0 in "
-        "the method."
+        f"{found} of {found.optimizer} may be momentum, which would be applied twice: the method "
+        f"has momentum={exchanged:.4g}. Either {found.removal}, or use momentum=0.0 in the method."
     )
 
 
 def _of_factors(inner: Any, method: Method) -> str | None:
-    """Adam divides by the size of what arrives: of a matrix of low rank, and its error later."""
+    """Returns a warning about low-rank methods with adaptive optimizers.
+
+    Adam divides by the size of the low-rank gradient, and later by that of its error.
+    """
     if not isinstance(innermost(method), (ACPSGD, PowerSGD)):
         return None
     found = momentum.of(inner)
@@ -208,13 +207,13 @@ def _of_factors(inner: Any, method: Method) -> str | None:
 
 
 def of_length(exchange: Any, so_far: int, epochs: int, steps: int) -> str | None:
-    """Return that a training is too short for elements to be sent once, or `None`.
+    """Returns a warning if a training is too short to send every element once, else `None`.
 
     Args:
         exchange: The built exchange.
-        so_far: Steps that were run before.
-        epochs: That are to be run.
-        steps: In each of them; 0 if that is not known.
+        so_far: Number of steps before this training.
+        epochs: Number of epochs.
+        steps: Steps per epoch; 0 if unknown.
     """
     warm_up = 0 if exchange.warm_up is None else exchange.warm_up.steps
     compressed = so_far + epochs * steps - warm_up
@@ -231,21 +230,21 @@ def of_length(exchange: Any, so_far: int, epochs: int, steps: int) -> str | None
     there = _exchanges(longest.method, compressed, steps)
     return (
         f"{_name(longest.method)} sends an element of {longest.spec.name} every {wait:,.0f}{each} "
-        f"on average (density {1.0 / wait:.2g}), and this training has {there:,.0f} of them: most "
-        f"of the gradient of {share:.0%} of the weights does not arrive. Set a density of "
+        f"on average (density {1.0 / wait:.2g}), but this training has {there:,.0f} of them: most "
+        f"of the gradient of {share:.0%} of the weights is never delivered. Set a density of "
         f"{1.0 / there:.2g} or more, or train for longer; see docs/warm-up.md."
     )
 
 
 def _exchanges(method: Method, steps: int, per_epoch: int) -> float:
-    """How often a method exchanges in so many steps; rounds end with an epoch."""
+    """Returns the number of a method's exchanges in `steps`; rounds end with an epoch."""
     local = method.sync_schedule.local_steps
     rounds = steps / min(local, per_epoch) if local else steps
     return rounds - method.sync_schedule.warm_up_steps
 
 
 def _exchanges_between(assignment: Assignment) -> float:
-    """After how many exchanges an element of a variable is sent again, on average."""
+    """Returns the mean number of exchanges between two messages with the same element."""
     method, spec = assignment.method, assignment.spec
     count = getattr(innermost(method), "k", None)
     traits = method.traits
@@ -260,16 +259,16 @@ def _name(method: Method) -> str:
 
 _Number = TypeVar("_Number", int, float)
 
-# Accuracy in % on CIFAR-10, three epochs, by density: with one mean, and with all values.
+# Accuracy in % on CIFAR-10, three epochs, by density: with one mean, with all values.
 _ONE_MEAN = {0.001: (58.1, 63.7), 0.01: (62.6, 67.5), 0.1: (66.0, 68.2)}
-# The same with momentum of the inner optimizer, of the method, and a global one; of this method.
+# The same, with momentum of the inner optimizer, of the method, and a global one; the method.
 _MOMENTUM = {0.001: (60.8, 61.7, 64.0, "RedSync"), 0.03: (66.8, 67.9, 69.2, "CodedTopK")}
-# Perplexity on characters, 600 steps, by density: with a beta_1 of 0.9, and of 0; with these.
+# Perplexity on characters, 600 steps, by density: with beta_1=0.9, with beta_1=0; the methods.
 _BETA_1 = {0.01: (12.2, 8.4, "CompAMS and AMSGrad"), 0.03: (10.2, 7.3, "CodedTopK and AdamW")}
-# Perplexity on characters, 600 steps of AdamW, which ends with 7.6 after dense exchanges.
+# Perplexity on characters, 600 steps of AdamW; dense exchanges reach 7.6.
 _LOW_RANK = {"PowerSGD": 8.7, "ACPSGD": 10.4}
 # Perplexity on characters, 1,000 steps of AdamW, by the momentum of the outer optimizer and the
-# number of local steps. `None`: nothing was lost.
+# number of local steps. `None`: no loss of accuracy.
 _DENSE = 6.49
 _LOCAL: dict[float, dict[int, float | None]] = {
     0.0: {8: None, 15: 7.45, 50: 7.89},
@@ -281,45 +280,42 @@ _SPARSE = {(15, 32): 9.25, (15, 128): 8.16, (50, 128): 9.10}  # by `steps` and `
 
 
 def one_mean(density: float) -> str:
-    """Return what one mean in place of all values costs at a density."""
+    """Returns the measured cost of one mean instead of all values at a density."""
     at = _nearest(_ONE_MEAN, density)
     one, all_values = _ONE_MEAN[at]
-    return f"{one} % in place of {all_values} % on CIFAR-10 (3 epochs, density {100 * at:g} %)"
+    return f"{one} % instead of {all_values} % on CIFAR-10 (3 epochs, density {100 * at:g} %)"
 
 
 def late_momentum(density: float) -> str:
-    """Return what momentum of the inner optimizer costs at a density."""
+    """Returns the measured cost of the inner optimizer's momentum at a density."""
     at = _nearest(_MOMENTUM, density)
     inner, own, shared, method = _MOMENTUM[at]
     return (
-        f"{inner} % in place of {own} % with the method's own momentum and {shared} % with a "
+        f"{inner} % instead of {own} % with the method's own momentum and {shared} % with a "
         f"global one on CIFAR-10 ({method}, 3 epochs, density {100 * at:g} %)"
     )
 
 
 def late_beta_1(density: float) -> str:
-    """Return what a beta_1 of Adam costs at a density."""
+    """Returns the measured cost of Adam's beta_1 at a density."""
     at = _nearest(_BETA_1, density)
     adam, without, of = _BETA_1[at]
     return (
-        f"a perplexity of {adam} in place of {without} without it on characters ({of}, 600 steps, "
+        f"a perplexity of {adam} instead of {without} without it on characters ({of}, 600 steps, "
         f"density {100 * at:g} %)"
     )
 
 
 def low_rank(name: str) -> str:
-    """Return what a method of low rank costs with Adam."""
+    """Returns the measured cost of a low-rank method with Adam."""
     return (
-        f"a perplexity of {_LOW_RANK[name]} in place of 7.6 with Dense() on characters (AdamW, "
+        f"a perplexity of {_LOW_RANK[name]} instead of 7.6 with Dense() on characters (AdamW, "
         "600 steps, rank 4)"
     )
 
 
 def long_rounds(method: Method) -> str | None:
-    """Return what rounds of local steps cost, of the nearest setting that was measured.
-
-    `None` where the nearest one lost nothing.
-    """
+    """Returns the measured cost of local steps at the nearest setting; `None` without a loss."""
     schedule, inside = method.sync_schedule, innermost(method)
     if isinstance(inside, SparseLoCo):
         near = min(_SPARSE, key=lambda at: (_far(at[0], inside.steps), _far(at[1], inside.top_k)))
@@ -338,13 +334,13 @@ def long_rounds(method: Method) -> str | None:
         if outer:
             said = f"DiLoCo(steps={at}) with an outer momentum of {outer}"
     return (
-        f"a perplexity of {perplexity} with {said}, the nearest setting that was measured, in "
-        f"place of {_DENSE} in dense training, on characters (AdamW, 1,000 steps)"
+        f"a perplexity of {perplexity} with {said}, the nearest measured setting, instead of "
+        f"{_DENSE} in dense training, on characters (AdamW, 1,000 steps)"
     )
 
 
 def _nearest(known: Mapping[_Number, Any], value: float) -> _Number:
-    """Return the number nearest to a value, by their ratio."""
+    """Returns the number nearest to a value, by ratio."""
     return min(known, key=lambda at: _far(at, value))
 
 

@@ -1,14 +1,13 @@
-"""Adam's update with a momentum, and perhaps a variance, that come from the exchange.
+"""Adam's update with a momentum, and optionally a variance, from the exchange.
 
-For methods whose totals are momenta (`AdamMoments`). The rule of Adam is
+It serves methods whose totals are momenta (`Method.adam`). The rule of Adam is
 
     m <- beta_1 m + (1 - beta_1) g;   v <- beta_2 v + (1 - beta_2) g^2
     w <- w - eta sqrt(1 - beta_2^t) / (1 - beta_1^t)  m / (sqrt(v) + epsilon)
 
-If m / beta_1, v / beta_2 and a gradient of 0 are put in, it takes the step of m and v, whatever
-else the optimizer does. Where the exchange has no variance, it is Adam's own that stays as it is
-after the correction of its bias, v / (1 - beta_2^t): it grows with t, until after thousands of
-steps it no longer does.
+With the slots m / beta_1 and v / beta_2 and a gradient of 0, the optimizer takes the step of m and
+v. If the exchange has no variance, Adam's bias-corrected variance, v / (1 - beta_2^t), stays
+constant: v grows with t, and converges after thousands of steps.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from tf_redsync.step.gradient_exchange import GradientExchange
 
 
 class AdamSlots:
-    """What is put into an Adam before its update.
+    """Writer of an Adam's slots before its update.
 
     Args:
         inner: The inner optimizer.
         parts: Returns its coefficients and slots.
-        exchange: The built exchange, in whose state momenta are, and perhaps variances, corrected
+        exchange: The built exchange, whose state has momenta and optionally variances, corrected
             for their bias.
     """
 
@@ -42,7 +41,7 @@ class AdamSlots:
         self._adam, self._parts, self._exchange = conflicts.innermost(inner), parts, exchange
 
     def _of_state(self, name: str) -> dict[int, Any]:
-        """Variables of that name in the exchange's state, by the position of theirs."""
+        """Returns the exchange's state variables of a name, by position."""
         found: dict[int, Any] = {}
         exchange = self._exchange
         for bucket, state in zip(exchange.schedule.buckets, exchange.states, strict=True):
@@ -52,13 +51,13 @@ class AdamSlots:
         return found
 
     def _given(self) -> tf.Tensor:
-        """Whether the step that is being traced is one that exchanges momenta."""
+        """Returns whether the step exchanges momenta, as a tensor."""
         if self._of_state("variance"):
             return tf.constant(True)
         return tf.logical_not(self._exchange.schedule.warmed())
 
     def gradients(self, totals: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-        """Return what the optimizer is to take for the sums of gradients, in a replica context."""
+        """Returns the optimizer's input instead of the gradients' sums, in a replica context."""
         given, momenta = self._given(), self._of_state("momentum")
         return [
             tf.where(given, tf.zeros_like(total), total) if p in momenta else total
@@ -66,11 +65,11 @@ class AdamSlots:
         ]
 
     def prepare(self, distribution: Any, served: Sequence[tuple[int, Any]]) -> None:
-        """Write the slots, in a cross-replica context, before the update and only if there is one.
+        """Writes the slots, in a cross-replica context, before an update that is not skipped.
 
         Args:
             distribution: The strategy.
-            served: `(position, variable)` of those that are updated.
+            served: `(position, variable)` of the updated variables.
         """
         parts, given = self._parts(), self._given()
         momenta, corrected_variances = self._of_state("momentum"), self._of_state("variance")

@@ -1,11 +1,11 @@
-"""What all wrappers share: the exchange in place of the all-reduce, and the guarded update.
+"""The adapter of all wrappers: the exchange instead of the all-reduce, and the guarded update.
 
 Every family has one instance method that sums gradients over replicas and one that applies the
 sums. A wrapper replaces the first by `Adapter.aggregate` and wraps the second by `Adapter.guarded`.
 
-A skipped step changes nothing but the counters. Keras decays weights before the exchange, where it
-is not known yet whether the step is finite, and applies constraints and averages after it.
-`SkippedSteps` guards these. Private names that it uses, on the *instance* of the inner optimizer:
+A skipped step changes only counters. Keras decays weights before the exchange, when finiteness is
+not known yet, and applies constraints and averages after it. `SkippedSteps` guards these. Private
+names that it uses, on the *instance* of the inner optimizer:
 `_apply_weight_decay(variables)`, of Keras 3 and tf_keras; `_update_model_variables_moving_average(
 variables)` and `_overwrite_model_variables_with_average_value(variables)`, of Keras 3.
 """
@@ -26,7 +26,6 @@ from tf_redsync.exchange.capabilities import AdamMoments, capability
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import (
     accuracy,
-    adafactor,
     conflicts,
     consistency,
     momentum,
@@ -46,7 +45,7 @@ from tf_redsync.step.sync_schedules import LocalSteps
 
 
 class Adapter:
-    """Carries gradients of one optimizer through the exchange.
+    """Adapter between one optimizer and its exchange.
 
     Args:
         inner: The optimizer that applies the sums.
@@ -56,7 +55,7 @@ class Adapter:
         options: Keyword arguments of `ExchangeBuilder`.
 
     Raises:
-        ValueError: for something that cannot be wrapped, or momentum on both sides.
+        ValueError: the optimizer cannot be wrapped, or both it and the method have momentum.
     """
 
     def __init__(
@@ -75,22 +74,22 @@ class Adapter:
         _check_unwrapped(inner)
         self._inner, self._saving = inner, saving
         self.access = slots.Access.of(inner) if access is None else access
-        self._told: set[str] = set()  # each warning once
-        # To the user's line, from here through the adapter and `DistributedOptimizer`.
+        self._told: set[str] = set()  # warnings that were issued
+        # The user's line is the caller of `DistributedOptimizer`.
         suited = self._suited(stacklevel=9)
         self.exchange: GradientExchange | ExchangeBuilder = ExchangeBuilder(
             suited, rate=self.access.rate, kind=SaveableExchange, **options
         )
-        self._running = 0  # steps of this wrapper; replicas may run side by side
+        self._running = 0  # concurrent steps of this wrapper, one per replica
         self._asked = False  # whether the optimizer has ever called `aggregate`
         self.skipping = SkippedSteps()
         self._check_every, self._on_drift = check_every or 0, on_drift
-        self._drift: Callable[[], None] | None = None  # compares weights when it is due
+        self._drift: Callable[[], None] | None = None  # compares weights when due
         self._adam: AdamSlots | None = None
-        self._positions: dict[int, int] = {}  # by the id of a variable, in any of its forms
+        self._positions: dict[int, int] = {}  # by the id of a variable, of Keras or TensorFlow
         self._positions_of_parts: dict[Any, int] = {}  # by `slots.key`
         self._variables: tuple[tf.Variable, ...] = ()
-        self._given: tuple[Any, ...] = ()  # the same, as the family has them
+        self._given: tuple[Any, ...] = ()  # the family's variables, in the same order
 
     def _suited(self, stacklevel: int) -> Policy | Auto:
         def warn(text: str) -> None:
@@ -101,28 +100,28 @@ class Adapter:
         return accuracy.suited(self._inner, self.policy, warn)
 
     def rewrap(self, inner: Any) -> None:
-        """Carry the gradients of an optimizer around the one whose gradients this carries."""
+        """Replaces the inner optimizer by one that contains it."""
         self._inner = inner
 
     def check_inner(self) -> None:
-        """Check the inner optimizer again after one of its hyper-parameters was set.
+        """Checks the inner optimizer again after one of its hyper-parameters was set.
 
         Raises:
-            ValueError: if it no longer goes with the method.
+            ValueError: the optimizer no longer suits the method.
         """
         self.exchange.policy = self._suited(stacklevel=6)
 
     def run(self, apply: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any) -> Any:
-        """Run a step of the inner optimizer, in a replica context.
+        """Runs a step of the inner optimizer, in a replica context.
 
-        While it runs, the inner optimizer may ask for sums: also from another thread, where
-        `LossScaleOptimizer` brings replicas together.
+        During the step the inner optimizer may call `aggregate`, also from another thread, in which
+        `LossScaleOptimizer` merges replicas.
 
         Args:
             apply: The inner optimizer's function.
-            args: Its arguments.
+            args: Positional arguments of `apply`.
             finish: Whether to call `finish_step` after it.
-            kwargs: More arguments.
+            kwargs: Keyword arguments of `apply`.
         """
         self._running += 1
         try:
@@ -134,7 +133,7 @@ class Adapter:
         return applied
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
-        """Make the exchange of `variables`; see `ExchangeBuilder.build`."""
+        """Builds the exchange of `variables`; see `ExchangeBuilder.build`."""
         if not isinstance(self.exchange, ExchangeBuilder):
             return
         tensors = [slots.tf_variable(v) for v in variables]
@@ -149,10 +148,8 @@ class Adapter:
         for position, forms in enumerate(zip(tensors, variables, strict=True)):
             self._positions |= {id(form): position for form in forms}
             self._positions_of_parts[slots.key(tensors[position])] = position
-        adafactor.keep_positive(self._inner)
-        if exchange.workers > 1 and any(
-            capability(b.method, AdamMoments) for b in exchange.schedule.buckets
-        ):
+        slots.keep_positive(self._inner)
+        if exchange.workers > 1 and any(b.method.adam for b in exchange.program.buckets):
             self._adam = AdamSlots(self._inner, self.access.adam, exchange)
         if isinstance(exchange.schedule, LocalSteps):
             self._attach(exchange)
@@ -168,10 +165,10 @@ class Adapter:
             self._drift = lambda: exchange.in_worker(lambda _: drift.step(), [])
 
     def _attach(self, exchange: GradientExchange) -> None:
-        """Let local steps take part in what the optimizer keeps."""
+        """Gives local steps access to the optimizer's variables."""
         local = tf.distribute.get_strategy().experimental_local_results
         momenta = [slots.tf_variable(m) for m in self.access.momenta()]
-        # With gradient accumulation the optimizer counts skipped steps as well.
+        # With gradient accumulation the optimizer counts skipped steps, too.
         counts = not conflicts.accumulates(self._inner)
         exchange.attach_optimizer(
             slots.all_variables(self._inner),
@@ -180,31 +177,33 @@ class Adapter:
         )
 
     def prune(self, sparsity: float, scope: str = "layer") -> None:
-        """Set the smallest weights to 0; see `Wrapper.prune`."""
+        """Prunes the smallest weights; see `Wrapper.prune`."""
         if not self.exchange.built:
             raise RuntimeError(
-                "`prune` needs the model's variables: call `optimizer.build(variables)` first."
+                "`prune` needs the model's variables. Call `optimizer.build(variables)` first."
             )
         slots_of_all = self.access.slots(self._variables)
         pruning.prune(self.exchange, self._variables, slots_of_all, sparsity, scope)
 
     def flush(self, apply_gradients: Callable[..., Any]) -> None:
-        """Deliver what waits in residuals; see `Wrapper.flush`."""
+        """Delivers the residuals; see `Wrapper.flush`."""
         if isinstance(self.exchange, ExchangeBuilder):
-            raise RuntimeError("`flush` comes after training: nothing waits before the first step.")
+            raise RuntimeError(
+                "`flush` must follow training: there are no residuals before the first step."
+            )
 
         def apply(positions: Sequence[int]) -> None:
             served = [self._given[i] for i in positions]
             apply_gradients([(tf.zeros(v.shape, v.dtype), v) for v in served])
 
         flushing.deliver(self.exchange, apply)
-        training_length.forget(self.exchange)  # nothing waits
+        training_length.forget(self.exchange)  # everything is delivered
 
     def finish_step(self) -> None:
-        """Move the weights on after the optimizer's update, in a replica context.
+        """Ends a step after the optimizer's update, in a replica context.
 
         Raises:
-            ValueError: for an optimizer that did not ask for the sums of gradients.
+            ValueError: the optimizer has not called `aggregate`.
         """
         if self._variables and not self._asked:
             raise conflicts.never_asks(self._inner)
@@ -214,15 +213,15 @@ class Adapter:
             checks = getattr(tf.distribute.get_strategy(), "checks", None)
             if checks is None:
                 self._drift()
-            else:  # ours calls it once BatchNormalization's statistics are equal
+            else:  # the strategy calls it after it has averaged BatchNormalization's statistics
                 checks[self._drift] = self._drift
 
     def aggregate(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
-        """Return `(sum over workers, variable)` for every `(gradient, variable)`.
+        """Returns `(sum over workers, variable)` for every `(gradient, variable)`.
 
         Raises:
-            RuntimeError: outside of the wrapper, or of a replica context, or before `build`.
-            ValueError: for a variable that `build` did not see.
+            RuntimeError: outside of the wrapper or of a replica context, or before `build`.
+            ValueError: a variable was not passed to `build`.
         """
         replica = tf.distribute.get_replica_context()
         if not self._running or replica is None or isinstance(self.exchange, ExchangeBuilder):
@@ -240,33 +239,33 @@ class Adapter:
     def _cannot_aggregate(self, replica: Any) -> RuntimeError:
         if not self._running:
             return RuntimeError(
-                f"this {type(self._inner).__name__} belongs to a DistributedOptimizer, which alone "
-                "can apply it. To go on without compression save the model and load it with a new "
-                "optimizer; see docs/saving.md."
+                f"this {type(self._inner).__name__} belongs to a DistributedOptimizer and cannot "
+                "be applied directly. To continue without compression, save the model and load it "
+                "with a new optimizer; see docs/saving.md."
             )
         if replica is None:
             return RuntimeError(
                 "gradients must be applied in a replica context: inside the function that is "
-                "given to `strategy.run`."
+                "passed to `strategy.run`."
             )
         return RuntimeError(
             "the optimizer is not built. Call `optimizer.build(model.trainable_variables)` "
-            "inside `strategy.scope()`, or give the first step the variables, too."
+            "inside `strategy.scope()`, or pass the variables to the first step."
         )
 
     def aggregate_or_nan(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
-        """As `aggregate`, for optimizers that look at the sums to learn whether to skip a step.
+        """Aggregates like `aggregate`, for optimizers that skip a step if a sum is non-finite.
 
-        If it is to be skipped, there is a NaN in the first sum, on all workers.
+        In a step that must be skipped, the first sum has a NaN on all workers.
 
         Raises:
-            ValueError: where the sums are not the same on all workers.
+            ValueError: the sums differ between workers.
         """
         if self.exchange.consensus is not None:
             raise ValueError(
-                "a LossScaleOptimizer of tf_keras needs sums that all workers agree on in every "
-                f"step. Received: method={type(self.policy.default).__name__}. Use another method, "
-                "the policy 'mixed_bfloat16', or Keras 3."
+                "a LossScaleOptimizer of tf_keras needs equal sums on all workers in every step. "
+                f"Received: method={type(self.policy.default).__name__}. Use another method, the "
+                "dtype policy 'mixed_bfloat16', or Keras 3."
             )
         (total, variable), *others = self.aggregate(grads_and_vars)
         nan = tf.constant(float("nan"), total.dtype)
@@ -276,10 +275,10 @@ class Adapter:
     def guarded(
         self, update: Callable[..., Any], otherwise: Callable[[], Any] = lambda: None
     ) -> Callable[..., Any]:
-        """Wrap `update(strategy, ...)` so that it runs only in steps that are finite everywhere.
+        """Wraps `update(strategy, ...)` so that it runs only in steps that are finite everywhere.
 
-        The flag is agreed on by all workers, so they all take the same branch. Weights that a mask
-        leaves out are 0 after it.
+        All workers agree on the flag and take the same branch. Masked weights are 0 after the
+        update.
         """
 
         def update_if_finite(
@@ -313,21 +312,21 @@ class Adapter:
         return self._position_of_part(variable) if found is None else found
 
     def _position_of_part(self, variable: Any) -> int:
-        """The position of a replica's part of a distributed variable."""
+        """Returns the position of a replica's component of a distributed variable."""
         position = self._positions_of_parts.get(slots.key(slots.tf_variable(variable)))
         if position is None:
             raise ValueError(
                 f"the optimizer was not built with the variable {variable.name!r}. Build it with "
-                "all trainable variables, or make a new optimizer."
+                "all trainable variables, or create a new optimizer."
             )
         return position
 
 
 def as_policy(method: Method | Policy | Auto | dict[str, Any] | None) -> Policy | Auto:
-    """Return a policy for what a user may pass as `method`.
+    """Returns the policy for a user's `method`.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: `method` has another type.
     """
     if isinstance(method, dict):
         method = from_config(method)
@@ -348,27 +347,28 @@ def _check_unwrapped(inner: Any) -> None:
     owners = [getattr(value, "__self__", None) for value in vars(inner).values()]
     if any(isinstance(owner, Adapter) for owner in owners):
         raise ValueError(
-            "`optimizer` is wrapped already: it belongs to another DistributedOptimizer. Received: "
-            f"optimizer={type(inner).__name__}. Make a new optimizer for every wrapper."
+            "`optimizer` is already wrapped by another DistributedOptimizer. Create a new "
+            f"optimizer for every wrapper. Received: optimizer={type(inner).__name__}"
         )
 
 
 class SkippedSteps:
-    """What a step must leave alone if it is skipped; one for each wrapped optimizer.
+    """Guard of weight decay, constraints and averages in skipped steps of one wrapped optimizer.
 
     Attributes:
-        finite: Of the step that is traced, once its exchange is: bool scalar, the same everywhere.
+        finite: Whether the current step is finite: a bool scalar, equal on all workers, or `None`
+            before the step's exchange.
     """
 
     def __init__(self) -> None:
         self.finite: Any = None
-        self._applying = 0  # how many replicas are in the middle of a step
+        self._applying = 0  # number of replicas within a step
         self._decay: Callable[[], None] | None = None
         self._constrained: Sequence[Any] = ()
         self._before: list[tf.Tensor] = []
 
     def decay_later(self, inner: Any) -> None:
-        """Let an optimizer decay weights in the update, if there is one, and not before it."""
+        """Defers an optimizer's weight decay to the update."""
         decay = inner._apply_weight_decay
 
         def remember(variables: Sequence[Any]) -> None:
@@ -377,26 +377,26 @@ class SkippedSteps:
         inner._apply_weight_decay = remember
 
     def decay_now(self, strategy: tf.distribute.Strategy) -> None:
-        """Decay the weights just before their update, where Keras has brought the replicas."""
+        """Applies the deferred weight decay, just before the update."""
         if self._decay is None:
             return
         if tf.distribute.in_cross_replica_context():
             strategy.extended.call_for_each_replica(self._decay)
-        else:  # there is only one
+        else:  # a single replica
             self._decay()
 
     def begin(self, variables: Sequence[Any]) -> None:
-        """Begin a step of the optimizer, whose constraints apply to some of `variables`."""
+        """Begins a step of the optimizer, which may apply constraints to `variables`."""
         self.finite, self._decay = None, None
         self._constrained = [v for v in variables if getattr(v, "constraint", None) is not None]
 
     def note(self, finite: tf.Tensor) -> None:
-        """Note, in a replica context, how the exchange of this step ended; the same everywhere."""
+        """Records, in a replica context, whether the step is finite on all workers."""
         self.finite = finite
         self._before = list(map(tf.convert_to_tensor, self._constrained))
 
     def end(self) -> None:
-        """End the step: undo the constraints if it is skipped."""
+        """Ends the step, and undoes the constraints if it is skipped."""
         if self.finite is not None and self._constrained:
             self._undo_constraints()
 
@@ -406,9 +406,9 @@ class SkippedSteps:
             variable.assign(tf.where(self.finite, now, before))
 
     def only_if_finite(self, function: Callable[..., Any]) -> Callable[..., None]:
-        """Wrap what runs after the exchange so that a skipped step does not run it.
+        """Wraps a function that runs after the exchange so that skipped steps omit it.
 
-        Keras calls it outside of steps as well: at the end of `fit`.
+        Keras also calls such functions outside of steps, at the end of `fit`.
         """
 
         def run(*args: Any) -> None:
@@ -423,10 +423,10 @@ class SkippedSteps:
         return run
 
     def guard_keras3(self, inner: Any) -> None:
-        """Guard what an optimizer of Keras 3 does before and after its update.
+        """Guards the functions that an optimizer of Keras 3 calls before and after its update.
 
-        With gradient accumulation, which one worker alone may have, there is not an update in every
-        step: the weights' averages and the step counter go on.
+        With gradient accumulation not every step has an update, so averages of the weights and the
+        step counter are not guarded.
         """
         self.decay_later(inner)
         apply = inner.apply
@@ -457,10 +457,10 @@ class SkippedSteps:
 
 
 def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[..., None]:
-    """Wrap Keras 3's overwriting of weights by averages so that it can be done in a branch.
+    """Wraps Keras 3's overwriting of weights by averages so that it works in a branch.
 
-    It is in one with `ema_overwrite_frequency`, and brings the replicas of all workers together,
-    which is refused there. The averages are equal on all of them, so each can do it by itself.
+    With `ema_overwrite_frequency` it is in a branch, where TensorFlow forbids its merge call. The
+    averages are equal on all replicas, so each can assign its own.
     """
 
     def run(variables: Sequence[Any]) -> None:

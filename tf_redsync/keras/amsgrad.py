@@ -1,4 +1,4 @@
-"""AMSGrad as COMP-AMS uses it, for Keras 3.
+"""AMSGrad of COMP-AMS, for Keras 3.
 
 Private names of Keras 3 used here, on the optimizer itself: `_get_variable_index(variable)`.
 """
@@ -16,25 +16,25 @@ from tf_redsync import checks
 
 @keras.saving.register_keras_serializable(package="tf_redsync", name="AMSGrad")
 class AMSGrad(keras.optimizers.Optimizer):
-    """AMSGrad in the form of COMP-AMS: Adam whose second moment never decreases.
+    """AMSGrad in the form of COMP-AMS: Adam with a second moment that never decreases.
 
         m <- beta_1 m + (1 - beta_1) g
         v <- beta_2 v + (1 - beta_2) g^2,  h <- max(h, v)
         w <- w - learning_rate m / sqrt(h + epsilon)
 
-    `keras.optimizers.Adam(amsgrad=True)` corrects the bias of both moments and adds its epsilon
-    outside of the root; both are other algorithms than COMP-AMS, if close ones.
+    `keras.optimizers.Adam(amsgrad=True)` differs slightly: it corrects the bias of both moments and
+    adds epsilon outside of the root.
 
     Args:
         learning_rate: A number or a Keras schedule.
-        beta_1: In [0, 1).
-        beta_2: In [0, 1).
-        epsilon: At least 0, in units of the squared gradient: inside the root.
+        beta_1: Decay of the first moment, in [0, 1).
+        beta_2: Decay of the second moment, in [0, 1).
+        epsilon: Added inside the root, in units of the squared gradient; at least 0.
         name: Name of the optimizer.
         **kwargs: See `keras.optimizers.Optimizer`.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: a hyper-parameter is out of range.
 
     Reference:
         Li, Karimi, Li (2022), "On Distributed Adaptive Optimization with Gradient Compression",
@@ -59,7 +59,7 @@ class AMSGrad(keras.optimizers.Optimizer):
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create both moments and the largest second moment of every variable."""
+        """Creates both moments and the largest second moment of every variable."""
         if self.built:
             return
         super().build(variables)
@@ -72,7 +72,7 @@ class AMSGrad(keras.optimizers.Optimizer):
         ]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update one variable; see the class."""
+        """Updates one variable; see the class."""
         rate, g = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
         m, v, largest = self.moments[self._get_variable_index(variable)]
         self.assign(m, self.beta_1 * m + (1.0 - self.beta_1) * g)
@@ -81,7 +81,7 @@ class AMSGrad(keras.optimizers.Optimizer):
         self.assign_sub(variable, rate * m / ops.sqrt(largest + self.epsilon))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config."""
+        """Returns the config."""
         config = super().get_config()
         config.update(beta_1=self.beta_1, beta_2=self.beta_2, epsilon=self.epsilon)
         return config

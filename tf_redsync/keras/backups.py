@@ -1,9 +1,9 @@
-"""Keras's own callbacks that save, on several workers: they work, or `fit` says at once why not.
+"""Checks of Keras's own saving callbacks on several workers, when `fit` begins.
 
-Those of Keras 3 know nothing of workers: each one writes to the path that it was given. Those of
-tf_keras write the chief's files, to which the others contribute, and all restore from them.
+Keras 3's callbacks do not know about workers: each writes to the path that it was given. Those of
+tf_keras write the chief's files, with contributions of the others, and all workers restore them.
 
-Names of Keras used here, all public: the classes of `KINDS`, and their attributes there.
+Names of Keras used here, all public: the classes and attributes in `KINDS`.
 """
 
 from __future__ import annotations
@@ -27,37 +27,35 @@ from tf_redsync.state.shared_directories import leaders
 from tf_redsync.step import strategy_hooks
 
 BACKUP, MODEL, TABLE = "BackupAndRestore", "ModelCheckpoint", "CSVLogger"
-# What writes, and the attribute with its path.
+# Callbacks, and the attribute with their path.
 KINDS = {BACKUP: "backup_dir", MODEL: "filepath", TABLE: "filename", "OrbaxCheckpoint": "directory"}
 _OURS = "or use tf_redsync.callbacks.Checkpoint on all workers"
 
 
 def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
-    """Agree that `fit` begins, and check what is going to save.
+    """Agrees that `fit` begins, and checks the callbacks that save.
 
     Args:
-        model: The one that is trained.
-        callbacks: All of them, of this worker.
-        what: For the agreement.
+        model: The model that is trained.
+        callbacks: All callbacks of this worker.
+        what: Text for the agreement.
 
     Returns:
-        Whether there is a backup to restore, on any worker.
+        Whether any worker has a backup to restore.
 
     Raises:
-        ValueError: on all workers, for what would lose or spoil files.
+        ValueError: on all workers, if callbacks would lose or overwrite files.
     """
     strategy = model.distribute_strategy
     found = [entry for c in callbacks for entry in _entry(c)]
     all_found = [json.loads(t) for t in agreement.gather_texts(strategy, what, json.dumps(found))]
     if any(kind == BACKUP for kind, *_ in found) and any(map(_restores, callbacks)):
         raise ValueError(
-            "`BackupAndRestore` and `Checkpoint` both restore when `fit` begins. Give it one of "
+            "`BackupAndRestore` and `Checkpoint` both restore when `fit` begins. Pass only one of "
             "them."
         )
     if sum(map(_restores, callbacks)) > 1:
-        raise ValueError(
-            "`fit` goes on from one place: give it one `Checkpoint`. Received: several."
-        )
+        raise ValueError("`callbacks` must have at most one `Checkpoint`. Received: several.")
     if collectives.worker_count(strategy) == 1:
         return False
     for kind in KINDS:
@@ -66,7 +64,7 @@ def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
         if kind == BACKUP and 0 < len(who) < len(entries):
             raise ValueError(
                 f"only {_names(who)} of {len(entries)} workers have a `BackupAndRestore`: after a "
-                f"restart the others would begin with other weights. Give it to all, {_OURS}."
+                f"restart the others would have different weights. Pass it to all, {_OURS}."
             )
         for place in range(max(map(len, entries))):
             _check_place(strategy, kind, [e[place] if place < len(e) else None for e in entries])
@@ -74,10 +72,10 @@ def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
 
 
 def check_equal(model: Any, epoch: int) -> None:
-    """Check that all workers have restored the same backup.
+    """Checks that all workers have restored the same backup.
 
     Raises:
-        ValueError: on all workers, for backups of different moments.
+        ValueError: on all workers, if their backups are of different steps.
     """
     digest = hashlib.blake2b(digest_size=8)
     for weight in model.trainable_variables:
@@ -94,14 +92,14 @@ def check_equal(model: Any, epoch: int) -> None:
 
 def _torn(lines: Sequence[str]) -> ValueError:
     return ValueError(
-        "the workers have backups of different moments; one of them was killed while the others "
-        f"saved, or its backup is lost. Remove the backups of all, {_OURS}, which cannot be torn.\n"
+        "the workers have backups of different steps: one of them was killed while the others "
+        f"saved, or its backup is lost. Remove all backups, {_OURS}, which saves all or none.\n"
         + "\n".join(lines)
     )
 
 
 def _entry(callback: Any) -> list[list[str]]:
-    """A callback of Keras's that writes: its kind, family, folder, file, and what was written."""
+    """Returns kind, family, folder, file and backup of a saving callback of Keras, else nothing."""
     for base in type(callback).__mro__:
         family = base.__module__.partition(".")[0]
         if base.__name__ in KINDS and family in ("keras", "tf_keras"):
@@ -118,7 +116,7 @@ def _entry(callback: Any) -> list[list[str]]:
 
 
 def _moment(folder: str) -> str:
-    """What Keras 3 has noted of a backup, if there is one."""
+    """Returns the metadata of a backup of Keras 3, or "none"."""
     try:
         return Path(folder, "training_metadata.json").read_text(encoding="utf-8")
     except OSError:
@@ -130,36 +128,36 @@ def _restores(callback: Any) -> bool:
 
 
 def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]) -> None:
-    """Check where all workers write by one of their callbacks."""
+    """Checks that the workers write different files with one of their callbacks."""
     written = [e for e in entries if e]
     if len(written) < 2:
         return
     own = entries[collectives.worker_rank(strategy)] or written[0]
     family, folder, file, _ = own[1:]
     if family == "tf_keras" and kind == MODEL:
-        return  # it writes the chief's file, and temporary ones
+        return  # writes the chief's file and temporary files
     first = [0] * len(entries)
-    if not any("://" in e[2] for e in written):  # else all see what is there
+    if not any("://" in e[2] for e in written):  # URLs are shared by all workers
         first = leaders(strategy, Store(folder), f"look where {kind} writes")
     if family == "tf_keras" and kind == BACKUP:
         if set(first) != {0}:
             raise ValueError(
-                "`BackupAndRestore` of tf_keras writes the chief's directory only, and all workers "
-                f"restore from it. Received: backup_dir={folder!r} on this worker. Give all "
-                f"workers one directory that all of them see, {_OURS}."
+                "`BackupAndRestore` of tf_keras writes only the chief's directory, and all workers "
+                f"restore from it. Received: backup_dir={folder!r} on this worker. Pass all "
+                f"workers the same directory on a shared file system, {_OURS}."
             )
         return
     places = [(leader, e[3]) for leader, e in zip(first, entries, strict=True) if e]
     ranks = [rank for rank, e in enumerate(entries) if e]
     same = [r for r, p in zip(ranks, places, strict=True) if places.count(p) > 1]
     if same:
-        remedies = ["Give each worker a path of its own"]
+        remedies = ["Use a different path on each worker"]
         if kind != BACKUP:
-            remedies.append(f"give `{kind}` to the chief alone")
+            remedies.append(f"pass `{kind}` to the chief only")
         if kind != TABLE:
             remedies.append("use tf_redsync.callbacks.Checkpoint on all workers")
         raise ValueError(
-            f"{_names(same)} would write the same file by `{kind}`. Received: "
+            f"{_names(same)} would write the same file with `{kind}`. Received: "
             f"{os.path.join(folder, file)} on this worker. {', or '.join(remedies)}."
         )
     moments = [f"worker {rank}: {e[4]}" for rank, e in enumerate(entries) if e]
@@ -172,16 +170,16 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 _PREFIX = "tf_redsync/saved"
-_LOOK_MS = 1  # how long a note that is not there is waited for
+_LOOK_MS = 1  # timeout for keys that do not exist
 
 
 def compare(model: Any, path: Any, method: str) -> None:
-    """Note the path that a model is saved to, and warn of other workers that have noted it.
+    """Publishes the path that a model is saved to, and warns if other workers save to it.
 
     Args:
-        model: Of either Keras.
-        path: What the method was given, if that is a path.
-        method: Its name.
+        model: A model of Keras 3 or tf_keras.
+        path: The method's argument; ignored unless it is a path.
+        method: Name of the saving method.
     """
     strategy = getattr(model, "distribute_strategy", None)
     if isinstance(path, (str, os.PathLike)) and strategy_hooks.is_ours(strategy):
@@ -189,7 +187,7 @@ def compare(model: Any, path: Any, method: str) -> None:
 
 
 def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
-    """Note a path, and warn of other workers of this machine that have noted it."""
+    """Publishes a path, and warns if other workers of this machine have published it."""
     workers, rank = collectives.worker_count(strategy), collectives.worker_rank(strategy)
     if workers == 1:
         return
@@ -199,13 +197,13 @@ def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
     try:
         store.set_config_key_value(f"{key}/{rank}", path)
     except tf.errors.AlreadyExistsError:
-        return  # it has looked before
+        return  # was compared before
     others = [r for r in range(workers) if r != rank and _is_noted(store, f"{key}/{r}")]
     if others:
         warnings.warn(
-            f"worker {rank} saves to {path!r} by `{method}`, and so does worker {others[0]}: one "
-            "file is written by several. Give each worker a path of its own, or save on the "
-            "chief alone; see docs/saving.md.",
+            f"workers {rank} and {others[0]} both save to {path!r} with `{method}` and overwrite "
+            "each other's file. Use a different path on each worker, or save on the chief only; "
+            "see docs/saving.md.",
             stacklevel=3,
         )
 

@@ -1,6 +1,6 @@
-"""What an inner optimizer and a method cannot do together: errors.
+"""Errors for inner optimizers and methods that cannot be combined.
 
-Everything is read from the optimizer's config, which all three families have alike.
+The checks read the optimizer's config, which has the same form in all three families.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tf_redsync.policy import Policy
 
 
 def check_momentum(inner: Any, policy: Policy | Auto) -> None:
-    """Check that momentum is applied once.
+    """Checks that momentum is applied once.
 
     Raises:
-        ValueError: when both the optimizer and a method of the policy have one.
+        ValueError: both the optimizer and a method of the policy have momentum.
     """
     found = momentum.of(inner)
     exchanged = max(m.traits.momentum_in_exchange for m in policy.methods)
@@ -29,10 +29,10 @@ def check_momentum(inner: Any, policy: Policy | Auto) -> None:
 
 
 def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: Any) -> None:
-    """Check that the inner optimizer may have a hyper-parameter of this value.
+    """Checks a new value of a hyper-parameter of the inner optimizer.
 
     Raises:
-        ValueError: when it is a momentum, and a method of the policy has one, too.
+        ValueError: the hyper-parameter is momentum, and a method of the policy has momentum, too.
     """
     exchanged = max(m.traits.momentum_in_exchange for m in policy.methods)
     if value and exchanged and name in momentum.names(inner):
@@ -49,33 +49,33 @@ def _on_both_sides(found: momentum.Momentum, exchanged: float) -> ValueError:
 
 
 def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
-    """Check that nothing but the update changes weights of which each worker has its own.
+    """Checks that only the update changes weights that differ between workers.
 
     Raises:
-        ValueError: for averages of the weights, and weight decay where points are a worker's own.
+        ValueError: the optimizer averages per-worker weights, or decays per-worker points.
     """
     own = [m for m in policy.methods if m.sync_schedule.own_weights]
     config = dict(config_numbers(inner.get_config()))
     if own and config.get("use_ema"):
         raise ValueError(
-            f"`use_ema` averages each worker's own weights with {type(own[0]).__name__}. Received: "
-            "use_ema=True. Use use_ema=False, or another method."
+            f"`use_ema` must be False with {type(own[0]).__name__}, whose weights differ between "
+            "workers. Received: use_ema=True. Use use_ema=False, or another method."
         )
     points = [m for m in own if m.sync_schedule.own_point]
     if points and (config.get("weight_decay") or type(innermost(inner)).__name__ != "SGD"):
         raise ValueError(
-            f"{type(points[0]).__name__} moves each worker along its own gradient, which it can do "
-            f"for SGD without `weight_decay`. Received: {type(innermost(inner)).__name__} with "
+            f"{type(points[0]).__name__} moves each worker along its own gradient and needs SGD "
+            f"without `weight_decay`. Received: {type(innermost(inner)).__name__} with "
             f"weight_decay={config.get('weight_decay')}. Use SGD, and a kernel_regularizer for "
             "weight decay."
         )
 
 
 def check_adam(inner: Any, policy: Policy | Auto) -> None:
-    """Check that a method whose totals are Adam's momenta has Adam around it.
+    """Checks that a method whose totals are Adam's momenta is used with Adam.
 
     Raises:
-        ValueError: for another optimizer, and for another beta_1 and the like.
+        ValueError: the optimizer is not Adam, or a coefficient differs.
     """
     found = ((m, capability(m, AdamMoments)) for m in policy.methods)
     methods = [(m, moments.adam) for m, moments in found if moments is not None]
@@ -86,8 +86,8 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
     plain = type(adam).__name__ in ("Adam", "AdamW") and home in ("keras", "tf_keras")
     if not plain or adam.get_config().get("amsgrad"):
         raise ValueError(
-            f"{what} exchanges the momentum of Adam, at its variance. Received: "
-            f"{type(adam).__name__}{'(amsgrad=True)' if plain else ''}. Use Keras's Adam or AdamW, "
+            f"{what} exchanges the momentum of Adam, scaled by its variance. Received: "
+            f"{type(adam).__name__}{'(amsgrad=True)' if plain else ''}. Use Keras's Adam or AdamW "
             "without amsgrad, or another method."
         )
     config = adam.get_config()
@@ -95,47 +95,46 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
         for name, value in asked.items():
             if value != float(config[name]):
                 raise ValueError(
-                    f"`{name}` must be the same in {type(method).__name__} and in the optimizer. "
+                    f"`{name}` must be equal in {type(method).__name__} and the optimizer. "
                     f"Received: {name}={value} in {type(method).__name__}, and {name}="
                     f"{config[name]} in {type(adam).__name__}"
                 )
 
 
 def warm_up(policy: Policy | Auto, asked: Any) -> Any:
-    """Return the dense warm-up of all methods: what was asked for, or what a method begins with.
+    """Returns the dense warm-up of all methods: the user's, or the dense start of a method.
 
     Raises:
-        ValueError: for both, and for methods of votes alone, which have no dense exchange of the
-            same scale.
+        ValueError: both are given, or all methods vote and have no dense exchange of the same
+            scale.
     """
     begins = [m for m in policy.methods if dense_start(m) is not None]
     if begins and (asked is not None or len({dense_start(m) for m in begins}) > 1):
         raise ValueError(
-            f"{type(begins[0]).__name__} has a dense beginning of its own. Received: "
-            f"warm_up={asked!r} and {', '.join(map(repr, begins))}. Use warm_up=None, and one "
-            "`start`."
+            f"{type(begins[0]).__name__} has its own dense start. Received: warm_up={asked!r} and "
+            f"{', '.join(map(repr, begins))}. Use warm_up=None, and the same `start` everywhere."
         )
     if begins:
         return dense_start(begins[0])
     voting = [m for m in policy.methods if m.traits.votes]
     if asked is not None and len(voting) == len(policy.methods):
         raise ValueError(
-            f"`warm_up` has no effect with {type(voting[0]).__name__}, whose totals are no sums of "
-            f"gradients and want a learning rate of another size. Received: warm_up={asked!r}. "
-            "Use warm_up=None."
+            f"`warm_up` cannot be used with {type(voting[0]).__name__}, whose totals are votes "
+            f"that need a learning rate of another scale. Received: warm_up={asked!r}. Use "
+            "warm_up=None."
         )
     return asked
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer inside of all wrappers."""
+    """Returns the optimizer inside all wrappers."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def accumulates(inner: Any) -> bool:
-    """Whether an optimizer, or one inside it, updates in some steps only."""
+    """Returns whether an optimizer, or one inside it, accumulates gradients over steps."""
     return bool(_accumulation_steps(inner))
 
 
@@ -145,11 +144,10 @@ def _accumulation_steps(inner: Any) -> int:
 
 
 def check_accumulation(inner: Any, exchange: Any) -> None:
-    """Check that an exchange can stand in the branch of the steps that update.
+    """Checks that an exchange can run in the branch of updates with gradient accumulation.
 
     Raises:
-        ValueError: for gradient accumulation where there are several replicas in a process, or
-            without direct collectives.
+        ValueError: a process has several replicas, or there are no direct collectives.
     """
     strategy = exchange.strategy
     if strategy.num_replicas_in_sync == 1 or not accumulates(inner):
@@ -158,27 +156,27 @@ def check_accumulation(inner: Any, exchange: Any) -> None:
     if exchange.network.in_branches and replicas == 1:
         return
     raise ValueError(
-        "`gradient_accumulation_steps` puts the exchange in a branch, where only processes with a "
-        "single replica and direct collectives can have it. Received: "
+        "`gradient_accumulation_steps` needs processes with a single replica and direct "
+        "collectives, because it puts the exchange into a branch. Received: "
         f"gradient_accumulation_steps={_accumulation_steps(inner)} under "
         f"{type(strategy).__name__} with {replicas} replicas in a process, and "
-        f"{type(exchange.network).__name__}. Start one process a device under "
+        f"{type(exchange.network).__name__}. Start one process per device under "
         "MultiWorkerMirroredStrategy, or use a larger batch."
     )
 
 
 def check_single(optimizer: Any) -> None:
-    """Check that an optimizer applies gradients itself.
+    """Checks that an optimizer applies gradients itself.
 
     Raises:
-        ValueError: for a `MultiOptimizer`, each of whose optimizers sums its own gradients.
+        ValueError: for a `MultiOptimizer`, whose optimizers sum their own gradients.
     """
     if is_several(innermost(optimizer)):
         raise never_asks(innermost(optimizer))
 
 
 def never_asks(inner: Any) -> ValueError:
-    """Return the error for an optimizer that updates without the exchange."""
+    """Returns the error for an optimizer that updates without the exchange."""
     name = type(inner).__name__
     recipe = f"{name} of DistributedOptimizer(...)s"
     if is_several(inner):
@@ -188,14 +186,14 @@ def never_asks(inner: Any) -> ValueError:
         if not addons:
             recipe = f"{name}(OptimizerMap({each}, {{pattern: {each}, ...}}))"
     return ValueError(
-        f"{name} hands its gradients on to other optimizers and never asks for their sums, so "
+        f"{name} passes its gradients to other optimizers without an all-reduce of its own, so "
         f"nothing would be compressed. Received: optimizer={name}. Wrap each of its optimizers "
         f"instead: {recipe}; see docs/adaptive.md."
     )
 
 
 def is_several(optimizer: Any) -> bool:
-    """Whether this is a `MultiOptimizer` of Keras 3 or TensorFlow Addons."""
+    """Returns whether an optimizer is a `MultiOptimizer` of Keras 3 or TensorFlow Addons."""
     return any(
         kind.__name__ == "MultiOptimizer"
         and kind.__module__.partition(".")[0] in momentum.LIBRARIES

@@ -1,7 +1,7 @@
-"""What must be equal on all workers, as Keras has it: configurations, weights, learning rates.
+"""Comparison of optimizer configurations, weights and learning rates between workers.
 
-Compared by texts when an optimizer is built and when epochs begin, and by `step/drift.py` in
-training.
+Workers compare texts when an optimizer is built and when epochs begin, and `step/drift.py` compares
+weights during training.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tf_redsync.keras.slots import all_variables
 from tf_redsync.step import strategy_hooks
 from tf_redsync.step.drift import DriftDetector, Shared
 
-_NOT_COMPARED = ("name",)  # numbered by what else a worker has created
+_NOT_COMPARED = ("name",)  # contains a counter that depends on earlier objects of the worker
 
 
 def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
-    """Return what workers compare of an inner optimizer and of what runs it.
+    """Returns an inner optimizer's config and the versions, which workers compare.
 
     Args:
         inner: The optimizer.
@@ -32,7 +32,7 @@ def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
     """
     try:
         config = inner.get_config() if saving is None else saving.serialize_keras_object(inner)
-    except (TypeError, ValueError, NotImplementedError):  # not every optimizer can be saved
+    except (TypeError, ValueError, NotImplementedError):  # some optimizers cannot be saved
         config = inner.get_config()
     family = "keras" if saving is None else saving.__name__.partition(".")[0]
     packages = ("tensorflow", family, "tf_redsync")
@@ -41,7 +41,7 @@ def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A config as JSON has it, without what may differ between workers."""
+    """Returns a config that can be written as JSON, without values that may differ."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items() if k not in _NOT_COMPARED}
     if isinstance(value, (list, tuple)):
@@ -61,22 +61,22 @@ def drift_of(
     every: int,
     on_drift: str,
 ) -> DriftDetector | None:
-    """Return what compares an optimizer's weights in training; `None` where nothing can drift.
+    """Returns the drift detector of an optimizer's weights, or `None`.
 
-    Nor where collectives cannot stand in branches: `direct_collectives=False`, or replicas of a
-    process that are workers of their own.
+    It is `None` with one worker, for workers that are meant to differ, and if collectives cannot
+    run in branches: with `direct_collectives=False`, or if each replica of a process is a worker.
 
     Args:
         exchange: A built `GradientExchange`.
         inner: The optimizer.
-        variables: The trainable ones, by position.
+        variables: The trainable variables, by position.
         rate: Returns the learning rate.
-        every: Number of steps; 0 for never.
-        on_drift: See `Drift`.
+        every: Number of steps between comparisons; 0 for none.
+        on_drift: See `DriftDetector`.
     """
     strategy, network = tf.distribute.get_strategy(), exchange.network
-    # Without an exchange, workers are meant to be apart.
-    apart = any(b.method.traits.requests == "none" for b in exchange.schedule.buckets)
+    # Without an exchange, weights are meant to differ.
+    apart = any(b.method.requests == "none" for b in exchange.program.buckets)
     if not every or network.workers == 1 or not network.in_branches or apart:
         return None
     local, own_steps = strategy.experimental_local_results, exchange.schedule.own_steps
@@ -92,7 +92,7 @@ def drift_of(
         return trainable + [Shared(v.name, local(v)) for v in shared]
 
     def numbers() -> dict[str, tf.Tensor]:
-        if own_steps:  # each worker counts its own, and may have a rate by that
+        if own_steps:  # each worker counts its own steps, which a schedule may use
             return {}
         return {"learning rate": rate(), "iterations": tf.convert_to_tensor(inner.iterations)}
 
@@ -104,16 +104,16 @@ def drift_of(
 
 
 def _agreed(consensus: Any, agreed: tf.Variable, own: tf.Variable) -> Callable[[], tf.Tensor]:
-    """What reads a weight that the workers agree on; see `Consensus.agreed`."""
+    """Returns a function that reads a synchronized weight; see `Consensus.agreed`."""
     return lambda: tf.cond(tf.equal(consensus.steps, 0), own.read_value, agreed.read_value)
 
 
 def compare_rate(model: Any, when: str) -> None:
-    """Compare the learning rate, at the ends of epochs; all workers call it.
+    """Compares the learning rates of all workers, which must call it at the same point.
 
     Args:
-        model: One with a wrapped optimizer, or another one, for which nothing happens.
-        when: For the message.
+        model: A model; a no-op unless its optimizer is wrapped.
+        when: Text for the message.
     """
     exchange = getattr(getattr(model, "optimizer", None), "exchange", None)
     if exchange is None or not exchange.built or exchange.schedule.own_steps:

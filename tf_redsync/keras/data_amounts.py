@@ -1,8 +1,8 @@
-"""Compares how many batches each worker has when `fit`, `evaluate` or `predict` begins.
+"""Comparison of the workers' numbers of batches when `fit`, `evaluate` or `predict` begins.
 
-A worker with more batches than another one would wait for it in a collective for ever. So would one
-with a finite dataset beside one with an infinite one: only finite datasets ask the other workers
-before each batch whether anyone still has data.
+A worker with more batches than another one would deadlock in a collective. So would a worker with
+an infinite dataset beside one with a finite dataset, because only finite datasets communicate
+before each batch.
 
 Names of Keras used here, of a model in `fit` that has validation data: `_eval_epoch_iterator` of
 Keras 3 with its public `num_batches`, and `_eval_data_handler` of tf_keras with `inferred_steps`.
@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement
-from tf_redsync.keras import generators
+from tf_redsync.keras import first_batch
 from tf_redsync.keras.accuracy import AccuracyWarning
 from tf_redsync.network import collectives
 from tf_redsync.step import strategy_hooks
@@ -26,20 +26,20 @@ from tf_redsync.step import strategy_hooks
 _INFINITE = int(tf.data.INFINITE_CARDINALITY)
 _MAX_LINES = 16
 
-Amount = Sequence[int | None]  # steps that Keras will run, and the dataset's cardinality; if known
+Amount = Sequence[int | None]  # Keras's steps and the dataset's cardinality; None if unknown
 
 
 def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = False) -> None:
-    """Compare this worker's number of batches with those of all others, which call it too.
+    """Compares the numbers of batches of all workers, which must call it at the same point.
 
     Args:
-        model: The model; with one worker nothing happens.
-        method: Its method, for the message.
-        params: Of Keras's callbacks.
-        in_fit: Whether this is a validation in `fit`, of which `params` say nothing.
+        model: The model.
+        method: Name of the model's method, for the message.
+        params: The `params` of Keras's callbacks.
+        in_fit: Whether this is a validation in `fit`, which `params` do not describe.
 
     Raises:
-        Disagreement: on all workers, if some would wait for others.
+        Disagreement: on all workers, if some would deadlock.
     """
     strategy = model.distribute_strategy
     steps = _validation_steps(model) if in_fit else params.get("steps")
@@ -50,13 +50,13 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     found = conflict([amount[:2] for amount in amounts], params.get("epochs") or 1, method)
     if found is not None:
         raise agreement.Disagreement(found)
-    warning = generators.warning_of([digest for _, _, digest in amounts], method)
+    warning = first_batch.generator_warning([digest for _, _, digest in amounts], method)
     if warning is not None:
         warnings.warn(warning, stacklevel=2)
 
 
 def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:
-    """Return why workers with these amounts, by rank, would wait for each other, or `None`."""
+    """Returns an error if workers with these amounts, by rank, would deadlock, else `None`."""
     steps = [one for one, _ in amounts]
     batches = [n for _, n in amounts if n is not None]
     known = [n for n in batches if n >= 0]
@@ -74,11 +74,11 @@ def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:
     smallest = min(known or [n for n in steps if n is not None], default="n")
     return "\n".join(
         [
-            f"the workers disagree: `{method}` has different amounts of data, and some workers "
-            "would wait for batches of others:",
+            f"the workers disagree: `{method}` has different amounts of data, which would deadlock "
+            "some workers:",
             *lines,
-            f"Give all workers the same number of batches by `dataset.take({smallest})`, arrays by "
-            f"`x[:n]`; or use `dataset.repeat()` and the same `{argument}` on all of them.",
+            f"Use the same number of batches on all workers: `dataset.take({smallest})`, or "
+            f"`x[:n]` for arrays, or `dataset.repeat()` with the same `{argument}`.",
         ]
     )
 
@@ -90,9 +90,9 @@ def _described(steps: int | None, batches: int | None) -> str:
         data = f"{batches} batches"
     elif steps is None:
         data = "a dataset of unknown length"
-    else:  # arrays, say
+    else:  # such as arrays
         data = f"{steps} batches"
-    return data if steps is None else f"{data}, {steps} in an epoch"
+    return data if steps is None else f"{data}, {steps} per epoch"
 
 
 def _validation_steps(model: Any) -> int | None:
@@ -106,7 +106,7 @@ _MOST = tf.int64.max
 
 
 class BatchRows:
-    """This worker's smallest batch in the steps of `fit`."""
+    """Number of rows of this worker's smallest batch in `fit`."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
@@ -115,12 +115,12 @@ class BatchRows:
         self._warned = False
 
     def begin(self) -> None:
-        """Forget the batches of an earlier `fit`."""
+        """Resets the minimum for a new `fit`."""
         self._least.assign(_MOST)
 
     @tf.autograph.experimental.do_not_convert
     def note(self, batch: Any) -> None:
-        """Note the rows of a batch, in the step that trains on it."""
+        """Records the rows of a batch, in the step that trains on it."""
         rows = next(
             (tf.shape(t, tf.int64)[0] for t in tf.nest.flatten(batch) if _has_rows(t)), None
         )
@@ -129,12 +129,12 @@ class BatchRows:
             self._least.assign(least, read_value=False)
 
     def told(self) -> str:
-        """Return what to tell the other workers: the number, or nothing before the first step."""
+        """Returns the minimum as text for the other workers; "" before the first step."""
         least = int(self._least.numpy())
         return "" if least == _MOST else str(least)
 
     def compare(self, all_told: Sequence[str]) -> None:
-        """Warn once where the smallest batches of all workers, by rank, are not alike."""
+        """Warns once if the minima of the workers, by rank, differ."""
         if self._warned or len(set(all_told)) < 2 or "" in all_told:
             return
         self._warned = True
@@ -149,15 +149,15 @@ def _text(rows: Sequence[int]) -> str:
     some = ", ".join(f"worker {rank}: {n}" for rank, n in list(enumerate(rows))[:8])
     without = sum(n == 0 for n in rows)
     effect = (
-        f"{without} of {len(rows)} workers had no rows and sent a gradient of 0, so that step was "
-        f"{len(rows) - without}/{len(rows)} as long."
+        f"{without} of {len(rows)} workers had no rows and sent a gradient of 0, which scaled that "
+        f"step by {len(rows) - without}/{len(rows)}."
         if without
-        else "Each worker's gradient is the mean over its own rows, and all workers count alike: "
-        "the rows of a worker with fewer of them counted for more."
+        else "Each worker's gradient is the mean over its own rows, and workers have equal weight, "
+        "so rows of a worker with fewer rows have more weight."
     )
     return (
         f"workers had different numbers of rows in a batch. {effect} Use batches of a multiple of "
-        f"{len(rows)} rows and leave out the rest: `dataset.batch(size, drop_remainder=True)`, or "
+        f"{len(rows)} rows without a remainder: `dataset.batch(size, drop_remainder=True)`, or "
         "arrays whose length is a multiple of `batch_size`. Received: rows in the smallest batch: "
         f"{some}{', ...' if len(rows) > 8 else ''}"
     )

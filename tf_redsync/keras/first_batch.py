@@ -1,34 +1,45 @@
-"""Keras's look at the first batch, without the other workers.
+"""Keras 3's inspection of the first batch, without communication.
 
 Before Keras 3 traces a step it builds model, metrics and loss from the shapes and dtypes of a
-batch, and gets one for all replicas by `strategy.reduce("MEAN", batch, axis=None)`. Most of what a
-batch may hold has no mean (strings, bools, ragged and sparse tensors), workers may have different
-numbers of rows, and the numbers are not used. So each worker takes its first replica's.
+batch, which it computes with `strategy.reduce("MEAN", batch, axis=None)`. Strings, bools, ragged
+and sparse tensors have no mean, workers may have different numbers of rows, and Keras does not use
+the values. So each worker takes the batch of its first replica.
 
-Keras calls the model on that batch, which it does under a strategy alone. A model with a
-`train_step` and without `call`, as Keras's examples of a VAE and a GAN, cannot be called; its step
-builds the remaining layers, as it does without a strategy.
+Under a strategy Keras calls the model on that batch. A model with a `train_step` and without
+`call`, such as Keras's VAE and GAN examples, cannot be called; its first step builds the remaining
+layers.
 
-Under TensorFlow's own strategy on several workers this look is what ends `fit` and `evaluate`, with
-an error of Keras that names neither. With a wrapped optimizer it is an error that does.
+Under TensorFlow's own strategy on several workers the inspection fails with an obscure error. With
+a wrapped optimizer the error names the strategy and the remedy.
+
+Keras drops the iterator that the first batch came from, with all prefetched batches. A generator
+does not yield these again, and their number differs between workers. The inspection therefore gets
+the batches that Keras has buffered to find out their shapes, and puts back before the others.
 
 Names of Keras used here, besides those of `KerasTensor`: `_maybe_symbolic_build(iterator,
-data_batch)` and `_distribute_strategy` of a model.
+data_batch)` and `_distribute_strategy` of a model; `data_adapter` of an epoch iterator; `generator`
+and `_first_batches` of a generator's adapter, and `py_dataset` of a `PyDataset`'s.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from tf_redsync.keras import generators, model_exchanges
+import numpy as np
+import tensorflow as tf
+
+from tf_redsync.keras import models
 from tf_redsync.network import collectives
 
 _NAME = "_maybe_symbolic_build"
 
 
 def install(model_class: Any) -> None:
-    """Let models under our strategy look at their own first batch; a second call does nothing.
+    """Makes models under our strategy inspect their own first batch; a second call is a no-op.
 
     Args:
         model_class: `keras.Model`.
@@ -42,17 +53,17 @@ def install(model_class: Any) -> None:
     def alone(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
         strategy = self._distribute_strategy
         if not hasattr(strategy, "reduces_locally"):
-            if iterator is not None and strategy is not None:  # of `fit` or `evaluate`
+            if iterator is not None and strategy is not None:  # in `fit` or `evaluate`
                 _check_strategy(self, strategy)
             return build(self, iterator, data_batch)
         if collectives.worker_count(strategy) > 1:
-            strategy.first_digest = generators.first_digest(iterator)
+            strategy.first_digest = first_digest(iterator)
         if type(self).call is model_class.call:
             _build_optimizer(self, strategy)
             return None
         strategy.reduces_locally = True
         try:
-            with generators.first_look(iterator):
+            with first_look(iterator):
                 return build(self, iterator, data_batch)
         finally:
             strategy.reduces_locally = False
@@ -61,24 +72,24 @@ def install(model_class: Any) -> None:
 
 
 def _check_strategy(model: Any, strategy: Any) -> None:
-    """Refuse Keras's loops with a wrapped optimizer where they do not work.
+    """Checks that Keras's loops support the strategy with a wrapped optimizer.
 
     Raises:
         ValueError: under TensorFlow's own strategy on several workers.
     """
     workers = collectives.worker_count(strategy)
-    if workers > 1 and model_exchanges.exchanges_of(model):
+    if workers > 1 and models.exchanges_of(model):
         raise ValueError(
             "Keras 3's `fit` and `evaluate` need tf_redsync.MultiWorkerMirroredStrategy on several "
             f"workers. Received: strategy={type(strategy).__module__.partition('.')[0]}'s "
-            f"{type(strategy).__name__} with {workers} workers. Make and compile the model in the "
-            "scope of `strategy = tf_redsync.MultiWorkerMirroredStrategy()`; loops of your own "
-            "work under both."
+            f"{type(strategy).__name__} with {workers} workers. Create and compile the model in "
+            "the scope of `strategy = tf_redsync.MultiWorkerMirroredStrategy()`; custom loops work "
+            "under both."
         )
 
 
 def _build_optimizer(model: Any, strategy: Any) -> None:
-    """Build the optimizer of a model whose layers are built; the first step builds any other."""
+    """Builds the optimizer of a model with built layers; the first step builds any other."""
     optimizer = model.optimizer
     variables = model.trainable_variables
     if optimizer is None or optimizer.built or not variables:
@@ -86,3 +97,64 @@ def _build_optimizer(model: Any, strategy: Any) -> None:
     if all(layer.built for layer in model.layers):
         with strategy.scope():
             optimizer.build(variables)
+
+
+@contextmanager
+def first_look(iterator: Any) -> Iterator[None]:
+    """Context manager in which an epoch iterator yields buffered batches of a generator.
+
+    Args:
+        iterator: Keras's epoch iterator over data of any kind, or `None`.
+    """
+    adapter = getattr(iterator, "data_adapter", None)
+    first = getattr(adapter, "_first_batches", None)
+    if adapter is None or first is None:
+        yield
+        return
+    generator, adapter.generator = adapter.generator, lambda: iter(first)
+    try:
+        yield
+    finally:
+        adapter.generator = generator
+
+
+def first_digest(iterator: Any) -> str | None:
+    """Returns a hash of the first batch of a generator or a `PyDataset`, or `None` for other data.
+
+    Args:
+        iterator: Keras's epoch iterator, or `None`.
+    """
+    adapter: Any = getattr(iterator, "data_adapter", None)
+    first = getattr(adapter, "_first_batches", None)
+    if first:
+        batch = first[0]
+    elif hasattr(adapter, "py_dataset"):
+        batch = adapter.py_dataset[0]
+    else:
+        return None
+    found = hashlib.sha256()
+    for part in tf.nest.flatten(batch):
+        array = np.asarray(part)
+        if array.dtype != object:  # not a sparse array of SciPy
+            found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def generator_warning(digests: Sequence[str | None], method: str) -> str | None:
+    """Returns a warning if generators yield different batches on the workers, else `None`.
+
+    Args:
+        digests: Hashes of the first batches, by rank.
+        method: Name of the model's method, for the text.
+    """
+    if None in digests or len(set(digests)) == 1:
+        return None
+    workers = len(digests)
+    return (
+        f"the generators passed to `{method}` yield different first batches on the workers. "
+        f"`{method}` shards every batch by rows: each worker keeps 1/{workers} of the rows of its "
+        "own generator, and the other rows are lost. Yield the same global batches on all workers, "
+        "or wrap a generator of per-worker data into a dataset "
+        "(`tf.data.Dataset.from_generator`) and pass `rs.already_sharded(dataset, strategy)`. "
+        "Ignore this warning if only random augmentation differs."
+    )

@@ -1,9 +1,9 @@
-"""What the library does in `fit`, `evaluate` and `predict`, by a callback of its own.
+"""The library's own callback in `fit`, `evaluate` and `predict`, and bases of its public callbacks.
 
-Keras tells an optimizer nothing of epochs, evaluations and the end of a training. Every run of a
-model passes `CallbackList.set_model`, in Keras 3 and in tf_keras; `install` puts a `FitHook` there,
-before the user's callbacks, for every model that trains on several workers or with a wrapped
-optimizer.
+Keras does not inform an optimizer about epochs, evaluations and the end of a training. `install`
+patches `CallbackList.set_model`, which every run of a model calls, in Keras 3 and tf_keras. It
+inserts a `FitHook` before the user's callbacks of every model that trains on several workers or
+with a wrapped optimizer.
 
 Names of Keras used here: `CallbackList.set_model(model)` and its list `callbacks`, both public, and
 `_steps_per_execution` of tf_keras's models.
@@ -25,11 +25,9 @@ from tf_redsync.keras import (
     backups,
     consistency,
     data_amounts,
-    exchange_state,
-    loading,
-    model_exchanges,
+    models,
     own_weights,
-    replacing,
+    saved_exchange,
     training_length,
 )
 from tf_redsync.step import strategy_hooks
@@ -39,7 +37,7 @@ _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights"
 
 
 def install(callbacks_module: Any) -> None:
-    """Let every `CallbackList` of a family begin with a `FitHook`; a second call does nothing.
+    """Inserts a `FitHook` into every `CallbackList` of a family; a second call is a no-op.
 
     Args:
         callbacks_module: `keras.callbacks` or `tf_keras.callbacks`.
@@ -67,7 +65,7 @@ def install(callbacks_module: Any) -> None:
 
 
 def _order(callback: Any) -> int:
-    """The hook, what has `comes_first`, the others, what has `comes_last`, the progress bar."""
+    """Returns a sort key: hook, `comes_first`, other callbacks, `comes_last`, progress bar."""
     if isinstance(callback, FitHook):
         return 0
     if any(kind.__name__ == "ProgbarLogger" for kind in type(callback).__mro__):
@@ -78,20 +76,20 @@ def _order(callback: Any) -> int:
 
 
 def concerns(model: Any) -> bool:
-    """Whether a model trains with a wrapped optimizer, or under our strategy."""
+    """Returns whether a model trains with a wrapped optimizer, or under our strategy."""
     strategy = getattr(model, "distribute_strategy", None)
-    return strategy_hooks.is_ours(strategy) or bool(model_exchanges.exchanges_of(model))
+    return strategy_hooks.is_ours(strategy) or bool(models.exchanges_of(model))
 
 
 def trace_again(exchange: Any) -> None:
-    """Let the models that train with an exchange trace their step again, in `fit` too."""
+    """Makes models that train with an exchange trace their step again, also during `fit`."""
     for model in list(_trained):
-        if model_exchanges.exchange_of(model) is exchange and model.train_function is not None:
+        if models.exchange_of(model) is exchange and model.train_function is not None:
             model.make_train_function(force=True)
 
 
 class ForTfKeras:
-    """What tf_keras asks of a callback without hooks by the batch, which cost a step."""
+    """Attributes that tf_keras needs of a callback, without hooks for batches."""
 
     _supports_tf_logs = True
 
@@ -130,33 +128,30 @@ def exchange_of(callback: keras.callbacks.Callback) -> Any:
 
 
 class _WithoutZeros(ForTfKeras):
-    """Called between what keeps logs and the progress bar, which shows 0 as 0.0000e+00."""
+    """Removes zero counts before the progress bar, which shows 0 as 0.0000e+00."""
 
     comes_last = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Leave out a count of 0."""
+        """Removes `skipped_steps` if it is 0."""
         if logs is not None and logs.get("skipped_steps") == 0:
             del logs["skipped_steps"]
 
 
 class FitHook(ForTfKeras):
-    """Called before all of the user's callbacks, on every worker.
-
-    The order in which it does things in an event is the order of the lines in that method.
-    """
+    """The library's callback, which runs before the user's callbacks on every worker."""
 
     model: Any
     params: dict[str, Any]
-    callbacks: list[Any]  # all of them
-    before_bar: Any  # comes last but for the progress bar
-    _restores = False  # whether one of Keras's own does
+    callbacks: list[Any]  # of the whole list
+    before_bar: Any  # a callback that runs just before the progress bar
+    _restores = False  # whether a callback of Keras restores a backup
     _fits = False  # whether `fit` runs
-    _skipped = 0  # steps, before this epoch
-    _to_run: tuple[int, int, int] | None = None  # steps before, epochs, steps in each
+    _skipped = 0  # steps skipped before this epoch
+    _to_run: tuple[int, int, int] | None = None  # steps so far, epochs, steps per epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Before the first step of `fit`."""
+        """Runs before the first step of `fit`."""
         _trained.add(self.model)
         epochs = getattr(self, "params", {}).get("epochs")
         per = _steps_per_execution(self.model)
@@ -170,14 +165,14 @@ class FitHook(ForTfKeras):
             rows.begin()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Before the first step of an epoch."""
+        """Runs before the first step of an epoch."""
         if self._restores:
             self._restores = False
             backups.check_equal(self.model, epoch)
         self._agree(f"begin epoch {epoch + 1}")
-        for exchange in model_exchanges.exchanges_of(self.model):  # others have restored by now
+        for exchange in models.exchanges_of(self.model):  # other callbacks have restored by now
             training_length.begin(self.model, exchange, self.params, epoch)
-        exchange = model_exchanges.exchange_of(self.model)
+        exchange = models.exchange_of(self.model)
         if exchange is not None:
             if self._to_run is None:
                 so_far = int(exchange.step.numpy()) if exchange.built else 0
@@ -185,43 +180,44 @@ class FitHook(ForTfKeras):
             self._warn_of_length(exchange)
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations
-            exchange_state.warn_if_fresh(exchange, begun, "this run has restored")
+            saved_exchange.warn_if_fresh(exchange, begun, "this run")
         consistency.compare_rate(self.model, f"epoch {epoch} begins")
-        self._skipped = model_exchanges.skipped_steps(self.model)
+        self._skipped = models.skipped_steps(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """After the last step of an epoch and its validation; `logs` is what users will see."""
+        """Runs after the last step of an epoch and its validation; `logs` goes to the user."""
         self._compare_rows(f"end epoch {epoch + 1}")
         own_weights.bring_together(self.model)
-        exchange = model_exchanges.exchange_of(self.model)
+        exchange = models.exchange_of(self.model)
         if exchange is not None:
-            self._warn_of_length(exchange)  # if it was not built or known when the epoch began
-        if logs is not None and model_exchanges.exchanges_of(self.model):
-            logs["skipped_steps"] = model_exchanges.skipped_steps(self.model) - self._skipped
+            # Again, in case it was not built or the steps were unknown when the epoch began.
+            self._warn_of_length(exchange)
+        if logs is not None and models.exchanges_of(self.model):
+            logs["skipped_steps"] = models.skipped_steps(self.model) - self._skipped
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """After the last epoch; the weights are final."""
+        """Runs after the last epoch, with the final weights."""
         self._fits = False
         self._agree("end `fit`")
         consistency.compare_rate(self.model, "fit ends")
         own_weights.bring_together(self.model)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Before an evaluation, in `fit` or alone."""
+        """Runs before an evaluation, within `fit` or alone."""
         self._agree("evaluate")
         data_amounts.compare(self.model, "evaluate", getattr(self, "params", {}), self._fits)
         own_weights.bring_together(self.model)
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Before a prediction."""
+        """Runs before a prediction."""
         self._agree("predict")
         data_amounts.compare(self.model, "predict", getattr(self, "params", {}))
         own_weights.bring_together(self.model)
 
     def _warn_of_length(self, exchange: Any) -> None:
-        """Warn, once, of elements that wait for longer than the training lasts, and of methods.
+        """Warns once if the training is too short for its methods.
 
-        Where Keras does not know the steps of an epoch, the first one tells.
+        If Keras does not know the steps per epoch, the first epoch gives the number.
         """
         if self._to_run is None or not exchange.built or exchange.length_checked:
             return
@@ -234,11 +230,11 @@ class FitHook(ForTfKeras):
         training_length.warn(exchange, so_far, epochs, steps)
 
     def _agree(self, what: str) -> None:
-        """All workers are to do the same at the same step: none waits for another in vain."""
+        """Checks that all workers do the same at the same step, which prevents deadlocks."""
         agreement.agree(self.model.distribute_strategy, self._at_a_step(what))
 
     def _compare_rows(self, what: str) -> None:
-        """Agree, and compare the rows of the workers' batches under our strategy."""
+        """Agrees, and under our strategy compares the rows of the workers' batches."""
         rows = self._rows()
         told = "" if rows is None else rows.told()
         strategy = self.model.distribute_strategy
@@ -247,18 +243,18 @@ class FitHook(ForTfKeras):
             rows.compare(all_told)
 
     def _rows(self) -> Any:
-        """The `BatchRows` of our strategy; `None` under another one."""
+        """Returns the `BatchRows` of our strategy; `None` under another strategy."""
         return getattr(self.model.distribute_strategy, "batch_rows", None)
 
     def _at_a_step(self, what: str) -> str:
-        exchange = model_exchanges.exchange_of(self.model)
+        exchange = models.exchange_of(self.model)
         if exchange is not None and exchange.built:
             what += f" at step {int(exchange.step.numpy())}"
         return what
 
 
 def _steps_per_execution(model: Any) -> int:
-    """Of a model of Keras 3, or of tf_keras, which keeps a variable or nothing."""
+    """Returns `steps_per_execution` of a model; tf_keras has a variable or no attribute."""
     found = getattr(model, "steps_per_execution", None)
     if found is None:
         found = getattr(model, "_steps_per_execution", None)
@@ -266,13 +262,15 @@ def _steps_per_execution(model: Any) -> int:
 
 
 def method_of_a_model() -> str:
-    """Name the method of a Keras model that is being called, for a text about what it does."""
-    found = next((name for name in loading.keras_functions() if name in _METHODS), None)
+    """Returns the running method of a Keras model as text for a message, or ""."""
+    found = next((name for name in models.keras_functions() if name in _METHODS), None)
     return f" in `{found}`" if found else ""
 
 
 def watch_ends(model_class: Any) -> None:
-    """Watch how a family's methods end; a second call does nothing.
+    """Patches a family's `fit`, `evaluate`, `predict` to handle errors; a second call is a no-op.
+
+    Signals get their handlers back, and a `DistributedError` is raised from its original error.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
@@ -291,4 +289,4 @@ def watch_ends(model_class: Any) -> None:
         return watched
 
     for name in ("fit", "evaluate", "predict"):
-        replacing.once(model_class, name, watching)
+        models.replace_once(model_class, name, watching)

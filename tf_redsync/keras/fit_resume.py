@@ -1,16 +1,16 @@
-"""Where in its epochs and batches `fit` goes on.
+"""Resuming of `fit` at an epoch and batch.
 
-Neither Keras knows how to begin in the middle of an epoch with the batch that comes next, so the
-batches before it are drawn from the data and dropped, without a callback hearing of them. What
-shuffles anew in every epoch does so by how many iterators there were, so those of the epochs before
-are made as well, without drawing from them.
+Neither Keras can begin in the middle of an epoch, so the batches before the position are drawn from
+the data and dropped, without callbacks. Data that are reshuffled in every epoch depend on the
+number of earlier iterators, so iterators of earlier epochs are created, too, without drawing from
+them.
 
-`fit` keeps all this in local variables, hence the look at its frame. Names used here: of Keras 3
-its `epoch_iterator` and that one's `_enumerate_iterator`, `_get_iterator`, `_num_batches` and
-`_current_iterator`, and a model's `_initial_epoch`; of tf_keras its `data_handler` with `_dataset`,
-`_adapter` and `_inferred_steps`, its `iterator`, and a model's `_training_state`, of which it asks
-where to begin; of both its `callbacks`, and a model's `train_function`. A data adapter's
-`_shuffle`, and `_inputs` and `_seed` of a shuffled `tf.data`.
+`fit` keeps its state in local variables, which are read from its frame. Names used here: of Keras 3
+the variable `epoch_iterator` with `_enumerate_iterator`, `_get_iterator`, `_num_batches` and
+`_current_iterator`, and a model's `_initial_epoch`; of tf_keras the variables `data_handler` with
+`_dataset`, `_adapter` and `_inferred_steps`, and `iterator`, and a model's `_training_state`, which
+gives the first epoch and batch; of both `callbacks`, and a model's `train_function`. A data
+adapter's `_shuffle`, and `_inputs` and `_seed` of a shuffled `tf.data`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _FIT = "fit"
 
 
 class Position:
-    """Lets the `fit` that is about to begin its first epoch begin elsewhere.
+    """Position of the running `fit`, which `go_on` changes before the first epoch.
 
-    Made while `on_train_begin` is called.
+    Create it within `on_train_begin`.
 
     Args:
-        model: Of either Keras.
+        model: A model of Keras 3 or tf_keras.
     """
 
     def __init__(self, model: Any):
@@ -43,29 +43,29 @@ class Position:
 
     @property
     def doubts(self) -> str:
-        """Why batches may come in another order in another run; `""` if nothing says so."""
+        """Reason why the order of batches may differ in another run; `""` if none is known."""
         data = self._keras3 or self._tf_keras
         if data is None:
-            return "`fit` is not Keras's own"
+            return "the model overrides `fit`"
         adapter = getattr(data, "data_adapter", None) or data._adapter
         kind = type(adapter).__name__
         if kind in ("TFDatasetAdapter", "DatasetAdapter"):
             shuffled = _shuffled_without_seed(adapter._dataset)
             return "the data are shuffled without a seed" if shuffled else ""
         if kind in ("ArrayDataAdapter", "TensorLikeDataAdapter"):
-            return "arrays are shuffled by `fit`" if adapter._shuffle else ""
-        return f"the data come from Python ({kind})"
+            return "`fit` shuffles arrays" if adapter._shuffle else ""
+        return f"Python code yields the data ({kind})"
 
     def go_on(self, epoch: int, batch: int, past: int) -> None:
-        """Begin with a batch of an epoch.
+        """Sets the position at which `fit` begins.
 
         Args:
-            epoch: From 0; as many as there are if nothing is left.
-            batch: Of this epoch, from 0.
-            past: How many epochs there were before this one.
+            epoch: First epoch, from 0; the number of epochs if nothing is left.
+            batch: First batch of this epoch, from 0.
+            past: Number of earlier epochs.
 
         Raises:
-            ValueError: for a `fit` that is not Keras's own.
+            ValueError: the model's `fit` does not call Keras's.
         """
         if self._keras3 is not None:
             self._model._initial_epoch = epoch
@@ -78,17 +78,17 @@ class Position:
                     iter(self._tf_keras._dataset)
         else:
             raise ValueError(
-                "`Checkpoint` cannot find where Keras counts epochs and batches. Received: "
-                f"{type(self._model).__name__} with a `fit` of its own. Call `super().fit(...)` in "
-                "it."
+                "`Checkpoint` cannot find the epochs and batches of Keras's `fit`. Call "
+                "`super().fit(...)` in the model's `fit`. Received: "
+                f"{type(self._model).__name__} with a `fit` of its own"
             )
 
     def epoch_begins(self, ended: Callable[[], None]) -> None:
-        """Drop the batches that were seen; to be called while `on_epoch_begin` is.
+        """Drops the processed batches; call it within `on_epoch_begin`.
 
         Args:
-            ended: Called if it turns out later that all batches of the epoch were seen; tf_keras
-                has made the model's metrics by then.
+            ended: Called later if all batches of the epoch turn out to be processed. By then,
+                tf_keras has created the model's metrics.
         """
         then, self._then = self._then, None
         self.reset()
@@ -96,7 +96,7 @@ class Position:
             then(ended)
 
     def reset(self) -> None:
-        """Let the next `fit` begin where it is told to."""
+        """Resets the position for the next `fit`."""
         if self._keras3 is not None:
             self._model._initial_epoch = None
         elif self._tf_keras is not None and isinstance(self._model._training_state, _Counters):
@@ -109,7 +109,7 @@ class Position:
 
     def _begin_tf_keras(self, batch: int, past: int, ended: Callable[[], None]) -> None:
         handler, iterator = self._tf_keras, _locals_of_fit(self._model)["iterator"]
-        if not handler._adapter.should_recreate_iterator():  # one for all epochs
+        if not handler._adapter.should_recreate_iterator():  # one iterator for all epochs
             batch += past * handler._inferred_steps
         _drop(iterator, batch, least=batch)
         if batch and handler._inferred_steps is None:
@@ -117,11 +117,11 @@ class Position:
 
 
 def _may_have_ended(model: Any, ended: Callable[[], None]) -> None:
-    """Let an epoch end of which all batches were seen.
+    """Handles an epoch whose batches were all processed, in data of unknown size.
 
-    Of data of unknown size that shows when one batch more is drawn, and `fit` wants results of a
-    step all the same: callbacks of Keras 3 would be told of no metric, and tf_keras fails. It gets
-    those of the metrics, and then what it takes for an end, before callbacks hear of a batch.
+    This shows when the next batch is drawn. `fit` still needs the results of a step: without them
+    callbacks of Keras 3 would get no metrics, and tf_keras would fail. So the step returns the
+    metrics' results, and then the epoch ends before callbacks see a batch.
     """
     step, callbacks = model.train_function, _locals_of_fit(model)["callbacks"]
 
@@ -144,13 +144,13 @@ def _may_have_ended(model: Any, ended: Callable[[], None]) -> None:
 
 
 class _Counters:
-    """What tf_keras asks for where to begin."""
+    """Stand-in for tf_keras's training state, with the first epoch and batch."""
 
     def __init__(self, epoch: int, batch: int):
         self._place = epoch, batch
 
     def maybe_load_initial_counters_from_ckpt(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Return the first epoch and the first batch in it."""
+        """Returns the first epoch and its first batch."""
         return self._place
 
 
@@ -169,7 +169,7 @@ def _locals_of_fit(model: Any) -> dict[str, Any]:
 
 
 def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
-    """Let the next epoch of an iterator begin with a batch, as if `past` epochs were over."""
+    """Makes the next epoch of an iterator begin with a batch, after `past` epochs."""
     enumerate_epoch = epoch_iterator._enumerate_iterator
     at_once = epoch_iterator.steps_per_execution
 
@@ -179,7 +179,7 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
             _pass_epoch(epoch_iterator, enumerate_epoch)
         left = False
         for begin, end, iterator in enumerate_epoch():
-            if begin < batch:  # the last execution of an epoch may have had fewer steps
+            if begin < batch:  # the last execution of an epoch may have fewer steps
                 _drop(iterator, at_once, least=1 if begin + at_once >= batch else at_once)
             else:
                 left = True
@@ -192,9 +192,9 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
 
 
 def _pass_epoch(epoch_iterator: Any, enumerate_epoch: Callable[[], Iterator[Any]]) -> None:
-    """Do what an epoch does to the data, besides drawing from iterators of its own."""
+    """Advances the data by an epoch, without drawing from the epoch's own iterator."""
     one_for_all = epoch_iterator.steps_per_epoch is not None
-    if not one_for_all and epoch_iterator._num_batches is None:  # it would go on for ever
+    if not one_for_all and epoch_iterator._num_batches is None:  # may be infinite
         iter(epoch_iterator._get_iterator())
         return
     for _, _, iterator in enumerate_epoch():
@@ -208,7 +208,7 @@ def _pass_epoch(epoch_iterator: Any, enumerate_epoch: Callable[[], Iterator[Any]
 
 
 def _drop(iterator: Any, batches: int, least: int) -> None:
-    """Draw batches; an error if there are not even so many."""
+    """Draws and drops batches; raises ValueError if there are fewer than `least`."""
     for drawn in range(batches):
         try:
             next(iterator)
@@ -220,13 +220,14 @@ def _drop(iterator: Any, batches: int, least: int) -> None:
 
 def _too_few() -> ValueError:
     return ValueError(
-        "the data have fewer batches than training has seen of this epoch. `Checkpoint` needs the "
-        "same data and batch size as in the run that was saved, or a directory of its own."
+        "the data have fewer batches than the saved run has processed of this epoch. `Checkpoint` "
+        "needs the same data and batch size as the saved run. Use another `directory` for another "
+        "training."
     )
 
 
 def _shuffled_without_seed(dataset: Any) -> bool:
-    """Whether a `tf.data.Dataset` holds a shuffle whose order is drawn anew in every run."""
+    """Returns whether a `tf.data.Dataset` has a shuffle without a seed."""
     if not isinstance(dataset, tf.data.Dataset):
         return False
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]

@@ -3,6 +3,10 @@
 Private names of Keras 3 used here, all on the *instance* of the inner optimizer:
 `_all_reduce_sum_gradients(grads_and_vars)` is called after unscaling and clipping and sums over
 replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)` applies the sums.
+With gradient accumulation: `_backend_update_step(grads, variables, learning_rate)`,
+`_backend_increment_gradient_accumulators(grads, sums)` and
+`_backend_reset_gradient_accumulators()`. Of `tf.distribute.ReplicaContext`:
+`_merge_call(function, args, kwargs)`, the part of `merge_call` for a single replica.
 """
 
 from __future__ import annotations
@@ -15,16 +19,9 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.config import imported_only
-from tf_redsync.keras import (
-    accumulation,
-    conflicts,
-    exchange_state,
-    loading,
-    loss_scaling,
-    own_weights,
-)
-from tf_redsync.keras.delegation import Inner
-from tf_redsync.keras.wrapper import Wrapper, install
+from tf_redsync.keras import conflicts, loss_scaling, models, own_weights, saved_exchange
+from tf_redsync.keras.slots import tf_variable
+from tf_redsync.keras.wrapper import Inner, Wrapper, install
 from tf_redsync.network import collectives
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 
@@ -35,9 +32,8 @@ install(keras)
 class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     """A Keras 3 optimizer whose gradients are exchanged by a tf_redsync method.
 
-    Made by `tf_redsync.DistributedOptimizer`, which documents the arguments.
-
-    See `Wrapper` for what it passes on.
+    `tf_redsync.DistributedOptimizer` creates it and documents the arguments; see `Wrapper` for the
+    attributes that it forwards.
     """
 
     saving = keras.saving
@@ -65,14 +61,14 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         adapter.skipping.guard_keras3(applies)
         self._accumulates = conflicts.accumulates(inner_optimizer)
         if self._accumulates:
-            accumulation.install(applies, adapter.finish_step)
+            _accumulate_in_branches(applies, adapter.finish_step)
         self.built: bool = False
 
     def take_inside(self, scaler: Any) -> None:
-        """Put a `LossScaleOptimizer` inside that is around this, unless there is one.
+        """Moves a `LossScaleOptimizer` from around this wrapper to its inside, unless it has one.
 
         Raises:
-            ValueError: if one of the two is built.
+            ValueError: one of the two is built.
         """
         loss_scaling.check_new(scaler, self)
         if isinstance(self.inner_optimizer, keras.optimizers.LossScaleOptimizer):
@@ -83,13 +79,13 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
     @override
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the inner optimizer's variables and the exchange's state.
+        """Creates the inner optimizer's variables and the exchange's state.
 
-        In the strategy's scope. `model.fit` calls it, and otherwise the first step does.
+        Call it in the strategy's scope. Otherwise `model.fit` or the first step calls it.
         """
-        if self.built or not variables:  # Keras's `.h5` loader builds optimizers with nothing
+        if self.built or not variables:  # Keras's `.h5` loader builds optimizers without variables
             return
-        trains = loading.may_train(variables)
+        trains = models.may_train(variables)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         if not trains:
@@ -100,9 +96,9 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self.built = True
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Exchange the gradients and update the variables; see Keras."""
+        """Exchanges the gradients and updates the variables; see Keras."""
         if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)  # it may be a generator
+            trainable_variables = list(trainable_variables)  # may be a generator
             if len(grads) and not self.exchange.built:
                 self.build_once(trainable_variables)
         if collectives.inside_branch():
@@ -117,31 +113,31 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> list[Any]:
-        """The inner optimizer's variables. The exchange's state is in `exchange`."""
+        """The inner optimizer's variables, without the exchange's state."""
         return self.inner_optimizer.variables
 
     def scale_loss(self, loss: Any) -> Any:
-        """Scale the loss as the inner optimizer does."""
+        """Returns the loss, scaled by the inner optimizer."""
         return self.inner_optimizer.scale_loss(loss)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Go to the consensus; let the inner optimizer write its averages into the variables."""
+        """Synchronizes the weights, and lets the inner optimizer assign its averages."""
         self.exchange.to_consensus()
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store: Any) -> None:
-        """Store the inner optimizer's variables, exactly as it would without the wrapper.
+        """Stores the inner optimizer's variables, like the plain optimizer.
 
-        So a file that was saved with the wrapper loads into the plain optimizer, and back.
+        A file that was saved with the wrapper therefore loads into the plain optimizer, and back.
 
         Raises:
-            ValueError: while the model's weights are each worker's own.
+            ValueError: the workers' weights differ at present.
         """
         own_weights.check_together(self.exchange)
         self.inner_optimizer.save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what `save_own_variables` of this or of the plain optimizer stored."""
+        """Loads variables that `save_own_variables` of this or the plain optimizer stored."""
         self.inner_optimizer.load_own_variables(store)
 
     @override
@@ -153,15 +149,14 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
 def _not_outermost() -> ValueError:
     return ValueError(
-        "tf_redsync's optimizer must be the outermost one: its exchange cannot run inside another "
-        "optimizer's branch, where workers may disagree and hang. `compile` brings a "
-        "LossScaleOptimizer in order; in a loop of your own wrap the other way round: "
-        "DistributedOptimizer(LossScaleOptimizer(inner))."
+        "the DistributedOptimizer must be the outermost optimizer: its exchange cannot run inside "
+        "another optimizer's branch, where workers may disagree and deadlock. `compile` reorders a "
+        "LossScaleOptimizer; in a custom loop use DistributedOptimizer(LossScaleOptimizer(inner))."
     )
 
 
 def _is_plain_sgd(optimizer: Any) -> bool:
-    """Whether an update is `w -= learning_rate * g`, so that a zero gradient changes nothing.
+    """Returns whether an update is `w -= learning_rate * g`, a no-op for zero gradients.
 
     Weight decay, clipping and averages happen outside of the update step.
     """
@@ -169,7 +164,7 @@ def _is_plain_sgd(optimizer: Any) -> bool:
 
 
 def _with_sparse_descent(update: Callable[..., Any]) -> Any:
-    """Let plain SGD's update step take totals in coordinate form in place of gradients."""
+    """Wraps plain SGD's update step so that it accepts totals in coordinate form."""
 
     def descend_all(distribution: Any, totals_and_vars: Any, learning_rate: Any) -> None:
         for total, variable in totals_and_vars:
@@ -188,7 +183,7 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
         if dense:
             update(distribution, dense, learning_rate)
         descend_all(distribution, those(SparseTotal), learning_rate)
-        together: dict[int, list[Any]] = {}  # by what says which form they have
+        together: dict[int, list[Any]] = {}  # by the id of `is_dense`
         for total, variable in those(EitherTotal):
             here = distribution.experimental_local_results(total.is_dense)[0]
             together.setdefault(id(here), []).append((total, variable))
@@ -202,8 +197,50 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
         def update_sparse() -> None:
             descend_all(distribution, [(t.coordinates, v) for t, v in either], learning_rate)
 
-        is_dense = either[0][0].is_dense  # the same for all replicas
+        is_dense = either[0][0].is_dense  # equal on all replicas
         here = distribution.experimental_local_results(is_dense)[0]
         tf.cond(here, update_dense, update_sparse)
 
     return update_all
+
+
+def _accumulate_in_branches(inner: Any, finish_step: Callable[[], None]) -> None:
+    """Moves the exchange of an optimizer that accumulates gradients into its branch of updates.
+
+    Keras 3 updates and clears its sums in one branch of a conditional and adds to them in the
+    other. The step number decides, which is equal on all workers. TensorFlow has no merge calls in
+    a branch, but Keras makes one for every assignment. A process with one replica needs none.
+
+    Args:
+        inner: The optimizer that applies the sums over workers.
+        finish_step: Called after an update, in a replica context.
+    """
+    reset = inner._backend_reset_gradient_accumulators
+
+    def update(grads: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
+        own = [tf_variable(v) for v in variables]
+        totals = inner._all_reduce_sum_gradients(list(zip(grads, own, strict=True)))
+        _alone(lambda strategy: inner._distributed_tf_update_step(strategy, totals, learning_rate))
+        finish_step()
+
+    def increment(grads: Sequence[Any], sums: Sequence[Any]) -> None:
+        def add(strategy: tf.distribute.Strategy) -> None:
+            for grad, total in zip(grads, sums, strict=True):
+                variable = tf_variable(total)
+                strategy.extended.update(variable, _add, args=(grad,), group=False)
+
+        _alone(add)
+
+    inner._backend_update_step = update
+    inner._backend_increment_gradient_accumulators = increment
+    inner._backend_reset_gradient_accumulators = lambda: _alone(lambda strategy: reset())
+
+
+def _alone(function: Callable[[tf.distribute.Strategy], None]) -> None:
+    """Calls a function in cross-replica context, as the only replica of this process."""
+    context = tf.distribute.get_replica_context()
+    tf.distribute.ReplicaContext._merge_call(context, function, (), {})
+
+
+def _add(variable: tf.Variable, grad: Any) -> None:
+    variable.assign(variable + grad)

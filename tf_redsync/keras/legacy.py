@@ -1,4 +1,4 @@
-"""Wrapper of `tf.keras.optimizers.legacy` optimizers, the family of TensorFlow Addons.
+"""Wrapper of `tf.keras.optimizers.legacy` optimizers, including TensorFlow Addons.
 
 Private names of the inner *instance* used here: `_aggregate_gradients(grads_and_vars)` sums over
 replicas; `_distributed_apply(strategy, grads_and_vars, apply_state, name)` applies the sums.
@@ -15,14 +15,13 @@ from typing_extensions import override
 from tf_redsync import requirements
 from tf_redsync.keras import (
     conflicts,
-    exchange_state,
-    loading,
     loss_scaling,
+    models,
+    saved_exchange,
     slots,
 )
-from tf_redsync.keras.delegation import Inner
 from tf_redsync.keras.tf_keras import SCALING, inner_from_config
-from tf_redsync.keras.wrapper import Wrapper
+from tf_redsync.keras.wrapper import Inner, Wrapper
 
 try:
     import tf_keras
@@ -36,9 +35,8 @@ except ModuleNotFoundError as error:
 class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     """A legacy Keras optimizer whose gradients are exchanged by a tf_redsync method.
 
-    Made by `tf_redsync.DistributedOptimizer`, which documents the arguments.
-
-    See `Wrapper` for what it passes on.
+    `tf_redsync.DistributedOptimizer` creates it and documents the arguments; see `Wrapper` for the
+    attributes that it forwards.
     """
 
     saving = tf_keras.saving
@@ -48,8 +46,9 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     clipvalue = Inner()
     global_clipnorm = Inner()
     get_slot = Inner()
-    # Not `get_slot_names`: a checkpoint would find the inner optimizer's slots twice.
-    _compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer
+    # Without `get_slot_names`, with which a checkpoint would save the inner optimizer's slots
+    # twice.
+    _compute_gradients = Inner()  # scales losses in a LossScaleOptimizer
     _HAS_AGGREGATE_GRAD = True
 
     def __init__(
@@ -72,7 +71,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     def _intercept(self, applies: Any, scaled: bool) -> None:
         adapter = self._adapter
         applies._aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
-        returns = {"otherwise": tf.no_op} if scaled else {}  # as its other branch does
+        returns = {"otherwise": tf.no_op} if scaled else {}  # like the other branch
         applies._distributed_apply = adapter.guarded(self._applies_sums, **returns)
 
     def take_inside(self, scaler: Any) -> None:
@@ -87,8 +86,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
 
     @override
     def build(self, var_list: Sequence[Any]) -> None:
-        """Create the inner optimizer's variables and the exchange's state."""
-        trains = loading.may_train(var_list)
+        """Creates the inner optimizer's variables and the exchange's state."""
+        trains = models.may_train(var_list)
         self.inner_optimizer._create_all_weights(var_list)
         self._built_for = tuple(var_list)
         if not trains:
@@ -103,25 +102,24 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
-        """Exchange the gradients and update the variables; see Keras.
+        """Exchanges the gradients and updates the variables; see Keras.
 
         Raises:
-            ValueError: for `experimental_aggregate_gradients=False`, since aggregation is what the
-                wrapper is for.
+            ValueError: `experimental_aggregate_gradients` is `False`.
         """
         if not experimental_aggregate_gradients:
             raise ValueError(
-                "`experimental_aggregate_gradients=False` would skip the exchange. Apply gradients "
-                "as they are; the wrapper sums them. `compile` brings a LossScaleOptimizer in "
-                "order; in a loop of your own wrap the other way round: DistributedOptimizer("
+                "`experimental_aggregate_gradients=False` would skip the exchange. Apply local "
+                "gradients; the wrapper sums them. `compile` reorders a LossScaleOptimizer; in a "
+                "custom loop use DistributedOptimizer("
                 "tf_keras.mixed_precision.LossScaleOptimizer(inner))."
             )
         grads_and_vars = list(grads_and_vars)
         self.build_once([v for _, v in grads_and_vars])
         apply = self.inner_optimizer.apply_gradients
         applied = self._adapter.run(apply, grads_and_vars, name=name)
-        # A tensor, for who groups several, as Addons' MultiOptimizer does, and for who returns it
-        # from a `tf.function`. The update runs in its place in the step anyway.
+        # Addons' MultiOptimizer groups the results, and a `tf.function` may return it: both need a
+        # tensor. Automatic control dependencies run the update regardless of the result.
         return tf.convert_to_tensor(self.iterations) if applied is None else applied
 
     @override
@@ -133,25 +131,25 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
             and (getattr(conflicts.innermost(self.inner_optimizer), "_momentum", True) is False)
         ):
             raise ValueError(
-                "a legacy SGD that was made without momentum never has one. Received: "
-                f"momentum={value!r}. Make it with momentum."
+                "`momentum` of a legacy SGD cannot be set if it was created without momentum. "
+                f"Create a new SGD with momentum. Received: momentum={value!r}"
             )
 
     def _momentum_slots(self) -> list[Any]:
-        """The momentum of every variable, where the inner optimizer has one."""
+        """Returns the momentum slot of every variable; empty without momentum."""
         inner = self.inner_optimizer
         names = [n for n in ("momentum", "m") if n in inner.get_slot_names()]
         return [inner.get_slot(v, names[0]) for v in self._built_for] if names else []
 
     def _adam_parts(self) -> slots.AdamParts:
-        """What there is of the inner optimizer, an Adam."""
+        """Returns coefficients and slots of the inner optimizer, an Adam."""
         inner = conflicts.innermost(self.inner_optimizer)
         betas = (inner._get_hyper(name, tf.float32) for name in ("beta_1", "beta_2"))
         kinds = ([inner.get_slot(v, name) for v in self._built_for] for name in ("m", "v"))
         return slots.AdamParts(*betas, *kinds)
 
     def _all_slots(self) -> list[list[Any]]:
-        """For each kind of slot of the inner optimizer, those of all variables."""
+        """Returns the slots of all variables for each kind of slot of the inner optimizer."""
         inner = self.inner_optimizer
         return [[inner.get_slot(v, n) for v in self._built_for] for n in inner.get_slot_names()]
 
@@ -167,7 +165,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         return self.inner_optimizer.weights
 
     def variables(self) -> Any:
-        """Return the inner optimizer's variables."""
+        """Returns the inner optimizer's variables."""
         return self.inner_optimizer.variables()
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
@@ -188,7 +186,7 @@ class ScaledLegacyOptimizer(LegacyOptimizer, tf_keras.mixed_precision.LossScaleO
 
 
 def _rate(optimizer: Any) -> Any:
-    """The learning rate, inside of an optimizer such as Lookahead; 1 for COCOB, which has none."""
+    """Returns the learning rate, also inside Lookahead and the like; 1 for COCOB without one."""
     while "learning_rate" not in optimizer._hyper and hasattr(optimizer, "_optimizer"):
         optimizer = optimizer._optimizer
     if "learning_rate" not in optimizer._hyper:

@@ -1,13 +1,12 @@
-"""A `LossScaleOptimizer` around the wrapper goes inside of it, when a model is compiled.
+"""Loss scaling: `LossScaleOptimizer` inside the wrapper, and agreement on skipped steps.
 
-Workers must agree on whether a step is finite before they exchange, so the exchange cannot stand
-in a branch of another optimizer's. But under the policy "mixed_float16" `compile` puts a
-`LossScaleOptimizer` around any optimizer that is none, and users may do so, too.
+Workers must agree on finiteness before they exchange, so the exchange cannot run in a branch of
+another optimizer. Under the dtype policy "mixed_float16" `compile` wraps any optimizer into a
+`LossScaleOptimizer`, as users may do. When a model is compiled, the two are therefore swapped.
 
-Workers agree on every step that is skipped, before the branch that holds the exchange, unless they
-step by themselves: then the exchange skips, as it does without a scale, and each worker adapts a
-scale of its own. Scales need not be equal, for gradients are divided by them before they are
-exchanged.
+Workers agree on skipped steps before the branch with the exchange. With local steps the exchange
+skips steps, as without loss scaling, and each worker adapts its own scale. Scales may differ,
+because gradients are divided by them before the exchange.
 
 Names of Keras used here, all public: the method `compile` of `Model` and its `optimizer`; `apply`,
 `check_finite`, `dynamic_scale` and `step_counter` of Keras 3's `LossScaleOptimizer`.
@@ -19,11 +18,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.keras import replacing
+from tf_redsync.keras import models
 
 
 def install(model_class: Any) -> None:
-    """Let a family's `compile` bring the two in order; a second call does nothing.
+    """Patches a family's `compile` to swap the two; a second call is a no-op.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
@@ -40,29 +39,28 @@ def install(model_class: Any) -> None:
 
         return in_order
 
-    replacing.once(model_class, "compile", putting_in_order)
+    models.replace_once(model_class, "compile", putting_in_order)
 
 
 def check_new(scaler: Any, wrapper: Any) -> None:
-    """Check that neither of the two has been in use.
+    """Checks that neither of the two optimizers is built.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: one of them is built.
     """
     if wrapper.exchange.built or getattr(scaler, "built", False):
         raise ValueError(
-            "a LossScaleOptimizer around tf_redsync's optimizer goes inside of it when the model "
-            "is compiled, which must be before the optimizer's first step. Received: "
-            f"{type(scaler).__name__} around an optimizer that is built. Make new ones: "
-            "DistributedOptimizer(LossScaleOptimizer(inner))."
+            "`compile` moves a LossScaleOptimizer into the DistributedOptimizer, which must happen "
+            f"before the first step. Received: {type(scaler).__name__} around a built optimizer. "
+            "Create new ones: DistributedOptimizer(LossScaleOptimizer(inner))."
         )
 
 
 def agree(scaler: Any, adapter: Any) -> None:
-    """Let a `LossScaleOptimizer` of Keras 3 skip the steps that the workers skip.
+    """Makes a `LossScaleOptimizer` of Keras 3 skip steps together with the other workers.
 
     Args:
-        scaler: The optimizer, inside of the wrapper.
+        scaler: The `LossScaleOptimizer` inside the wrapper.
         adapter: The wrapper's `Adapter`.
     """
     check, apply = scaler.check_finite, scaler.apply
@@ -87,7 +85,7 @@ def agree(scaler: Any, adapter: Any) -> None:
 
 
 def _nan_if_infinite(grad: Any) -> Any:
-    """A gradient that no clipping can make finite before the exchange looks at it."""
+    """Returns a gradient with NaN for infinities, which clipping could make finite."""
     if grad is None:
         return None
     if isinstance(grad, tf.IndexedSlices):

@@ -1,8 +1,8 @@
-"""Momentum of inner optimizers: which hyper-parameters of which class are one.
+"""Momentum of inner optimizers: a table of the hyper-parameters of each class.
 
-One table for the optimizers of Keras 3, tf_keras, `tf_keras.optimizers.legacy` and TensorFlow
-Addons. A name alone does not tell: `beta_1` of `ScheduleFreeAdamW` is the weight of an average, by
-which Keras divides, and `beta_1` of `Lion` may not be 0.
+The table covers Keras 3, tf_keras, `tf_keras.optimizers.legacy` and TensorFlow Addons. Names alone
+are ambiguous: `beta_1` of `ScheduleFreeAdamW` is the weight of an average, by which Keras divides,
+and `beta_1` of `Lion` cannot be 0.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 LIBRARIES = ("keras", "tf_keras", "tensorflow_addons", "tf_redsync")
-_SUSPECTED = ("momentum", "beta_1")  # by convention, in optimizers of others
+_SUSPECTED = ("momentum", "beta_1")  # conventional names in unknown optimizers
 
 
 class _Kind(NamedTuple):
-    """What a class of optimizers has.
+    """Hyper-parameters of a class of optimizers.
 
     Attributes:
-        momenta: Hyper-parameters that are momentum of the gradients. With all of them 0 there is
-            none.
-        second_moment: The coefficient of its second moment, if it divides by one.
-        needed: Whether it cannot do without momentum.
+        momenta: Hyper-parameters that are momentum of the gradients. If all are 0, there is no
+            momentum.
+        second_moment: Coefficient of the second moment; "" without one.
+        needed: Whether the optimizer requires momentum.
     """
 
     momenta: tuple[str, ...] = ()
@@ -38,24 +38,24 @@ _ADAM = _Kind(("beta_1",), "beta_2")
 _NONE = _Kind()
 _KINDS = {
     "SGD": _Kind(("momentum",)),
-    "RMSprop": _Kind(("momentum",)),  # its second moment is short as it is: rho=0.9
+    "RMSprop": _Kind(("momentum",)),  # with rho=0.9, its second moment is short anyway
     "Adam": _ADAM,
     "AdamW": _ADAM,
     "Adamax": _ADAM,
     "Nadam": _ADAM,
     "Lamb": _ADAM,
     "AMSGrad": _ADAM,
-    # Both of matrices and of what AdamW serves in it; its second moment is of the latter alone.
+    # Momentum of its matrices and of its AdamW, which alone has a second moment.
     "Muon": _Kind(("momentum", "adam_beta_1")),
-    # Its sign of a mean of gradients with a beta_1 of 0 is refused. Its beta_2 is of that mean.
+    # Rejects beta_1=0. Its beta_2 belongs to the mean of gradients, not to a second moment.
     "Lion": _Kind(("beta_1",), needed=True),
-    # It takes Adam's steps without momentum, and the gradients at a point that beta_1 sets.
+    # Takes Adam's steps without momentum; beta_1 sets the point of the gradients.
     "ScheduleFreeAdamW": _Kind((), "beta_2"),
     "Adadelta": _NONE,
     "Adafactor": _NONE,
     "Adagrad": _NONE,
     "Ftrl": _NONE,
-    # TensorFlow Addons; its AdamW, SGDW and LazyAdam are subclasses of Adam and SGD.
+    # TensorFlow Addons, whose AdamW, SGDW and LazyAdam are subclasses of Adam and SGD.
     "AdaBelief": _ADAM,
     "COCOB": _NONE,
     "ConditionalGradient": _NONE,
@@ -69,14 +69,15 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Momentum:
-    """The momentum of an optimizer, and its second moment.
+    """Momentum and second moment of an optimizer.
 
     Attributes:
-        optimizer: Name of its class, inside of all wrappers.
-        values: By name, the hyper-parameters that are momentum and not 0.
-        beta_2: The coefficient of its second moment, or `None` without one.
-        needed: Whether it cannot do without momentum.
-        known: Whether this is known of its class. Else `values` and `beta_2` are what is called so.
+        optimizer: Name of the innermost optimizer's class.
+        values: Hyper-parameters that are momentum and not 0, by name.
+        beta_2: Coefficient of the second moment; `None` without one.
+        needed: Whether the optimizer requires momentum.
+        known: Whether the class is in the table. Otherwise `values` and `beta_2` are guessed by
+            name.
     """
 
     optimizer: str
@@ -91,16 +92,16 @@ class Momentum:
 
     @property
     def removal(self) -> str:
-        """How to take it away, in the imperative."""
+        """Instruction for removing the momentum, in the imperative."""
         if not self.known:
             names = " or ".join(self.values)
             return (
-                f"find out whether {names} of {self.optimizer}, an optimizer that tf_redsync does "
-                "not know, is momentum and may be 0"
+                f"check whether {names} of {self.optimizer}, which tf_redsync does not know, is "
+                "momentum and can be 0"
             )
         if self.needed:
             return (
-                f"use another optimizer than {self.optimizer}, which needs its momentum, such as "
+                f"replace {self.optimizer}, which requires momentum, by another optimizer such as "
                 "AdamW(beta_1=0.0)"
             )
         without = ", ".join(f"{name}=0.0" for name in self.values)
@@ -108,7 +109,7 @@ class Momentum:
 
 
 def of(optimizer: Any) -> Momentum:
-    """Return the momentum of an optimizer of any family, or of the one inside of it."""
+    """Returns the momentum of an optimizer of any family, inside all wrappers."""
     inner = _inside(optimizer)
     kind, config = _kind(inner), inner.get_config()
     if kind is None:
@@ -122,11 +123,11 @@ def of(optimizer: Any) -> Momentum:
 
 
 def movable(optimizer: Any) -> float:
-    """Return the momentum of an optimizer that an exchange may apply in its place; 0 for none.
+    """Returns the momentum that an exchange may apply instead of the optimizer; 0 for none.
 
-    That of a plain SGD of Keras 3 or tf_keras, before it has a velocity. Weight decay, clipping and
-    averages act on weights or on each worker's own gradient, and are the same beside either.
-    Nesterov's form and updates of accumulated gradients are not.
+    This is the momentum of a plain SGD of Keras 3 or tf_keras that is not built. Weight decay,
+    clipping and averages act on weights or local gradients, and do not depend on the place of the
+    momentum. Nesterov momentum and updates of accumulated gradients do.
     """
     inner = _inside(optimizer)
     home, config = type(inner).__module__, inner.get_config()
@@ -138,11 +139,11 @@ def movable(optimizer: Any) -> float:
 
 @contextlib.contextmanager
 def left_to(exchange: Any, optimizer: Any) -> Iterator[None]:
-    """Let an optimizer update without momentum where the exchange applies it in its place.
+    """Context manager that removes an optimizer's momentum if the exchange applies it.
 
     Args:
         exchange: The built exchange.
-        optimizer: Whose update is traced.
+        optimizer: The optimizer whose update is traced.
     """
     inner = _inside(optimizer)
     exchanged = any(a.method.traits.momentum_in_exchange for a in exchange.assignments)
@@ -158,13 +159,13 @@ def left_to(exchange: Any, optimizer: Any) -> Iterator[None]:
 
 
 def names(optimizer: Any) -> tuple[str, ...]:
-    """Return the hyper-parameters that are momentum, if the optimizer's class is known."""
+    """Returns the names of the momentum hyper-parameters, if the optimizer's class is known."""
     kind = _kind(_inside(optimizer))
     return () if kind is None else kind.momenta
 
 
 def config_numbers(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every `(key, number)` in a (nested) optimizer config."""
+    """Yields every `(key, number)` in a nested optimizer config."""
     for key, value in config.items() if isinstance(config, dict) else ():
         if isinstance(value, numbers.Real):
             yield key, value
@@ -172,7 +173,7 @@ def config_numbers(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(optimizer: Any) -> Any:
-    """The optimizer inside of all wrappers; those of TensorFlow Addons call it `_optimizer`."""
+    """Returns the innermost optimizer; wrappers of TensorFlow Addons call it `_optimizer`."""
     while True:
         found = (getattr(optimizer, name, None) for name in ("inner_optimizer", "_optimizer"))
         inside = next((o for o in found if hasattr(o, "get_config")), None)
@@ -182,7 +183,7 @@ def _inside(optimizer: Any) -> Any:
 
 
 def _kind(optimizer: Any) -> _Kind | None:
-    """What is known of a class, or of the one that it is derived from."""
+    """Returns the table's row of a class or its base classes, or `None`."""
     for base in type(optimizer).__mro__:
         if base.__module__.partition(".")[0] in LIBRARIES and base.__name__ in _KINDS:
             return _KINDS[base.__name__]

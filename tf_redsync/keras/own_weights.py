@@ -1,9 +1,8 @@
-"""Weights of each worker's own are brought together before Keras reads or writes them.
+"""Synchronization of per-worker weights before Keras reads or writes them.
 
-With local steps and with points of each worker's own, the model's variables differ from worker to
-worker between two exchanges. The `FitHook` calls `bring_together`
-where epochs end and where evaluations and predictions begin, and so do the model's methods that
-save.
+With local steps and per-worker points, the model's variables differ between workers from one
+exchange to the next. The `FitHook` calls `bring_together` at the end of epochs and before
+evaluations and predictions. The model's saving methods call it, too.
 
 Names of Keras used here, all public: the methods `SAVING` of `Model`.
 """
@@ -13,24 +12,24 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from tf_redsync.keras import backups, replacing
+from tf_redsync.keras import backups, models
 from tf_redsync.keras.slots import tf_variable
 
 SAVING = ("save", "save_weights", "export")
-# Exchanges with a consensus, in the order in which they were built, the same on all workers.
+# Exchanges with a consensus in the order of building, which is equal on all workers.
 _exchanges: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
 
 def register(exchange: Any) -> None:
-    """Remember an exchange, a built one, if each worker has weights of its own with it."""
+    """Registers a built exchange if its weights differ between workers."""
     if exchange.consensus is not None:
         _exchanges[exchange] = None
 
 
 def bring_together(model: Any) -> None:
-    """Make a model's weights those that all workers agree on; all of them must call it.
+    """Synchronizes a model's weights; all workers must call it.
 
-    Does nothing for a model that no exchange with weights of each worker's own trains.
+    A no-op unless an exchange with per-worker weights trains the model.
     """
     if not _exchanges:
         return
@@ -42,27 +41,27 @@ def bring_together(model: Any) -> None:
 
 
 def check_together(exchange: Any) -> None:
-    """Check that the weights of the model are the same on all workers.
+    """Checks that the weights of the model are equal on all workers.
 
     Raises:
-        ValueError: while they are each worker's own.
+        ValueError: the weights differ at present.
     """
     if exchange.built and exchange.apart:
         raise ValueError(
-            "the model's weights are each worker's own now, since its method exchanges them only "
-            "now and then. Call `optimizer.exchange.to_consensus()` on all workers before saving, "
-            "or save by `model.save(path)`, which does."
+            "the model's weights differ between workers until the next exchange. Call "
+            "`optimizer.exchange.to_consensus()` on all workers before saving, or save with "
+            "`model.save(path)`, which calls it."
         )
 
 
 def install(model_class: type) -> None:
-    """Let a family's models save what all workers agree on; a second call does nothing.
+    """Patches the saving methods of a family's models; a second call is a no-op.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
     """
     for name in SAVING:
-        replacing.once(model_class, name, _after_bringing_together)
+        models.replace_once(model_class, name, _after_bringing_together)
 
 
 def _after_bringing_together(method: Any) -> Any:

@@ -1,8 +1,8 @@
 """Pruning by magnitude, of the variables whose method has masks in its state.
 
-With s the sparsity, in a variable of n weights, or in all of them together, the ceil((1 - s) n)
-largest magnitudes are kept, the first of equal ones. All workers have the same weights, so each
-makes the masks by itself; before they are written, the workers compare them.
+With sparsity s, the ceil((1 - s) n) largest magnitudes of the n weights of a variable, or of all
+variables together, are kept; of equal magnitudes, the first. All workers have the same weights and
+compute the masks locally. They compare them before writing.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ SCOPES = ("layer", "model")
 
 
 def check(sparsity: float, scope: str) -> None:
-    """Check what to prune.
+    """Checks the arguments of pruning.
 
     Raises:
-        ValueError: for a sparsity outside (0, 1), or an unknown scope.
+        ValueError: `sparsity` is outside (0, 1), or `scope` is unknown.
     """
     checks.real("sparsity", sparsity, low=0.0, high=1.0, low_open=True, high_open=True)
     checks.choice("scope", scope, SCOPES)
 
 
 def check_methods(policy: Any, what: str) -> None:
-    """Check that a method of a policy has masks.
+    """Checks that a method of a policy has masks.
 
     Raises:
-        ValueError: if none has.
+        ValueError: no method has masks.
     """
     if not any(exchange_masks.has_masks(m) for m in policy.methods):
         names = ", ".join(type(m).__name__ for m in policy.methods)
         raise ValueError(
-            f"`{what}` needs an optimizer whose method is tf_redsync.contrib.PacTrain, which keeps "
-            f"pruned weights at 0. Received: method={names}. For dense training of a pruned model "
-            "use PacTrain with more `stable_steps` than the training has."
+            f"`{what}` needs an optimizer with the method tf_redsync.contrib.PacTrain, which keeps "
+            f"pruned weights at 0. Received: method={names}. For dense training of a pruned model, "
+            "use PacTrain with more `stable_steps` than the training has steps."
         )
 
 
 def magnitude_masks(
     weights: Mapping[int, np.ndarray], sparsity: float, scope: str
 ) -> dict[int, np.ndarray]:
-    """Return masks, `True` where weights are kept.
+    """Returns masks that are `True` for kept weights.
 
     Args:
         weights: Arrays by position.
@@ -69,7 +69,7 @@ def magnitude_masks(
 
 
 def _largest(magnitudes: np.ndarray, sparsity: float) -> np.ndarray:
-    """Where the largest of a vector are, the first of equal ones."""
+    """Returns a mask of the largest elements of a vector; of equal ones, the first."""
     order = np.argsort(-magnitudes, kind="stable")
     found = np.zeros(magnitudes.size, bool)
     found[order[: kept_elements(sparsity, magnitudes.size)]] = True
@@ -83,12 +83,12 @@ def prune(
     sparsity: float,
     scope: str,
 ) -> None:
-    """See `Wrapper.prune`.
+    """Prunes an exchange's variables; see `Wrapper.prune`.
 
     Args:
         exchange: A built `GradientExchange`.
         variables: Its variables, by position.
-        slots: The optimizer's, for each kind a list by position.
+        slots: The optimizer's slots: for each kind a list by position.
         sparsity: See the module.
         scope: `"layer"` or `"model"`.
     """
@@ -97,15 +97,15 @@ def prune(
     positions = sorted(exchange_masks.variables(exchange))
     if not positions:
         raise ValueError(
-            "nothing can be pruned: PacTrain exchanges none of the variables; they are biases, "
-            "norms, or smaller than its `dense_below`. See optimizer.explain()."
+            "nothing can be pruned: PacTrain exchanges no variable. All are biases, norms, or "
+            "smaller than its `dense_below`. See optimizer.explain()."
         )
     weights = {p: np.asarray(variables[p].numpy(), np.float32) for p in positions}
     for p, w in weights.items():
         if not np.isfinite(w).all():
             raise ValueError(
-                f"weights to prune must be finite. Received: values of {exchange.specs[p].name!r} "
-                "that are not."
+                "weights to prune must be finite. Received: non-finite values of "
+                f"{exchange.specs[p].name!r}"
             )
     found = magnitude_masks(weights, sparsity, scope)
     digest = hashlib.sha256(b"".join(np.packbits(m).tobytes() for m in found.values())).hexdigest()
@@ -123,5 +123,5 @@ def prune(
 
 
 def keep(variable: tf.Variable, mask: tf.Variable) -> None:
-    """Set weights that a mask leaves out to 0, whatever an update has made of them."""
+    """Sets masked weights to 0, after an update."""
     variable.assign(tf.where(mask, variable, tf.zeros_like(variable)))

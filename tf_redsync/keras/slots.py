@@ -1,7 +1,7 @@
-"""Variables of Keras 3, tf_keras and `tf.distribute`, and those that optimizers keep for them.
+"""Variables of Keras 3, tf_keras and `tf.distribute`, and the optimizers' slots for them.
 
-Private names used here: `_unique_id` of variables, and `_distributed_container`, by which a part of
-a distributed variable, or its handle, knows the whole.
+Private names used here: `_unique_id` of variables; `_distributed_container`, which links a
+component of a distributed variable, or its handle, to the whole; and the list `_v` of Adafactor.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tf_redsync.keras import conflicts, momentum
 
 
 def momentum_slots(inner: Any) -> Sequence[Any]:
-    """The momentum variables of a Keras 3 or tf_keras optimizer by variable, or none."""
+    """Returns the momentum slots of a Keras 3 or tf_keras optimizer, by variable; may be empty."""
     inner = conflicts.innermost(inner)
-    if not momentum.of(inner).values:  # ScheduleFreeAdamW keeps points under that name
+    if not momentum.of(inner).values:  # ScheduleFreeAdamW has points in slots of this name
         return ()
     for name in ("momentums", "_momentums", "_m"):
         if getattr(inner, name, None):
@@ -28,13 +28,13 @@ def momentum_slots(inner: Any) -> Sequence[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """The way to what an optimizer of a family keeps.
+    """Access to the state of an optimizer, by family.
 
     Attributes:
         rate: Returns the learning rate of a step.
-        momenta: Returns the momentum's slots by variable, or none.
-        adam: Returns the parts of an Adam.
-        slots: Returns all slots for given variables: a list by variable for each kind.
+        momenta: Returns the momentum slots by variable; may be empty.
+        adam: Returns coefficients and slots of an Adam.
+        slots: Returns all slots for given variables: a list by variable for each kind of slot.
     """
 
     rate: Callable[[], Any]
@@ -44,7 +44,7 @@ class Access:
 
     @classmethod
     def of(cls, inner: Any) -> Access:
-        """Return that of an optimizer of Keras 3 or tf_keras."""
+        """Returns the access to an optimizer of Keras 3 or tf_keras."""
         return cls(
             rate=lambda: inner.learning_rate,
             momenta=lambda: momentum_slots(inner),
@@ -54,7 +54,7 @@ class Access:
 
 
 class AdamParts(NamedTuple):
-    """What there is of an Adam: both coefficients, and its slots by variable."""
+    """Coefficients of an Adam, and its slots by variable."""
 
     beta_1: Any
     beta_2: Any
@@ -63,16 +63,16 @@ class AdamParts(NamedTuple):
 
 
 def adam_parts(inner: Any) -> AdamParts:
-    """The parts of a Keras 3 or tf_keras Adam."""
+    """Returns coefficients and slots of a Keras 3 or tf_keras Adam."""
     adam = conflicts.innermost(inner)
     return AdamParts(adam.beta_1, adam.beta_2, adam._momentums, adam._velocities)
 
 
 def all_slots(inner: Any, variables: Sequence[tf.Variable]) -> list[list[Any]]:
-    """The slots of a Keras 3 or tf_keras optimizer, for each kind a list by variable, or `None`.
+    """Returns the slots of a Keras 3 or tf_keras optimizer: for each kind a list by variable.
 
-    They are the lists among its attributes that are as long as the list of variables; but for that
-    of all its variables, which starts with the counter, and the one of the model's.
+    A missing slot is `None`. Slots are the attributes that are lists as long as `variables`, except
+    the list of all the optimizer's variables, which starts with the counter, and the model's.
     """
     inner = conflicts.innermost(inner)
     others = {id(v) for v in (tf_variable(inner.iterations), *variables)}
@@ -87,21 +87,56 @@ def all_slots(inner: Any, variables: Sequence[tf.Variable]) -> list[list[Any]]:
 
 
 def all_variables(inner: Any) -> list[tf.Variable]:
-    """All variables of an optimizer of any family: slots, its counter, its learning rate."""
+    """Returns all variables of an optimizer of any family: slots, counter, learning rate."""
     listed = inner.variables
     return [tf_variable(v) for v in (listed() if callable(listed) else listed)]
 
 
 def tf_variable(variable: Any) -> tf.Variable:
-    """The `tf.Variable` of a Keras 3 variable, or the variable itself."""
+    """Returns the `tf.Variable` of a Keras 3 variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
 def key(variable: Any) -> Any:
-    """An id that is the same for a distributed variable and its parts."""
+    """Returns an id that a distributed variable shares with its components."""
     if isinstance(variable, tf.distribute.DistributedValues):
         return variable._unique_id
     container = getattr(variable, "_distributed_container", None)
     if container is None:
         container = getattr(getattr(variable, "handle", None), "_distributed_container", None)
     return (container() if container is not None else variable)._unique_id
+
+
+_SMALLEST = 2.0**-126  # below it, TensorFlow's kernels flush to 0
+
+
+def keep_positive(inner: Any) -> None:
+    """Keeps Adafactor's second moments of matrices above 0.
+
+    With R the means of g^2 + epsilon_1 over rows and C those over columns, Keras computes
+
+        v = (R / mean(R)) C,  update = g / sqrt(v)
+
+    If a row and a column of gradients have always been 0, R and C are epsilon_1 = 1e-30, and v
+    underflows to 0 in float32, so that the update is 0 / 0. A dense Adafactor has this for an input
+    that is always 0 and a unit that is never active; with sparse totals most elements are affected.
+    With v at least the smallest normal number of float32, the update is 0. Other v do not change.
+
+    Args:
+        inner: A built optimizer; a no-op unless it is an Adafactor.
+    """
+    adafactor = conflicts.innermost(inner)
+    if type(adafactor).__name__ != "Adafactor":
+        return
+    for moment in adafactor._v:
+        variable = moment if isinstance(moment, tf.Variable) else getattr(moment, "value", None)
+        if variable is not None and len(variable.shape) > 1:
+            variable.assign = _at_least_smallest(variable.assign)
+
+
+def _at_least_smallest(assign: Callable[..., Any]) -> Callable[..., Any]:
+    def assign_raised(value: Any, *args: Any, **kwargs: Any) -> Any:
+        value = tf.convert_to_tensor(value)
+        return assign(tf.maximum(value, tf.cast(_SMALLEST, value.dtype)), *args, **kwargs)
+
+    return assign_raised

@@ -1,9 +1,9 @@
-"""Which variables are statistics that each worker updates from its own batches, and when.
+"""Moving statistics: which variables are statistics, and which steps assign them.
 
-Keras 3 lets every replica update BatchNormalization's moving statistics by itself. The strategy
-averages those that a step has assigned: in a graph it finds the operations, in functions that the
-graph calls as well; in eager steps the variables take notes. What a step that is skipped, or that
-has seen a NaN, has made of the statistics of either Keras is put back.
+In Keras 3 every replica updates BatchNormalization's moving statistics locally. The strategy
+averages those that a step has assigned. In a graph it finds the assignments, also in called
+functions; in eager steps the variables record them. Statistics of both Keras libraries are restored
+after steps that are skipped or make them non-finite.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input 
 
 
 def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether Keras updates this variable on each replica alone, from its own batches.
+    """Returns whether Keras updates a variable locally on each replica.
 
     Args:
-        variable: Just created, by whoever calls this.
-        kwargs: The arguments that it was created with.
+        variable: A variable that the caller has just created.
+        kwargs: Keyword arguments of its creation.
     """
     averaged_by_others = (
         tf.VariableSynchronization.ON_READ,
@@ -43,9 +43,9 @@ def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def drifts_apart(variable: Any) -> bool:
-    """Whether nothing else makes a statistic's copies equal.
+    """Returns whether a statistic's copies stay different unless the strategy averages them.
 
-    tf_keras lets TensorFlow do it, when they are read outside of a replica.
+    TensorFlow averages those of tf_keras when they are read outside of a replica.
     """
     return (
         variable.aggregation == tf.VariableAggregation.NONE
@@ -54,9 +54,9 @@ def drifts_apart(variable: Any) -> bool:
 
 
 def _creator_is_a_layer() -> bool:
-    """Whether a layer of Keras, no optimizer or metric, is creating a variable right now.
+    """Returns whether a layer, and not an optimizer or metric, is creating a variable.
 
-    An optimizer's slots look the same to TensorFlow, but are equal on all workers by themselves.
+    An optimizer's slots look the same to TensorFlow, but are equal on all workers.
     """
     others, layers = _owners("tf_keras" in sys.modules)
     frame: FrameType | None = sys._getframe(1)
@@ -72,7 +72,7 @@ def _creator_is_a_layer() -> bool:
 
 @functools.cache
 def _owners(with_tf_keras: bool) -> tuple[tuple[type, ...], tuple[type, ...]]:
-    """Classes that make variables: those that are not layers, and layers."""
+    """Returns classes that create variables: other classes, and layers."""
     others: tuple[type, ...] = (keras.optimizers.Optimizer, keras.metrics.Metric)
     layers: tuple[type, ...] = (keras.Layer,)
     if with_tf_keras:
@@ -85,7 +85,7 @@ def _owners(with_tf_keras: bool) -> tuple[tuple[type, ...], tuple[type, ...]]:
 
 
 class Before:
-    """Statistics as they are before a step, in a replica context.
+    """Snapshot of statistics before a step, in a replica context.
 
     Args:
         variables: The statistics.
@@ -95,9 +95,9 @@ class Before:
         self._values = {id(v): v.read_value() for v in variables}
 
     def put_back(self, variables: Sequence[Any], skipped: tf.Tensor) -> None:
-        """Undo, after the step, what it has done to some of them if it was skipped.
+        """Restores statistics after a skipped step, or if any of them is non-finite.
 
-        And if any of them is not finite any more: no later batch could mend that.
+        Later batches cannot repair a non-finite moving average.
         """
         if not variables:
             return
@@ -111,18 +111,18 @@ class Before:
 
 
 class EagerAssignments:
-    """Notes which variables eager steps assign.
+    """Recorder of the variables that eager steps assign.
 
-    Which ones they are follows from the program alone, so workers that run the same one agree.
+    The assignments follow from the program, so workers with the same program agree.
     """
 
     def __init__(self) -> None:
-        self._replica = threading.local()  # each replica's step runs in a thread of its own
-        # By functions that eager steps called: only their traces pass through Python.
+        self._replica = threading.local()  # each replica's step has its own thread
+        # Assigned in functions that eager steps call, which run Python code only when traced.
         self._in_functions: set[int] = set()
 
     def watch(self, variable: Any) -> None:
-        """Let a variable report assignments."""
+        """Makes a variable report assignments."""
         for name in ("assign", "assign_add", "assign_sub"):
             setattr(variable, name, self._reporting(variable, getattr(variable, name)))
 
@@ -137,29 +137,29 @@ class EagerAssignments:
         return report_and_assign
 
     def start(self) -> None:
-        """An eager step of a replica begins."""
+        """Begins an eager step of a replica."""
         self._replica.noted = set()
 
     def end(self, variables: Iterable[Any]) -> list[Any]:
-        """The step is over; return those of `variables` that it may have assigned."""
+        """Ends the step; returns the variables that it may have assigned."""
         found = self._replica.noted | self._in_functions
         self._replica.noted = None
         return [v for v in variables if id(v) in found]
 
 
 def assigned(variables: Sequence[Any], graph: Any, first_operation: int) -> list[Any]:
-    """Return those of `variables` that a graph assigns, itself or in functions that it calls.
+    """Returns the variables that a graph assigns, itself or in called functions.
 
     Args:
         variables: Distributed variables.
         graph: The graph.
-        first_operation: Operations before this one do not count.
+        first_operation: Index of the first operation that counts.
     """
     operations = graph.get_operations()[first_operation:]
     captures = {id(outer): inner.name for outer, inner in getattr(graph, "captures", [])}
     handles: dict[str, Any] = {}
     for variable in variables:
-        # Of all replicas in this process, so that each one finds the same variables.
+        # Handles of all replicas in this process, so that each replica finds the same variables.
         copies = variable.values if hasattr(variable, "values") else [variable]
         for copy in copies:
             name = captures.get(id(copy.handle), getattr(copy.handle, "name", None))
@@ -170,7 +170,7 @@ def assigned(variables: Sequence[Any], graph: Any, first_operation: int) -> list
 
 
 def _targets(operations: Sequence[Any], handles: dict[str, Any], graph: Any) -> Iterator[str]:
-    """Names of the handles that operations assign to."""
+    """Yields the names of the handles that operations assign to."""
     functions: dict[str, Any] = {}
     for op in operations:
         if op.type in _ASSIGNMENTS:
@@ -191,7 +191,7 @@ def _targets(operations: Sequence[Any], handles: dict[str, Any], graph: Any) -> 
 
 
 def _called(node: Any) -> Iterator[str]:
-    """Names of the functions that an operation calls."""
+    """Yields the names of the functions that an operation calls."""
     for value in node.attr.values():
         if value.func.name:
             yield value.func.name
@@ -199,7 +199,7 @@ def _called(node: Any) -> Iterator[str]:
 
 
 def _assigns(functions: dict[str, Any], name: str, argument: int) -> bool:
-    """Whether a function of a graph's library assigns to its argument of this number."""
+    """Returns whether a function of a graph's library assigns to one of its arguments."""
     function = functions.get(name)
     if function is None or argument >= len(function.signature.input_arg):
         return False

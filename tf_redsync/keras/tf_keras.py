@@ -15,12 +15,11 @@ from tf_redsync import requirements
 from tf_redsync.config import imported_only
 from tf_redsync.keras import (
     conflicts,
-    exchange_state,
-    loading,
     loss_scaling,
+    models,
+    saved_exchange,
 )
-from tf_redsync.keras.delegation import Inner
-from tf_redsync.keras.wrapper import Wrapper, install
+from tf_redsync.keras.wrapper import Inner, Wrapper, install
 
 try:
     import tf_keras
@@ -31,11 +30,11 @@ install(tf_keras)
 
 
 def inner_from_config(config: Any, *args: Any) -> Any:
-    """Return the optimizer that a file describes; see `imported_only` for what is refused."""
+    """Returns the optimizer of a config in a file; `imported_only` rejects unknown modules."""
     imported_only(config)
     try:
         return tf_keras.saving.deserialize_keras_object(config, *args)
-    except ValueError:  # `.h5` files name classes of `tf_keras.optimizers` without their module
+    except ValueError:  # `.h5` files lack the module of classes of `tf_keras.optimizers`
         return tf_keras.optimizers.deserialize(config, *args)
 
 
@@ -43,16 +42,15 @@ def inner_from_config(config: Any, *args: Any) -> Any:
 class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     """A tf_keras optimizer whose gradients are exchanged by a tf_redsync method.
 
-    Made by `tf_redsync.DistributedOptimizer`, which documents the arguments.
-
-    See `Wrapper` for what it passes on.
+    `tf_redsync.DistributedOptimizer` creates it and documents the arguments; see `Wrapper` for the
+    attributes that it forwards.
     """
 
     saving = tf_keras.saving
     exchange_state_class = exchange_state.class_of(tf_keras.losses.Loss)
     inner_from_config = staticmethod(inner_from_config)
     set_weights = Inner()
-    compute_gradients = Inner()  # of scaled losses, in a LossScaleOptimizer
+    compute_gradients = Inner()  # scales losses in a LossScaleOptimizer
 
     def __init__(
         self, inner_optimizer: Any, method: Any = None, *, name: str | None = None, **options: Any
@@ -69,12 +67,12 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         )
 
     def take_inside(self, scaler: Any) -> None:
-        """Put a `LossScaleOptimizer` inside that is around this.
+        """Moves a `LossScaleOptimizer` from around this wrapper to its inside.
 
-        This becomes a `ScaledTfKerasOptimizer`.
+        This object becomes a `ScaledTfKerasOptimizer`.
 
         Raises:
-            ValueError: if one of the two is built.
+            ValueError: one of the two is built.
         """
         loss_scaling.check_new(scaler, self)
         applies = scaler._optimizer = self.inner_optimizer
@@ -84,8 +82,8 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
 
     @override
     def build(self, var_list: Sequence[Any]) -> None:
-        """Create the inner optimizer's variables and the exchange's state."""
-        trains = loading.may_train(var_list)
+        """Creates the inner optimizer's variables and the exchange's state."""
+        trains = models.may_train(var_list)
         self.inner_optimizer.build(var_list)
         if trains:
             self.build_exchange(var_list)
@@ -98,16 +96,15 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         skip_gradients_aggregation: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Exchange the gradients and update the variables; see Keras.
+        """Exchanges the gradients and updates the variables; see Keras.
 
         Raises:
-            ValueError: for `skip_gradients_aggregation=True`, since aggregation is what the
-                wrapper is for.
+            ValueError: `skip_gradients_aggregation` is `True`.
         """
         if skip_gradients_aggregation or not kwargs.get("experimental_aggregate_gradients", True):
             raise ValueError(
-                "`skip_gradients_aggregation=True` would skip the exchange. Apply gradients as "
-                "they are; the wrapper sums them."
+                "`skip_gradients_aggregation=True` would skip the exchange. Apply local gradients; "
+                "the wrapper sums them."
             )
         grads_and_vars = list(grads_and_vars)
         variables = [v for _, v in grads_and_vars]
@@ -120,15 +117,11 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         return applied
 
     def aggregate_gradients(self, grads_and_vars: Any) -> None:
-        """Refuse to sum gradients without applying them.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raises ValueError: gradients cannot be summed without being applied."""
         raise ValueError(
-            "tf_redsync's optimizer must be the outermost one: only `apply_gradients` sums. "
-            "`compile` brings a LossScaleOptimizer in order; in a loop of your own wrap the other "
-            "way round: DistributedOptimizer(tf_keras.mixed_precision.LossScaleOptimizer(inner))."
+            "the DistributedOptimizer must be the outermost optimizer: only `apply_gradients` "
+            "sums. `compile` reorders a LossScaleOptimizer; in a custom loop use "
+            "DistributedOptimizer(tf_keras.mixed_precision.LossScaleOptimizer(inner))."
         )
 
     @property
@@ -137,12 +130,12 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         return self.inner_optimizer.variables
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Go to the consensus; let the inner optimizer write its averages into the variables."""
+        """Synchronizes the weights, and lets the inner optimizer assign its averages."""
         self.exchange.to_consensus()
         self.inner_optimizer.finalize_variable_values(var_list)
 
 
-# What custom loops ask a `LossScaleOptimizer` for.
+# Attributes of a `LossScaleOptimizer` that custom loops use.
 SCALING = [
     name
     for name in vars(tf_keras.mixed_precision.LossScaleOptimizer)
@@ -154,10 +147,10 @@ SCALING = [
     package="tf_redsync", name="ScaledDistributedOptimizer"
 )
 class ScaledTfKerasOptimizer(TfKerasOptimizer, tf_keras.mixed_precision.LossScaleOptimizer):
-    """A wrapper around a `LossScaleOptimizer`, which `compile` must take for one.
+    """A wrapper around a `LossScaleOptimizer` that is an instance of the class itself.
 
-    Otherwise it would scale the loss once more under the policy "mixed_float16".
+    Otherwise `compile` would scale the loss twice under the dtype policy "mixed_float16".
     """
 
-    inner_optimizer = None  # each one's own, not that property of the base class
+    inner_optimizer = None  # an instance attribute instead of the base class's property
     vars().update({name: Inner() for name in SCALING})

@@ -1,7 +1,7 @@
-"""How many steps `fit` is going to run: for what is a fraction of them, and what needs more.
+"""Length of a training: fractions of it, and warnings if it is too short.
 
-Keras tells callbacks in `params`, public in both, the number of epochs and of steps in each; and
-`on_epoch_begin` the epoch that it begins with.
+Keras passes the number of epochs and of steps per epoch to callbacks in `params`, which is public,
+and the first epoch to `on_epoch_begin`.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from tf_redsync.schedules import ExponentialWarmUp
 from tf_redsync.step.sync_schedules import WarmUp
 
 FRACTION = (
-    "Use a fraction of what `fit` runs, such as DistributedOptimizer(..., warm_up=DenseWarmUp("
+    "Use a fraction of the training, such as DistributedOptimizer(..., warm_up=DenseWarmUp("
     "fraction=0.05)), or start=0.05 of PostLocalSGD"
 )
 
 
 def ahead(params: Mapping[str, Any], epoch: int) -> tuple[int, int]:
-    """Return how many epochs `fit` is going to run, and of how many steps; 0 for not known.
+    """Returns the number of epochs ahead and of steps per epoch; 0 if unknown.
 
     Args:
-        params: Of a callback.
-        epoch: That begins, from 0.
+        params: The `params` of a callback.
+        epoch: Epoch that begins, from 0.
     """
     return (params.get("epochs") or 0) - epoch, params.get("steps") or 0
 
 
 def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> None:
-    """Set what is a fraction of the training, unless it is known; on all workers alike.
+    """Sets the lengths that are fractions of the training, equally on all workers.
 
     Args:
-        model: That is about to be trained.
-        exchange: Its optimizer's, whether built or not.
-        params: Of a callback.
-        epoch: That begins, from 0.
+        model: The model that is trained.
+        exchange: Its optimizer's exchange, which may not be built.
+        params: The `params` of a callback.
+        epoch: Epoch that begins, from 0.
 
     Raises:
-        ValueError: on all workers, where one does not know its number of steps.
+        ValueError: on all workers, if one does not know its number of steps.
     """
     unknown = [length for length in exchange.lengths if not length.steps]
     if not unknown:
@@ -61,24 +61,23 @@ def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> N
         ranks = ", ".join(str(rank) for rank, length in enumerate(lengths) if length <= 0)
         asked = " and ".join(length.asked for length in unknown)
         raise ValueError(
-            f"{asked} is a fraction of the steps that `fit` will run, and how many these are is "
-            f"not known (on worker {ranks}). Received: steps={params.get('steps')} and "
-            f"epochs={params.get('epochs')} of `fit`. Use steps_per_epoch=... in `fit`, or give a "
-            "number of steps in place of the fraction."
+            f"{asked} is a fraction of the steps of `fit`, whose number is unknown on worker "
+            f"{ranks}. Received: steps={params.get('steps')} and epochs={params.get('epochs')} of "
+            "`fit`. Pass steps_per_epoch to `fit`, or a number of steps instead of the fraction."
         )
     for length in unknown:
-        # Where workers have data of different lengths, the shortest ends the epoch.
+        # With data of different lengths, the shortest ends the epoch.
         length.begin(length.steps_so_far + min(lengths), model.distribute_strategy)
 
 
 def warn(exchange: Any, so_far: int, epochs: int, steps: int) -> None:
-    """Warn of elements that wait for longer than a training lasts, and of what never begins.
+    """Warns about elements that are never sent, and stages that never begin.
 
     Args:
-        exchange: The built exchange, or what `watch` keeps of it.
-        so_far: Steps that were run before.
-        epochs: That are run.
-        steps: In each of them.
+        exchange: The built exchange, or its `_Watched`.
+        so_far: Number of steps before this training.
+        epochs: Number of epochs.
+        steps: Steps per epoch.
     """
     waiting = accuracy.of_length(exchange, so_far, epochs, steps)
     if waiting is not None:
@@ -90,7 +89,7 @@ def warn(exchange: Any, so_far: int, epochs: int, steps: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Watched:
-    """What of an exchange is needed at the end of the process; its state is not kept alive."""
+    """Attributes of an exchange for the end of the process, without keeping its state alive."""
 
     workers: int
     assignments: list[Assignment]
@@ -98,14 +97,15 @@ class _Watched:
     step: Any
 
 
-_watched: dict[int, _Watched] = {}  # by the exchange's `id`, the latest last
+_watched: dict[int, _Watched] = {}  # by the exchange's `id`, in the order of `watch`
 _MOST_WATCHED = 8
 
 
 def watch(exchange: Any) -> None:
-    """Look at an exchange's steps when the process ends: a custom loop does not say how many.
+    """Registers an exchange for a check of its steps when the process ends.
 
-    Until `forget` is called: the length is known, or the residuals were delivered.
+    The length of a custom loop is known only then. `forget` undoes it, when the length is known or
+    the residuals are delivered.
 
     Args:
         exchange: The built exchange.
@@ -122,12 +122,12 @@ def watch(exchange: Any) -> None:
 
 
 def forget(exchange: Any) -> None:
-    """Undo `watch`."""
+    """Undoes `watch`."""
     _watched.pop(id(exchange), None)
 
 
 def warn_of_loops() -> None:
-    """Warn of custom loops that were too short; not after an error, which has ended them."""
+    """Warns about custom loops that were too short, unless an error ended them."""
     watched = list(_watched.values())
     _watched.clear()
     if getattr(sys, "last_value", None) is not None:
@@ -139,11 +139,11 @@ def warn_of_loops() -> None:
 
 
 def never_begins(exchange: Any, total: int) -> str | None:
-    """Return what does not begin in a training of so many steps, or `None`.
+    """Returns a warning about a stage that does not begin before the training ends, or `None`.
 
     Args:
         exchange: The built exchange.
-        total: The number of steps at which the training ends.
+        total: Number of steps at the end of the training.
     """
     if exchange.workers == 1:
         return None
@@ -163,7 +163,7 @@ def never_begins(exchange: Any, total: int) -> str | None:
 
 
 def _beginnings(method: Method) -> Iterator[tuple[str, int, str]]:
-    """What a method does from some step of its own on, the step, and a way to have it earlier."""
+    """Yields the stages of a method, with their first step and a remedy for late stages."""
     schedule, ramp = method.sync_schedule, getattr(innermost(method), "warm_up", None)
     if schedule.warm_up_steps:
         yield "compression", schedule.warm_up_steps, FRACTION
@@ -182,6 +182,6 @@ def _beginnings(method: Method) -> Iterator[tuple[str, int, str]]:
 def _text(what: str, step: int, total: int, asked: str, remedy: str) -> str:
     verb = "begin" if what.startswith(("local", "rounds")) else "begins"
     return (
-        f"{what} {verb} after {step:,} steps, and this training ends after {total:,}. Received: "
+        f"{what} {verb} after {step:,} steps, but this training ends after {total:,}. Received: "
         f"{asked}. {remedy}, or train for longer; see docs/warm-up.md."
     )

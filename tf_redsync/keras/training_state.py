@@ -1,4 +1,4 @@
-"""What training has changed in a model and its optimizer, as arrays, and back.
+"""State of a training as arrays: variables of a model and its optimizers, metrics, exchanges.
 
 Names of Keras used here, all public: a model's `variables` and `metrics`, an optimizer's
 `variables`.
@@ -21,13 +21,13 @@ from tf_redsync.network import collectives
 from tf_redsync.state.agreed_checkpoints import Found
 
 MODEL, _OPTIMIZER, _METRICS = "model", "optimizer", "metrics"
-_REPLICA = "@"  # before a replica's number, in the names of its values
+_REPLICA = "@"  # precedes a replica's index in the names of its values
 
 
 def optimizers(model: Any) -> list[Any]:
-    """Return a model's optimizer, and the other wrapped ones among its attributes, by their names.
+    """Returns a model's optimizer, and other wrapped optimizers among its attributes, by name.
 
-    A model with a `train_step` of its own may have several, as a GAN has.
+    A model with its own `train_step` may have several, such as a GAN.
     """
     others = {n: v for n, v in vars(model).items() if isinstance(v, Wrapper)}
     listed = {id(o): o for o in (model.optimizer, *(others[name] for name in sorted(others)))}
@@ -35,18 +35,17 @@ def optimizers(model: Any) -> list[Any]:
 
 
 def build(model: Any) -> None:
-    """Make the variables of a model's optimizer, if that is not done.
+    """Builds a model's optimizer, if it is not built.
 
     Raises:
-        ValueError: for a model without variables, and one with another optimizer without.
+        ValueError: the model or another of its optimizers is not built.
     """
     if not model.built:
         raise ValueError(
-            "`Checkpoint` needs a model that is built when `fit` begins. Received: "
-            f"{type(model).__name__} without variables. Call model.build(...) in the strategy's "
-            "scope."
+            "`Checkpoint` needs a model that is built when `fit` begins. Call model.build(...) in "
+            f"the strategy's scope. Received: {type(model).__name__} without variables"
         )
-    if not model.optimizer.exchange.built:  # tf_keras does it in the first step
+    if not model.optimizer.exchange.built:  # tf_keras builds it in the first step
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
     unbuilt = [o for o in optimizers(model) if not o.exchange.built]
@@ -55,20 +54,19 @@ def build(model: Any) -> None:
         raise ValueError(
             "`Checkpoint` saves all wrapped optimizers of a model, and needs them built when `fit` "
             f"begins. Received: {type(model).__name__} with {', '.join(names)} not built. Call "
-            f"{names[0]}.build(...) with the variables that it will be given, in the strategy's "
-            "scope."
+            f"{names[0]}.build(...) with its variables in the strategy's scope."
         )
 
 
 def shared(model: Any) -> dict[str, Callable[[], np.ndarray]]:
-    """What reads the variables that steps change and workers have in common, by names."""
+    """Returns readers of the variables that steps change and workers share, by name."""
     return {name: copies[0].numpy for name, copies in variables(model).items()}
 
 
 def perhaps_own(model: Any) -> set[str]:
-    """Names in `shared` that workers may have values of their own of, statistics for example.
+    """Returns names in `shared` whose values may differ between workers, such as statistics.
 
-    Not the weights: where each worker has its own, the exchange has them in its state.
+    Weights are excluded: per-worker weights are in the exchange's state.
     """
     trainable = {id(tf_variable(v)) for v in model.trainable_variables}
     return {
@@ -77,11 +75,11 @@ def perhaps_own(model: Any) -> set[str]:
 
 
 def own(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
-    """This worker's own values: of the exchange, of metrics, of further replicas in this process.
+    """Returns this worker's own values: of exchanges, metrics, and further replicas.
 
     Args:
-        model: Between two steps.
-        with_metrics: Whether an epoch goes on.
+        model: A model between two steps.
+        with_metrics: Whether an epoch is in progress.
     """
     values = {
         f"{prefix}{name}": value
@@ -101,12 +99,12 @@ def own(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
 
 
 def take_over(model: Any, found: Found) -> dict[str, np.ndarray]:
-    """Set a model to what a checkpoint holds; return the values of its metrics.
+    """Restores a model from a checkpoint; returns the values of its metrics.
 
-    All workers call it.
+    All workers must call it.
 
     Raises:
-        ValueError: for a state of the exchange that is of another model or method.
+        ValueError: the exchange's state belongs to another model or method.
     """
     as_many = found.manifest.workers == collectives.worker_count(model.distribute_strategy)
     own = found.own[0] if as_many else {}
@@ -124,7 +122,7 @@ def take_over(model: Any, found: Found) -> dict[str, np.ndarray]:
 
 
 def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
-    """Let metrics go on, unless the model's are made in its first step only, or are others."""
+    """Restores metrics, if the model has the same metrics already."""
     copies = {
         f"{name}{_REPLICA}{i}": copy
         for name, group in _metrics(model).items()
@@ -136,7 +134,7 @@ def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
 
 
 def subject(model: Any) -> dict[str, Any]:
-    """What a checkpoint must be of to suit a model; see `manifest.differences`."""
+    """Returns a description of a model that its checkpoints must match; see `differences`."""
     found = optimizers(model)
     inner = [conflicts.innermost(o.inner_optimizer) for o in found]
     of = {MODEL: model.variables, _OPTIMIZER: _of_optimizers(model)}
@@ -153,14 +151,14 @@ def subject(model: Any) -> dict[str, Any]:
 
 
 def versions(model: Any) -> dict[str, str]:
-    """Of what wrote a checkpoint."""
+    """Returns the versions of the packages that write a checkpoint."""
     family = type(model.optimizer).saving.__name__.partition(".")[0]
     packages = ("tf_redsync", "tensorflow", family, "numpy")
     return {p: getattr(importlib.import_module(p), "__version__", "") for p in packages}
 
 
 def _exchanges(model: Any) -> dict[str, Any]:
-    """The exchange of each optimizer, by what the names of its values begin with."""
+    """Returns the exchange of each optimizer, by the prefix of its values' names."""
     found = [optimizer.exchange for optimizer in optimizers(model)]
     return {f"exchange{f'.{i}' if i else ''}/": exchange for i, exchange in enumerate(found)}
 
@@ -170,7 +168,7 @@ def _of_optimizers(model: Any) -> list[Any]:
 
 
 def _of_optimizer(model: Any, optimizer: Any) -> list[Any]:
-    """An optimizer's variables; of tf_keras with those that it does not list: a learning rate."""
+    """Returns an optimizer's variables, in tf_keras including unlisted ones (a learning rate)."""
     found: list[Any] = list(slots.all_variables(optimizer))
     if type(optimizer).saving.__name__.startswith("tf_keras"):
         known = {slots.key(tf_variable(v)) for v in [*found, *model.variables]}
@@ -182,7 +180,7 @@ def _of_optimizer(model: Any, optimizer: Any) -> list[Any]:
 
 
 def variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
-    """For each variable that steps change, the copies in this process; without metrics."""
+    """Returns the copies in this process of each variable that steps change, without metrics."""
     return {**_copies(MODEL, model.variables), **_copies(_OPTIMIZER, _of_optimizers(model))}
 
 
@@ -196,12 +194,12 @@ def _copies(prefix: str, listed: Sequence[Any]) -> dict[str, tuple[tf.Variable, 
 
 
 def replicas(name: str, copies: Sequence[tf.Variable]) -> list[str]:
-    """The names of the values that further replicas of this process may have of their own."""
+    """Returns the names of the values of further replicas of this process."""
     return [f"{name}{_REPLICA}{i}" for i in range(1, len(copies))]
 
 
 def suits(variable: tf.Variable, value: np.ndarray) -> bool:
-    """Whether a value can be assigned to a variable as it is."""
+    """Returns whether a value has the dtype and shape of a variable."""
     same_type = value.dtype == np.dtype(variable.dtype.as_numpy_dtype)
     return same_type and variable.shape.is_compatible_with(value.shape)
 
@@ -215,7 +213,7 @@ def _title(variable: Any) -> str:
 
 
 def _methods(config: Any) -> str:
-    """The names of the classes in a config, without hyper-parameters."""
+    """Returns the names of the classes in a config, without hyper-parameters."""
     found: list[str] = []
 
     def look(value: Any) -> None:
@@ -233,11 +231,11 @@ def _methods(config: Any) -> str:
 
 
 def problem(model: Any, values: Mapping[str, np.ndarray]) -> str:
-    """Say what keeps training from going on from values of `shared` or `own`, or `""`.
+    """Returns the reason why values of `shared` or `own` cannot be trained further, or `""`.
 
-    Weights that are trained must be finite, and an optimizer's variables not NaN: sums of squares
-    may be infinite where gradients are large. Other variables of the model are the user's, who may
-    mask by minus infinity, or statistics, which a skipped step may have spoiled for good.
+    Trainable weights must be finite. An optimizer's variables must not be NaN, but sums of squares
+    of large gradients may be infinite. Other variables of the model may be user's masks with minus
+    infinity, or statistics.
     """
     of_the_user = training_state.perhaps_own(model)
     for name, copies in training_state.variables(model).items():
@@ -252,20 +250,20 @@ def problem(model: Any, values: Mapping[str, np.ndarray]) -> str:
             trained = name.startswith(f"{training_state.MODEL}/")
             bad = int(np.sum(~np.isfinite(value) if trained else np.isnan(value)))
             if bad:
-                what = "not finite" if trained else "NaN"
+                what = "non-finite" if trained else "NaN"
                 return f"{bad} of {value.size} numbers of {variable.name} ({key}) are {what}"
     return ""
 
 
 def check(model: Any, found: Found) -> None:
-    """Check that a model can take over what a checkpoint holds; asks no other worker.
+    """Checks that a checkpoint fits a model, without communication.
 
     Raises:
-        ValueError: for values that are missing, of another form, or that no training leads to.
+        ValueError: values are missing, have another shape or dtype, or are non-finite.
     """
     missing = [name for name in training_state.variables(model) if name not in found.shared]
     if missing:
-        raise ValueError(f"its files lack {len(missing)} variables, {missing[0]} for one")
+        raise ValueError(f"its files lack {len(missing)} variables, such as {missing[0]}")
     for values in (found.shared, *found.own):
         if said := problem(model, values):
             raise ValueError(said)

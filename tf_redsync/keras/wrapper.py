@@ -1,4 +1,13 @@
-"""What a wrapper passes on to the optimizer inside it; the same for all three families."""
+"""The wrapper around an optimizer of any family: forwarded attributes, build, saving, switching.
+
+A wrapper is an optimizer of its family and inherits attributes such as `weight_decay` and
+`clipnorm` that have no effect. They are removed from the instance, so that Python calls
+`__getattr__`, which forwards to the inner optimizer.
+
+Assignments are forwarded, too, or raise an error. Variables such as the learning rate may change at
+any time. Other hyper-parameters are constants of the traced step or determine the variables, so
+they may change only before the optimizer is built.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +19,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tf_redsync import summary
 from tf_redsync.auto import Auto
@@ -25,17 +35,142 @@ from tf_redsync.keras import (
     own_weights,
 )
 from tf_redsync.keras.adapter import Adapter
-from tf_redsync.keras.delegation import PassingOn
 from tf_redsync.keras.slots import Access
 from tf_redsync.policy import Policy
 from tf_redsync.step.builder import ExchangeBuilder
 from tf_redsync.step.gradient_exchange import GradientExchange
 
+_OWN = ("name", "built")  # attributes of the wrapper itself, not forwarded
+_READ_ONLY = ("exchange", "inner_optimizer")
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Inner:
+    """Descriptor of an attribute of the family's base class that is forwarded."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
+        if wrapper is None:
+            return self
+        inner = vars(wrapper).get("inner_optimizer")  # also read by the base class's constructor
+        return None if inner is None else getattr(inner, self._name)
+
+    def __set__(self, wrapper: Any, value: Any) -> None:
+        if "inner_optimizer" in vars(wrapper):  # otherwise within the base class's constructor
+            wrapper.pass_on(self._name, value)
+
+
+class PassingOn:
+    """Forwarding of attributes; a base of `Wrapper`."""
+
+    inner_optimizer: Any
+    exchange: Any
+    _adapter: Any
+
+    def forget_own(self) -> None:
+        """Deletes attributes of the base class that the inner optimizer has, too."""
+        for name in [n for n in vars(self) if not n.startswith("_") and n not in _OWN]:
+            if name not in _READ_ONLY and hasattr(self.inner_optimizer, name):
+                del self.__dict__[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if "inner_optimizer" in self.__dict__ and not name.startswith("_"):
+            owner = self._owner(name)
+            if owner is not None:
+                return getattr(owner, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        wrapped = "inner_optimizer" in self.__dict__
+        if wrapped and name in _READ_ONLY and name in self.__dict__:
+            raise AttributeError(
+                f"`{name}` of a DistributedOptimizer cannot be set. Wrap a new optimizer."
+            )
+        own = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if not wrapped or own or self._owner(name) is None:
+            super().__setattr__(name, value)
+        else:
+            self.pass_on(name, value)
+
+    def set_own(self, name: str, value: Any) -> None:
+        """Sets an attribute of the wrapper that users cannot set."""
+        super().__setattr__(name, value)
+
+    def pass_on(self, name: str, value: Any) -> None:
+        """Sets an attribute of the inner optimizer.
+
+        Raises:
+            AttributeError: the inner optimizer has no such attribute.
+            ValueError: the value would have no effect, or does not suit the method.
+        """
+        owner = self._owner(name)
+        if owner is None:
+            raise AttributeError(
+                f"{type(self.inner_optimizer).__name__!r} has no attribute {name!r}"
+            )
+        old = getattr(owner, name)
+        self.refuse(name, value)
+        if hasattr(old, "assign") and not callable(value):
+            setattr(owner, name, value)  # a variable, which the next step reads
+        elif not (isinstance(old, _PLAIN) and isinstance(value, _PLAIN) and old == value):
+            self.refuse_if_built(name, value)
+            setattr(owner, name, value)
+            try:
+                self._adapter.check_inner()
+            except ValueError:
+                setattr(owner, name, old)
+                raise
+
+    def refuse_if_built(self, name: str, value: Any) -> None:
+        """Rejects a value that would have no effect on existing variables and traced steps.
+
+        Raises:
+            ValueError: after `build`.
+        """
+        if self.exchange.built:
+            raise ValueError(
+                f"`{name}` cannot be set after the optimizer is built: traced steps have its value "
+                f"as a constant. Received: {name}={value!r}. Set it before the first step, or "
+                "compile the model with a new optimizer."
+            )
+
+    def refuse(self, name: str, value: Any) -> None:
+        """Rejects a value that is never supported.
+
+        Raises:
+            ValueError: for XLA, a second loss scale or a second momentum.
+        """
+        innermost = conflicts.innermost(self.inner_optimizer)
+        conflicts.check_momentum_value(innermost, self._adapter.policy, name, value)
+        if name == "jit_compile" and value:
+            raise ValueError(
+                "`jit_compile=True` is not supported: the update shares a function with "
+                f"collectives. Received: jit_compile={value!r}"
+            )
+        if (
+            name == "loss_scale_factor"
+            and value is not None
+            and innermost is not self.inner_optimizer
+        ):
+            raise ValueError(
+                "`loss_scale_factor` would scale the loss twice: the wrapper has a "
+                f"LossScaleOptimizer inside. Received: loss_scale_factor={value!r}"
+            )
+
+    def _owner(self, name: str) -> Any:
+        """Returns the innermost optimizer that has an attribute, or `None`."""
+        inner = self.inner_optimizer
+        candidates = (conflicts.innermost(inner), inner)
+        return next((o for o in candidates if hasattr(o, name)), None)
+
 
 class Wrapper(PassingOn):
-    """Base of the wrappers, before the family's own base class.
+    """Base of the wrappers, which precedes the family's base class.
 
-    Hyper-parameters of the inner optimizer can be read and set here; see `passing.py`.
+    Hyper-parameters of the inner optimizer can be read and set on the wrapper.
 
     Attributes:
         inner_optimizer: The wrapped optimizer. Learning rate and iterations are its own.
@@ -61,8 +196,8 @@ class Wrapper(PassingOn):
         options: dict[str, Any],
         access: Access | None = None,
     ) -> Adapter:
-        """Keep what this wraps, and return the adapter for it."""
-        if isinstance(options.get("warm_up"), dict):  # of a config
+        """Sets the wrapped optimizer and its options; returns the adapter."""
+        if isinstance(options.get("warm_up"), dict):  # from a config
             options = {**options, "warm_up": from_config(options["warm_up"])}
         self._options = dict(options)
         self._adapter = Adapter(inner_optimizer, method, self.saving, access, **options)
@@ -74,24 +209,24 @@ class Wrapper(PassingOn):
         return self._adapter
 
     def rewrap(self, inner_optimizer: Any) -> None:
-        """Wrap an optimizer in place of the one inside of it."""
+        """Replaces the wrapped optimizer by one that contains it."""
         self._adapter.rewrap(inner_optimizer)
         self.set_own("inner_optimizer", inner_optimizer)
 
     def build_exchange(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
-        """Make the exchange of the inner optimizer's variables, if that is not done."""
+        """Builds the exchange of the inner optimizer's variables, if it is not built."""
         self._adapter.build(variables, sparse_totals)
         if self.exchange is not self._adapter.exchange:
             self.set_own("exchange", self._adapter.exchange)
 
     def build_once(self, variables: Sequence[Any]) -> None:
-        """Build with the variables of the first step, unless `build` was called before it."""
+        """Builds with the variables of the first step, unless `build` was called before."""
         if variables and not self.exchange.built:
             outside_of_replicas(lambda: self.build(variables))
 
     @property
     def method(self) -> Method | Policy | Auto:
-        """What was given for `method`: how gradients are exchanged. `Auto()` if nothing was."""
+        """The `method` argument; `Auto()` by default."""
         policy = self._adapter.policy
         only = isinstance(policy, Policy) and policy == Policy(default=policy.default)
         return policy.default if only else policy
@@ -99,16 +234,16 @@ class Wrapper(PassingOn):
     @method.setter
     def method(self, value: Any) -> None:
         raise AttributeError(
-            "`method` of a DistributedOptimizer cannot be changed: the residuals are its own. "
-            f"Received: method={value!r}. Give it to a new DistributedOptimizer around a new "
-            "optimizer."
+            "`method` of a DistributedOptimizer cannot be set, because residuals belong to a "
+            f"method. Received: method={value!r}. Pass it to a new DistributedOptimizer around a "
+            "new optimizer."
         )
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Exclude variables from the inner optimizer's weight decay; see Keras.
+        """Excludes variables from the inner optimizer's weight decay; see Keras.
 
         Raises:
-            ValueError: after `build`, when it would have no effect.
+            ValueError: after `build`, when it has no effect.
         """
         self.refuse_if_built("exclude_from_weight_decay", var_names or var_list)
         innermost = conflicts.innermost(self.inner_optimizer)
@@ -123,7 +258,7 @@ class Wrapper(PassingOn):
     def learning_rate(self, value: Any) -> None:
         self.pass_on("learning_rate", value)
 
-    lr = learning_rate  # as tf_keras and legacy optimizers also call it
+    lr = learning_rate  # alias of tf_keras and legacy optimizers
 
     @property
     def iterations(self) -> Any:
@@ -135,20 +270,20 @@ class Wrapper(PassingOn):
         self.inner_optimizer.iterations = value
 
     def explain(self) -> Explanation:
-        """Return a table of what happens to every variable, and what is known to cost accuracy."""
+        """Returns a table of every variable's exchange, with warnings about accuracy."""
         made = self.exchange.explain()
         largest = sorted(self.exchange.assignments, key=lambda a: -a.spec.size)
         hints = accuracy.of_settings(self.inner_optimizer, [a.method for a in largest])
         return dataclasses.replace(made, hints=hints)
 
     def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
-        """Print how every variable is exchanged, beside Keras's `model.summary()`.
+        """Prints a table of every variable's exchange, like Keras's `model.summary()`.
 
-        For each variable the method, its density, the bytes that this worker sends of it in a step,
-        the ratio of a dense all-reduce's to these, the selection, and the bytes of its state.
+        The columns are the method, its density, the bytes that this worker sends per step, the
+        compression ratio, the selection, and the bytes of the state.
 
         Args:
-            print_fn: Called with each line; `print` if it is `None`.
+            print_fn: Called with each line; `print` by default.
 
         Raises:
             RuntimeError: before `build`.
@@ -156,75 +291,76 @@ class Wrapper(PassingOn):
         summary.write(self.exchange, self.name, print_fn)
 
     def bytes_per_step(self) -> float:
-        """Bytes this worker sends in a step; see `GradientExchange.bytes_per_step`."""
+        """Returns the bytes that this worker sends per step."""
         return self.exchange.bytes_per_step()
 
     def prune(self, sparsity: float, scope: str = "layer") -> None:
-        """Set the smallest weights of the variables that `PacTrain` exchanges to 0, for good.
+        """Sets the smallest weights of the variables that `PacTrain` exchanges to 0 permanently.
 
-        The optimizer's slots are cleared there. Between two steps, in the strategy's scope, and on
-        all workers; `tf_redsync.callbacks.Prune` does it in `fit`. Weights that are 0 already are
-        the first to be pruned, so a model that comes pruned stays as it is.
+        Their optimizer slots are set to 0, too. Call it between two steps, in the strategy's scope,
+        on all workers; `tf_redsync.callbacks.Prune` calls it in `fit`. Weights that are 0 are
+        pruned first, so a pruned model does not change.
 
         Args:
-            sparsity: Fraction of the weights that is pruned, in (0, 1).
-            scope: `"layer"`: of each variable; `"model"`: of all of them together.
+            sparsity: Fraction of the weights to prune, in (0, 1).
+            scope: `"layer"` prunes the fraction of each variable, `"model"` of all variables
+                together.
 
         Raises:
             RuntimeError: before `build`.
-            ValueError: for bad arguments, weights that are not finite, or where no variable is
-                exchanged by `PacTrain`.
-            Disagreement: where workers do not prune the same weights at the same step.
+            ValueError: an argument is out of range, weights are non-finite, or `PacTrain` exchanges
+                no variable.
+            Disagreement: workers do not prune the same weights at the same step.
         """
         self._adapter.prune(sparsity, scope)
 
     def flush(self) -> None:
-        """Deliver at the end of training what still waits in the workers' residuals.
+        """Delivers the workers' residuals at the end of training, and empties them.
 
-        One more step of the inner optimizer, whose gradients are the sums of all residuals, over
-        the variables whose method keeps one; these are empty then. It counts as a step for the
-        learning rate's schedule, weight decay and the optimizer's own momentum. With local steps,
-        where changes of the weights wait, they are added to the weights. Velocities stay: dense
-        training does not apply its own at its end either.
+        It runs one more step of the inner optimizer on the sums of all residuals. The step counts
+        for the learning rate's schedule, weight decay and the optimizer's momentum. With local
+        steps, residuals are weight changes and are added to the weights. Velocities are not
+        delivered, as in dense training.
 
-        Between two steps and on all workers; `tf_redsync.callbacks.Flush` does it where `fit` ends.
+        Call it between two steps on all workers; `tf_redsync.callbacks.Flush` calls it at the end
+        of `fit`.
 
         Raises:
             RuntimeError: before `build`.
-            Disagreement: where workers do not flush at the same step.
+            Disagreement: workers do not flush at the same step.
         """
         self._adapter.flush(self.apply_gradients)
 
     def disable(self) -> None:
-        """Exchange densely from the next step on: the inner optimizer, and a plain all-reduce.
+        """Disables compression from the next step on: all-reduces and the inner optimizer.
 
-        Steps are those of a dense warm-up: float32 sums, with the momentum of the method if it has
-        one. Residuals stay where they are, until `enable()`; `flush()` before it delivers them.
-        With a delay (`CDSGD`) it is done here. Weights of each worker's own are brought together.
+        Steps are those of a dense warm-up: float32 sums, with the method's momentum if it has one.
+        Residuals are kept until `enable()`; call `flush()` before to deliver them. Methods with a
+        delay (`CDSGD`) are flushed automatically. Per-worker weights are synchronized.
 
-        Between two steps, in a callback for example, and on all workers. `fit` traces its step
-        again; a loop of your own needs a new `tf.function`, and says so if it has none. It is not
-        saved: a program that goes on from a checkpoint compresses.
+        Call it between two steps, such as in a callback, on all workers. `fit` traces its step
+        again. A custom loop needs a new `tf.function`; the old one raises an error. The setting is
+        not saved: a resumed training compresses.
 
         Raises:
             RuntimeError: before `build`.
-            Disagreement: where workers do not do so at the same step.
+            Disagreement: workers do not call it at the same step.
         """
         self._switch("disable")
 
     def enable(self) -> None:
-        """Compress again from the next step on, after `disable()`.
+        """Enables compression from the next step on, after `disable()`.
 
         Raises:
             RuntimeError: before `build`.
-            Disagreement: where workers do not do so at the same step.
+            Disagreement: workers do not call it at the same step.
         """
         self._switch("enable")
 
     def _switch(self, what: str) -> None:
         if isinstance(self.exchange, ExchangeBuilder):
             raise RuntimeError(
-                f"`{what}` needs the model's variables: call `optimizer.build(variables)` first."
+                f"`{what}` needs the model's variables. Call `optimizer.build(variables)` first."
             )
         if what == "disable" and self.exchange.schedule.delay and self.exchange.called:
             self.flush()
@@ -232,7 +368,7 @@ class Wrapper(PassingOn):
         fit_hook.trace_again(self.exchange)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config: inner optimizer, policy, options."""
+        """Returns the config: inner optimizer, policy, options."""
         warm_up = self._options.get("warm_up")
         return {
             "name": self.name,
@@ -246,12 +382,12 @@ class Wrapper(PassingOn):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Wrapper:
-        """Rebuild the optimizer from `get_config`'s result.
+        """Returns a new optimizer from the result of `get_config`.
 
         Raises:
-            ValueError: for a config that is not complete.
+            ValueError: the config is incomplete.
         """
-        config = copy.deepcopy(config)  # some optimizers take theirs apart
+        config = copy.deepcopy(config)  # some optimizers modify their config
         missing = [key for key in ("inner_optimizer", "method") if key not in config]
         if missing:
             raise ValueError(
@@ -267,10 +403,10 @@ class Wrapper(PassingOn):
 
 
 def outside_of_replicas(function: Callable[[], None]) -> None:
-    """Call `function` eagerly, in the scope of the strategy of the calling replica.
+    """Calls `function` eagerly, in the scope of the strategy of the calling replica.
 
-    The replicas of a process run, or are traced, one after the other, so that the first one's call
-    is over when the next one asks whether it is needed.
+    The replicas of a process run or are traced one after the other. The first replica's call ends
+    before the next replica checks whether it is needed.
     """
     with tf.init_scope():
         if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
@@ -294,7 +430,7 @@ def outside_of_replicas(function: Callable[[], None]) -> None:
 
 
 def install(library: Any) -> None:
-    """Let tf_redsync take part in a library's models: methods of their classes are replaced, once.
+    """Patches methods of a library's model classes, once.
 
     Args:
         library: `keras` or `tf_keras`.

@@ -1,0 +1,109 @@
+"""Keras models: their exchanges, replaced methods, and detection of loading.
+
+Names of Keras used here, all public: the function `load_model`, and `compile_from_config` of
+`Model`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.keras import conflicts, slots
+from tf_redsync.step import workers
+
+
+def exchange_of(model: Any) -> Any:
+    """Returns the `GradientExchange` of a model's optimizer, or `None`."""
+    return getattr(getattr(model, "optimizer", None), "exchange", None)
+
+
+def exchanges_of(model: Any) -> list[Any]:
+    """Returns the exchanges of a model's optimizer; a `MultiOptimizer` may have several."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    parts = [optimizer]
+    if conflicts.is_several(optimizer):
+        specs = getattr(optimizer, "optimizer_specs", None)  # TensorFlow Addons
+        parts = list(optimizer.optimizers) if specs is None else [s["optimizer"] for s in specs]
+    found = (getattr(part, "exchange", None) for part in parts)
+    return [exchange for exchange in found if exchange is not None]
+
+
+def skipped_steps(model: Any) -> int:
+    """Returns the number of steps that a model's optimizer has skipped.
+
+    The optimizers of a `MultiOptimizer` skip independently; this is their maximum.
+    """
+    skipped = (int(e.skipped.numpy()) for e in exchanges_of(model) if e.built)
+    return max(skipped, default=0)
+
+
+_MARK = "replaced_by_tf_redsync"
+
+
+def replace_once(model_class: Any, name: str, around: Callable[[Any], Any]) -> None:
+    """Replaces a method of a class by a wrapped one, if it exists; a second call is a no-op.
+
+    The method is replaced in the class that defines it, because Keras 3 would take a method of
+    another class for a user's override.
+
+    Args:
+        model_class: `keras.Model` or `tf_keras.Model`.
+        name: Name of the method.
+        around: Takes the method and returns the new one.
+    """
+    owner = next((c for c in model_class.__mro__ if name in vars(c)), None)
+    if owner is None:
+        return
+    method = getattr(owner, name)
+    if not hasattr(method, _MARK):
+        replaced = functools.wraps(method)(around(method))
+        setattr(replaced, _MARK, True)
+        setattr(owner, name, replaced)
+
+
+_REBUILDS = ("load_model", "compile_from_config")
+
+
+def may_train(variables: Sequence[Any]) -> bool:
+    """Checks, before an optimizer creates variables, that the workers train together.
+
+    Args:
+        variables: The model's variables that the optimizer is built with.
+
+    Returns:
+        Whether they do. `False` while Keras loads a model outside of the strategy's scope. Keras
+        builds the optimizer of such a model even if it only predicts; its first training step
+        raises.
+
+    Raises:
+        ValueError: outside of the strategy's scope, unless Keras loads a model.
+    """
+    try:
+        workers.check_together(tf.distribute.get_strategy())
+        workers.check_in_scope([slots.tf_variable(v) for v in variables])
+    except ValueError:
+        if not is_loading():
+            raise
+        return False
+    return True
+
+
+def is_loading() -> bool:
+    """Returns whether Keras is loading or rebuilding a model in this thread."""
+    return any(name in _REBUILDS for name in keras_functions())
+
+
+def keras_functions() -> Iterator[str]:
+    """Yields the names of the Keras functions that run in this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # Reading `f_locals` would keep the frame's values alive, such as iterators.
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("keras", "tf_keras"):
+            yield frame.f_code.co_name
+        frame = frame.f_back
