@@ -145,8 +145,8 @@ def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repe
         wait(totals)
         times.append(time.perf_counter() - start)
     steps = times[2:]  # the first step traces, the second finds thresholds
-    starts = range(0, len(steps), method.period)
-    return statistics.median(statistics.fmean(steps[i : i + method.period]) for i in starts)
+    starts = range(0, len(steps), method.traits.period)
+    return statistics.median(statistics.fmean(steps[i : i + method.traits.period]) for i in starts)
 
 
 def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -108,8 +108,8 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
     beta_2 = momentum.of(inner).beta_2
     if beta_2 is not None and method.traits.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
         return (
-            f"{what} sends an element every {method.waiting_steps:.0f} steps on average, but the "
-            f"second moment of {name} decays in {1.0 / (1.0 - beta_2):.0f} steps, so elements take "
+            f"{what} sends an element every {method.traits.waiting_steps:.0f} steps on average, but "
+            f"the second moment of {name} decays in {1.0 / (1.0 - beta_2):.0f} steps, so elements take "
             "too long steps when they are sent. Use AMSGrad (tf_redsync.AMSGrad, "
             "Adam(amsgrad=True)), or a higher density; see docs/adaptive.md."
         )
@@ -123,8 +123,8 @@ def _of_one_mean(method: Method) -> str | None:
         return None
     return (
         f"quantized=True of RedSync drops the errors of its one mean: "
-        f"{one_mean(1.0 / method.waiting_steps)}. CodedTopK and CodedGMC keep their errors: with "
-        "fewer bits CodedTopK(density=0.01, momentum=0.9) reached 67.5 %; see docs/warm-up.md."
+        f"{one_mean(1.0 / method.traits.waiting_steps)}. CodedTopK and CodedGMC keep their errors: "
+        "with fewer bits CodedTopK(density=0.01, momentum=0.9) reached 67.5 %; see docs/warm-up.md."
     )
 
 
@@ -171,8 +171,8 @@ def _of_late_momentum(inner: Any, method: Method) -> str | None:
         to_method = f", and pass the momentum to the method, such as CodedGMC({found})"
     return (
         f"{found} of the inner optimizer {'is' if found.known else 'may be'} momentum that acts on "
-        f"stale gradients: {_name(method)} sends them {method.waiting_steps:,.0f} steps late on "
-        f"average. This cost {cost}. Instead, {found.removal}{to_method}; see docs/momentum.md and "
+        f"stale gradients: {_name(method)} sends them {method.traits.waiting_steps:,.0f} steps late "
+        f"on average. This cost {cost}. Instead, {found.removal}{to_method}; see docs/momentum.md and "
         "docs/adaptive.md."
     )
 

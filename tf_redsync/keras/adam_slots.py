@@ -1,6 +1,6 @@
 """Adam's update with a momentum, and optionally a variance, from the exchange.
 
-It serves methods whose totals are momenta (`Method.adam`). The rule of Adam is
+It serves methods whose totals are momenta (`AdamMoments`). The rule of Adam is
 
     m <- beta_1 m + (1 - beta_1) g;   v <- beta_2 v + (1 - beta_2) g^2
     w <- w - eta sqrt(1 - beta_2^t) / (1 - beta_1^t)  m / (sqrt(v) + epsilon)

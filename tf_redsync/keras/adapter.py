@@ -149,7 +149,9 @@ class Adapter:
             self._positions |= {id(form): position for form in forms}
             self._positions_of_parts[slots.key(tensors[position])] = position
         slots.keep_positive(self._inner)
-        if exchange.workers > 1 and any(b.method.adam for b in exchange.program.buckets):
+        if exchange.workers > 1 and any(
+            capability(b.method, AdamMoments) for b in exchange.schedule.buckets
+        ):
             self._adam = AdamSlots(self._inner, self.access.adam, exchange)
         if isinstance(exchange.schedule, LocalSteps):
             self._attach(exchange)

@@ -76,7 +76,7 @@ def drift_of(
     """
     strategy, network = tf.distribute.get_strategy(), exchange.network
     # Without an exchange, weights are meant to differ.
-    apart = any(b.method.requests == "none" for b in exchange.program.buckets)
+    apart = any(b.method.traits.requests == "none" for b in exchange.schedule.buckets)
     if not every or network.workers == 1 or not network.in_branches or apart:
         return None
     local, own_steps = strategy.experimental_local_results, exchange.schedule.own_steps

@@ -25,9 +25,9 @@ from tf_redsync.keras import (
     backups,
     consistency,
     data_amounts,
+    exchange_state,
     models,
     own_weights,
-    saved_exchange,
     training_length,
 )
 from tf_redsync.step import strategy_hooks
@@ -180,7 +180,7 @@ class FitHook(ForTfKeras):
             self._warn_of_length(exchange)
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations
-            saved_exchange.warn_if_fresh(exchange, begun, "this run")
+            exchange_state.warn_if_fresh(exchange, begun, "this run")
         consistency.compare_rate(self.model, f"epoch {epoch} begins")
         self._skipped = models.skipped_steps(self.model)
 

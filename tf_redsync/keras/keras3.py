@@ -19,7 +19,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.config import imported_only
-from tf_redsync.keras import conflicts, loss_scaling, models, own_weights, saved_exchange
+from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, own_weights
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Inner, Wrapper, install
 from tf_redsync.network import collectives

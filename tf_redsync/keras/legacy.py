@@ -15,9 +15,9 @@ from typing_extensions import override
 from tf_redsync import requirements
 from tf_redsync.keras import (
     conflicts,
+    exchange_state,
     loss_scaling,
     models,
-    saved_exchange,
     slots,
 )
 from tf_redsync.keras.tf_keras import SCALING, inner_from_config

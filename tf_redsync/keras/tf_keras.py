@@ -15,9 +15,9 @@ from tf_redsync import requirements
 from tf_redsync.config import imported_only
 from tf_redsync.keras import (
     conflicts,
+    exchange_state,
     loss_scaling,
     models,
-    saved_exchange,
 )
 from tf_redsync.keras.wrapper import Inner, Wrapper, install
 

@@ -159,7 +159,7 @@ def _number(pair: tuple[str, Any]) -> tuple[str, Any]:
 
 def _trial(exchange: Any) -> str | None:
     """Returns the verdict of `Auto`'s trial; `None` without a finished trial."""
-    times = getattr(exchange.program, "times", None)
+    times = getattr(exchange.schedule, "times", None)
     verdict = 0 if times is None else int(times.verdict.numpy())
     return {1: "compressed", 2: "dense"}.get(verdict)
 

@@ -108,7 +108,7 @@ class Sampler:
     @property
     def stale(self) -> bool:
         """Whether the exchange has new variables, because a restored `Auto` chose other methods."""
-        return self.exchange.program is not self._program
+        return self.exchange.schedule is not self._schedule
 
     def sample(self) -> Sample:
         """Returns a sample; call it between two steps."""
