@@ -69,7 +69,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
 
     Raises:
         TypeError: for something that is not an optimizer.
-        ValueError: for a name that Keras does not know, an optimizer that is wrapped already, or
+        ValueError: for a name that Keras does not know, an optimizer that is already wrapped, or
             momentum on both sides; when it is built, for two levels without direct collectives.
 
     Example:
@@ -152,7 +152,7 @@ def _instance(optimizer: Any) -> Any:
 def _adapter(optimizer: Any) -> Any:
     if hasattr(optimizer, "exchange") and hasattr(optimizer, "inner_optimizer"):
         raise ValueError(
-            "`optimizer` is wrapped already. Received: "
+            "`optimizer` is already wrapped. Received: "
             f"optimizer={type(optimizer).__name__} around "
             f"{type(optimizer.inner_optimizer).__name__}. Wrap the inner optimizer once."
         )

@@ -46,8 +46,12 @@ IN_A_RULE = rs.Policy(default=rs.Dense(), rules=(rs.Rule(pattern="a", method=QUA
             ["qu"],
         ),
         (MOMENTUM, rs.SBC.preset(3), ["SBC .* every 100 steps"]),
-        (MOMENTUM, rs.TopK(density=0.03), ["momentum=0.9 of the inner.*TopK sends, 33 steps late"]),
-        (MOMENTUM, rs.Coded(method=rs.TopK()), ["momentum=0.9 .* Coded sends, 100 steps late"]),
+        (
+            MOMENTUM,
+            rs.TopK(density=0.03),
+            ["momentum=0.9 of the inner.*TopK sends them 33 steps late"],
+        ),
+        (MOMENTUM, rs.Coded(method=rs.TopK()), ["momentum=0.9 .* Coded sends them 100 steps late"]),
         (MOMENTUM, QUANTIZED, ["momentum=0.9 .* 1,000 steps late", "quantized=True"]),
     ],
 )
@@ -96,9 +100,9 @@ def test_long_rounds_quote_the_nearest_measured_setting(method, figure):
         # docs/accuracy.md and docs/warm-up.md, CIFAR-10, three epochs.
         (MOMENTUM, rs.RedSync(), ["60.8 %", "61.7 %", "64.0 %", "density 0.1 %"]),
         (MOMENTUM, rs.TopK(density=0.02), ["66.8 %", "67.9 %", "69.2 %", "density 3 %"]),
-        ({}, QUANTIZED, ["58.1 % in place of 63.7 %", "density 0.1 %"]),
-        ({}, rs.RedSync(quantized=True, density=0.02), ["62.6 % in place of 67.5 %", "1 %"]),
-        ({}, rs.RedSync(quantized=True, density=0.5), ["66.0 % in place of 68.2 %", "10 %"]),
+        ({}, QUANTIZED, ["58.1 % instead of 63.7 %", "density 0.1 %"]),
+        ({}, rs.RedSync(quantized=True, density=0.02), ["62.6 % instead of 67.5 %", "1 %"]),
+        ({}, rs.RedSync(quantized=True, density=0.5), ["66.0 % instead of 68.2 %", "10 %"]),
     ],
 )
 def test_losses_are_those_at_the_users_density(inner, method, figures):
@@ -110,10 +114,10 @@ def test_losses_are_those_at_the_users_density(inner, method, figures):
     ("method", "figures"),
     [
         # docs/adaptive.md, characters, 600 steps.
-        (rs.CodedTopK(density=0.03), ["10.2 in place of 7.3", "density 3 %"]),
-        (rs.CodedTopK(density=0.011), ["12.2 in place of 8.4", "density 1 %"]),
-        (rs.PowerSGD(), ["8.7 in place of 7.6"]),
-        (rs.ACPSGD(), ["10.4 in place of 7.6"]),
+        (rs.CodedTopK(density=0.03), ["10.2 instead of 7.3", "density 3 %"]),
+        (rs.CodedTopK(density=0.011), ["12.2 instead of 8.4", "density 1 %"]),
+        (rs.PowerSGD(), ["8.7 instead of 7.6"]),
+        (rs.ACPSGD(), ["10.4 instead of 7.6"]),
     ],
 )
 def test_losses_with_adam_are_those_of_the_method(method, figures):
@@ -147,7 +151,11 @@ def test_settings_that_do_not(inner, method):
 @loop(
     ("beta_1", "method", "words"),
     [
-        (0.9, rs.CodedTopK(density=0.03), ["beta_1=0.9 of the inner.*CodedTopK sends, 33 steps"]),
+        (
+            0.9,
+            rs.CodedTopK(density=0.03),
+            ["beta_1=0.9 of the inner.*CodedTopK sends them 33 steps"],
+        ),
         (
             0.9,
             rs.CodedTopK(density=0.001),
@@ -200,7 +208,7 @@ def test_explain_says_so_of_what_is_in_use(mirrored):
             optimizer.build(weights)
             told.append(optimizer.explain())
     (hint,) = told[0].hints
-    assert "TopK sends, 100 steps late" in hint and f"\naccuracy: {hint}" in str(told[0])
+    assert "TopK sends them 100 steps late" in hint and f"\naccuracy: {hint}" in str(told[0])
     assert told[1].hints == () and "accuracy:" not in str(told[1])
 
 
@@ -267,7 +275,7 @@ def test_a_density_below_one_over_the_steps(mirrored, family):
         model = model_of(family, rs.TopK(density=0.01, dense_below=0))
     (text,) = warned(fit(model))
     assert "TopK sends an element of " in text and "every 100 steps on average" in text
-    assert "(density 0.01), and this training has 8 of them" in text
+    assert "(density 0.01), but this training has 8 of them" in text
     # Of 1101 elements 51 are biases, and dense.
     assert "95% of the weights" in text and "Set a density of 0.12 or more" in text
     assert not warned(fit(model))  # once

@@ -100,7 +100,7 @@ def test_equal_measurements_give_equal_decisions_and_tables():
 
 def test_the_table():
     lines = str(AUTO.decide(SPECS, measured(1e6, 0.001), 400_000)).splitlines()
-    assert "4 workers" in lines[0] and "all-to-all 1.00 ms a hop and 1.0 MB/s" in lines[0]
+    assert "4 workers" in lines[0] and "all-to-all 1.00 ms per hop and 1.0 MB/s" in lines[0]
     assert lines[1].split() == [
         *("bucket", "tensors", "elements", "Dense", "ms", "RedSync", "ms", "ACPSGD", "ms"),
         "chosen",

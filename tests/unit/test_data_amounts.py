@@ -42,6 +42,6 @@ def test_amounts_that_do_not(amounts):
 
 def test_the_text_names_each_amount_and_how_to_trim():
     text = conflict([(10, 10)] * 60 + [(8, 8)] * 2, 1, "evaluate")
-    assert "dataset.take(8)" in text and "the same `steps` on" in text
+    assert "dataset.take(8)" in text and "the same `steps`" in text
     assert "worker 60, 61: 8 batches" in text
     assert len(conflict([(n, n) for n in range(1, 100)], 1, "fit").splitlines()) < 25

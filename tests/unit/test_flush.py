@@ -104,7 +104,7 @@ def test_nothing_waits_in_a_dense_exchange(mirrored):
 
 def test_before_the_first_step():
     optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK())
-    with pytest.raises(RuntimeError, match="`flush` comes after training"):
+    with pytest.raises(RuntimeError, match="`flush` must follow training"):
         optimizer.flush()
 
 

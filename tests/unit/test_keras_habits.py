@@ -58,7 +58,9 @@ def test_a_loss_scale_optimizer_around_the_wrapper_goes_inside(mixed_float16, fa
     fit(model)
     again = type(model.optimizer).from_config(model.optimizer.get_config())
     assert again.get_config() == model.optimizer.get_config()
-    with pytest.raises(ValueError, match="wrap the other way round"):  # a loop of one's own
+    with pytest.raises(
+        ValueError, match=r"DistributedOptimizer\(.*LossScaleOptimizer\(inner"
+    ):  # a loop of one's own
         alone = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
         around, variable = mixed_float16(alone), tf_keras.layers.Dense(1)
         variable.build((None, 2))

@@ -118,7 +118,7 @@ def test_wrapping_twice(family):
     refused(
         ValueError,
         lambda: rs.DistributedOptimizer(once, rs.RedSync()),
-        "`optimizer` is wrapped already",
+        "`optimizer` is already wrapped",
         f"optimizer={type(once).__name__} around SGD",
     )
 
@@ -127,7 +127,7 @@ def test_wrapping_twice(family):
 def test_wrapping_the_same_inner_optimizer_twice(family):
     inner = FAMILIES[family].SGD(0.1)
     rs.DistributedOptimizer(inner, rs.Dense())
-    refused(ValueError, lambda: rs.DistributedOptimizer(inner, rs.RedSync()), "wrapped already")
+    refused(ValueError, lambda: rs.DistributedOptimizer(inner, rs.RedSync()), "already wrapped")
 
 
 BOTH_SIDES = [

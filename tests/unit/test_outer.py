@@ -71,11 +71,11 @@ def test_one_dense_beginning():
     assert optimizer.exchange.warm_up.wanted == rs.DenseWarmUp(steps=7)
     again = type(optimizer).from_config(optimizer.get_config())
     assert again.exchange.warm_up.wanted == rs.DenseWarmUp(steps=7)
-    with pytest.raises(ValueError, match="PostLocalSGD has a dense beginning of its own"):
+    with pytest.raises(ValueError, match="PostLocalSGD has .* dense start.*warm_up=None"):
         rs.DistributedOptimizer(
             keras.optimizers.SGD(), rs.contrib.PostLocalSGD(), warm_up=rs.DenseWarmUp(5)
         )
-    with pytest.raises(ValueError, match="one `start`"):
+    with pytest.raises(ValueError, match="the same `start`"):
         rule = rs.Rule(pattern="x", method=rs.contrib.PostLocalSGD(start=8))
         policy = rs.Policy(default=rs.contrib.PostLocalSGD(start=7), rules=(rule,))
         rs.DistributedOptimizer(keras.optimizers.SGD(), policy)

@@ -293,7 +293,7 @@ def test_wrong_optimizers(when):
         refused(
             ValueError,
             lambda m=method: fit(wrapped(m), prune),
-            "`Prune` needs an optimizer whose method is tf_redsync.contrib.PacTrain",
+            "`Prune` needs an optimizer with the method tf_redsync.contrib.PacTrain",
             f"method={type(method).__name__}",
         )
     refused(

@@ -185,5 +185,5 @@ def test_tf_keras_models_save_and_load(strategy, tmp_path):
 def test_the_inner_optimizer_cannot_be_used_alone(strategy):
     with strategy.scope():
         wrapped = rs.DistributedOptimizer(keras.optimizers.SGD(0.05), METHOD)
-        with pytest.raises(ValueError, match="wrapped already"):
+        with pytest.raises(ValueError, match="already wrapped"):
             rs.DistributedOptimizer(wrapped.inner_optimizer, METHOD)

@@ -108,9 +108,9 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
     beta_2 = momentum.of(inner).beta_2
     if beta_2 is not None and method.traits.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
         return (
-            f"{what} sends an element every {method.traits.waiting_steps:.0f} steps on average, but "
-            f"the second moment of {name} decays in {1.0 / (1.0 - beta_2):.0f} steps, so elements take "
-            "too long steps when they are sent. Use AMSGrad (tf_redsync.AMSGrad, "
+            f"{what} sends an element every {method.traits.waiting_steps:.0f} steps on average, "
+            f"but the second moment of {name} decays in {1.0 / (1.0 - beta_2):.0f} steps, so "
+            "elements take too long steps when they are sent. Use AMSGrad (tf_redsync.AMSGrad, "
             "Adam(amsgrad=True)), or a higher density; see docs/adaptive.md."
         )
     return None
@@ -171,9 +171,9 @@ def _of_late_momentum(inner: Any, method: Method) -> str | None:
         to_method = f", and pass the momentum to the method, such as CodedGMC({found})"
     return (
         f"{found} of the inner optimizer {'is' if found.known else 'may be'} momentum that acts on "
-        f"stale gradients: {_name(method)} sends them {method.traits.waiting_steps:,.0f} steps late "
-        f"on average. This cost {cost}. Instead, {found.removal}{to_method}; see docs/momentum.md and "
-        "docs/adaptive.md."
+        f"stale gradients: {_name(method)} sends them {method.traits.waiting_steps:,.0f} steps "
+        f"late on average. This cost {cost}. Instead, {found.removal}{to_method}; see "
+        "docs/momentum.md and docs/adaptive.md."
     )
 
 
