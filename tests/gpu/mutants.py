@@ -27,7 +27,7 @@ TESTS = {
     "bloom_build": "bloom", "bloom_query": "bloom", "golomb_stream": "golomb",
     "golomb_decode": "golomb", "golomb_encode": "golomb", "groups": "select", "bits": "bits",
     "bitmaps": "bits", "rice": "bits", "encode_topk": "topk", "decode_topk": "topk",
-    "topk_plan": "topk",
+    "topk_plan": "topk", "block_quantize": "block_quantize",
 }  # fmt: skip
 ALL = (
     "chunks",
@@ -39,6 +39,7 @@ ALL = (
     "topk",
     "decode",
     "quantize",
+    "block_quantize",
     "select",
 )
 FOUND = "emulator: "

@@ -151,6 +151,33 @@ typedef struct {
    Magnitudes compare as bits, so that NaNs are the largest. */
 REDSYNC_GPU_API int redsync_gpu_chunked_top_k(const RedsyncGpuChunks* call, void* stream);
 
+/* ------------------------------------------------------------------------- block quantisation */
+
+typedef struct {
+  int64_t bits;  /* 8, 4 or 2. */
+  int64_t block; /* A multiple of 32, at most 2^31 - 1. */
+  int64_t rows;
+  int64_t size;        /* Of a row, a multiple of 32. */
+  const float* values; /* Device, [rows, size]. */
+  int32_t* messages;   /* Device, [rows, words]. */
+  float* errors;       /* Device, [rows, size]; may be `values`. */
+} RedsyncGpuBlockQuantize;
+
+typedef struct {
+  int64_t bits, block, rows, size; /* As above. */
+  int32_t sum;                     /* 0 or 1: whether rows are added up. */
+  const int32_t* messages;         /* Device, [rows, words]. */
+  float* values;                   /* Device, [rows, size], or [size] if `sum`. */
+} RedsyncGpuBlockDequantize;
+
+/* Words of a row's message, or -1 if an argument is out of its range. */
+REDSYNC_GPU_API int64_t redsync_gpu_block_words(int64_t bits, int64_t block, int64_t size);
+
+/* See custom_ops/core/cpu/block_quantize.h. */
+REDSYNC_GPU_API int redsync_gpu_block_quantize(const RedsyncGpuBlockQuantize* call, void* stream);
+REDSYNC_GPU_API int redsync_gpu_block_dequantize(const RedsyncGpuBlockDequantize* call,
+                                                 void* stream);
+
 /* -------------------------------------------------------------------------------- checksums */
 
 typedef struct {

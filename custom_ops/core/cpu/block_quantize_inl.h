@@ -1,0 +1,107 @@
+// The loops of block_quantize.cc, which includes this file once per instruction set, each time
+// inside a namespace; the compiler vectorises them. No include guard, no include.
+
+// The bits of the largest magnitude.
+static int32_t Largest(const float* x, int n) {
+  int32_t largest = 0;
+  for (int i = 0; i < n; ++i) {
+    const int32_t bits = MagnitudeBits(x[i]);
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+// Vectors of 16 lanes, whatever the width of the registers.
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+
+// What each of some scales of one step saves of the sum of squares: the sum of scale (2 |x| -
+// scale) over the elements above half of it. Sums of lanes, then of pairs of lanes: the same order
+// everywhere.
+static void Saved(const float* x, int64_t n, const float* scales, float* saved) {
+  Floats sums[kScales] = {};
+  for (int64_t i = 0; i < n; i += 16) {
+    Ints bits;
+    __builtin_memcpy(&bits, x + i, sizeof(bits));
+    bits &= 0x7fffffff;
+    const Floats magnitude = reinterpret_cast<Floats>(bits);
+    for (int s = 0; s < kScales; ++s) {
+      const Ints counts = magnitude > 0.5f * scales[s];
+      const Floats each = magnitude + magnitude - scales[s];
+      sums[s] += reinterpret_cast<Floats>(reinterpret_cast<Ints>(each) & counts);
+    }
+  }
+  for (int s = 0; s < kScales; ++s) {
+    float lanes[16];
+    __builtin_memcpy(lanes, &sums[s], sizeof(lanes));
+    for (int distance = 8; distance > 0; distance /= 2) {
+      for (int j = 0; j < distance; ++j) lanes[j] += lanes[j + distance];
+    }
+    saved[s] = lanes[0] * scales[s];
+  }
+}
+
+// Rounds x / unit to integers in [-limit, limit], half to even.
+static void Encode(const float* x, int n, const Step& step, int8_t* codes, float* errors) {
+  const float most = static_cast<float>(step.limit);
+#pragma GCC ivdep
+  for (int i = 0; i < n; ++i) {
+    const float value = x[i];
+    float steps = value * step.inverse;
+    steps = steps < most ? steps : most;
+    steps = steps > -most ? steps : -most;
+    const int32_t code = BitsOf(steps + kRound) - kRoundBits;
+    codes[i] = static_cast<int8_t>(code);
+    if (errors) errors[i] = value - static_cast<float>(code) * step.unit;
+  }
+}
+
+// Packs codes of 8, 4 or 2 bits, the first one lowest, into n * bits / 8 bytes. The codes of a byte
+// are read as one integer.
+static void Pack(int bits, const int8_t* codes, int n, uint8_t* packed) {
+  if (bits == 8) {
+    __builtin_memcpy(packed, codes, n);
+  } else if (bits == 4) {
+    for (int i = 0; i < n / 2; ++i) {
+      uint16_t two;
+      __builtin_memcpy(&two, codes + 2 * i, sizeof(two));
+      packed[i] = static_cast<uint8_t>((two & 15) | (two >> 4 & 0xf0));
+    }
+  } else {
+    for (int i = 0; i < n / 4; ++i) {
+      uint32_t four;
+      __builtin_memcpy(&four, codes + 4 * i, sizeof(four));
+      packed[i] = static_cast<uint8_t>((four & 3) | (four >> 6 & 0xc) | (four >> 12 & 0x30) |
+                                       (four >> 18 & 0xc0));
+    }
+  }
+}
+
+static void Unpack(int bits, const uint8_t* packed, int n, int8_t* codes) {
+  if (bits == 8) {
+    __builtin_memcpy(codes, packed, n);
+  } else if (bits == 4) {
+    for (int i = 0; i < n / 2; ++i) {
+      const uint32_t two = packed[i];
+      const uint32_t low = ((two & 15) ^ 8) - 8, high = (two >> 4 ^ 8) - 8;
+      const auto both = static_cast<uint16_t>((low & 0xff) | high << 8);
+      __builtin_memcpy(codes + 2 * i, &both, sizeof(both));
+    }
+  } else {
+    for (int i = 0; i < n / 4; ++i) {
+      const uint32_t four = packed[i];
+      uint32_t spread = (four & 3) | (four & 0xc) << 6 | (four & 0x30) << 12 | (four & 0xc0) << 18;
+      spread = (spread ^ 0x02020202u) + 0x7e7e7e7eu;  // A byte's code less 2, plus 128.
+      spread ^= 0x80808080u;
+      __builtin_memcpy(codes + 4 * i, &spread, sizeof(spread));
+    }
+  }
+}
+
+static void Decode(const int8_t* codes, int n, float unit, float* out) {
+  for (int i = 0; i < n; ++i) out[i] = static_cast<float>(codes[i]) * unit;
+}
+
+static void Add(const int8_t* codes, int n, float unit, float* out) {
+  for (int i = 0; i < n; ++i) out[i] += static_cast<float>(codes[i]) * unit;
+}

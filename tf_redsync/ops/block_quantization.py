@@ -1,0 +1,120 @@
+"""Block quantisation: integers of 8, 4 or 2 bits with a shared scale per block.
+
+A row of n elements becomes a message of int32 words:
+
+    [flag] [scales, two bfloat16 in a word, the first one low] [codes]
+
+A code is a signed integer of `bits` bits, the first one lowest in its word. n is a multiple of 32,
+so codes end with a word; the last block of a row may be shorter than the others.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_redsync.ops import native
+from tf_redsync.ops.native import runs_natively
+from tf_redsync.ops.reference import block_quantization as reference
+
+BITS = (8, 4, 2)
+BLOCK_UNIT = 32  # elements; blocks and rows are multiples
+
+
+def block_words(size: int, *, bits: int, block: int) -> int:
+    """Return the number of int32 words of a message for a row of `size` elements.
+
+    Example:
+        >>> block_words(1024, bits=4, block=256)  # flag, 4 scales, 1,024 codes
+        131
+    """
+    return 1 + -(-size // (2 * block)) + size // 32 * bits
+
+
+def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Quantise rows, and return their messages and what these leave out.
+
+    The values of a block are `-L u, ..., -u, 0, u, ..., L u` with `L = 2^(bits - 1) - 1` and
+    `u = scale / L`. An element x becomes the nearest one: the integer next to `x (1 / u)`, half to
+    even, at most L. The scale is the largest magnitude of the block, rounded up to bfloat16. With 2
+    bits, values are `-scale, 0, scale`, and the scale is that one of 1, 0.8, 0.6 and 0.45 times the
+    largest magnitude which leaves the least sum of squares. Scales below 2^-100 are 0.
+
+    All arithmetic is float32, and sums have a fixed order: messages are equal on every device.
+
+    Args:
+        rows: float32 `[rows, n]`, n a multiple of 32.
+        bits: 8, 4 or 2.
+        block: Elements that share a scale, a multiple of 32.
+
+    Returns:
+        Messages, int32 `[rows, words]`, and errors, `rows - decoded`, float32 `[rows, n]`. All
+        messages are zero, and errors unspecified, if an element of any row is not finite or has a
+        magnitude of 2^126 or more.
+
+    Raises:
+        TypeError: for a dtype other than float32.
+        ValueError: for a shape, `bits` or `block` out of range.
+
+    Reference:
+        Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022; shares as a
+        short search for the scale of least error. `benchmarks/methods/block_levels.py` compares
+        levels, scales and blocks on gradients.
+
+    Example:
+        >>> rows = tf.constant([[8.0, -4.0, 1.0, 0.25] + [0.0] * 28])
+        >>> messages, errors = block_quantize(rows, bits=4, block=32)
+        >>> block_dequantize(messages, 32, bits=4, block=32)[0, :4].numpy()
+        array([ 8.       , -3.4285715,  1.1428572,  0.       ], dtype=float32)
+    """
+    rows = tf.convert_to_tensor(rows)
+    if rows.dtype != tf.float32:
+        raise TypeError(f"`rows` must be float32. Received: {rows.dtype.name}.")
+    if rows.shape.rank != 2 or (rows.shape[1] is not None and rows.shape[1] % BLOCK_UNIT):
+        raise ValueError(
+            f"`rows` must have shape [rows, n], n a multiple of {BLOCK_UNIT}. Received: shape "
+            f"{rows.shape}."
+        )
+    _check_format(bits, block)
+    if runs_natively([rows]):
+        return tuple(native.load().redsync_block_quantize(values=rows, bits=bits, block=block))
+    return reference.block_quantize(rows, bits=bits, block=block)
+
+
+def block_dequantize(
+    messages: tf.Tensor, size: int | tf.Tensor, *, bits: int, block: int, add: bool = False
+) -> tf.Tensor:
+    """Decode messages of `block_quantize`.
+
+    Any words are decoded; a message of zeros stands for zeros.
+
+    Args:
+        messages: int32 `[rows, words]`.
+        size: n, the number of elements of a row; an int or an int64 scalar.
+        bits: As given to `block_quantize`, like `block`.
+        block: See there.
+        add: Whether the rows are added up, in their order, starting from 0.
+
+    Returns:
+        float32 `[rows, n]`, or `[n]` if they are added up.
+
+    Raises:
+        ValueError: for `bits` or `block` out of range.
+        tf.errors.InvalidArgumentError: when run, for messages of a wrong length.
+    """
+    _check_format(bits, block)
+    messages = tf.convert_to_tensor(messages, tf.int32)
+    size = tf.convert_to_tensor(size, tf.int64)
+    if runs_natively([messages]):
+        return native.load().redsync_block_dequantize(
+            messages=messages, size=size, bits=bits, block=block, sum=add
+        )
+    return reference.block_dequantize(messages, size, bits=bits, block=block, add=add)
+
+
+def _check_format(bits: int, block: int) -> None:
+    if bits not in BITS:
+        raise ValueError(f"`bits` must be 8, 4 or 2. Received: bits={bits}.")
+    if block < 1 or block % BLOCK_UNIT:
+        raise ValueError(
+            f"`block` must be a positive multiple of {BLOCK_UNIT}. Received: block={block}."
+        )
