@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # tests/unit/test_exports.py holds this to what there is
     from tf_redsync.exchange.method import Method as Method
     from tf_redsync.keras.accuracy import AccuracyWarning as AccuracyWarning
     from tf_redsync.keras.amsgrad import AMSGrad as AMSGrad
+    from tf_redsync.methods.block_quantized import BlockQuantized as BlockQuantized
     from tf_redsync.methods.cd_sgd import CDSGD as CDSGD
     from tf_redsync.methods.coded import Coded as Coded
     from tf_redsync.methods.coded_topk import CodedTopK as CodedTopK

@@ -1,4 +1,7 @@
-"""Block quantisation in plain numpy: nearest levels by search, a loop over blocks."""
+"""Block quantisation in plain numpy: nearest levels by search, a loop over blocks.
+
+A level is found in float64; what it stands for, sums and errors are float32, as on the workers.
+"""
 
 import numpy as np
 
@@ -34,7 +37,7 @@ def block_scale(block, bits):
 
 
 def quantized(row, bits, block):
-    """Codes and scales of a row, and its decoded values, float64."""
+    """Codes and scales of a row, and its decoded values, float32."""
     codes, scales, values = [], [], []
     for begin in range(0, len(row), block):
         part = row[begin : begin + block]
@@ -42,7 +45,7 @@ def quantized(row, bits, block):
         code = nearest(part, scale, bits)
         codes.append(code)
         scales.append(scale)
-        values.append(code * (np.float64(scale) / LEVELS[bits][-1]))
+        values.append(np.float32(code) * (scale / np.float32(LEVELS[bits][-1])))
     return np.concatenate(codes), np.array(scales, np.float32), np.concatenate(values)
 
 
@@ -57,3 +60,56 @@ def message_parts(message, size, bits, block):
         code = int(words[i * bits // 32]) >> (i * bits % 32) & (2**bits - 1)
         codes.append(code - 2**bits if code >= 2 ** (bits - 1) else code)
     return message[0], np.array(codes), scales
+
+
+class BlockOracle:
+    """Dense sums with feedback on both sides; all tensors of a step are one vector.
+
+    Args:
+        shapes: Of the tensors.
+        workers: Number of workers. Two of them exchange whole vectors.
+        bits: Of a code.
+        block: Elements that share a scale.
+    """
+
+    def __init__(self, shapes, workers: int, bits: int, block: int):
+        self.shapes, self.bits, self.block = list(shapes), bits, block
+        self.sizes = [int(np.prod(s)) for s in shapes]
+        self.vectors = [np.zeros(sum(self.sizes), np.float32) for _ in range(workers)]
+
+    @property
+    def residuals(self):
+        return [self._tensors(v) for v in self.vectors]
+
+    def follow(self, states) -> None:
+        """Go on from the state of float32 workers: near ties round to other levels."""
+        self.vectors = [np.concatenate([np.ravel(e) for e in s["residual"]]) for s in states]
+
+    def step(self, grads) -> list[np.ndarray]:
+        """One step; `grads[worker][tensor]`. Returns the totals."""
+        sums = [
+            e + np.concatenate([np.ravel(g) for g in own])
+            for e, own in zip(self.vectors, grads, strict=True)
+        ]
+        workers = len(grads)
+        parts = 1 if workers == 2 else workers
+        size = sums[0].size
+        length = -(-size // (32 * parts)) * 32
+        padded = [np.pad(p, (0, parts * length - size)).reshape(parts, length) for p in sums]
+        sent = [np.stack([self._sent(part) for part in p]) for p in padded]
+        errors = [p - q for p, q in zip(padded, sent, strict=True)]
+        total = sum(sent)
+        if parts > 1:
+            for owner in range(workers):
+                exact = total[owner] + errors[owner][owner]  # it knows its own part
+                total[owner] = self._sent(exact)
+                errors[owner][owner] = exact - total[owner]
+        self.vectors = [e.ravel()[:size] for e in errors]
+        return self._tensors(total.ravel()[:size])
+
+    def _sent(self, row):
+        return quantized(row, self.bits, self.block)[2]
+
+    def _tensors(self, vector):
+        parts = np.split(vector, np.cumsum(self.sizes)[:-1])
+        return [p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)]

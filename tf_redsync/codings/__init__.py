@@ -21,10 +21,12 @@ Bits per position, for 2^22 elements, from `codings.compare`:
 | values | bits per value |
 |---|---|
 | `Float32`, `Half` | 32, 16 |
+| `BlockValues` | 8, 4 or 2, and 16 per block of values for its scale |
 | `SignedLevels` | 1 to 4: a sign, and one of up to 8 magnitudes per tensor |
 """
 
 from tf_redsync.codings.base import Capacity, IndexCoding, ValueCoding
+from tf_redsync.codings.block_values import BlockValues
 from tf_redsync.codings.cheapest import Cheapest, Comparison, compare
 from tf_redsync.codings.delta import DeltaPacking
 from tf_redsync.codings.elias_fano import EliasFano
@@ -37,6 +39,7 @@ from tf_redsync.codings.signed_levels import SignedLevels
 
 __all__ = [
     "Bitmap",
+    "BlockValues",
     "Capacity",
     "Cheapest",
     "Comparison",

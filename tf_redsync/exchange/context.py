@@ -24,6 +24,21 @@ class Rounding:
 
 
 @dataclasses.dataclass(frozen=True)
+class BlockRounding:
+    """Integers of a few bits with a shared scale per block, see `ops/block_quantization.py`.
+
+    Workers always learn what their values lose.
+
+    Attributes:
+        bits: 8, 4 or 2.
+        block: Elements that share a scale.
+    """
+
+    bits: int
+    block: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Context:
     """One step of one bucket on one worker, apart from its gradients and state.
 
@@ -44,5 +59,5 @@ class Context:
     rank: Any
     step: tf.Tensor
     scale: tf.Tensor | None = None
-    rounding: Rounding | None = None
+    rounding: Rounding | BlockRounding | None = None
     coding: Any = None

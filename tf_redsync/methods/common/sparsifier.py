@@ -12,9 +12,10 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, ops
+from tf_redsync.codings.block_values import BlockValues
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
-from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.context import BlockRounding, Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Method, Payloads
 from tf_redsync.exchange.requests import AllGather, Request
@@ -139,10 +140,13 @@ def selected_payloads(plain: MessageLayout) -> Payloads:
 
 def coding_of(ctx: Context) -> MessageCoding | None:
     """Return how selected elements travel in an exchange, `None` for as they are."""
-    if ctx.coding is None and ctx.rounding is not None:
-        half = Half(dtype=ctx.rounding.dtype)
-        return MessageCoding(values=half, error_feedback=ctx.rounding.error_feedback)
-    return ctx.coding
+    rounding = ctx.rounding
+    if ctx.coding is not None or rounding is None:
+        return ctx.coding
+    if isinstance(rounding, BlockRounding):
+        return MessageCoding(values=BlockValues(bits=rounding.bits, block=rounding.block))
+    half = Half(dtype=rounding.dtype)
+    return MessageCoding(values=half, error_feedback=rounding.error_feedback)
 
 
 def delivered(

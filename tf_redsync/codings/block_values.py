@@ -1,0 +1,83 @@
+"""Values as integers of a few bits with a shared scale per block."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks
+from tf_redsync.codings.base import CodedValues, ValueCoding, used
+from tf_redsync.config import register
+from tf_redsync.ops import wire
+from tf_redsync.ops.block_quantization import (
+    BITS,
+    BLOCK_UNIT,
+    block_dequantize,
+    block_quantize,
+    block_words,
+)
+from tf_redsync.ops.wire import moved, only_row
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockValues(ValueCoding):
+    """Integers of a few bits with a shared scale per block, over the values of all tensors in turn.
+
+    The row of `ops.block_quantization`, without its flag. Positions ascend, so a block has the
+    values of neighbours in a tensor.
+
+    Args:
+        bits: 8, 4 or 2.
+        block: Values that share a scale, a multiple of 32.
+
+    Raises:
+        ValueError: for a hyper-parameter out of its range.
+    """
+
+    bits: int = 8
+    block: int = 256
+
+    any_slots: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        checks.choice("bits", self.bits, BITS)
+        checks.integer("block", self.block, low=BLOCK_UNIT)
+        if self.block % BLOCK_UNIT:
+            raise ValueError(
+                f"`block` must be a multiple of {BLOCK_UNIT}. Received: block={self.block}"
+            )
+
+    @override
+    def words(self, slots: Sequence[Any]) -> Any:
+        return block_words(_padded(slots), bits=self.bits, block=self.block) - wire.HEADER_WORDS
+
+    @override
+    def encode(
+        self, values: Sequence[tf.Tensor], counts: tf.Tensor, stream: tf.Tensor
+    ) -> CodedValues:
+        vector = tf.concat(list(values), axis=0)
+        size = tf.size(vector) if vector.shape[0] is None else vector.shape[0]
+        row = tf.pad(vector, [[0, -size % BLOCK_UNIT]])[tf.newaxis]
+        message, errors = block_quantize(row, bits=self.bits, block=self.block)
+        words = moved(lambda m: m[wire.HEADER_WORDS :], only_row(message))
+        usable = tf.equal(only_row(message)[0], 1)
+        # Values that cannot be sent stop the step: the message around this one looks at these.
+        sent = tf.where(usable, (row - errors)[0, :size], float("nan"))
+        return CodedValues(words, tf.split(sent, [tf.size(v) for v in values], num=len(values)))
+
+    @override
+    def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
+        messages = moved(lambda w: tf.pad(w, [[0, 0], [wire.HEADER_WORDS, 0]]), words)
+        size = tf.cast(_padded(slots), tf.int64)
+        rows = block_dequantize(messages, size, bits=self.bits, block=self.block)
+        parts = tf.split(rows[:, : sum(slots)], list(slots), axis=1, num=len(slots))
+        return [used(part, counts[:, i : i + 1]) for i, part in enumerate(parts)]
+
+
+def _padded(slots: Sequence[Any]) -> Any:
+    return sum(slots) + -sum(slots) % BLOCK_UNIT
