@@ -24,6 +24,7 @@ if __name__ == "__main__" and not __package__:
 import numpy as np
 
 NETWORKS = (("cifar10", "cnn"), ("cifar10", "resnet20"), ("charlm", "transformer"))
+FACTORS = {8: (), 4: (2.5, 3.0, 3.5, 4.0, 5.0), 2: (1.0, 1.25, 1.5, 1.75, 2.0)}
 BLOCKS = (64, 128, 256, 512, 1024)
 Levels = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
@@ -107,7 +108,7 @@ def fitted(rows: np.ndarray, levels: float, middle: bool, shares: Sequence[float
 
 
 def bounded(rows: np.ndarray, factor: float) -> np.ndarray:
-    """Return each row's largest magnitude, or a multiple of its root mean square if that is less."""
+    """Return each row's largest magnitude, at most a multiple of its root mean square."""
     rms = np.sqrt(np.square(rows).mean(axis=1))
     return bfloat16(np.minimum(largest(rows), np.float32(factor) * rms))
 
@@ -173,7 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{row['scale']:<28} {row['error']:.3e}"
         )
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+        lines = ",\n".join(map(json.dumps, rows))
+        options.json.write_text(f"[\n{lines}\n]\n")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class BlockQuantized(RoundingWrapper):
     Format. With L = 2^(bits - 1) - 1 and the scale c of a block, rounded up to bfloat16, values are
     the multiples of c / L from -c to c. c is the largest magnitude; with 2 bits, the best of four
     shares of it. A scale takes 16 / `block` bits per element. `ops/block_quantization.py` has the
-    arithmetic, `docs/block-quantized.md` the errors of other levels, scales and blocks.
+    arithmetic, docs/methods/BlockQuantized.md the errors of other levels, scales and blocks.
 
     Differences from the papers
 

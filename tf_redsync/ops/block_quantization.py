@@ -64,7 +64,7 @@ def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor
         >>> rows = tf.constant([[8.0, -4.0, 1.0, 0.25] + [0.0] * 28])
         >>> messages, errors = block_quantize(rows, bits=4, block=32)
         >>> block_dequantize(messages, 32, bits=4, block=32)[0, :4].numpy()
-        array([ 8.       , -3.4285715,  1.1428572,  0.       ], dtype=float32)
+        array([ 8.       , -3.4285717,  1.1428572,  0.       ], dtype=float32)
     """
     rows = tf.convert_to_tensor(rows)
     if rows.dtype != tf.float32:
