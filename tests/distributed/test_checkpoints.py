@@ -343,18 +343,18 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert "only worker 0 of 2 workers have a `BackupAndRestore`" in seen["backup of one"]
         assert "workers 0, 1 would write the same file" in seen["backup of all"]
         assert seen["backup of each"] == ""
-        assert "backups of different moments" in seen["lost"], seen["lost"]
+        assert "backups of different steps" in seen["lost"], seen["lost"]
         assert "not of one save" in seen["torn"], seen["torn"]
-        assert "would write the same file by `ModelCheckpoint`" in seen["models of all"]
+        assert "would write the same file with `ModelCheckpoint`" in seen["models of all"]
         assert seen["models of each"] == ""
-        assert "workers 0, 1 would write the same file by `CSVLogger`" in seen["table of all"]
+        assert "workers 0, 1 would write the same file with `CSVLogger`" in seen["table of all"]
         assert not seen["table there"], "it was opened before it was refused"
         for name in ("table of each False", "table of each True", "table of one"):
             assert seen[name] == ""
         assert "several" not in seen["file of each"]
     # Of two that save at once the one that looks last is told.
-    assert "m.keras' by `save`, and so does worker" in "".join(s["file of all"] for s in both)
-    assert "so does worker" not in both[0]["file of one"]
+    assert "m.keras' with `save`" in "".join(s["file of all"] for s in both)
+    assert "overwrite" not in both[0]["file of one"]
     for name in ("asked step", "signal step", "damaged steps"):
         assert both[0][name] == both[1][name]
     # Looked at when both are done: the chief deletes what is not kept while the other one goes on.

@@ -110,4 +110,4 @@ def test_the_report_reads_both(trained):
     found = records.load(pathlib.Path(trained[0]) / "all")
     assert [w.rank for w in found.workers] == [0, 1] and found.notes == ()
     (note,) = records.load(pathlib.Path(trained[0]) / "chief").notes
-    assert "of 2 workers 1 file found" in note
+    assert "1 file found of 2 workers" in note

@@ -132,3 +132,40 @@ def test_file_loads_into_the_plain_optimizer(fitted):
     assert int(model.optimizer.iterations.numpy()) == 4 * 4
     momentum = [v for v in model.optimizer.variables if "momentum" in v.path]
     assert momentum and all(np.abs(v.numpy()).max() > 0 for v in momentum)
+
+
+def fit_with_changing_sizes():
+    """Weights and bytes of a warm-up of densities, one or four steps per call of the function."""
+    import keras
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    found = {}
+    for family in (keras, tf_keras):
+        for steps in (1, 4):
+            with strategy.scope():
+                model = problems.network(family)
+                method = rs.RedSync(
+                    density=0.05,
+                    dense_below=0,
+                    warm_up=rs.ExponentialWarmUp(5, (0.5, 0.2)),
+                )
+                optimizer = rs.DistributedOptimizer(family.optimizers.SGD(0.05), method)
+                model.compile(optimizer=optimizer, loss="mse", steps_per_execution=steps)
+            model.fit(problems.dataset(48, 12), epochs=4, verbose=0)  # 16 steps
+            name = f"{family.__name__}/{steps}"
+            found[f"{name}/weights"] = np.concatenate([w.ravel() for w in model.get_weights()])
+            found[f"{name}/bytes"] = float(optimizer.exchange.bytes_sent.numpy())
+    return found
+
+
+def test_messages_that_change_their_size_within_one_call():
+    first, second = run_workers(fit_with_changing_sizes, timeout=200)
+    for family in ("keras", "tf_keras"):
+        weights = [w[f"{family}/{n}/weights"] for w in (first, second) for n in (1, 4)]
+        for other in weights[1:]:
+            np.testing.assert_allclose(other, weights[0], rtol=1e-5, atol=1e-6)
+        assert first[f"{family}/1/bytes"] == first[f"{family}/4/bytes"] > 0

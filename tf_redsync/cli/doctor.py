@@ -26,7 +26,7 @@ PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-add
 OPS = (
     "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
     "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "chunked_top_k",
-    "select_and_code", "uncode", "seal", "open",
+    "block_quantize", "block_dequantize", "select_and_code", "uncode", "seal", "open",
     "pack_bits", "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
 )  # fmt: skip
 

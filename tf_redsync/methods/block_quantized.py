@@ -10,7 +10,7 @@ from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.exchange.context import BlockRounding
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.rounding_wrapper import RoundingWrapper
+from tf_redsync.methods.half import RoundingWrapper
 from tf_redsync.ops.block_quantization import BITS, BLOCK_UNIT
 
 
@@ -82,7 +82,9 @@ class BlockQuantized(RoundingWrapper):
     @override
     def traits(self) -> Traits:
         return dataclasses.replace(
-            super().traits, paper="Xie et al. 2024", bits="(bits + 16 / block) (1 + 1 / K)"
+            super().traits,
+            paper="Xie et al. 2024",
+            bits="(bits + 16 / block) (1 + 1 / K); K = 2: bits + 16 / block",
         )
 
     @property

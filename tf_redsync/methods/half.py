@@ -4,14 +4,112 @@ from __future__ import annotations
 
 import dataclasses
 
+import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.codings.plain import HALVES
 from tf_redsync.config import register
-from tf_redsync.exchange.context import Rounding
+from tf_redsync.exchange import feedback
+from tf_redsync.exchange.context import BlockRounding, Context, Rounding
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Exchange, Method, Payloads, State
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.rounding_wrapper import RoundingWrapper
+from tf_redsync.methods.common.rounded_all_reduce import all_reduced, rounded_payloads
+from tf_redsync.methods.common.wrapper import MethodWrapper
+from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.local_sgd import LocalSGD
+from tf_redsync.methods.streaming import StreamingDiLoCo
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundingWrapper(MethodWrapper):
+    """Rounds what is added up over the workers, and keeps the errors in a residual.
+
+    Subclasses define `rounding` and `name`.
+    """
+
+    def __post_init__(self) -> None:
+        inside = self.adds_up
+        if not (inside is None or (isinstance(inside, Method) and inside.traits.rounds_values)):
+            raise ValueError(
+                "`method` must be None for the dense gradients, or a method that sends values, "
+                "such as RedSync, DGC, TopK, MSTopK, SIDCo, GMC, FixedThreshold, SparDL, "
+                "RandomK, RandomBlock, PowerSGD, ACPSGD, LocalSGD or DiLoCo: what others send are "
+                "no numbers to round, and Coded rounds by itself, with values=codings.Half(). "
+                f"Received: method={self.method!r}"
+            )
+
+    @property
+    def rounding(self) -> Rounding | BlockRounding:
+        """How values travel."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The format in a word or two."""
+        raise NotImplementedError
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether rounding errors are kept."""
+        return isinstance(self.rounding, BlockRounding) or self.rounding.error_feedback
+
+    @property
+    def adds_up(self) -> Method | None:
+        """The method that adds up; `None` if this wrapper does, all of its input."""
+        method = self.method
+        if method == Dense():
+            return None
+        changes = isinstance(method, LocalSGD) and type(method).exchange is LocalSGD.exchange
+        changes |= isinstance(method, StreamingDiLoCo) and method.value_bits == 32
+        return None if changes else method
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        inside = self.adds_up
+        kinds = {"residual": "sum"} if self.has_feedback else {}
+        return dataclasses.replace(
+            super().traits,
+            paper="-",
+            requests="all-to-all, then all-gather, of values; or as the method",
+            state_kinds=kinds if inside is None else inside.traits.state_kinds,
+            conserves=self.has_feedback and (self.method is None or self.method.traits.conserves),
+            # Dense totals are numbers that were received
+            totals_may_overflow=inside is not None and inside.traits.totals_may_overflow,
+        )
+
+    @override
+    def dense(self) -> Method:
+        """Tensors that the method refuses are small: they travel in float32."""
+        return self if self.adds_up is None else self.adds_up.dense()
+
+    @override
+    def describe(self, spec: TensorSpec) -> str:
+        return (self.method.describe(spec) if self.method else "sum") + f" in {self.name}"
+
+    @override
+    def init(self, layout: BucketLayout) -> State:
+        return Method.init(self, layout) if self.adds_up is None else self.adds_up.init(layout)
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
+        if self.adds_up is not None:
+            return None
+        elements = sum(s.size for s in layout.specs)
+        return rounded_payloads(self.rounding, elements, layout.workers)
+
+    @override
+    def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        ctx = dataclasses.replace(ctx, rounding=self.rounding)
+        if self.adds_up is not None:
+            return (yield from self.adds_up.exchange(grads, state, ctx))
+        values = feedback.scaled(grads, ctx.scale)
+        if self.has_feedback:
+            values = [e + g for e, g in zip(state["residual"], values, strict=True)]
+        totals, errors = yield from all_reduced(ctx, values)
+        return totals, {"residual": errors} if self.has_feedback else {}
 
 
 @register

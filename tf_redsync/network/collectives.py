@@ -42,6 +42,7 @@ _COLLECTIVES = {
 }
 _STRATEGY_KEYS = 100  # group keys reserved for a strategy, for its devices and hosts
 _strategies = itertools.count(1)
+_STRIDE = 7919  # between the keys of sizes that differ by one
 _TOKENS = 256  # a function with more collectives uses tokens several times
 
 
@@ -186,8 +187,10 @@ class DirectCollectives(PublicCollectives):
 
     def _launch(self, kind: str, value: tf.Tensor, launcher: Any = None) -> tf.Tensor:
         launcher = launcher or self._launcher
-        described = None if tf.executing_eagerly() else _description(kind, value, self._purpose)
-        key = _lasting_key(launcher, described) if described else launcher._next_instance_key()
+        if tf.executing_eagerly():
+            key = launcher._next_instance_key()
+        else:
+            key = _key(launcher, kind, value, self._purpose)
         # NCCL needs one order, which the token enforces. Over gRPC it would only delay collectives.
         by_nccl, device = self._by_nccl, launcher._device
         token = launcher._get_ordering_token() if by_nccl else self._own_token(device)
@@ -461,6 +464,21 @@ def _description(kind: str, value: tf.Tensor, purpose: int) -> tuple[Any, ...] |
     if not value.shape.is_fully_defined():
         return None
     return purpose, kind, value.dtype.name, tuple(value.shape)
+
+
+def _key(launcher: Any, kind: str, value: tf.Tensor, purpose: int) -> Any:
+    """Return the key of a collective whose shape is equal on all workers: an int or int32 scalar.
+
+    A collective of dynamic size has a key for each size, since TensorFlow accepts one shape for a
+    key. The sizes of a warm-up are few, so the keys are, too.
+    """
+    described = _description(kind, value, purpose)
+    if described is not None:
+        return _lasting_key(launcher, described)
+    first = _lasting_key(launcher, (purpose, kind, value.dtype.name, "dynamic"))
+    with tf.device("CPU:0"):
+        number = tf.constant(first - 2**30, tf.int64) + _STRIDE * tf.size(value, tf.int64)
+        return tf.cast(2**30 + number % 2**30, tf.int32)
 
 
 # By function, the number of its collectives by device and description.

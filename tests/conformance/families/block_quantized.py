@@ -8,6 +8,11 @@ from tests.oracle import sparse as sparse_oracle
 from tests.oracle.block_quantization import BlockOracle
 from tf_redsync.exchange.requests import AllGather, AllToAll
 
+# For the two workers of the test.
+CLAIMS = {
+    "(bits + 16 / block) (1 + 1 / K); K = 2: bits + 16 / block": lambda m: m.bits + 16 / m.block
+}
+
 
 def row_bytes(elements, bits, block):
     """A flag, two scales in a word, codes of a multiple of 32 elements."""
