@@ -187,10 +187,10 @@ class DirectCollectives(PublicCollectives):
 
     def _launch(self, kind: str, value: tf.Tensor, launcher: Any = None) -> tf.Tensor:
         launcher = launcher or self._launcher
-        if tf.executing_eagerly():
-            key = launcher._next_instance_key()
-        else:
-            key = _key(launcher, kind, value, self._purpose)
+        described = None if tf.executing_eagerly() else _description(kind, value, self._purpose)
+        key = (
+            _lasting_key(launcher, described) if described else self._new_key(launcher, kind, value)
+        )
         # NCCL needs one order, which the token enforces. Over gRPC it would only delay collectives.
         by_nccl, device = self._by_nccl, launcher._device
         token = launcher._get_ordering_token() if by_nccl else self._own_token(device)
@@ -204,6 +204,18 @@ class DirectCollectives(PublicCollectives):
                 timeout=_NO_TIMEOUT,
                 ordering_token=token,
             )
+
+    def _new_key(self, launcher: Any, kind: str, value: tf.Tensor) -> Any:
+        """Return the key of an eager collective, or of one of dynamic size: a key for each size.
+
+        TensorFlow accepts one shape for a key. All workers have equal sizes.
+        """
+        if tf.executing_eagerly():
+            return launcher._next_instance_key()
+        first = _lasting_key(launcher, (self._purpose, kind, value.dtype.name, "dynamic"))
+        with tf.device("CPU:0"):
+            number = tf.constant(first - 2**30, tf.int64) + _STRIDE * tf.size(value, tf.int64)
+            return tf.cast(2**30 + number % 2**30, tf.int32)
 
     def _own_token(self, device: str) -> tf.Tensor:
         """Return a token that at most few other collectives of this function use.
@@ -464,21 +476,6 @@ def _description(kind: str, value: tf.Tensor, purpose: int) -> tuple[Any, ...] |
     if not value.shape.is_fully_defined():
         return None
     return purpose, kind, value.dtype.name, tuple(value.shape)
-
-
-def _key(launcher: Any, kind: str, value: tf.Tensor, purpose: int) -> Any:
-    """Return the key of a collective whose shape is equal on all workers: an int or int32 scalar.
-
-    A collective of dynamic size has a key for each size, since TensorFlow accepts one shape for a
-    key. The sizes of a warm-up are few, so the keys are, too.
-    """
-    described = _description(kind, value, purpose)
-    if described is not None:
-        return _lasting_key(launcher, described)
-    first = _lasting_key(launcher, (purpose, kind, value.dtype.name, "dynamic"))
-    with tf.device("CPU:0"):
-        number = tf.constant(first - 2**30, tf.int64) + _STRIDE * tf.size(value, tf.int64)
-        return tf.cast(2**30 + number % 2**30, tf.int32)
 
 
 # By function, the number of its collectives by device and description.
