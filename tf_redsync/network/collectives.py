@@ -187,10 +187,8 @@ class DirectCollectives(PublicCollectives):
 
     def _launch(self, kind: str, value: tf.Tensor, launcher: Any = None) -> tf.Tensor:
         launcher = launcher or self._launcher
-        described = None if tf.executing_eagerly() else _description(kind, value, self._purpose)
-        key = (
-            _lasting_key(launcher, described) if described else self._new_key(launcher, kind, value)
-        )
+        known = None if tf.executing_eagerly() else _description(kind, value, self._purpose)
+        key = _lasting_key(launcher, known) if known else self._new_key(launcher, kind, value)
         # NCCL needs one order, which the token enforces. Over gRPC it would only delay collectives.
         by_nccl, device = self._by_nccl, launcher._device
         token = launcher._get_ordering_token() if by_nccl else self._own_token(device)
