@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from benchmarks.loopback_workers import Exchange, Tensors
 from benchmarks.methods.digits_task import Digits
-from tf_redsync.exchange.capabilities import OwnPoint, capability
+from tf_redsync.exchange.capabilities import EvaluationPoint, capability
 from tf_redsync.keras import pruning
 
 
@@ -100,7 +100,7 @@ class Training:
             positions = [s.position for s in bucket.layout.specs]
             for point, own, state in zip(points, grads, own_states, strict=True):
                 arguments = [weights[p] for p in positions], [own[p] for p in positions]
-                perturbed = capability(bucket.method, OwnPoint)
+                perturbed = capability(bucket.method, EvaluationPoint)
                 found = arguments[0]
                 if perturbed is not None:
                     found = perturbed.point(*arguments, state, self.rate, self.task.workers)

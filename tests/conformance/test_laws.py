@@ -407,7 +407,7 @@ def test_interface(name):
     assert schedule.warm_up_steps >= 0
     for implied, kind in (
         (schedule.waits_for, capabilities.Waiting),
-        (schedule.own_point, capabilities.OwnPoint),
+        (schedule.own_point, capabilities.EvaluationPoint),
         (schedule.fragments, capabilities.Fragmented),
         (schedule.stages, capabilities.Staged),
     ):

@@ -120,8 +120,12 @@ def test_any_floats(values, bits):
 def test_any_words_are_decoded(words):
     messages = np.array([words, words[::-1]], np.int32)
     for add in (False, True):
-        found = both(lambda: [block_dequantize(messages, 32, bits=4, block=32, add=add)])  # noqa: B023
-        assert_same_bits(found["native"], found["tensorflow"], f"add={add}")
+        found = both(lambda: block_dequantize(messages, 32, bits=4, block=32, add=add))  # noqa: B023
+        # Scales may be infinite: a NaN is the same whatever its bits.
+        found = {
+            backend: np.where(np.isnan(v), np.float32(np.nan), v) for backend, v in found.items()
+        }
+        assert_same_bits([found["native"]], [found["tensorflow"]], f"add={add}")
 
 
 @needs_native

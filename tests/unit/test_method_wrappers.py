@@ -107,10 +107,10 @@ def test_capabilities_of_the_method_inside_are_found():
     clips = rs.RedSync(clip_norm=2.0)
     for wrapped in (rs.Coded(method=clips), rs.HalfPrecision(method=clips)):
         assert capability(wrapped, capabilities.Clipping) is clips is clipping(wrapped)
-        assert capability(wrapped, capabilities.OwnPoint) is None
+        assert capability(wrapped, capabilities.EvaluationPoint) is None
     moved = rs.contrib.GMCPlus()
     scheduled = rs.Scheduled(method=rs.Coded(method=moved))
-    assert capability(scheduled, capabilities.OwnPoint) is scheduled.method.method
+    assert capability(scheduled, capabilities.EvaluationPoint) is scheduled.method.method
     assert capability(scheduled, capabilities.Staged) is scheduled
     begins = rs.contrib.PostLocalSGD(start=5)
     assert dense_start(rs.HalfPrecision(method=begins)) == rs.DenseWarmUp(steps=5)

@@ -9,16 +9,15 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import checks
 from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
 from tf_redsync.ops import wire
 from tf_redsync.ops.block_quantization import (
-    BITS,
     BLOCK_UNIT,
     block_dequantize,
     block_quantize,
     block_words,
+    check_block_format,
 )
 from tf_redsync.ops.wire import moved, only_row
 
@@ -45,12 +44,7 @@ class BlockValues(ValueCoding):
     any_slots: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        checks.choice("bits", self.bits, BITS)
-        checks.integer("block", self.block, low=BLOCK_UNIT)
-        if self.block % BLOCK_UNIT:
-            raise ValueError(
-                f"`block` must be a multiple of {BLOCK_UNIT}. Received: block={self.block}"
-            )
+        check_block_format(self.bits, self.block)
 
     @override
     def words(self, slots: Sequence[Any]) -> Any:

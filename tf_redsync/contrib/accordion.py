@@ -50,7 +50,7 @@ class Accordion(Sparsifier):
     Differences from the paper
 
     * Gradients are accumulated as they were delivered. All workers have these totals, so all of
-      them find the same regime without a further message; what waits in residuals is not counted.
+      them find the same regime without a further message. The norm excludes the residuals.
     * An interval is a number of steps, and not an epoch, which the exchange does not know.
     * The paper also compresses less where the learning rate is about to fall. The exchange does
       not know the rate. A decay shows in the next interval, if it changes the norm.

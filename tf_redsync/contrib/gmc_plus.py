@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.config import register
-from tf_redsync.exchange.capabilities import OwnPoint
+from tf_redsync.exchange.capabilities import EvaluationPoint
 from tf_redsync.exchange.method import State
 from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.methods.gmc import GMC
@@ -17,7 +17,7 @@ from tf_redsync.methods.gmc import GMC
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GMCPlus(OwnPoint, GMC):
+class GMCPlus(EvaluationPoint, GMC):
     """GMC with detached error feedback: gradients are computed at a point of the worker's own.
 
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum

@@ -51,7 +51,7 @@ class Clipping:
         raise NotImplementedError
 
 
-class OwnPoint:
+class EvaluationPoint:
     """Computes gradients at a point of each worker's own, with `SyncSchedule.own_point`.
 
     Yu, Dong, Xu, Ouyang, Liao (2021), "CD-SGD", arXiv 2106.10796; Xu, Huang (2021), "Detached Error

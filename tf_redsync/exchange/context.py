@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -27,15 +27,15 @@ class Rounding:
 class BlockRounding:
     """Integers of a few bits with a shared scale per block, see `ops/block_quantization.py`.
 
-    Workers always learn what their values lose.
-
     Attributes:
         bits: 8, 4 or 2.
         block: Elements that share a scale.
+        error_feedback: Always true; see `Rounding`.
     """
 
     bits: int
     block: int
+    error_feedback: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,7 +92,7 @@ class SyncSchedule:
             0 for gradients.
         delay: Steps by which a total comes late: 0 or 1, with fragments any number.
         own_point: Whether each worker computes its gradients at a point of its own, from
-            `OwnPoint.point`.
+            `EvaluationPoint.point`.
         outer: What is done with the mean of the local changes, a `tf_redsync.outer.Outer`; `None`:
             they are added to the weights.
         fragments: How many parts of the model are exchanged in turn, each every `local_steps`

@@ -6,12 +6,11 @@ import dataclasses
 
 from typing_extensions import override
 
-from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.exchange.context import BlockRounding
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.half import RoundingWrapper
-from tf_redsync.ops.block_quantization import BITS, BLOCK_UNIT
+from tf_redsync.ops.block_quantization import check_block_format
 
 
 @register
@@ -49,9 +48,9 @@ class BlockQuantized(RoundingWrapper):
 
     Args:
         method: Whose values: `None` or `Dense()` for the dense gradients, a method that sends
-            values, such as `PowerSGD`, `ACPSGD`, `TopK`, `RedSync` or `RandomBlock`, or local
-            steps, such as `LocalSGD`, `DiLoCo` or `StreamingDiLoCo(value_bits=32)`. It keeps the
-            rounding errors in its residual. Positions of selected elements keep their 32 bits.
+            values, such as `PowerSGD`, `ACPSGD`, `TopK`, `RedSync` or `RandomBlock`, or `LocalSGD`
+            or `DiLoCo`. The residual of that method, or a residual of this one, keeps the rounding
+            errors. Positions of selected elements keep their 32 bits.
         bits: 8, 4 or 2.
         block: Elements that share a scale, a multiple of 32.
 
@@ -70,12 +69,7 @@ class BlockQuantized(RoundingWrapper):
 
     @override
     def __post_init__(self) -> None:
-        checks.choice("bits", self.bits, BITS)
-        checks.integer("block", self.block, low=BLOCK_UNIT)
-        if self.block % BLOCK_UNIT:
-            raise ValueError(
-                f"`block` must be a multiple of {BLOCK_UNIT}. Received: block={self.block}"
-            )
+        check_block_format(self.bits, self.block)
         super().__post_init__()
 
     @property

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.config import register
-from tf_redsync.exchange.capabilities import OwnPoint
+from tf_redsync.exchange.capabilities import EvaluationPoint
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
@@ -21,7 +21,7 @@ from tf_redsync.schedules import DenseWarmUp, check_warm_up, dense_steps
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CDSGD(OwnPoint, ThresholdCodes):
+class CDSGD(EvaluationPoint, ThresholdCodes):
     """CD-SGD: compression with a delay of one step, which a local update makes up for.
 
     The inner optimizer must be SGD, with or without momentum. The model's weights are each worker's
@@ -126,7 +126,7 @@ class CDSGD(OwnPoint, ThresholdCodes):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """The program `OwnPoint` gives it the gradients of the step before."""
+        """Exchange the gradients of the previous step, which `PerturbedPoint` passes."""
         if self.full_every > 1:
             return (yield from super().exchange(grads, state, ctx))
         return (yield from self.dense_exchange(grads, state, ctx))

@@ -19,7 +19,6 @@ from tf_redsync.methods.common.rounded_all_reduce import all_reduced, rounded_pa
 from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.local_sgd import LocalSGD
-from tf_redsync.methods.streaming import StreamingDiLoCo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,31 +50,26 @@ class RoundingWrapper(MethodWrapper):
         raise NotImplementedError
 
     @property
-    def has_feedback(self) -> bool:
-        """Whether rounding errors are kept."""
-        return isinstance(self.rounding, BlockRounding) or self.rounding.error_feedback
-
-    @property
     def adds_up(self) -> Method | None:
         """The method that adds up; `None` if this wrapper does, all of its input."""
         method = self.method
         if method == Dense():
             return None
         changes = isinstance(method, LocalSGD) and type(method).exchange is LocalSGD.exchange
-        changes |= isinstance(method, StreamingDiLoCo) and method.value_bits == 32
         return None if changes else method
 
     @property
     @override
     def traits(self) -> Traits:
         inside = self.adds_up
-        kinds = {"residual": "sum"} if self.has_feedback else {}
+        kinds = {"residual": "sum"} if self.rounding.error_feedback else {}
         return dataclasses.replace(
             super().traits,
             paper="-",
             requests="all-to-all, then all-gather, of values; or as the method",
             state_kinds=kinds if inside is None else inside.traits.state_kinds,
-            conserves=self.has_feedback and (self.method is None or self.method.traits.conserves),
+            conserves=self.rounding.error_feedback
+            and (self.method is None or self.method.traits.conserves),
             # Dense totals are numbers that were received
             totals_may_overflow=inside is not None and inside.traits.totals_may_overflow,
         )
@@ -106,10 +100,10 @@ class RoundingWrapper(MethodWrapper):
         if self.adds_up is not None:
             return (yield from self.adds_up.exchange(grads, state, ctx))
         values = feedback.scaled(grads, ctx.scale)
-        if self.has_feedback:
+        if self.rounding.error_feedback:
             values = [e + g for e, g in zip(state["residual"], values, strict=True)]
         totals, errors = yield from all_reduced(ctx, values)
-        return totals, {"residual": errors} if self.has_feedback else {}
+        return totals, {"residual": errors} if self.rounding.error_feedback else {}
 
 
 @register

@@ -116,7 +116,7 @@ class SparseLoCo(Method):
             requests="all-gather of positions in chunks and codes",
             bits="(k (2 log2(s) + 2) + 32) / (s^2 steps), s = 64",
             state_kinds={"residual": "sum"},
-            # Unless what waits decays, or what few have sent is given more weight
+            # Not with a decaying residual, or with a mean over the senders of an element
             conserves=self.decay == 1.0 and self.divide_by == "workers",
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tf_redsync import checks
 from tf_redsync.ops import native
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import block_quantization as reference
@@ -74,7 +75,7 @@ def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor
             f"`rows` must have shape [rows, n], n a multiple of {BLOCK_UNIT}. Received: shape "
             f"{rows.shape}."
         )
-    _check_format(bits, block)
+    check_block_format(bits, block)
     if runs_natively([rows]):
         return tuple(native.load().redsync_block_quantize(values=rows, bits=bits, block=block))
     return reference.block_quantize(rows, bits=bits, block=block)
@@ -101,7 +102,7 @@ def block_dequantize(
         ValueError: for `bits` or `block` out of range.
         tf.errors.InvalidArgumentError: when run, for messages of a wrong length.
     """
-    _check_format(bits, block)
+    check_block_format(bits, block)
     messages = tf.convert_to_tensor(messages, tf.int32)
     size = tf.convert_to_tensor(size, tf.int64)
     if runs_natively([messages]):
@@ -111,10 +112,14 @@ def block_dequantize(
     return reference.block_dequantize(messages, size, bits=bits, block=block, add=add)
 
 
-def _check_format(bits: int, block: int) -> None:
-    if bits not in BITS:
-        raise ValueError(f"`bits` must be 8, 4 or 2. Received: bits={bits}.")
-    if block < 1 or block % BLOCK_UNIT:
-        raise ValueError(
-            f"`block` must be a positive multiple of {BLOCK_UNIT}. Received: block={block}."
-        )
+def check_block_format(bits: int, block: int) -> None:
+    """Check the arguments `bits` and `block` of block quantisation.
+
+    Raises:
+        ValueError: naming the argument and its value, for `bits` other than 8, 4 and 2, or for a
+            `block` that is not a positive multiple of 32.
+    """
+    checks.choice("bits", bits, BITS)
+    checks.integer("block", block, low=BLOCK_UNIT)
+    if block % BLOCK_UNIT:
+        raise ValueError(f"`block` must be a multiple of {BLOCK_UNIT}. Received: block={block}")

@@ -5,7 +5,7 @@ With W the weights that all workers agree on, in every step, on every worker:
     g = gradient at the worker's own point
     total = exchanged g, or with a delay of one step the exchanged g of the previous step
     W <- optimizer(W, total)                                equal on all workers
-    own point <- OwnPoint.point(W, g, ...)
+    own point <- EvaluationPoint.point(W, g, ...)
 
 With the delay, the message is known when the step begins, so communication overlaps with the
 computation of gradients. The total of the first step is then 0, and the gradient of the last step
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.exchange.capabilities import OwnPoint, capability
+from tf_redsync.exchange.capabilities import EvaluationPoint, capability
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
@@ -138,7 +138,7 @@ class PerturbedPoint(ChangingSteps):
         for bucket, variables, grads in zip(self.buckets, states, self._grads, strict=True):
             specs = bucket.layout.specs
             weights = [tf.cast(consensus.agreed[s.position], tf.float32) for s in specs]
-            perturbed = capability(bucket.method, OwnPoint)
+            perturbed = capability(bucket.method, EvaluationPoint)
             if perturbed is None:
                 points = weights
             else:

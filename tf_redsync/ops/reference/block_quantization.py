@@ -19,7 +19,7 @@ def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor
     padded = tf.pad(rows, [[0, 0], [0, -size % (2 * block)]])
     blocks = tf.reshape(padded, [number, -(-size // (2 * block)) * 2, block])
     largest = _largest(blocks)
-    usable = tf.reduce_all(largest < TOO_LARGE)  # False for what is not a number
+    usable = tf.reduce_all(largest < TOO_LARGE)  # false for NaN
     scales = _scales(blocks, largest, bits)
     unit, inverse = _steps(scales, bits)
     limit = _limit(bits)
