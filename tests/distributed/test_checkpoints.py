@@ -366,6 +366,35 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
 LONG = 40  # epochs of `STEPS` steps
 
 
+def saves_after_the_chief_has_ended(directory):
+    """Builds a model on all workers; worker 1 saves it when the chief's process has ended."""
+    import json
+    import socket
+    import time
+
+    import tf_redsync as rs
+    from tests.distributed.problems import rank
+
+    _, model = _model("keras3", _method(), rs.MultiWorkerMirroredStrategy())
+    if rank() == 1:
+        host, port = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][0].split(":")
+        for _ in range(600):
+            try:
+                socket.create_connection((host, int(port)), 1).close()
+            except OSError:
+                break
+            time.sleep(0.1)
+        else:
+            raise TimeoutError("the chief has not ended")
+        model.save(os.path.join(directory, "late.keras"))
+    return {"weights": len(model.get_weights())}
+
+
+def test_a_worker_saves_after_the_chief_has_ended(tmp_path):
+    run_workers(saves_after_the_chief_has_ended, args=(str(tmp_path),), grace=100)
+    assert (tmp_path / "late.keras").stat().st_size > 1000
+
+
 def dies_at_random(directory, seed):
     """Saves after each step, and is killed at some moment in one of the first fifty."""
     import random

@@ -26,7 +26,7 @@ def secret(monkeypatch):
 
 def connected(address):
     host, _, port = address.rpartition(":")
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while True:
         try:
             return socket.create_connection((host, int(port)), 5)

@@ -1,7 +1,7 @@
-"""What only some methods can do: small base classes beside `Method`, and how callers find them.
+"""Capabilities that only some methods have: small base classes beside `Method`.
 
-A method that clips, say, is `class MyMethod(Clipping, Method)`. Callers ask `capability(method,
-Clipping)`, which also looks inside of wrappers.
+For example, a method that clips is a `class MyMethod(Clipping, Method)`. Callers ask
+`capability(method, Clipping)`, which also searches inside wrappers.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def capability(method: Any, kind: type[_T]) -> _T | None:
 
 
 def required(method: Any, kind: type[_T]) -> _T:
-    """Return what has a capability that the method's `sync_schedule` implies.
+    """Return the method, or the method inside, with a capability that `sync_schedule` implies.
 
     Raises:
         TypeError: if the method lacks it.
@@ -179,7 +179,7 @@ def required(method: Any, kind: type[_T]) -> _T:
 
 
 def clipping(method: Any) -> Clipping | None:
-    """Return what clips the whole gradient, if `clip_norm` is set."""
+    """Return the method that clips the whole gradient, or `None` without a `clip_norm`."""
     found = capability(method, Clipping)
     return None if found is None or found.clip_norm is None else found
 

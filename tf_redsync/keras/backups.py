@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import warnings
@@ -25,6 +26,8 @@ from tf_redsync.network import collectives
 from tf_redsync.state.checkpoint_store import Store
 from tf_redsync.state.shared_directories import leaders
 from tf_redsync.step import strategy_hooks
+
+_logger = logging.getLogger("tf_redsync")
 
 BACKUP, MODEL, TABLE = "BackupAndRestore", "ModelCheckpoint", "CSVLogger"
 # Callbacks, and the attribute with their path.
@@ -187,7 +190,10 @@ def compare(model: Any, path: Any, method: str) -> None:
 
 
 def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
-    """Publishes a path, and warns if other workers of this machine have published it."""
+    """Publishes a path, and warns if other workers of this machine have published it.
+
+    After the training, the chief may have ended before others save, and the store with it.
+    """
     workers, rank = collectives.worker_count(strategy), collectives.worker_rank(strategy)
     if workers == 1:
         return
@@ -196,9 +202,12 @@ def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
     store: Any = coordination.key_value_store()
     try:
         store.set_config_key_value(f"{key}/{rank}", path)
+        others = [r for r in range(workers) if r != rank and _is_noted(store, f"{key}/{r}")]
     except tf.errors.AlreadyExistsError:
         return  # was compared before
-    others = [r for r in range(workers) if r != rank and _is_noted(store, f"{key}/{r}")]
+    except tf.errors.OpError as error:
+        _logger.info("%s: not compared with the paths of other workers: %s", path, error.message)
+        return
     if others:
         warnings.warn(
             f"workers {rank} and {others[0]} both save to {path!r} with `{method}` and overwrite "

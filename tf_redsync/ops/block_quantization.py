@@ -32,7 +32,7 @@ def block_words(size: int, *, bits: int, block: int) -> int:
 
 
 def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Quantise rows, and return their messages and what these leave out.
+    """Quantise rows; return their messages and errors.
 
     The values of a block are `-L u, ..., -u, 0, u, ..., L u` with `L = 2^(bits - 1) - 1` and
     `u = scale / L`. An element x becomes the nearest one: the integer next to `x (1 / u)`, half to
