@@ -7,6 +7,7 @@ import pytest
 
 from tests.deep import VARIABLE
 from tests.distributed import forks
+from tests.patience import PATIENCE
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -40,6 +41,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if _TESTS / "distributed" in item.path.parents:
             item.add_marker(pytest.mark.distributed)
+        if limit := item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(PATIENCE * limit.args[0]), append=False)
     if not config.getoption("deep"):
         left_out = [i for i in items if any(map(i.get_closest_marker, ("deep", "timing")))]
         config.hook.pytest_deselected(items=left_out)

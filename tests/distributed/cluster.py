@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 from tests.distributed import forks
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT_VARIABLE = "TF_REDSYNC_TEST_RESULT"
@@ -45,7 +46,7 @@ def run_workers(program, workers=2, args=(), env=None, timeout=120, grace=10, ch
       workers: number of processes.
       args: arguments, equal for all workers.
       env: additional environment variables. Each set of them costs the imports once.
-      timeout: seconds until the workers are ended.
+      timeout: seconds until the workers are ended, for a fast machine; see `tests/patience.py`.
       grace: seconds the others get after one has failed.
       chief: whether the first worker is the task "chief" and the others are "worker".
 
@@ -146,7 +147,7 @@ def _launch(program, workers, args, env, timeout, grace, folder, chief=False):
         workers,
         env=env,
         worker_env=own,
-        timeout=timeout,
+        timeout=PATIENCE * timeout,
         grace=grace,
         threads=1,
     )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.distributed import forks
 from tests.distributed.cluster import ENVIRONMENT
+from tests.patience import PATIENCE
 from tf_redsync import launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +18,7 @@ def run_example(name, *flags, workers=2, env=None, timeout=120, code=0):
         *flags: Its command line.
         workers: Number of worker processes.
         env: Variables beside those of all tests. Each set of them costs the imports once.
-        timeout: Seconds until the workers are ended.
+        timeout: Seconds until the workers are ended, for a fast machine; see `tests/patience.py`.
         code: The exit code that it should end with.
 
     Returns:
@@ -25,7 +26,7 @@ def run_example(name, *flags, workers=2, env=None, timeout=120, code=0):
     """
     variables = {**ENVIRONMENT, **(env or {})}
     command = forks.command(variables, ROOT / "examples" / f"{name}.py", *map(str, flags))
-    job = launch.run(command, workers, env=variables, timeout=timeout, threads=1)
+    job = launch.run(command, workers, env=variables, timeout=PATIENCE * timeout, threads=1)
     outputs = [worker.output for worker in job.workers]
     assert job.exit_code == code, "\n".join(outputs)
     return outputs

@@ -209,7 +209,7 @@ def run_python(code, cwd, *arguments):
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=400
     )
 
 
@@ -218,7 +218,7 @@ def test_the_first_example_runs_as_it_stands(tmp_path):
     (tmp_path / "block.py").write_text(changed(blocks("README.md", "diff")[0]))
     (tmp_path / "run.py").write_text(_RUN_BLOCK)
     words = [tmp_path / "run.py", tmp_path / "block.py", tmp_path]
-    job = launch.run(forks.command(ENVIRONMENT, *map(str, words)), 2, env=ENVIRONMENT, timeout=150)
+    job = launch.run(forks.command(ENVIRONMENT, *map(str, words)), 2, env=ENVIRONMENT, timeout=300)
     assert job.exit_code == 0, [worker.output for worker in job.workers]
 
     ends = [np.load(tmp_path / str(worker) / "end.npz") for worker in range(2)]

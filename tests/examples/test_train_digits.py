@@ -44,18 +44,18 @@ def script(*flags):
 
 def train(out, *flags):
     """Runs the script on two workers, started by the launcher's command line."""
-    command = [sys.executable, "-m", "tf_redsync.launch", "-n", "2", "--timeout", "150"]
+    command = [sys.executable, "-m", "tf_redsync.launch", "-n", "2", "--timeout", "300"]
     _, *words = script(f"--out={out}", *flags)  # without Python, which the launcher adds
     command += words[words.index(forks.__file__) :]
     done = subprocess.run(
-        command, env=environment(), cwd=out.parent, capture_output=True, text=True, timeout=200
+        command, env=environment(), cwd=out.parent, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def train_forks(out, *flags):
     """Runs the script on two workers, started by the launcher's function."""
-    job = launcher.run(script(f"--out={out}", *flags), 2, env=ENVIRONMENT, timeout=150, threads=1)
+    job = launcher.run(script(f"--out={out}", *flags), 2, env=ENVIRONMENT, timeout=300, threads=1)
     assert job.exit_code == 0, [worker.output for worker in job.workers]
 
 
