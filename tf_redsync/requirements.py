@@ -17,7 +17,7 @@ _OLDEST, _NEWEST = (2, 16), (2, 21)  # pyproject.toml has the same range
 
 
 def check_tensorflow() -> None:
-    """Raises `ImportError` without a TensorFlow that is recent enough; warns of a newer one."""
+    """Raise `ImportError` without a TensorFlow that is recent enough; warn of a newer one."""
     try:
         version = getattr(importlib.import_module("tensorflow"), "__version__", "")
     except ModuleNotFoundError as error:
@@ -61,7 +61,7 @@ def wants_legacy_keras() -> bool:
 
 
 def check_legacy_keras() -> None:
-    """Warns where `tf.keras` is to be tf_keras and cannot: TensorFlow's error does not say so."""
+    """Warn where `tf.keras` is to be tf_keras and cannot: TensorFlow's error does not say so."""
     if wants_legacy_keras() and importlib.util.find_spec("tf_keras") is None:
         warnings.warn(
             f"TF_USE_LEGACY_KERAS is set, so `tf.keras` is tf_keras. {no_tf_keras()}", stacklevel=2

@@ -143,7 +143,7 @@ class Auto(Configurable):
         return (*self.methods, *others)
 
     def suited(self, unsuited: Callable[[Method], str | None], movable: float = 0.0) -> Auto:
-        """Returns a copy without the default candidates that do not suit the optimizer.
+        """Return a copy without the default candidates that do not suit the optimizer.
 
         Args:
             unsuited: Returns the reason against a method, or `None`.
@@ -166,7 +166,7 @@ class Auto(Configurable):
     def resolve(
         self, specs: Sequence[TensorSpec], strategy: Any, network: Network, bucket_bytes: int
     ) -> Decision:
-        """Measures and decides; see `tf_redsync.policy.Undecided`."""
+        """Measure and decide; see `tf_redsync.policy.Undecided`."""
         announce = collectives.worker_rank(strategy) == 0
         measured = measure(self, network, announce)
         decision = self.decide(specs, measured, bucket_bytes)
@@ -179,7 +179,7 @@ class Auto(Configurable):
     def decide(
         self, specs: Sequence[TensorSpec], measured: Measured, bucket_bytes: int
     ) -> Decision:
-        """Returns the decision for all buckets; a pure function, so it is equal on all workers.
+        """Return the decision for all buckets; a pure function, so it is equal on all workers.
 
         Args:
             specs: The variables, in the model's order.
@@ -209,12 +209,12 @@ class Auto(Configurable):
 
 
 def wins(seconds: float, dense: float) -> bool:
-    """Returns whether a time is so much shorter than the all-reduce's that it is chosen."""
+    """Return whether a time is so much shorter than the all-reduce's that it is chosen."""
     return seconds <= min(CLEARLY * dense, dense - WORTHWHILE_SECONDS)
 
 
 def measure(auto: Auto, network: Network, announce: bool) -> Measured:
-    """Returns measurements for `auto.decide`; all workers must call this at the same point.
+    """Return measurements for `auto.decide`; all workers must call this at the same point.
 
     Args:
         auto: The `Auto` with the candidates.
@@ -240,7 +240,7 @@ def measure(auto: Auto, network: Network, announce: bool) -> Measured:
 
 
 def say(text: str) -> None:
-    """Logs a text at level INFO, or prints it to stderr if that level is disabled."""
+    """Log a text at level INFO, or print it to stderr if that level is disabled."""
     if _logger.isEnabledFor(logging.INFO):
         _logger.info("%s", text)
     else:

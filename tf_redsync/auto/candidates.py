@@ -38,7 +38,7 @@ class Candidate:
 
 
 def candidates() -> tuple[Candidate, ...]:
-    """Returns the candidates in the order of their perplexity."""
+    """Return the candidates in the order of their perplexity."""
     short = outer.Nesterov(learning_rate=0.7, momentum=0.5)
     found = (
         Candidate(CodedTopK(density=0.03), 0.93, "beta_1 = 0"),
@@ -56,13 +56,13 @@ def candidates() -> tuple[Candidate, ...]:
 
 
 def chosen_from() -> tuple[Method, ...]:
-    """Returns the methods, besides `Dense`, that work with any optimizer and learning rate."""
+    """Return the methods, besides `Dense`, that work with any optimizer and learning rate."""
     methods = (c.method for c in candidates() if not isinstance(c.method, Dense))
     return tuple(m for m in methods if dense_start(m) is None and not m.traits.votes)
 
 
 def check_candidate(method: Method, alone: bool) -> None:
-    """Checks a candidate.
+    """Check a candidate.
 
     Args:
         method: The candidate.

@@ -39,7 +39,7 @@ KINDS: dict[type, str] = {
 
 
 def hops(kind: str, workers: int) -> int:
-    """Returns the number of consecutive hops of a collective.
+    """Return the number of consecutive hops of a collective.
 
     An all-to-all sends all its messages at once.
     """
@@ -82,16 +82,16 @@ class Link:
 
     @classmethod
     def of(cls, rate: float, latency: float) -> Link:
-        """Returns a link with one rate (bytes/s) and latency (s) for all collectives."""
+        """Return a link with one rate (bytes/s) and latency (s) for all collectives."""
         return cls(*(Line(latency, rate) for _ in range(3)))
 
     @classmethod
     def with_round_trips(cls, rate: float, seconds: float) -> Link:
-        """Returns a link with a rate (bytes/s) and a round-trip time (s)."""
+        """Return a link with a rate (bytes/s) and a round-trip time (s)."""
         return cls(*(Line(seconds / 2, rate, start=seconds / 2) for _ in range(3)))
 
     def seconds(self, messages: Sequence[Message], workers: int) -> float:
-        """Returns the seconds of consecutive collectives."""
+        """Return the seconds of consecutive collectives."""
         total = 0.0
         for message in messages:
             line: Line = getattr(self, message.kind)
@@ -128,7 +128,7 @@ class Work:
     per_element_received: float = 0.0
 
     def seconds(self, elements: int, workers: int) -> float:
-        """Returns the seconds for a bucket."""
+        """Return the seconds for a bucket."""
         return self.fixed + elements * (self.per_element + workers * self.per_element_received)
 
 
@@ -137,7 +137,7 @@ Steps = tuple[tuple[Message, ...], ...]
 
 
 def messages(method: Any, layout: BucketLayout, phase: str = "exchange") -> Steps:
-    """Returns the collectives of one period of an exchange (`Method.period`), after warm-ups.
+    """Return the collectives of one period of an exchange (`Method.period`), after warm-ups.
 
     Uses the method's formula if it has one. Otherwise traces a dry run with `layout.workers`
     workers, once for all buckets of equal shapes.
@@ -168,7 +168,7 @@ def _messages(method: Any, layout: BucketLayout, phase: str) -> Steps:
 
 
 def _has_formula(method: Any, phase: str) -> bool:
-    """Returns whether `payloads` describes this exchange, and not one that a subclass overrides."""
+    """Return whether `payloads` describes this exchange, and not one that a subclass overrides."""
     defined = ({"exchange", "payloads"} & set(vars(cls)) for cls in type(method).__mro__)
     return phase == "exchange" and "payloads" in next(names for names in defined if names)
 
@@ -176,7 +176,7 @@ def _has_formula(method: Any, phase: str) -> bool:
 def dry_run(
     method: Any, layout: BucketLayout, numbers: Sequence[int], phase: str = "exchange"
 ) -> Steps:
-    """Returns the collectives of steps of an exchange, from traces that are never executed."""
+    """Return the collectives of steps of an exchange, from traces that are never executed."""
     steps = []
     with tf.Graph().as_default():
         for number in numbers:
@@ -191,17 +191,17 @@ def dry_run(
 
 
 def bytes_sent(steps: Sequence[Sequence[Message]]) -> float:
-    """Returns the mean bytes per step that one worker sends."""
+    """Return the mean bytes per step that one worker sends."""
     return sum(message.sent for seen in steps for message in seen) / len(steps)
 
 
 def network_seconds(steps: Sequence[Sequence[Message]], link: Link, workers: int) -> float:
-    """Returns the mean seconds per step of the collectives."""
+    """Return the mean seconds per step of the collectives."""
     return sum(link.seconds(seen, workers) for seen in steps) / len(steps)
 
 
 def exchange_seconds(method: Any, layout: BucketLayout, link: Link, work: Work) -> float:
-    """Returns the predicted seconds of one bucket's exchange.
+    """Return the predicted seconds of one bucket's exchange.
 
     Args:
         method: The method.

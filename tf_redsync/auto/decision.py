@@ -33,7 +33,7 @@ class Measured:
     work: dict[Method, cost.Work]
 
     def seconds(self, method: Method, specs: Sequence[TensorSpec]) -> float:
-        """Returns the predicted seconds per step for tensors, including those `method` refuses.
+        """Return the predicted seconds per step for tensors, including those `method` refuses.
 
         With local steps, this is the mean over a round.
         """
@@ -82,7 +82,7 @@ class Decision:
         return self.trial if any(c.method is not c.methods[0] for c in self.choices) else 0
 
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
-        """Returns the method of each of `specs`; see `Policy.assign`."""
+        """Return the method of each of `specs`; see `Policy.assign`."""
         chosen = {s.position: (s, c.method) for c in self.choices for s in c.specs}
         return [or_dense(*chosen[s.position], self.reason) for s in specs]
 
@@ -122,7 +122,7 @@ class Kept:
     trial_steps: int
 
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
-        """Returns the method of each of `specs`; see `Policy.assign`.
+        """Return the method of each of `specs`; see `Policy.assign`.
 
         Raises:
             ValueError: the decision has another number of variables.
@@ -142,13 +142,13 @@ class Kept:
 
 
 def described(assignments: Sequence[Assignment], trial_steps: int) -> dict[str, Any]:
-    """Returns a decision as a structure that can be written as JSON, for `kept`."""
+    """Return a decision as a structure that can be written as JSON, for `kept`."""
     methods = [serialize(a.method) for a in assignments]
     return {"methods": methods, "trial_steps": trial_steps}
 
 
 def kept(found: dict[str, Any]) -> Kept:
-    """Returns the decision that `described` has serialized.
+    """Return the decision that `described` has serialized.
 
     Raises:
         ValueError: the structure is malformed or has an unknown method.
@@ -166,7 +166,7 @@ def kept(found: dict[str, Any]) -> Kept:
 
 
 def check_budget(max_overhead: float | None, step_seconds: float | None, momentum: float) -> None:
-    """Checks the budget's arguments of `Auto`.
+    """Check the budget's arguments of `Auto`.
 
     Raises:
         ValueError: one is given without the other, a value is not positive, or `momentum` is given.
@@ -190,7 +190,7 @@ def check_budget(max_overhead: float | None, step_seconds: float | None, momentu
 def within_budget(
     choices: Sequence[Choice], measured: Measured, max_overhead: float, step_seconds: float
 ) -> Decision:
-    """Returns the decision for the first method that fits, or for the fastest if none fits.
+    """Return the decision for the first method that fits, or for the fastest if none fits.
 
     Args:
         choices: Choices of the buckets, with the same methods.
@@ -230,7 +230,7 @@ class LeftOut:
     reason: str
 
     def line(self, choices: Sequence[Choice], measured: Measured) -> str:
-        """Returns a line for the table, with the network's time; computation is not measured.
+        """Return a line for the table, with the network's time; computation is not measured.
 
         Args:
             choices: Choices of the buckets.
@@ -245,7 +245,7 @@ class LeftOut:
 def better_place(
     inside: Decision, exchanged: Decision, momentum: float, wins: Callable[[float, float], bool]
 ) -> Decision:
-    """Returns the faster of two places for a momentum, with a line about the other one.
+    """Return the faster of two places for a momentum, with a line about the other one.
 
     The momentum of a plain SGD may be in the optimizer or the exchange; see `keras/momentum.py`.
     The candidates differ, and all variables have the momentum in one place, so the whole model's

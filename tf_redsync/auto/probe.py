@@ -27,7 +27,7 @@ SMALL_SHAPE, LARGE_SHAPE = (128, 128), (1024, 2048)
 
 
 def link(network: Network) -> Link:
-    """Measures the collectives between the workers; all workers must call it at the same point.
+    """Measure the collectives between the workers; all workers must call it at the same point.
 
     Every worker returns the same numbers: the result, and the times that decide on further
     collectives, are means over the workers.
@@ -74,7 +74,7 @@ class _Timer:
     def __call__(
         self, size: int, repeats: int, middle: Callable[..., Any] = statistics.median
     ) -> float:
-        """Returns the seconds for a payload: the mean over workers of `middle` of their times."""
+        """Return the seconds for a payload: the mean over workers of `middle` of their times."""
         times = []
         for _ in range(repeats):
             start = time.perf_counter()
@@ -84,7 +84,7 @@ class _Timer:
 
 
 def _line(kind: type[Request], timer: _Timer, workers: int) -> Line:
-    """Returns latency and rate from a small payload and one that is large for this network."""
+    """Return latency and rate from a small payload and one that is large for this network."""
     small = timer(SMALL_BYTES, 2 * REPEATS, min)  # min: other load only adds time
     size = next((n for n in LARGE_BYTES[:-1] if timer(n, 1) >= LONG_SECONDS), LARGE_BYTES[-1])
     large = timer(size, REPEATS)
@@ -96,7 +96,7 @@ def _line(kind: type[Request], timer: _Timer, workers: int) -> Line:
 
 
 def work(method: Method, workers: Sequence[int], repeats: int = REPEATS) -> Work:
-    """Measures a method's computation on this device, without a network.
+    """Measure a method's computation on this device, without a network.
 
     The exchange runs on random gradients of a small and of a large matrix, and receives its own
     messages.
@@ -121,7 +121,7 @@ def work(method: Method, workers: Sequence[int], repeats: int = REPEATS) -> Work
 
 
 def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repeats: int) -> float:
-    """Returns the seconds of a method's step for one matrix, in the steady state.
+    """Return the seconds of a method's step for one matrix, in the steady state.
 
     The result is the median over `repeats` of the mean over a period of steps.
     """
@@ -150,7 +150,7 @@ def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repe
 
 
 def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Returns the elementwise maximum of all workers' `rows`; all workers must call it.
+    """Return the elementwise maximum of all workers' `rows`; all workers must call it.
 
     Args:
         network: The network.
@@ -163,6 +163,6 @@ def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[floa
 
 
 def wait(result: Any) -> None:
-    """Waits for tensors, because ops on a GPU run asynchronously."""
+    """Wait for tensors, because ops on a GPU run asynchronously."""
     for tensor in tf.nest.flatten(result):
         tf.reshape(tensor, [-1])[:1].numpy()

@@ -101,7 +101,7 @@ class Checkpoint(OfBothKeras):
         self._next_time = math.inf  # next checkpoint by the chief's clock
 
     def save_now(self, reason: str) -> None:
-        """Requests a checkpoint at the end of the same step on all workers.
+        """Request a checkpoint at the end of the same step on all workers.
 
         The request of one worker is enough. The method returns immediately and is safe in signal
         handlers and threads. A request before `fit` takes effect when it begins.
@@ -117,7 +117,7 @@ class Checkpoint(OfBothKeras):
     # ---------------------------------------------------------------------------------- the hooks
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores the newest checkpoint."""
+        """Restore the newest checkpoint."""
         exchange_of(self)
         training_state.build(self.model)
         strategy = self.model.distribute_strategy
@@ -143,7 +143,7 @@ class Checkpoint(OfBothKeras):
         self._signals.listen()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Skips processed batches, and saves if the end of the last epoch requested it."""
+        """Skip processed batches, and save if the end of the last epoch requested it."""
         model, metrics, self._metrics = self.model, self._metrics, {}
         self._position.epoch_begins(lambda: training_state.restore_metrics(model, metrics))
         training_state.restore_metrics(model, metrics)  # Keras resets metrics at this point
@@ -153,13 +153,13 @@ class Checkpoint(OfBothKeras):
         self._save_if_due(epoch, 0)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves if the end of the last step requested it."""
+        """Save if the end of the last step requested it."""
         if self._batch == 0:
             self._batch = batch  # not 0 in a resumed epoch
         self._save_if_due(self._epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Decides with all workers whether a checkpoint is due."""
+        """Decide with all workers whether a checkpoint is due."""
         assert self._at is not None
         self._steps += batch + 1 - self._batch
         self._batch, self._trained = batch + 1, True
@@ -177,12 +177,12 @@ class Checkpoint(OfBothKeras):
             self._asked = reason if reason != _TIMER else ""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Requests a checkpoint with `every="epoch"`."""
+        """Request a checkpoint with `every="epoch"`."""
         if self.every == "epoch":
             self._due = self._due or f"the end of epoch {epoch + 1}"
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Saves the last checkpoint."""
+        """Save the last checkpoint."""
         assert self._at is not None
         self._position.reset()
         if self._trained:
@@ -193,14 +193,14 @@ class Checkpoint(OfBothKeras):
     # ----------------------------------------------------------------------------------- the work
 
     def _end(self) -> None:
-        """Stops listening to requests and signals."""
+        """Stop listening to requests and signals."""
         assert self._at is not None
         self._at.stop()
         self._at = None
         self._signals.close()
 
     def _warn_of_order(self, in_the_middle: bool) -> None:
-        """Warns if a resumed epoch may repeat some batches and skip others."""
+        """Warn if a resumed epoch may repeat some batches and skip others."""
         doubts = self._position.doubts
         if doubts and (self.every != "epoch" or in_the_middle):
             warnings.warn(
@@ -249,15 +249,15 @@ class Checkpoint(OfBothKeras):
         )
 
     def _check(self, found: Found) -> None:
-        """Raises an error for values that do not fit the model."""
+        """Raise an error for values that do not fit the model."""
         training_state.check(self.model, found)
 
     def _use(self, found: Found) -> None:
-        """Restores the values of a checkpoint."""
+        """Restore the values of a checkpoint."""
         self._metrics = training_state.take_over(self.model, found)
 
     def _go_on(self, described: Manifest) -> None:
-        """Makes `fit` continue where a checkpoint was saved."""
+        """Make `fit` continue where a checkpoint was saved."""
         epochs, epoch = self.params["epochs"], described.epoch
         if described.finished >= epochs:  # the training may have ended early
             epoch = max(epoch, epochs)

@@ -32,7 +32,7 @@ class Flush(OfBothKeras):
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the optimizer."""
+        """Check the optimizer."""
         exchange_of(self)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:

@@ -91,7 +91,7 @@ class CompressionMetrics(OfBothKeras):
     # ---------------------------------------------------------------------------------- the hooks
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the optimizer and resets the state of the last `fit`."""
+        """Check the optimizer and reset the state of the last `fit`."""
         exchange = exchange_of(self)
         if exchange.count_elements():
             fit_hook.trace_again(exchange)
@@ -107,7 +107,7 @@ class CompressionMetrics(OfBothKeras):
         self._last: tuple[int, float] | None = None  # step and bytes at the last sample
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the epoch's means."""
+        """Start the epoch's means."""
         if self._first_epoch is None:
             self._first_epoch = epoch
         self._epoch, self._next_batch, self._epoch_clock = epoch, 0, Clock()
@@ -119,7 +119,7 @@ class CompressionMetrics(OfBothKeras):
         )
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the clock, and a profile if one is due."""
+        """Start the clock, and a profile if one is due."""
         if not self._no_split:
             try:
                 self._profiles.batch_begins(batch, self._batches, self.params.get("steps"))
@@ -128,7 +128,7 @@ class CompressionMetrics(OfBothKeras):
         self._begun = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Stops the clock, and takes a sample if one is due."""
+        """Stop the clock, and take a sample if one is due."""
         seconds = time.perf_counter() - self._begun
         # With `steps_per_execution`, `batch` is the index of the last of several steps.
         steps, self._next_batch = max(batch + 1 - self._next_batch, 1), batch + 1
@@ -146,7 +146,7 @@ class CompressionMetrics(OfBothKeras):
             logs.update(self._shown)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the epoch's metrics to its logs."""
+        """Add the epoch's metrics to its logs."""
         if not self._batches:
             return
         sample = self._take_sample()
@@ -159,7 +159,7 @@ class CompressionMetrics(OfBothKeras):
             logs.update(found)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Closes the files."""
+        """Close the files."""
         if self._sampler is not None:
             self._look_at_profile(wait=10.0)
             if self._outputs is not None:
@@ -174,13 +174,13 @@ class CompressionMetrics(OfBothKeras):
         return self._sampler is None or self._since >= self._interval()
 
     def _interval(self) -> int:
-        """Returns the steps between two samples, from the known length of this `fit`."""
+        """Return the steps between two samples, from the known length of this `fit`."""
         self._per_epoch = max(self._per_epoch, self.params.get("steps") or 0, self._next_batch)
         epochs = (self.params.get("epochs") or 1) - (self._first_epoch or 0)
         return interval(self.every, max(self._steps, epochs * self._per_epoch))
 
     def _take_sample(self) -> Sample:
-        """Returns a sample, and writes it unless this step already has one."""
+        """Return a sample, and write it unless this step already has one."""
         if self._sampler is None or self._sampler.stale:
             self._sampler = Sampler(exchange_of(self))
         self._open(self._sampler)
@@ -208,7 +208,7 @@ class CompressionMetrics(OfBothKeras):
         return found
 
     def _means(self, sample: Sample, step: int, sent: float, clock: Clock) -> dict[str, float]:
-        """Returns the metrics of the steps after `step`."""
+        """Return the metrics of the steps after `step`."""
         assert self._sampler is not None
         steps, in_steps = max(sample.step - step, 1), sample.bytes_sent - sent
         return {
@@ -221,7 +221,7 @@ class CompressionMetrics(OfBothKeras):
         }
 
     def _open(self, sampler: Sampler) -> None:
-        """Opens the files, which need a built exchange."""
+        """Open the files, which need a built exchange."""
         if self._opened or self.run_dir is None:
             return
         self._opened = True
@@ -284,6 +284,6 @@ class _LeaveOut(ForTfKeras, keras.callbacks.Callback):
 
 
 def _for_bar(found: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics in the progress bar, in units that suit its four decimals."""
+    """Return the metrics in the progress bar, in units that suit its four decimals."""
     ratio, sent = found["compression_ratio"], found["bytes_per_step"]
     return {"compression_ratio": ratio, "kB_per_step": sent / 1e3}

@@ -77,7 +77,7 @@ class Prune(OfBothKeras):
         self._done = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Announces the masks to the exchange; checks that `at_step` has not passed."""
+        """Announce the masks to the exchange; check that `at_step` has not passed."""
         exchange = exchange_of(self)
         pruning.check_methods(exchange.policy, type(self).__name__)
         exchange.awaited = True
@@ -86,7 +86,7 @@ class Prune(OfBothKeras):
             self._must_be_pruned("at_step", self.at_step, f"step {self._step()}")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Prunes if `epoch` begins."""
+        """Prune if `epoch` begins."""
         if self.epoch is None or self._done:
             return
         if epoch > self.epoch:
@@ -95,12 +95,12 @@ class Prune(OfBothKeras):
             self._prune()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Prunes if `at_step` is reached."""
+        """Prune if `at_step` is reached."""
         if self.at_step is not None and not self._done and self._step() >= self.at_step:
             self._prune()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Warns if `fit` ended before pruning."""
+        """Warn if `fit` ended before pruning."""
         if not self._done:
             when = f"at_step={self.at_step}" if self.epoch is None else f"epoch={self.epoch}"
             warnings.warn(

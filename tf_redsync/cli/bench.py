@@ -91,7 +91,7 @@ COMMAND = Command(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the measurement; returns the exit code of the workers."""
+    """Run the measurement; return the exit code of the workers."""
     return COMMAND.main(argv)
 
 

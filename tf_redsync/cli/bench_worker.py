@@ -43,7 +43,7 @@ class Timing:
     bytes: float = 0.0
 
     def run(self, steps: int) -> float:
-        """Runs `steps` steps; returns the mean seconds per step."""
+        """Run `steps` steps; return the mean seconds per step."""
         started = time.perf_counter()
         for _ in range(steps):
             loss = self.step()
@@ -57,7 +57,7 @@ class Timing:
 
 
 def example() -> Any:
-    """Returns the default model."""
+    """Return the default model."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -66,7 +66,7 @@ def example() -> Any:
 
 
 def prepare(strategy: Any, text: str, found: Any, subject: Any) -> Timing:
-    """Returns a `Timing` whose step trains the model with one method.
+    """Return a `Timing` whose step trains the model with one method.
 
     Args:
         strategy: The strategy of all workers.
@@ -103,7 +103,7 @@ def prepare(strategy: Any, text: str, found: Any, subject: Any) -> Timing:
 def measure(
     timings: Sequence[Timing], model: Any, rounds: int, steps: int, say: Callable[[str], None]
 ) -> None:
-    """Runs all methods in each round; the first round is a warm-up and is not counted."""
+    """Run all methods in each round; the first round is a warm-up and is not counted."""
     start = model.get_weights()
     for number in range(rounds + 1):
         for timing in timings:
@@ -118,7 +118,7 @@ def measure(
 
 
 def table(timings: Sequence[Timing]) -> str:
-    """Returns the results as a text table, with speed-ups over `Dense` if it was measured."""
+    """Return the results as a text table, with speed-ups over `Dense` if it was measured."""
     dense = next((t for t in timings if t.method in ("Dense", "Dense()")), None)
     rows = [["method", "ms per step", "fastest", "slowest", "bytes sent per step"]]
     for t in timings:
@@ -154,7 +154,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one worker; worker 0 prints the results."""
+    """Run one worker; worker 0 prints the results."""
     args = _parsed(argv)
     from tf_redsync import expressions
     from tf_redsync.network import collectives

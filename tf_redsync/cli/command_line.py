@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def flags(self, flags: Sequence[Flag], group: str | None = None) -> None:
-        """Adds flags, with a hidden flag for each spelling with underscores.
+        """Add flags, with a hidden flag for each spelling with underscores.
 
         Args:
             flags: Names and keyword arguments of `add_argument`.
@@ -60,7 +60,7 @@ class Command:
     usage: str | None = None
 
     def options(self, prog: str) -> dict[str, Any]:
-        """Returns the keyword arguments of the command's parser."""
+        """Return the keyword arguments of the command's parser."""
         width = max((len(line) for line, _ in self.examples), default=0)
         lines = [f"  {prog} {line:{width}}  # {what}" for line, what in self.examples]
         return {
@@ -71,7 +71,7 @@ class Command:
         }
 
     def main(self, argv: Sequence[str] | None, prog: str | None = None) -> int:
-        """Parses a command line and runs it; returns the exit code.
+        """Parse a command line and run it; return the exit code.
 
         Args:
             argv: Arguments after the command; `None` for those of this process.

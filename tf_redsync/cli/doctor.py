@@ -32,7 +32,7 @@ OPS = (
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the versions of Python, tf_redsync and related packages; `None` if not installed."""
+    """Return the versions of Python, tf_redsync and related packages; `None` if not installed."""
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "tf_redsync": __version__,
@@ -46,7 +46,7 @@ def versions() -> dict[str, str | None]:
 
 
 def compiler() -> str:
-    """Returns the first line of the C++ compiler's `--version`, or the reason for its absence."""
+    """Return the first line of the C++ compiler's `--version`, or the reason for its absence."""
     command = shlex.split(os.environ.get("CXX", "g++"))
     try:
         run = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30)
@@ -56,7 +56,7 @@ def compiler() -> str:
 
 
 def cuda_compiler() -> str:
-    """Returns the last line of `nvcc --version`, or the reason for its absence."""
+    """Return the last line of `nvcc --version`, or the reason for its absence."""
     home = os.environ.get("CUDA_HOME")
     command = os.path.join(home, "bin", "nvcc") if home else "nvcc"
     try:
@@ -67,7 +67,7 @@ def cuda_compiler() -> str:
 
 
 def library() -> dict[str, Any]:
-    """Returns the native library's path, TensorFlow version, instruction set, GPUs, problem."""
+    """Return the native library's path, TensorFlow version, instruction set, GPUs, problem."""
     from tf_redsync.ops import native
 
     report: dict[str, Any] = dict.fromkeys(("path", "built_for", "simd", "gpu"))
@@ -86,7 +86,7 @@ def library() -> dict[str, Any]:
 
 
 def backends() -> dict[str, dict[str, dict[str, str]]]:
-    """Returns the backend and its reason for every op and type of device."""
+    """Return the backend and its reason for every op and type of device."""
     devices = {"CPU": _backend_on_cpus()}
     devices["GPU"] = _backend_on_gpus(devices["CPU"])
     return {op: {kind: dict(on) for kind, on in devices.items()} for op in OPS}
@@ -102,7 +102,7 @@ def _backend_on_cpus() -> dict[str, str]:
 
 
 def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
-    """Returns the backend on GPUs: of this machine if it has any, else of the library."""
+    """Return the backend on GPUs: of this machine if it has any, else of the library."""
     from tf_redsync.ops import native
 
     if on_cpus["backend"] != "native":
@@ -118,7 +118,7 @@ def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
 
 
 def cluster() -> dict[str, Any]:
-    """Returns a summary of TF_CONFIG."""
+    """Return a summary of TF_CONFIG."""
     text = os.environ.get("TF_CONFIG", "")
     if not text:
         return {"set": False}
@@ -131,7 +131,7 @@ def cluster() -> dict[str, Any]:
 
 
 def devices() -> dict[str, int]:
-    """Returns the number of devices that TensorFlow sees, by type."""
+    """Return the number of devices that TensorFlow sees, by type."""
     import tensorflow as tf
 
     count: dict[str, int] = {}
@@ -141,13 +141,13 @@ def devices() -> dict[str, int]:
 
 
 def carrier(gpus: int) -> str:
-    """Returns the transport of the collectives for workers with `gpus` GPUs each."""
+    """Return the transport of the collectives for workers with `gpus` GPUs each."""
     ring = "TensorFlow's ring, over gRPC"
     return f"NCCL if each worker has GPUs of its own, else {ring}" if gpus else ring
 
 
 def examine() -> dict[str, Any]:
-    """Returns the whole report as a structure that can be written as JSON."""
+    """Return the whole report as a structure that can be written as JSON."""
     found = devices()
     return {
         "versions": versions(),
@@ -172,7 +172,7 @@ def _render_ops(chosen: dict[str, dict[str, dict[str, str]]]) -> list[str]:
 
 
 def render(report: dict[str, Any]) -> str:
-    """Returns the report of `examine` as text."""
+    """Return the report of `examine` as text."""
     lines = [f"{name:22}{version or '-'}" for name, version in report["versions"].items()]
     lines.append(f"{'compiler':22}{report['compiler']}")
     lines.append(f"{'CUDA compiler':22}{report['cuda_compiler']}")
@@ -244,7 +244,7 @@ COMMAND = Command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the report; returns the exit code."""
+    """Print the report; return the exit code."""
     return COMMAND.main(arguments)
 
 

@@ -30,7 +30,7 @@ _INTERFACE = struct.Struct("16sH14x")  # struct ifreq: name, flags
 
 
 def isolate(choice: str) -> dict[str, str]:
-    """Isolates the workers that this process will start; returns variables for them.
+    """Isolate the workers that this process will start; return variables for them.
 
     Args:
       choice: "yes" enters a network namespace with this process. "auto" binds ports to the loopback
@@ -60,7 +60,7 @@ def isolate(choice: str) -> dict[str, str]:
 
 
 def loopback_only() -> dict[str, str]:
-    """Returns variables that bind workers to the loopback interface; empty without the library."""
+    """Return variables that bind workers to the loopback interface; empty without the library."""
     if not sys.platform.startswith("linux"):
         return {}
     library = LIBRARY
@@ -74,7 +74,7 @@ def loopback_only() -> dict[str, str]:
 
 
 def reachable_through() -> list[str]:
-    """Returns the names of the interfaces that are up, without loopback."""
+    """Return the names of the interfaces that are up, without loopback."""
     try:
         names = [name for _, name in socket.if_nameindex()]
     except OSError:
@@ -83,7 +83,7 @@ def reachable_through() -> list[str]:
 
 
 def enter_namespace() -> None:
-    """Moves this process into a network namespace with only a loopback interface.
+    """Move this process into a network namespace with only a loopback interface.
 
     Raises:
       ValueError: if the process may not create one; then nothing has changed.
@@ -101,7 +101,7 @@ def enter_namespace() -> None:
 
 
 def _problem_of_a_child() -> str:
-    """Returns a child process's error on entering a namespace; empty if it succeeded."""
+    """Return a child process's error on entering a namespace; empty if it succeeded."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -72,7 +72,7 @@ def run(
     configs: Sequence[str] | None = None,
     remote: Remote | None = None,
 ) -> LaunchResult:
-    """Runs `command` once per worker; returns when all workers have ended.
+    """Run `command` once per worker; return when all workers have ended.
 
     Args:
       command: the program and its arguments, equal for all workers.
@@ -157,7 +157,7 @@ def _forwarding(signals: collections.deque[int]) -> Iterator[None]:
 
 
 def run_command(command: Sequence[str], args: argparse.Namespace) -> int:
-    """Runs a command with the parsed flags of `options.configure`; returns the exit code."""
+    """Run a command with the parsed flags of `options.configure`; return the exit code."""
     try:
         return run(
             command,
@@ -208,7 +208,7 @@ COMMAND = Command(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the job's exit code, or 2 for bad arguments."""
+    """Run the command line; return the job's exit code, or 2 for bad arguments."""
     return COMMAND.main(argv)
 
 
@@ -243,7 +243,7 @@ class LocalStart:
     restarts: Restarts
 
     def __call__(self, job: Job) -> None:
-        """Starts the workers of an attempt.
+        """Start the workers of an attempt.
 
         Raises:
             NotStarted: a worker cannot be started.

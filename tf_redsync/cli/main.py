@@ -144,7 +144,7 @@ COMPLETION = Command(
 
 
 def commands() -> dict[str, Command]:
-    """Returns the commands by name, in the order of the help."""
+    """Return the commands by name, in the order of the help."""
     long = (
         importlib.import_module(f"tf_redsync.cli.{name}").COMMAND
         for name in ("launch", "doctor", "plan", "bench")
@@ -153,7 +153,7 @@ def commands() -> dict[str, Command]:
 
 
 def parser() -> Parser:
-    """Returns the parser of the whole command line, from which completion is generated."""
+    """Return the parser of the whole command line, from which completion is generated."""
     made = Parser(
         prog=PROGRAM,
         description="Gradient compression for Keras: starts, checks and predicts trainings.",
@@ -170,7 +170,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit code."""
+    """Run a command; return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     known = commands()
     if words and words[0] in known:

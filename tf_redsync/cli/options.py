@@ -122,13 +122,13 @@ _WHAT: tuple[Flag, ...] = (
 
 
 def configure(parser: Parser) -> None:
-    """Adds the launcher's flags."""
+    """Add the launcher's flags."""
     parser.flags(_WHAT)
     configure_workers(parser)
 
 
 def configure_workers(parser: Parser) -> None:
-    """Adds the flags that select and configure the workers."""
+    """Add the flags that select and configure the workers."""
     parser.flags(_WHERE, "workers")
     parser.flags(_ENDS, "restarts and time limits")
     parser.flags(_EACH, "resources")
@@ -136,7 +136,7 @@ def configure_workers(parser: Parser) -> None:
 
 
 def command(args: argparse.Namespace) -> list[str]:
-    """Returns the workers' command; raises ValueError without a script or module."""
+    """Return the workers' command; raises ValueError without a script or module."""
     _check_order(args)
     if args.module:
         # Looks up the top package only: finding a submodule would import its parents.
@@ -153,7 +153,7 @@ def command(args: argparse.Namespace) -> list[str]:
 
 
 def _check_order(args: argparse.Namespace) -> None:
-    """Raises ValueError if the flags that select workers come after the script.
+    """Raise ValueError if the flags that select workers come after the script.
 
     They may be the script's flags, so this is an error only if the launcher has none.
     """
@@ -170,7 +170,7 @@ def _check_order(args: argparse.Namespace) -> None:
 
 
 def restarts(workers: int, max_restarts: int, min_workers: int | None) -> Restarts:
-    """Returns the restart policy; raises ValueError for arguments that are out of range."""
+    """Return the restart policy; raises ValueError for arguments that are out of range."""
     if max_restarts < 0:
         raise ValueError(
             f"`max_restarts` must be at least 0. Received: max_restarts={max_restarts}"
@@ -192,7 +192,7 @@ def check(
     start_timeout: float | None,
     elsewhere: bool = False,
 ) -> None:
-    """Raises ValueError for an argument of `run` that is out of range or conflicts with TF_CONFIG.
+    """Raise ValueError for an argument of `run` that is out of range or conflicts with TF_CONFIG.
 
     `elsewhere`: whether `configs` or `remote` selects the workers instead of `workers`.
     """
@@ -228,7 +228,7 @@ def check(
 
 
 def check_cores(cores_per_worker: int | None) -> None:
-    """Raises ValueError for a number of cores below 1."""
+    """Raise ValueError for a number of cores below 1."""
     if cores_per_worker is not None and cores_per_worker < 1:
         raise ValueError(
             f"`cores_per_worker` must be at least 1. Received: cores_per_worker={cores_per_worker}"
@@ -236,7 +236,7 @@ def check_cores(cores_per_worker: int | None) -> None:
 
 
 def worker_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the arguments of `run` that select the workers, from the command line.
+    """Return the arguments of `run` that select the workers, from the command line.
 
     Raises:
         ValueError: for flags that exclude each other, or malformed hosts.
@@ -272,7 +272,7 @@ def worker_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raises ValueError for worker flags that exclude each other."""
+    """Raise ValueError for worker flags that exclude each other."""
     over_ssh = args.hosts is not None or args.hostfile is not None
     given = {
         "--hosts": args.hosts is not None,
@@ -309,7 +309,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_values(args: argparse.Namespace, chosen: Sequence[str]) -> None:
-    """Raises ValueError for worker flags that are out of range."""
+    """Raise ValueError for worker flags that are out of range."""
     if args.workers is not None and args.workers < 1:
         raise ValueError(f"`workers` (-n) must be at least 1. Received: workers={args.workers}.")
     if args.kubernetes is not None and args.kubernetes < 1:

@@ -43,7 +43,7 @@ _UNLOGGED = re.compile(
 
 
 def is_noise(line: bytes) -> bool:
-    """Returns whether a line is log noise of TensorFlow.
+    """Return whether a line is log noise of TensorFlow.
 
     Noise is everything that its C++ code logs at level INFO, and known harmless warnings and
     errors. All other lines, including those of Python code, are kept.
@@ -56,24 +56,24 @@ def is_noise(line: bytes) -> bool:
 
 
 def is_colored(stream: IO[Any], environment: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether a stream is a terminal without NO_COLOR (https://no-color.org)."""
+    """Return whether a stream is a terminal without NO_COLOR (https://no-color.org)."""
     if environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
         return False
     return bool(getattr(stream, "isatty", lambda: False)())
 
 
 def paint(text: str, code: str, stream: IO[Any]) -> str:
-    """Returns the text, colored if the stream shows colors."""
+    """Return the text, colored if the stream shows colors."""
     return f"\x1b[{code}m{text}\x1b[0m" if is_colored(stream) else text
 
 
 def say(text: str) -> None:
-    """Prints a message of the launcher."""
+    """Print a message of the launcher."""
     print(f"{paint('[launch]', _BOLD, sys.stderr)} {text}", file=sys.stderr, flush=True)
 
 
 def printer(index: int, has_log: bool, verbose: bool) -> Callable[[bytes], None] | None:
-    """Returns a function that prints complete lines of a worker; `None` to print nothing.
+    """Return a function that prints complete lines of a worker; `None` to print nothing.
 
     Args:
         index: Rank of the worker.
@@ -107,9 +107,9 @@ class Output:
     verbose: bool
 
     def log(self, number: int) -> Path | None:
-        """Returns the log file of a worker, if there are log files."""
+        """Return the log file of a worker, if there are log files."""
         return self.logs / f"worker_{number}.log" if self.logs else None
 
     def printer(self, number: int) -> Callable[[bytes], None] | None:
-        """Returns a function that prints lines of a worker, or `None`."""
+        """Return a function that prints lines of a worker, or `None`."""
         return printer(number, bool(self.logs), self.verbose) if self.echo else None

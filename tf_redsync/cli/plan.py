@@ -34,7 +34,7 @@ _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
 def bytes_per_second(rate: str) -> float:
-    """Returns a rate such as `"10gbit"` in bytes per second.
+    """Return a rate such as `"10gbit"` in bytes per second.
 
     Raises:
         PlanError: if it is not a positive number with kbit, mbit or gbit.
@@ -53,7 +53,7 @@ def bytes_per_second(rate: str) -> float:
 
 
 def share_of(percent: str) -> float:
-    """Returns a percentage such as `"10%"` as a fraction.
+    """Return a percentage such as `"10%"` as a fraction.
 
     Raises:
         PlanError: if it is not a positive number with a percent sign.
@@ -72,7 +72,7 @@ def share_of(percent: str) -> float:
 
 
 def milliseconds(text: str) -> float:
-    """Returns a time such as `"50ms"` or `"50"` in milliseconds.
+    """Return a time such as `"50ms"` or `"50"` in milliseconds.
 
     Raises:
         ValueError: if it is not a number.
@@ -108,12 +108,12 @@ _FLAGS: list[Flag] = [
 
 
 def say(text: str) -> None:
-    """Prints progress to stderr."""
+    """Print progress to stderr."""
     print(f"tf-redsync plan: {text}", file=sys.stderr, flush=True)
 
 
 def make(subject: Subject, policy: Policy | Auto, args: argparse.Namespace) -> Plan:
-    """Returns a plan from measurements on this device.
+    """Return a plan from measurements on this device.
 
     Args:
         subject: Model, batch and loss.
@@ -132,7 +132,7 @@ def make(subject: Subject, policy: Policy | Auto, args: argparse.Namespace) -> P
 
 
 def _compute(subject: Subject, args: argparse.Namespace) -> float:
-    """Returns the computation time of a step without an exchange, in seconds."""
+    """Return the computation time of a step without an exchange, in seconds."""
     from tf_redsync.planning import subject as subjects
 
     if args.step_ms is not None:
@@ -142,7 +142,7 @@ def _compute(subject: Subject, args: argparse.Namespace) -> float:
 
 
 def _measured(methods: Sequence[Method], args: argparse.Namespace) -> Measured:
-    """Returns the methods' computation on this device, with the network of the command line."""
+    """Return the methods' computation on this device, with the network of the command line."""
     from tf_redsync.auto import cost, probe
     from tf_redsync.auto.decision import Measured
     from tf_redsync.methods.dense import Dense
@@ -157,7 +157,7 @@ def _measured(methods: Sequence[Method], args: argparse.Namespace) -> Measured:
 
 
 def propose(subject: Subject, args: argparse.Namespace) -> str:
-    """Returns the proposal for the overhead of the command line, as text."""
+    """Return the proposal for the overhead of the command line, as text."""
     from tf_redsync.auto.candidates import candidates
     from tf_redsync.planning import proposals
 
@@ -255,7 +255,7 @@ COMMAND = Command(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the plan; returns the exit code, 2 for an invalid argument or model."""
+    """Print the plan; return the exit code, 2 for an invalid argument or model."""
     return COMMAND.main(argv)
 
 

@@ -53,7 +53,7 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def before_exec(parent: int, cores: Sequence[int] | None) -> None:
-    """Ties the child to its parent and cores; runs in the child before exec.
+    """Tie the child to its parent and cores; runs in the child before exec.
 
     The kernel kills the child when the launcher dies, even by SIGKILL.
 
@@ -115,7 +115,7 @@ class Worker:
         os.set_blocking(self.pipe, False)
 
     def read(self) -> int:
-        """Reads at most 64 KiB from the pipe.
+        """Read at most 64 KiB from the pipe.
 
         Returns:
             The number of bytes; 0 at the end of the pipe, -1 if it is open and empty.
@@ -128,7 +128,7 @@ class Worker:
         return len(data)
 
     def received(self, data: bytes) -> None:
-        """Writes output to the log file and passes complete lines on."""
+        """Write output to the log file and pass complete lines on."""
         if self._log:
             self._log.write(data)
             self._log.flush()
@@ -149,16 +149,16 @@ class Worker:
                 self._printer(lines)
 
     def ended(self) -> bool:
-        """Returns whether the process has ended. It stays a zombie, which keeps its process ID."""
+        """Return whether the process has ended. It stays a zombie, which keeps its process ID."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.process.pid, flags) is not None
 
     def wait(self) -> None:
-        """Blocks until the process has ended; call it after SIGKILL."""
+        """Block until the process has ended; call it after SIGKILL."""
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def finish(self) -> None:
-        """Kills the ended process's group, reads its remaining output and reaps it."""
+        """Kill the ended process's group, read its remaining output and reap it."""
         self.send(signal.SIGKILL)
         for _ in range(_DRAIN_READS):
             if self.read() <= 0:
@@ -173,17 +173,17 @@ class Worker:
             self._log.close()
 
     def send(self, number: int) -> None:
-        """Sends a signal to the worker's process group."""
+        """Send a signal to the worker's process group."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
     def tail(self, count: int) -> str:
-        """Returns the last `count` lines."""
+        """Return the last `count` lines."""
         return "\n".join(list(self._lines)[-count:])
 
     def result(self) -> WorkerResult:
-        """Returns the worker's result; call it after `finish`."""
+        """Return the worker's result; call it after `finish`."""
         assert self.returncode is not None
         output = self.tail(KEPT_LINES)
         return WorkerResult(self.index, self.returncode, output, self.killed, self.seconds)
@@ -257,13 +257,13 @@ class Job:
         self._ending = False  # by a signal or the timeout, not by a failed worker
 
     def add(self, worker: Worker) -> None:
-        """Adds a started worker."""
+        """Add a started worker."""
         self._workers.append(worker)
         self._alive.append(worker)
         self._selector.register(worker.pipe, selectors.EVENT_READ, worker)
 
     def supervise(self) -> LaunchResult:
-        """Waits until all workers have ended; returns the result."""
+        """Wait until all workers have ended; return the result."""
         while self._alive:
             for key, _ in self._selector.select(_POLL_SECONDS):
                 if not key.data.read():
@@ -291,7 +291,7 @@ class Job:
         worker.finish()
 
     def _after(self, worker: Worker) -> None:
-        """Reports the first failure only: the others follow from it."""
+        """Report the first failure only: the others follow from it."""
         code = worker.returncode or 0
         if not code or worker.killed:
             return
@@ -359,18 +359,18 @@ class Job:
         return f"worker{'s' if len(self._alive) > 1 else ''} {names}"
 
     def say(self, message: str) -> None:
-        """Prints a message and adds it to the result."""
+        """Print a message and add it to the result."""
         self._messages.append(message)
         if self._echo:
             output.say(message)
 
     def kill_all(self) -> None:
-        """Sends SIGKILL to the process group of every worker that is not reaped."""
+        """Send SIGKILL to the process group of every worker that is not reaped."""
         for worker in self._alive:
             worker.send(signal.SIGKILL)
 
     def close(self) -> None:
-        """Kills and reaps all processes."""
+        """Kill and reap all processes."""
         self.kill_all()
         for worker in list(self._alive):
             worker.wait()

@@ -28,13 +28,13 @@ _CANNOT = 2
 
 
 def tell(**words: Any) -> None:
-    """Sends a message to the launcher."""
+    """Send a message to the launcher."""
     sys.stdout.buffer.write(MARK + json.dumps(words).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 
 def _problem(job: dict[str, Any]) -> str:
-    """Returns the reason why the worker cannot be started; empty if it can."""
+    """Return the reason why the worker cannot be started; empty if it can."""
     if not Path(job["cwd"]).is_dir():
         return (
             f"the working directory {job['cwd']} does not exist on this machine. Start the "
@@ -47,7 +47,7 @@ def _problem(job: dict[str, Any]) -> str:
 
 
 def _listen(process: subprocess.Popen[bytes]) -> None:
-    """Forwards signals to the worker, and sends SIGKILL at the end of the input."""
+    """Forward signals to the worker, and send SIGKILL at the end of the input."""
     while line := sys.stdin.buffer.readline():
         with contextlib.suppress(ProcessLookupError, ValueError):
             os.killpg(process.pid, int(line))
@@ -64,7 +64,7 @@ def _environment(job: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> int:
-    """Runs one worker; returns 0 if it was started, whatever its exit code."""
+    """Run one worker; return 0 if it was started, whatever its exit code."""
     tell(version=__version__)
     line = sys.stdin.buffer.readline()
     if not line.startswith(b"{"):  # a signal before the job, or the end of the input

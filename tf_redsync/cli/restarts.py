@@ -34,7 +34,7 @@ class Restarts:
     _suspect: int | None = None  # the place that failed first in the last attempt
 
     def again(self, first: int | None, seconds: float) -> str | None:
-        """Returns a message about the restart after a failure; `None` for no restart.
+        """Return a message about the restart after a failure; `None` for no restart.
 
         Args:
             first: Rank of the worker that failed first; `None` if unknown.
@@ -50,7 +50,7 @@ class Restarts:
         return self._next("")
 
     def without(self, place: int, why: str) -> str | None:
-        """Returns a message about the restart without a place; `None` for no restart."""
+        """Return a message about the restart without a place; `None` for no restart."""
         if not self.left or len(self.places) <= self.min_workers:
             return None
         return self._without(place, why)
@@ -79,7 +79,7 @@ class NotStarted(Exception):
 def run_attempts(
     make: Callable[[], Job], start: Callable[[Job], None], restarts: Restarts
 ) -> LaunchResult:
-    """Runs a job until it succeeds, stops on request, or may not restart.
+    """Run a job until it succeeds, stop on request, or may not restart.
 
     Args:
         make: Returns the job of an attempt, without workers.

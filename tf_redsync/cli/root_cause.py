@@ -51,7 +51,7 @@ class Failure:
 
 
 def first_failure(ends: Sequence[Failure]) -> tuple[int, str] | None:
-    """Returns the worker that failed first and a line with the cause.
+    """Return the worker that failed first and a line with the cause.
 
     Args:
         ends: All failed workers, except those that the launcher ended.
@@ -72,7 +72,7 @@ def first_failure(ends: Sequence[Failure]) -> tuple[int, str] | None:
 
 
 def _cause(end: Failure) -> tuple[str, bool]:
-    """Returns a worker's error, and whether another worker caused it."""
+    """Return a worker's error, and whether another worker caused it."""
     lines = end.output.splitlines()
     if end.returncode < 0:
         name = signal.Signals(-end.returncode).name
@@ -90,7 +90,7 @@ def _cause(end: Failure) -> tuple[str, bool]:
 
 
 def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str] | None:
-    """Returns the error's class, its message and its line in the user's program."""
+    """Return the error's class, its message and its line in the user's program."""
     places = []
     for number, line in enumerate(lines):
         frame = _FRAME.match(line)

@@ -36,7 +36,7 @@ class Share:
 
 
 def slurm(workers: int, port: int | None, env: Mapping[str, str] = os.environ) -> Share:
-    """Returns this node's share of a SLURM step with one task per node.
+    """Return this node's share of a SLURM step with one task per node.
 
     Args:
         workers: Workers per node.
@@ -76,7 +76,7 @@ def slurm(workers: int, port: int | None, env: Mapping[str, str] = os.environ) -
 def kubernetes(
     pods: int, workers: int, port: int | None, env: Mapping[str, str] = os.environ
 ) -> Share:
-    """Returns this pod's share of an indexed Job.
+    """Return this pod's share of an indexed Job.
 
     Args:
         pods: The Job's `completions`.
@@ -118,7 +118,7 @@ def _share(names: list[str], own: int, workers: int, port: int, job: str) -> Sha
 
 
 def host_names(nodes: str) -> list[str]:
-    """Returns the names in a SLURM node list, such as `node[01-03,7],login`.
+    """Return the names in a SLURM node list, such as `node[01-03,7],login`.
 
     Prefers SLURM's `scontrol`, which containers may lack.
 
@@ -138,7 +138,7 @@ def host_names(nodes: str) -> list[str]:
 
 
 def expand(nodes: str) -> list[str]:
-    """Returns the names in a node list, without `scontrol`.
+    """Return the names in a node list, without `scontrol`.
 
     Raises:
         ValueError: for a malformed list.

@@ -22,7 +22,7 @@ CHECKS = ("all-gather", "all-reduce", "all-to-all", "pair gather", _TRAINING)
 
 
 def run(gpus: int) -> dict[str, dict[str, str]]:
-    """Returns the problem of each check by type of device, "" for a check that passed.
+    """Return the problem of each check by type of device, "" for a check that passed.
 
     Args:
         gpus: Number of GPUs that TensorFlow sees. With 0 only the CPU is tested; the workers share
@@ -51,7 +51,7 @@ def _on(visible: Sequence[str]) -> dict[str, str]:
 
 
 def _collectives(strategy: Any) -> dict[str, str]:
-    """Returns the problem of each collective on this worker, "" for a correct result."""
+    """Return the problem of each collective on this worker, "" for a correct result."""
     import numpy as np
     import tensorflow as tf
 
@@ -85,7 +85,7 @@ def _collectives(strategy: Any) -> dict[str, str]:
 
 
 def _train(strategy: Any) -> str:
-    """Returns the problem of a training of six steps that compares weights; "" if it works."""
+    """Return the problem of a training of six steps that compares weights; "" if it works."""
     import keras
     import numpy as np
 
@@ -104,7 +104,7 @@ def _train(strategy: Any) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one worker, which writes its results into the folder `argv[0]`."""
+    """Run one worker, which writes its results into the folder `argv[0]`."""
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
     (folder,) = sys.argv[1:] if argv is None else argv

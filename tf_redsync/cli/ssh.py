@@ -55,7 +55,7 @@ class Host:
 
 
 def parse(text: str) -> list[Host]:
-    """Returns the hosts of `--hosts`, such as `a:2,b:2`. A host without a number has one worker.
+    """Return the hosts of `--hosts`, such as `a:2,b:2`. A host without a number has one worker.
 
     Raises:
         ValueError: the text is malformed or names a host twice.
@@ -64,7 +64,7 @@ def parse(text: str) -> list[Host]:
 
 
 def read(path: str) -> list[Host]:
-    """Returns the hosts of a file with lines `a:2`, or `a slots=2` as for MPI, and `#` comments.
+    """Return the hosts of a file with lines `a:2`, or `a slots=2` as for MPI, and `#` comments.
 
     Raises:
         ValueError: the file cannot be read or a line is malformed.
@@ -116,7 +116,7 @@ def _checked(hosts: list[Host], given: str) -> list[Host]:
 def forwarded_environment(
     names: Sequence[str], own: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Returns the variables that are forwarded to workers on other machines.
+    """Return the variables that are forwarded to workers on other machines.
 
     Args:
         names: Further variables, as `NAME` or `NAME=VALUE`.
@@ -142,7 +142,7 @@ def forwarded_environment(
 
 
 def command(host: Host, ssh: str, python: str) -> list[str]:
-    """Returns the command that starts the launcher's agent on a host.
+    """Return the command that starts the launcher's agent on a host.
 
     The agent receives the job through its standard input, so that no shell parses it and no list of
     processes shows it.
@@ -184,7 +184,7 @@ class RemoteWorker(Worker):
         self._printer_then = printer  # in use once the agent answers: drops output of ssh and shell
 
     def meet(self, seconds: float) -> None:
-        """Waits until the agent answers.
+        """Wait until the agent answers.
 
         Raises:
             HostError: the agent has ended, or has not answered in time.
@@ -203,7 +203,7 @@ class RemoteWorker(Worker):
                 )
 
     def begin(self, job: Mapping[str, Any]) -> None:
-        """Sends the job to the agent, which starts the worker; `cli/remote.py` has its fields."""
+        """Send the job to the agent, which starts the worker; `cli/remote.py` has its fields."""
         self._write(json.dumps(job))
 
     def _why_not(self) -> str:
@@ -231,7 +231,7 @@ class RemoteWorker(Worker):
 
     @override
     def received(self, data: bytes) -> None:
-        """Separates the agent's messages from the worker's output."""
+        """Separate the agent's messages from the worker's output."""
         text, self._held = self._held + data, b""
         while True:
             before, mark, after = text.partition(MARK[:1])
@@ -329,7 +329,7 @@ class SSHStart:
     restarts: Restarts
 
     def __call__(self, job: Job) -> None:
-        """Starts the workers of an attempt after all hosts have answered.
+        """Start the workers of an attempt after all hosts have answered.
 
         Raises:
             NotStarted: a host cannot be used.

@@ -17,7 +17,7 @@ THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns `count` different free TCP ports.
+    """Return `count` different free TCP ports.
 
     A worker binds its port seconds after this call. The ports lie below the kernel's range for
     outgoing connections, so that no connection takes one in the meantime.
@@ -42,20 +42,20 @@ def free_ports(count: int) -> list[int]:
 
 
 def tf_config(addresses: Sequence[str], index: int) -> str:
-    """Returns the TF_CONFIG (JSON) of worker `index` among `addresses` ("host:port")."""
+    """Return the TF_CONFIG (JSON) of worker `index` among `addresses` ("host:port")."""
     cluster = {"worker": list(addresses)}
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
 
 
 def default_threads(workers: int) -> int:
-    """Returns the number of usable cores divided by the number of workers, at least 1."""
+    """Return the number of usable cores divided by the number of workers, at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, cores // workers)
 
 
 def cores_of(slot: int, workers: int, count: int | None) -> list[int] | None:
-    """Returns the adjacent cores of a worker; `None` for all cores of this process.
+    """Return the adjacent cores of a worker; `None` for all cores of this process.
 
     Args:
         slot: Index of the worker on this machine, from 0.
@@ -77,12 +77,12 @@ def cores_of(slot: int, workers: int, count: int | None) -> list[int] | None:
 
 
 def job_secret() -> str:
-    """Returns the job's secret: from this process's environment, else random."""
+    """Return the job's secret: from this process's environment, else random."""
     return os.environ.get(environment.JOB) or secrets.token_hex(16)
 
 
 def rank_in(text: str) -> int:
-    """Returns the worker's rank in a TF_CONFIG; 0 for a malformed one."""
+    """Return the worker's rank in a TF_CONFIG; 0 for a malformed one."""
     try:
         config = json.loads(text)
         task, chiefs = config["task"], config["cluster"].get("chief", [])
@@ -98,7 +98,7 @@ def variables(
     env: Mapping[str, str] | None,
     all_here: bool = True,
 ) -> dict[str, str]:
-    """Returns the workers' environment: this process's, `env`, and defaults.
+    """Return the workers' environment: this process's, `env`, and defaults.
 
     `all_here`: whether this launcher starts all workers of the job.
     """

@@ -31,7 +31,7 @@ class AccuracyWarning(UserWarning):
 
 
 def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Policy | Auto:
-    """Returns `policy`, without default candidates of `Auto` that do not suit the optimizer.
+    """Return `policy`, without default candidates of `Auto` that do not suit the optimizer.
 
     Args:
         inner: The inner optimizer.
@@ -52,7 +52,7 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
 
 
 def _unsuited(inner: Any, method: Method) -> str | None:
-    """Returns the reason and remedy if a method does not suit an optimizer, else `None`."""
+    """Return the reason and remedy if a method does not suit an optimizer, else `None`."""
     found = momentum.of(inner)
     if _of_late_momentum(inner, method) is not None:
         instead = found.removal
@@ -73,7 +73,7 @@ def _unsuited(inner: Any, method: Method) -> str | None:
 
 
 def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
-    """Returns the warnings about an optimizer and methods.
+    """Return the warnings about an optimizer and methods.
 
     Args:
         inner: The inner optimizer.
@@ -89,7 +89,7 @@ def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
 
 
 def _of_short_memory(inner: Any, method: Method) -> str | None:
-    """Returns a warning if an adaptive optimizer's second moment decays faster than elements come.
+    """Return a warning if an adaptive optimizer's second moment decays faster than elements come.
 
     The decayed moment makes an element's next step too long. With local steps the optimizer sees
     the gradient of every step of its worker, so nothing decays.
@@ -117,7 +117,7 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
 
 
 def _of_one_mean(method: Method) -> str | None:
-    """Returns a warning if quantized RedSync drops its quantization errors."""
+    """Return a warning if quantized RedSync drops its quantization errors."""
     inside = innermost(method)
     if not (isinstance(inside, RedSync) and inside.quantized):
         return None
@@ -129,7 +129,7 @@ def _of_one_mean(method: Method) -> str | None:
 
 
 def _of_long_rounds(method: Method) -> str | None:
-    """Returns a warning about long rounds of local steps; 0/1 Adam's share the mean momentum."""
+    """Return a warning about long rounds of local steps; 0/1 Adam's share the mean momentum."""
     schedule = method.sync_schedule
     if not schedule.local_steps or capability(method, AdamMoments) is not None:
         return None
@@ -154,7 +154,7 @@ def _of_long_rounds(method: Method) -> str | None:
 
 
 def _of_late_momentum(inner: Any, method: Method) -> str | None:
-    """Returns a warning if the inner optimizer's momentum acts on stale gradients."""
+    """Return a warning if the inner optimizer's momentum acts on stale gradients."""
     found = momentum.of(inner)
     waits = method.traits.waiting_steps > SHORT_WAIT and "residual" in method.traits.state_kinds
     if (
@@ -178,7 +178,7 @@ def _of_late_momentum(inner: Any, method: Method) -> str | None:
 
 
 def _of_suspected_momentum(inner: Any, methods: Sequence[Method]) -> str | None:
-    """Returns a warning if an unknown optimizer may have momentum in addition to the method's."""
+    """Return a warning if an unknown optimizer may have momentum in addition to the method's."""
     found = momentum.of(inner)
     exchanged = max(m.traits.momentum_in_exchange for m in methods)
     if found.known or not found.values or not exchanged:
@@ -190,7 +190,7 @@ def _of_suspected_momentum(inner: Any, methods: Sequence[Method]) -> str | None:
 
 
 def _of_factors(inner: Any, method: Method) -> str | None:
-    """Returns a warning about low-rank methods with adaptive optimizers.
+    """Return a warning about low-rank methods with adaptive optimizers.
 
     Adam divides by the size of the low-rank gradient, and later by that of its error.
     """
@@ -207,7 +207,7 @@ def _of_factors(inner: Any, method: Method) -> str | None:
 
 
 def of_length(exchange: Any, so_far: int, epochs: int, steps: int) -> str | None:
-    """Returns a warning if a training is too short to send every element once, else `None`.
+    """Return a warning if a training is too short to send every element once, else `None`.
 
     Args:
         exchange: The built exchange.
@@ -237,14 +237,14 @@ def of_length(exchange: Any, so_far: int, epochs: int, steps: int) -> str | None
 
 
 def _exchanges(method: Method, steps: int, per_epoch: int) -> float:
-    """Returns the number of a method's exchanges in `steps`; rounds end with an epoch."""
+    """Return the number of a method's exchanges in `steps`; rounds end with an epoch."""
     local = method.sync_schedule.local_steps
     rounds = steps / min(local, per_epoch) if local else steps
     return rounds - method.sync_schedule.warm_up_steps
 
 
 def _exchanges_between(assignment: Assignment) -> float:
-    """Returns the mean number of exchanges between two messages with the same element."""
+    """Return the mean number of exchanges between two messages with the same element."""
     method, spec = assignment.method, assignment.spec
     count = getattr(innermost(method), "k", None)
     traits = method.traits
@@ -280,14 +280,14 @@ _SPARSE = {(15, 32): 9.25, (15, 128): 8.16, (50, 128): 9.10}  # by `steps` and `
 
 
 def one_mean(density: float) -> str:
-    """Returns the measured cost of one mean instead of all values at a density."""
+    """Return the measured cost of one mean instead of all values at a density."""
     at = _nearest(_ONE_MEAN, density)
     one, all_values = _ONE_MEAN[at]
     return f"{one} % instead of {all_values} % on CIFAR-10 (3 epochs, density {100 * at:g} %)"
 
 
 def late_momentum(density: float) -> str:
-    """Returns the measured cost of the inner optimizer's momentum at a density."""
+    """Return the measured cost of the inner optimizer's momentum at a density."""
     at = _nearest(_MOMENTUM, density)
     inner, own, shared, method = _MOMENTUM[at]
     return (
@@ -297,7 +297,7 @@ def late_momentum(density: float) -> str:
 
 
 def late_beta_1(density: float) -> str:
-    """Returns the measured cost of Adam's beta_1 at a density."""
+    """Return the measured cost of Adam's beta_1 at a density."""
     at = _nearest(_BETA_1, density)
     adam, without, of = _BETA_1[at]
     return (
@@ -307,7 +307,7 @@ def late_beta_1(density: float) -> str:
 
 
 def low_rank(name: str) -> str:
-    """Returns the measured cost of a low-rank method with Adam."""
+    """Return the measured cost of a low-rank method with Adam."""
     return (
         f"a perplexity of {_LOW_RANK[name]} instead of 7.6 with Dense() on characters (AdamW, "
         "600 steps, rank 4)"
@@ -315,7 +315,7 @@ def low_rank(name: str) -> str:
 
 
 def long_rounds(method: Method) -> str | None:
-    """Returns the measured cost of local steps at the nearest setting; `None` without a loss."""
+    """Return the measured cost of local steps at the nearest setting; `None` without a loss."""
     schedule, inside = method.sync_schedule, innermost(method)
     if isinstance(inside, SparseLoCo):
         near = min(_SPARSE, key=lambda at: (_far(at[0], inside.steps), _far(at[1], inside.top_k)))
@@ -340,7 +340,7 @@ def long_rounds(method: Method) -> str | None:
 
 
 def _nearest(known: Mapping[_Number, Any], value: float) -> _Number:
-    """Returns the number nearest to a value, by ratio."""
+    """Return the number nearest to a value, by ratio."""
     return min(known, key=lambda at: _far(at, value))
 
 

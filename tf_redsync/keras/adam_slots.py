@@ -41,7 +41,7 @@ class AdamSlots:
         self._adam, self._parts, self._exchange = conflicts.innermost(inner), parts, exchange
 
     def _of_state(self, name: str) -> dict[int, Any]:
-        """Returns the exchange's state variables of a name, by position."""
+        """Return the exchange's state variables of a name, by position."""
         found: dict[int, Any] = {}
         exchange = self._exchange
         for bucket, state in zip(exchange.schedule.buckets, exchange.states, strict=True):
@@ -51,13 +51,13 @@ class AdamSlots:
         return found
 
     def _given(self) -> tf.Tensor:
-        """Returns whether the step exchanges momenta, as a tensor."""
+        """Return whether the step exchanges momenta, as a tensor."""
         if self._of_state("variance"):
             return tf.constant(True)
         return tf.logical_not(self._exchange.schedule.warmed())
 
     def gradients(self, totals: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-        """Returns the optimizer's input instead of the gradients' sums, in a replica context."""
+        """Return the optimizer's input instead of the gradients' sums, in a replica context."""
         given, momenta = self._given(), self._of_state("momentum")
         return [
             tf.where(given, tf.zeros_like(total), total) if p in momenta else total
@@ -65,7 +65,7 @@ class AdamSlots:
         ]
 
     def prepare(self, distribution: Any, served: Sequence[tuple[int, Any]]) -> None:
-        """Writes the slots, in a cross-replica context, before an update that is not skipped.
+        """Write the slots, in a cross-replica context, before an update that is not skipped.
 
         Args:
             distribution: The strategy.

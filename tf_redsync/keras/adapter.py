@@ -100,11 +100,11 @@ class Adapter:
         return accuracy.suited(self._inner, self.policy, warn)
 
     def rewrap(self, inner: Any) -> None:
-        """Replaces the inner optimizer by one that contains it."""
+        """Replace the inner optimizer by one that contains it."""
         self._inner = inner
 
     def check_inner(self) -> None:
-        """Checks the inner optimizer again after one of its hyper-parameters was set.
+        """Check the inner optimizer again after one of its hyper-parameters was set.
 
         Raises:
             ValueError: the optimizer no longer suits the method.
@@ -112,7 +112,7 @@ class Adapter:
         self.exchange.policy = self._suited(stacklevel=6)
 
     def run(self, apply: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any) -> Any:
-        """Runs a step of the inner optimizer, in a replica context.
+        """Run a step of the inner optimizer, in a replica context.
 
         During the step the inner optimizer may call `aggregate`, also from another thread, in which
         `LossScaleOptimizer` merges replicas.
@@ -133,7 +133,7 @@ class Adapter:
         return applied
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
-        """Builds the exchange of `variables`; see `ExchangeBuilder.build`."""
+        """Build the exchange of `variables`; see `ExchangeBuilder.build`."""
         if not isinstance(self.exchange, ExchangeBuilder):
             return
         tensors = [slots.tf_variable(v) for v in variables]
@@ -167,7 +167,7 @@ class Adapter:
             self._drift = lambda: exchange.in_worker(lambda _: drift.step(), [])
 
     def _attach(self, exchange: GradientExchange) -> None:
-        """Gives local steps access to the optimizer's variables."""
+        """Give local steps access to the optimizer's variables."""
         local = tf.distribute.get_strategy().experimental_local_results
         momenta = [slots.tf_variable(m) for m in self.access.momenta()]
         # With gradient accumulation the optimizer counts skipped steps, too.
@@ -179,7 +179,7 @@ class Adapter:
         )
 
     def prune(self, sparsity: float, scope: str = "layer") -> None:
-        """Prunes the smallest weights; see `Wrapper.prune`."""
+        """Prune the smallest weights; see `Wrapper.prune`."""
         if not self.exchange.built:
             raise RuntimeError(
                 "`prune` needs the model's variables. Call `optimizer.build(variables)` first."
@@ -188,7 +188,7 @@ class Adapter:
         pruning.prune(self.exchange, self._variables, slots_of_all, sparsity, scope)
 
     def flush(self, apply_gradients: Callable[..., Any]) -> None:
-        """Delivers the residuals; see `Wrapper.flush`."""
+        """Deliver the residuals; see `Wrapper.flush`."""
         if isinstance(self.exchange, ExchangeBuilder):
             raise RuntimeError(
                 "`flush` must follow training: there are no residuals before the first step."
@@ -202,7 +202,7 @@ class Adapter:
         training_length.forget(self.exchange)  # everything is delivered
 
     def finish_step(self) -> None:
-        """Ends a step after the optimizer's update, in a replica context.
+        """End a step after the optimizer's update, in a replica context.
 
         Raises:
             ValueError: the optimizer has not called `aggregate`.
@@ -219,7 +219,7 @@ class Adapter:
                 checks[self._drift] = self._drift
 
     def aggregate(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
-        """Returns `(sum over workers, variable)` for every `(gradient, variable)`.
+        """Return `(sum over workers, variable)` for every `(gradient, variable)`.
 
         Raises:
             RuntimeError: outside of the wrapper or of a replica context, or before `build`.
@@ -256,7 +256,7 @@ class Adapter:
         )
 
     def aggregate_or_nan(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
-        """Aggregates like `aggregate`, for optimizers that skip a step if a sum is non-finite.
+        """Aggregate like `aggregate`, for optimizers that skip a step if a sum is non-finite.
 
         In a step that must be skipped, the first sum has a NaN on all workers.
 
@@ -277,7 +277,7 @@ class Adapter:
     def guarded(
         self, update: Callable[..., Any], otherwise: Callable[[], Any] = lambda: None
     ) -> Callable[..., Any]:
-        """Wraps `update(strategy, ...)` so that it runs only in steps that are finite everywhere.
+        """Wrap `update(strategy, ...)` so that it runs only in steps that are finite everywhere.
 
         All workers agree on the flag and take the same branch. Masked weights are 0 after the
         update.
@@ -314,7 +314,7 @@ class Adapter:
         return self._position_of_part(variable) if found is None else found
 
     def _position_of_part(self, variable: Any) -> int:
-        """Returns the position of a replica's component of a distributed variable."""
+        """Return the position of a replica's component of a distributed variable."""
         position = self._positions_of_parts.get(slots.key(slots.tf_variable(variable)))
         if position is None:
             raise ValueError(
@@ -325,7 +325,7 @@ class Adapter:
 
 
 def as_policy(method: Method | Policy | Auto | dict[str, Any] | None) -> Policy | Auto:
-    """Returns the policy for a user's `method`.
+    """Return the policy for a user's `method`.
 
     Raises:
         ValueError: `method` has another type.
@@ -370,7 +370,7 @@ class SkippedSteps:
         self._before: list[tf.Tensor] = []
 
     def decay_later(self, inner: Any) -> None:
-        """Defers an optimizer's weight decay to the update."""
+        """Defer an optimizer's weight decay to the update."""
         decay = inner._apply_weight_decay
 
         def remember(variables: Sequence[Any]) -> None:
@@ -379,7 +379,7 @@ class SkippedSteps:
         inner._apply_weight_decay = remember
 
     def decay_now(self, strategy: tf.distribute.Strategy) -> None:
-        """Applies the deferred weight decay, just before the update."""
+        """Apply the deferred weight decay, just before the update."""
         if self._decay is None:
             return
         if tf.distribute.in_cross_replica_context():
@@ -388,7 +388,7 @@ class SkippedSteps:
             self._decay()
 
     def begin(self, variables: Sequence[Any]) -> None:
-        """Begins a step of the optimizer, which may apply constraints to `variables`."""
+        """Begin a step of the optimizer, which may apply constraints to `variables`."""
         self.finite, self._decay = None, None
         self._constrained = [v for v in variables if getattr(v, "constraint", None) is not None]
 
@@ -398,7 +398,7 @@ class SkippedSteps:
         self._before = list(map(tf.convert_to_tensor, self._constrained))
 
     def end(self) -> None:
-        """Ends the step, and undoes the constraints if it is skipped."""
+        """End the step, and undo the constraints if it is skipped."""
         if self.finite is not None and self._constrained:
             self._undo_constraints()
 
@@ -408,7 +408,7 @@ class SkippedSteps:
             variable.assign(tf.where(self.finite, now, before))
 
     def only_if_finite(self, function: Callable[..., Any]) -> Callable[..., None]:
-        """Wraps a function that runs after the exchange so that skipped steps omit it.
+        """Wrap a function that runs after the exchange so that skipped steps omit it.
 
         Keras also calls such functions outside of steps, at the end of `fit`.
         """
@@ -425,7 +425,7 @@ class SkippedSteps:
         return run
 
     def guard_keras3(self, inner: Any) -> None:
-        """Guards the functions that an optimizer of Keras 3 calls before and after its update.
+        """Guard the functions that an optimizer of Keras 3 calls before and after its update.
 
         With gradient accumulation not every step has an update, so averages of the weights and the
         step counter are not guarded.
@@ -459,7 +459,7 @@ class SkippedSteps:
 
 
 def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[..., None]:
-    """Wraps Keras 3's overwriting of weights by averages so that it works in a branch.
+    """Wrap Keras 3's overwriting of weights by averages so that it works in a branch.
 
     With `ema_overwrite_frequency` it is in a branch, where TensorFlow forbids its merge call. The
     averages are equal on all replicas, so each can assign its own.

@@ -59,7 +59,7 @@ class AMSGrad(keras.optimizers.Optimizer):
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates both moments and the largest second moment of every variable."""
+        """Create both moments and the largest second moment of every variable."""
         if self.built:
             return
         super().build(variables)
@@ -72,7 +72,7 @@ class AMSGrad(keras.optimizers.Optimizer):
         ]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates one variable; see the class."""
+        """Update one variable; see the class."""
         rate, g = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
         m, v, largest = self.moments[self._get_variable_index(variable)]
         self.assign(m, self.beta_1 * m + (1.0 - self.beta_1) * g)
@@ -81,7 +81,7 @@ class AMSGrad(keras.optimizers.Optimizer):
         self.assign_sub(variable, rate * m / ops.sqrt(largest + self.epsilon))
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the config."""
+        """Return the config."""
         config = super().get_config()
         config.update(beta_1=self.beta_1, beta_2=self.beta_2, epsilon=self.epsilon)
         return config

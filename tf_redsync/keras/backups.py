@@ -36,7 +36,7 @@ _OURS = "or use tf_redsync.callbacks.Checkpoint on all workers"
 
 
 def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
-    """Agrees that `fit` begins, and checks the callbacks that save.
+    """Agree that `fit` begins, and check the callbacks that save.
 
     Args:
         model: The model that is trained.
@@ -75,7 +75,7 @@ def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
 
 
 def check_equal(model: Any, epoch: int) -> None:
-    """Checks that all workers have restored the same backup.
+    """Check that all workers have restored the same backup.
 
     Raises:
         ValueError: on all workers, if their backups are of different steps.
@@ -102,7 +102,7 @@ def _torn(lines: Sequence[str]) -> ValueError:
 
 
 def _entry(callback: Any) -> list[list[str]]:
-    """Returns kind, family, folder, file and backup of a saving callback of Keras, else nothing."""
+    """Return kind, family, folder, file and backup of a saving callback of Keras, else nothing."""
     for base in type(callback).__mro__:
         family = base.__module__.partition(".")[0]
         if base.__name__ in KINDS and family in ("keras", "tf_keras"):
@@ -119,7 +119,7 @@ def _entry(callback: Any) -> list[list[str]]:
 
 
 def _moment(folder: str) -> str:
-    """Returns the metadata of a backup of Keras 3, or "none"."""
+    """Return the metadata of a backup of Keras 3, or "none"."""
     try:
         return Path(folder, "training_metadata.json").read_text(encoding="utf-8")
     except OSError:
@@ -131,7 +131,7 @@ def _restores(callback: Any) -> bool:
 
 
 def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]) -> None:
-    """Checks that the workers write different files with one of their callbacks."""
+    """Check that the workers write different files with one of their callbacks."""
     written = [e for e in entries if e]
     if len(written) < 2:
         return
@@ -177,7 +177,7 @@ _LOOK_MS = 1  # timeout for keys that do not exist
 
 
 def compare(model: Any, path: Any, method: str) -> None:
-    """Publishes the path that a model is saved to, and warns if other workers save to it.
+    """Publish the path that a model is saved to, and warn if other workers save to it.
 
     Args:
         model: A model of Keras 3 or tf_keras.
@@ -190,7 +190,7 @@ def compare(model: Any, path: Any, method: str) -> None:
 
 
 def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
-    """Publishes a path, and warns if other workers of this machine have published it.
+    """Publish a path, and warn if other workers of this machine have published it.
 
     After the training, the chief may have ended before others save, and the store with it.
     """

@@ -17,7 +17,7 @@ from tf_redsync.policy import Policy
 
 
 def check_momentum(inner: Any, policy: Policy | Auto) -> None:
-    """Checks that momentum is applied once.
+    """Check that momentum is applied once.
 
     Raises:
         ValueError: both the optimizer and a method of the policy have momentum.
@@ -29,7 +29,7 @@ def check_momentum(inner: Any, policy: Policy | Auto) -> None:
 
 
 def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: Any) -> None:
-    """Checks a new value of a hyper-parameter of the inner optimizer.
+    """Check a new value of a hyper-parameter of the inner optimizer.
 
     Raises:
         ValueError: the hyper-parameter is momentum, and a method of the policy has momentum, too.
@@ -49,7 +49,7 @@ def _on_both_sides(found: momentum.Momentum, exchanged: float) -> ValueError:
 
 
 def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
-    """Checks that only the update changes weights that differ between workers.
+    """Check that only the update changes weights that differ between workers.
 
     Raises:
         ValueError: the optimizer averages per-worker weights, or decays per-worker points.
@@ -72,7 +72,7 @@ def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
 
 
 def check_adam(inner: Any, policy: Policy | Auto) -> None:
-    """Checks that a method whose totals are Adam's momenta is used with Adam.
+    """Check that a method whose totals are Adam's momenta is used with Adam.
 
     Raises:
         ValueError: the optimizer is not Adam, or a coefficient differs.
@@ -102,7 +102,7 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
 
 
 def warm_up(policy: Policy | Auto, asked: Any) -> Any:
-    """Returns the dense warm-up of all methods: the user's, or the dense start of a method.
+    """Return the dense warm-up of all methods: the user's, or the dense start of a method.
 
     Raises:
         ValueError: both are given, or all methods vote and have no dense exchange of the same
@@ -127,14 +127,14 @@ def warm_up(policy: Policy | Auto, asked: Any) -> Any:
 
 
 def innermost(optimizer: Any) -> Any:
-    """Returns the optimizer inside all wrappers."""
+    """Return the optimizer inside all wrappers."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def accumulates(inner: Any) -> bool:
-    """Returns whether an optimizer, or one inside it, accumulates gradients over steps."""
+    """Return whether an optimizer, or one inside it, accumulates gradients over steps."""
     return bool(_accumulation_steps(inner))
 
 
@@ -144,7 +144,7 @@ def _accumulation_steps(inner: Any) -> int:
 
 
 def check_accumulation(inner: Any, exchange: Any) -> None:
-    """Checks that an exchange can run in the branch of updates with gradient accumulation.
+    """Check that an exchange can run in the branch of updates with gradient accumulation.
 
     Raises:
         ValueError: a process has several replicas, or there are no direct collectives.
@@ -166,7 +166,7 @@ def check_accumulation(inner: Any, exchange: Any) -> None:
 
 
 def check_single(optimizer: Any) -> None:
-    """Checks that an optimizer applies gradients itself.
+    """Check that an optimizer applies gradients itself.
 
     Raises:
         ValueError: for a `MultiOptimizer`, whose optimizers sum their own gradients.
@@ -176,7 +176,7 @@ def check_single(optimizer: Any) -> None:
 
 
 def never_asks(inner: Any) -> ValueError:
-    """Returns the error for an optimizer that updates without the exchange."""
+    """Return the error for an optimizer that updates without the exchange."""
     name = type(inner).__name__
     recipe = f"{name} of DistributedOptimizer(...)s"
     if is_several(inner):
@@ -193,7 +193,7 @@ def never_asks(inner: Any) -> ValueError:
 
 
 def is_several(optimizer: Any) -> bool:
-    """Returns whether an optimizer is a `MultiOptimizer` of Keras 3 or TensorFlow Addons."""
+    """Return whether an optimizer is a `MultiOptimizer` of Keras 3 or TensorFlow Addons."""
     return any(
         kind.__name__ == "MultiOptimizer"
         and kind.__module__.partition(".")[0] in momentum.LIBRARIES

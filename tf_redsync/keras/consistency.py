@@ -24,7 +24,7 @@ _NOT_COMPARED = ("name",)  # contains a counter that depends on earlier objects 
 
 
 def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
-    """Returns an inner optimizer's config and the versions, which workers compare.
+    """Return an inner optimizer's config and the versions, which workers compare.
 
     Args:
         inner: The optimizer.
@@ -41,7 +41,7 @@ def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a config that can be written as JSON, without values that may differ."""
+    """Return a config that can be written as JSON, without values that may differ."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items() if k not in _NOT_COMPARED}
     if isinstance(value, (list, tuple)):
@@ -61,7 +61,7 @@ def drift_of(
     every: int,
     on_drift: str,
 ) -> DriftDetector | None:
-    """Returns the drift detector of an optimizer's weights, or `None`.
+    """Return the drift detector of an optimizer's weights, or `None`.
 
     It is `None` with one worker, for workers that are meant to differ, and if collectives cannot
     run in branches: with `direct_collectives=False`, or if each replica of a process is a worker.
@@ -104,12 +104,12 @@ def drift_of(
 
 
 def _agreed(consensus: Any, agreed: tf.Variable, own: tf.Variable) -> Callable[[], tf.Tensor]:
-    """Returns a function that reads a synchronized weight; see `Consensus.agreed`."""
+    """Return a function that reads a synchronized weight; see `Consensus.agreed`."""
     return lambda: tf.cond(tf.equal(consensus.steps, 0), own.read_value, agreed.read_value)
 
 
 def compare_rate(model: Any, when: str) -> None:
-    """Compares the learning rates of all workers, which must call it at the same point.
+    """Compare the learning rates of all workers, which must call it at the same point.
 
     Args:
         model: A model; a no-op unless its optimizer is wrapped.

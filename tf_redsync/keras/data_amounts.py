@@ -30,7 +30,7 @@ Amount = Sequence[int | None]  # Keras's steps and the dataset's cardinality; No
 
 
 def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = False) -> None:
-    """Compares the numbers of batches of all workers, which must call it at the same point.
+    """Compare the numbers of batches of all workers, which must call it at the same point.
 
     Args:
         model: The model.
@@ -56,7 +56,7 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
 
 
 def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:
-    """Returns an error if workers with these amounts, by rank, would deadlock, else `None`."""
+    """Return an error if workers with these amounts, by rank, would deadlock, else `None`."""
     steps = [one for one, _ in amounts]
     batches = [n for _, n in amounts if n is not None]
     known = [n for n in batches if n >= 0]
@@ -115,12 +115,12 @@ class BatchRows:
         self._warned = False
 
     def begin(self) -> None:
-        """Resets the minimum for a new `fit`."""
+        """Reset the minimum for a new `fit`."""
         self._least.assign(_MOST)
 
     @tf.autograph.experimental.do_not_convert
     def note(self, batch: Any) -> None:
-        """Records the rows of a batch, in the step that trains on it."""
+        """Record the rows of a batch, in the step that trains on it."""
         rows = next(
             (tf.shape(t, tf.int64)[0] for t in tf.nest.flatten(batch) if _has_rows(t)), None
         )
@@ -129,12 +129,12 @@ class BatchRows:
             self._least.assign(least, read_value=False)
 
     def told(self) -> str:
-        """Returns the minimum as text for the other workers; "" before the first step."""
+        """Return the minimum as text for the other workers; "" before the first step."""
         least = int(self._least.numpy())
         return "" if least == _MOST else str(least)
 
     def compare(self, all_told: Sequence[str]) -> None:
-        """Warns once if the minima of the workers, by rank, differ."""
+        """Warn once if the minima of the workers, by rank, differ."""
         if self._warned or len(set(all_told)) < 2 or "" in all_told:
             return
         self._warned = True

@@ -39,7 +39,7 @@ _NAME = "_maybe_symbolic_build"
 
 
 def install(model_class: Any) -> None:
-    """Makes models under our strategy inspect their own first batch; a second call is a no-op.
+    """Make models under our strategy inspect their own first batch; a second call is a no-op.
 
     Args:
         model_class: `keras.Model`.
@@ -72,7 +72,7 @@ def install(model_class: Any) -> None:
 
 
 def _check_strategy(model: Any, strategy: Any) -> None:
-    """Checks that Keras's loops support the strategy with a wrapped optimizer.
+    """Check that Keras's loops support the strategy with a wrapped optimizer.
 
     Raises:
         ValueError: under TensorFlow's own strategy on several workers.
@@ -89,7 +89,7 @@ def _check_strategy(model: Any, strategy: Any) -> None:
 
 
 def _build_optimizer(model: Any, strategy: Any) -> None:
-    """Builds the optimizer of a model with built layers; the first step builds any other."""
+    """Build the optimizer of a model with built layers; the first step builds any other."""
     optimizer = model.optimizer
     variables = model.trainable_variables
     if optimizer is None or optimizer.built or not variables:
@@ -119,7 +119,7 @@ def first_look(iterator: Any) -> Iterator[None]:
 
 
 def first_digest(iterator: Any) -> str | None:
-    """Returns a hash of the first batch of a generator or a `PyDataset`, or `None` for other data.
+    """Return a hash of the first batch of a generator or a `PyDataset`, or `None` for other data.
 
     Args:
         iterator: Keras's epoch iterator, or `None`.
@@ -141,7 +141,7 @@ def first_digest(iterator: Any) -> str | None:
 
 
 def generator_warning(digests: Sequence[str | None], method: str) -> str | None:
-    """Returns a warning if generators yield different batches on the workers, else `None`.
+    """Return a warning if generators yield different batches on the workers, else `None`.
 
     Args:
         digests: Hashes of the first batches, by rank.

@@ -37,7 +37,7 @@ _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights"
 
 
 def install(callbacks_module: Any) -> None:
-    """Inserts a `FitHook` into every `CallbackList` of a family; a second call is a no-op.
+    """Insert a `FitHook` into every `CallbackList` of a family; a second call is a no-op.
 
     Args:
         callbacks_module: `keras.callbacks` or `tf_keras.callbacks`.
@@ -65,7 +65,7 @@ def install(callbacks_module: Any) -> None:
 
 
 def _order(callback: Any) -> int:
-    """Returns a sort key: hook, `comes_first`, other callbacks, `comes_last`, progress bar."""
+    """Return a sort key: hook, `comes_first`, other callbacks, `comes_last`, progress bar."""
     if isinstance(callback, FitHook):
         return 0
     if any(kind.__name__ == "ProgbarLogger" for kind in type(callback).__mro__):
@@ -76,13 +76,13 @@ def _order(callback: Any) -> int:
 
 
 def concerns(model: Any) -> bool:
-    """Returns whether a model trains with a wrapped optimizer, or under our strategy."""
+    """Return whether a model trains with a wrapped optimizer, or under our strategy."""
     strategy = getattr(model, "distribute_strategy", None)
     return strategy_hooks.is_ours(strategy) or bool(models.exchanges_of(model))
 
 
 def trace_again(exchange: Any) -> None:
-    """Makes models that train with an exchange trace their step again, also during `fit`."""
+    """Make models that train with an exchange trace their step again, also during `fit`."""
     for model in list(_trained):
         if models.exchange_of(model) is exchange and model.train_function is not None:
             model.make_train_function(force=True)
@@ -112,7 +112,7 @@ class OfBothKeras(ForTfKeras, keras.callbacks.Callback):
 
 
 def exchange_of(callback: keras.callbacks.Callback) -> Any:
-    """Returns the exchange of the model's optimizer.
+    """Return the exchange of the model's optimizer.
 
     Raises:
         ValueError: the optimizer is not a `DistributedOptimizer`.
@@ -133,7 +133,7 @@ class _WithoutZeros(ForTfKeras):
     comes_last = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Removes `skipped_steps` if it is 0."""
+        """Remove `skipped_steps` if it is 0."""
         if logs is not None and logs.get("skipped_steps") == 0:
             del logs["skipped_steps"]
 
@@ -151,7 +151,7 @@ class FitHook(ForTfKeras):
     _to_run: tuple[int, int, int] | None = None  # steps so far, epochs, steps per epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Runs before the first step of `fit`."""
+        """Run before the first step of `fit`."""
         _trained.add(self.model)
         epochs = getattr(self, "params", {}).get("epochs")
         per = _steps_per_execution(self.model)
@@ -165,7 +165,7 @@ class FitHook(ForTfKeras):
             rows.begin()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Runs before the first step of an epoch."""
+        """Run before the first step of an epoch."""
         if self._restores:
             self._restores = False
             backups.check_equal(self.model, epoch)
@@ -185,7 +185,7 @@ class FitHook(ForTfKeras):
         self._skipped = models.skipped_steps(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Runs after the last step of an epoch and its validation; `logs` goes to the user."""
+        """Run after the last step of an epoch and its validation; `logs` goes to the user."""
         self._compare_rows(f"end epoch {epoch + 1}")
         own_weights.bring_together(self.model)
         exchange = models.exchange_of(self.model)
@@ -196,26 +196,26 @@ class FitHook(ForTfKeras):
             logs["skipped_steps"] = models.skipped_steps(self.model) - self._skipped
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Runs after the last epoch, with the final weights."""
+        """Run after the last epoch, with the final weights."""
         self._fits = False
         self._agree("end `fit`")
         consistency.compare_rate(self.model, "fit ends")
         own_weights.bring_together(self.model)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Runs before an evaluation, within `fit` or alone."""
+        """Run before an evaluation, within `fit` or alone."""
         self._agree("evaluate")
         data_amounts.compare(self.model, "evaluate", getattr(self, "params", {}), self._fits)
         own_weights.bring_together(self.model)
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Runs before a prediction."""
+        """Run before a prediction."""
         self._agree("predict")
         data_amounts.compare(self.model, "predict", getattr(self, "params", {}))
         own_weights.bring_together(self.model)
 
     def _warn_of_length(self, exchange: Any) -> None:
-        """Warns once if the training is too short for its methods.
+        """Warn once if the training is too short for its methods.
 
         If Keras does not know the steps per epoch, the first epoch gives the number.
         """
@@ -230,7 +230,7 @@ class FitHook(ForTfKeras):
         training_length.warn(exchange, so_far, epochs, steps)
 
     def _agree(self, what: str) -> None:
-        """Checks that all workers do the same at the same step, which prevents deadlocks."""
+        """Check that all workers do the same at the same step, which prevents deadlocks."""
         agreement.agree(self.model.distribute_strategy, self._at_a_step(what))
 
     def _compare_rows(self, what: str) -> None:
@@ -243,7 +243,7 @@ class FitHook(ForTfKeras):
             rows.compare(all_told)
 
     def _rows(self) -> Any:
-        """Returns the `BatchRows` of our strategy; `None` under another strategy."""
+        """Return the `BatchRows` of our strategy; `None` under another strategy."""
         return getattr(self.model.distribute_strategy, "batch_rows", None)
 
     def _at_a_step(self, what: str) -> str:
@@ -254,7 +254,7 @@ class FitHook(ForTfKeras):
 
 
 def _steps_per_execution(model: Any) -> int:
-    """Returns `steps_per_execution` of a model; tf_keras has a variable or no attribute."""
+    """Return `steps_per_execution` of a model; tf_keras has a variable or no attribute."""
     found = getattr(model, "steps_per_execution", None)
     if found is None:
         found = getattr(model, "_steps_per_execution", None)
@@ -262,13 +262,13 @@ def _steps_per_execution(model: Any) -> int:
 
 
 def method_of_a_model() -> str:
-    """Returns the running method of a Keras model as text for a message, or ""."""
+    """Return the running method of a Keras model as text for a message, or ""."""
     found = next((name for name in models.keras_functions() if name in _METHODS), None)
     return f" in `{found}`" if found else ""
 
 
 def watch_ends(model_class: Any) -> None:
-    """Patches a family's `fit`, `evaluate`, `predict` to handle errors; a second call is a no-op.
+    """Patch a family's `fit`, `evaluate`, `predict` to handle errors; a second call is a no-op.
 
     Signals get their handlers back, and a `DistributedError` is raised from its original error.
 

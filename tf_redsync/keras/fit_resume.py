@@ -57,7 +57,7 @@ class Position:
         return f"Python code yields the data ({kind})"
 
     def go_on(self, epoch: int, batch: int, past: int) -> None:
-        """Sets the position at which `fit` begins.
+        """Set the position at which `fit` begins.
 
         Args:
             epoch: First epoch, from 0; the number of epochs if nothing is left.
@@ -84,7 +84,7 @@ class Position:
             )
 
     def epoch_begins(self, ended: Callable[[], None]) -> None:
-        """Drops the processed batches; call it within `on_epoch_begin`.
+        """Drop the processed batches; call it within `on_epoch_begin`.
 
         Args:
             ended: Called later if all batches of the epoch turn out to be processed. By then,
@@ -96,7 +96,7 @@ class Position:
             then(ended)
 
     def reset(self) -> None:
-        """Resets the position for the next `fit`."""
+        """Reset the position for the next `fit`."""
         if self._keras3 is not None:
             self._model._initial_epoch = None
         elif self._tf_keras is not None and isinstance(self._model._training_state, _Counters):
@@ -117,7 +117,7 @@ class Position:
 
 
 def _may_have_ended(model: Any, ended: Callable[[], None]) -> None:
-    """Handles an epoch whose batches were all processed, in data of unknown size.
+    """Handle an epoch whose batches were all processed, in data of unknown size.
 
     This shows when the next batch is drawn. `fit` still needs the results of a step: without them
     callbacks of Keras 3 would get no metrics, and tf_keras would fail. So the step returns the
@@ -150,7 +150,7 @@ class _Counters:
         self._place = epoch, batch
 
     def maybe_load_initial_counters_from_ckpt(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Returns the first epoch and its first batch."""
+        """Return the first epoch and its first batch."""
         return self._place
 
 
@@ -169,7 +169,7 @@ def _locals_of_fit(model: Any) -> dict[str, Any]:
 
 
 def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
-    """Makes the next epoch of an iterator begin with a batch, after `past` epochs."""
+    """Make the next epoch of an iterator begin with a batch, after `past` epochs."""
     enumerate_epoch = epoch_iterator._enumerate_iterator
     at_once = epoch_iterator.steps_per_execution
 
@@ -192,7 +192,7 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
 
 
 def _pass_epoch(epoch_iterator: Any, enumerate_epoch: Callable[[], Iterator[Any]]) -> None:
-    """Advances the data by an epoch, without drawing from the epoch's own iterator."""
+    """Advance the data by an epoch, without drawing from the epoch's own iterator."""
     one_for_all = epoch_iterator.steps_per_epoch is not None
     if not one_for_all and epoch_iterator._num_batches is None:  # may be infinite
         iter(epoch_iterator._get_iterator())
@@ -208,7 +208,7 @@ def _pass_epoch(epoch_iterator: Any, enumerate_epoch: Callable[[], Iterator[Any]
 
 
 def _drop(iterator: Any, batches: int, least: int) -> None:
-    """Draws and drops batches; raises ValueError if there are fewer than `least`."""
+    """Draw and drop batches; raises ValueError if there are fewer than `least`."""
     for drawn in range(batches):
         try:
             next(iterator)
@@ -227,7 +227,7 @@ def _too_few() -> ValueError:
 
 
 def _shuffled_without_seed(dataset: Any) -> bool:
-    """Returns whether a `tf.data.Dataset` has a shuffle without a seed."""
+    """Return whether a `tf.data.Dataset` has a shuffle without a seed."""
     if not isinstance(dataset, tf.data.Dataset):
         return False
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]

@@ -65,7 +65,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self.built: bool = False
 
     def take_inside(self, scaler: Any) -> None:
-        """Moves a `LossScaleOptimizer` from around this wrapper to its inside, unless it has one.
+        """Move a `LossScaleOptimizer` from around this wrapper to its inside, unless it has one.
 
         Raises:
             ValueError: one of the two is built.
@@ -79,7 +79,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
     @override
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the inner optimizer's variables and the exchange's state.
+        """Create the inner optimizer's variables and the exchange's state.
 
         Call it in the strategy's scope. Otherwise `model.fit` or the first step calls it.
         """
@@ -96,7 +96,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self.built = True
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Exchanges the gradients and updates the variables; see Keras."""
+        """Exchange the gradients and update the variables; see Keras."""
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)  # may be a generator
             if len(grads) and not self.exchange.built:
@@ -117,16 +117,16 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         return self.inner_optimizer.variables
 
     def scale_loss(self, loss: Any) -> Any:
-        """Returns the loss, scaled by the inner optimizer."""
+        """Return the loss, scaled by the inner optimizer."""
         return self.inner_optimizer.scale_loss(loss)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Synchronizes the weights, and lets the inner optimizer assign its averages."""
+        """Synchronize the weights, and let the inner optimizer assign its averages."""
         self.exchange.to_consensus()
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store: Any) -> None:
-        """Stores the inner optimizer's variables, like the plain optimizer.
+        """Store the inner optimizer's variables, like the plain optimizer.
 
         A file that was saved with the wrapper therefore loads into the plain optimizer, and back.
 
@@ -137,7 +137,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self.inner_optimizer.save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads variables that `save_own_variables` of this or the plain optimizer stored."""
+        """Load variables that `save_own_variables` of this or the plain optimizer stored."""
         self.inner_optimizer.load_own_variables(store)
 
     @override
@@ -156,7 +156,7 @@ def _not_outermost() -> ValueError:
 
 
 def _is_plain_sgd(optimizer: Any) -> bool:
-    """Returns whether an update is `w -= learning_rate * g`, a no-op for zero gradients.
+    """Return whether an update is `w -= learning_rate * g`, a no-op for zero gradients.
 
     Weight decay, clipping and averages happen outside of the update step.
     """
@@ -164,7 +164,7 @@ def _is_plain_sgd(optimizer: Any) -> bool:
 
 
 def _with_sparse_descent(update: Callable[..., Any]) -> Any:
-    """Wraps plain SGD's update step so that it accepts totals in coordinate form."""
+    """Wrap plain SGD's update step so that it accepts totals in coordinate form."""
 
     def descend_all(distribution: Any, totals_and_vars: Any, learning_rate: Any) -> None:
         for total, variable in totals_and_vars:
@@ -205,7 +205,7 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
 
 
 def _accumulate_in_branches(inner: Any, finish_step: Callable[[], None]) -> None:
-    """Moves the exchange of an optimizer that accumulates gradients into its branch of updates.
+    """Move the exchange of an optimizer that accumulates gradients into its branch of updates.
 
     Keras 3 updates and clears its sums in one branch of a conditional and adds to them in the
     other. The step number decides, which is equal on all workers. TensorFlow has no merge calls in
@@ -237,7 +237,7 @@ def _accumulate_in_branches(inner: Any, finish_step: Callable[[], None]) -> None
 
 
 def _alone(function: Callable[[tf.distribute.Strategy], None]) -> None:
-    """Calls a function in cross-replica context, as the only replica of this process."""
+    """Call a function in cross-replica context, as the only replica of this process."""
     context = tf.distribute.get_replica_context()
     tf.distribute.ReplicaContext._merge_call(context, function, (), {})
 

@@ -86,7 +86,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
 
     @override
     def build(self, var_list: Sequence[Any]) -> None:
-        """Creates the inner optimizer's variables and the exchange's state."""
+        """Create the inner optimizer's variables and the exchange's state."""
         trains = models.may_train(var_list)
         self.inner_optimizer._create_all_weights(var_list)
         self._built_for = tuple(var_list)
@@ -102,7 +102,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
-        """Exchanges the gradients and updates the variables; see Keras.
+        """Exchange the gradients and update the variables; see Keras.
 
         Raises:
             ValueError: `experimental_aggregate_gradients` is `False`.
@@ -136,20 +136,20 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
             )
 
     def _momentum_slots(self) -> list[Any]:
-        """Returns the momentum slot of every variable; empty without momentum."""
+        """Return the momentum slot of every variable; empty without momentum."""
         inner = self.inner_optimizer
         names = [n for n in ("momentum", "m") if n in inner.get_slot_names()]
         return [inner.get_slot(v, names[0]) for v in self._built_for] if names else []
 
     def _adam_parts(self) -> slots.AdamParts:
-        """Returns coefficients and slots of the inner optimizer, an Adam."""
+        """Return coefficients and slots of the inner optimizer, an Adam."""
         inner = conflicts.innermost(self.inner_optimizer)
         betas = (inner._get_hyper(name, tf.float32) for name in ("beta_1", "beta_2"))
         kinds = ([inner.get_slot(v, name) for v in self._built_for] for name in ("m", "v"))
         return slots.AdamParts(*betas, *kinds)
 
     def _all_slots(self) -> list[list[Any]]:
-        """Returns the slots of all variables for each kind of slot of the inner optimizer."""
+        """Return the slots of all variables for each kind of slot of the inner optimizer."""
         inner = self.inner_optimizer
         return [[inner.get_slot(v, n) for v in self._built_for] for n in inner.get_slot_names()]
 
@@ -165,7 +165,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         return self.inner_optimizer.weights
 
     def variables(self) -> Any:
-        """Returns the inner optimizer's variables."""
+        """Return the inner optimizer's variables."""
         return self.inner_optimizer.variables()
 
     def _get_hyper(self, name: str, dtype: Any = None) -> Any:
@@ -186,7 +186,7 @@ class ScaledLegacyOptimizer(LegacyOptimizer, tf_keras.mixed_precision.LossScaleO
 
 
 def _rate(optimizer: Any) -> Any:
-    """Returns the learning rate, also inside Lookahead and the like; 1 for COCOB without one."""
+    """Return the learning rate, also inside Lookahead and the like; 1 for COCOB without one."""
     while "learning_rate" not in optimizer._hyper and hasattr(optimizer, "_optimizer"):
         optimizer = optimizer._optimizer
     if "learning_rate" not in optimizer._hyper:

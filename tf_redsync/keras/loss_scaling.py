@@ -22,7 +22,7 @@ from tf_redsync.keras import models
 
 
 def install(model_class: Any) -> None:
-    """Patches a family's `compile` to swap the two; a second call is a no-op.
+    """Patch a family's `compile` to swap the two; a second call is a no-op.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
@@ -43,7 +43,7 @@ def install(model_class: Any) -> None:
 
 
 def check_new(scaler: Any, wrapper: Any) -> None:
-    """Checks that neither of the two optimizers is built.
+    """Check that neither of the two optimizers is built.
 
     Raises:
         ValueError: one of them is built.
@@ -57,7 +57,7 @@ def check_new(scaler: Any, wrapper: Any) -> None:
 
 
 def agree(scaler: Any, adapter: Any) -> None:
-    """Makes a `LossScaleOptimizer` of Keras 3 skip steps together with the other workers.
+    """Make a `LossScaleOptimizer` of Keras 3 skip steps together with the other workers.
 
     Args:
         scaler: The `LossScaleOptimizer` inside the wrapper.
@@ -85,7 +85,7 @@ def agree(scaler: Any, adapter: Any) -> None:
 
 
 def _nan_if_infinite(grad: Any) -> Any:
-    """Returns a gradient with NaN for infinities, which clipping could make finite."""
+    """Return a gradient with NaN for infinities, which clipping could make finite."""
     if grad is None:
         return None
     if isinstance(grad, tf.IndexedSlices):

@@ -19,12 +19,12 @@ from tf_redsync.step import workers
 
 
 def exchange_of(model: Any) -> Any:
-    """Returns the `GradientExchange` of a model's optimizer, or `None`."""
+    """Return the `GradientExchange` of a model's optimizer, or `None`."""
     return getattr(getattr(model, "optimizer", None), "exchange", None)
 
 
 def exchanges_of(model: Any) -> list[Any]:
-    """Returns the exchanges of a model's optimizer; a `MultiOptimizer` may have several."""
+    """Return the exchanges of a model's optimizer; a `MultiOptimizer` may have several."""
     optimizer: Any = getattr(model, "optimizer", None)
     parts = [optimizer]
     if conflicts.is_several(optimizer):
@@ -35,7 +35,7 @@ def exchanges_of(model: Any) -> list[Any]:
 
 
 def skipped_steps(model: Any) -> int:
-    """Returns the number of steps that a model's optimizer has skipped.
+    """Return the number of steps that a model's optimizer has skipped.
 
     The optimizers of a `MultiOptimizer` skip independently; this is their maximum.
     """
@@ -47,7 +47,7 @@ _MARK = "replaced_by_tf_redsync"
 
 
 def replace_once(model_class: Any, name: str, around: Callable[[Any], Any]) -> None:
-    """Replaces a method of a class by a wrapped one, if it exists; a second call is a no-op.
+    """Replace a method of a class by a wrapped one, if it exists; a second call is a no-op.
 
     The method is replaced in the class that defines it, because Keras 3 would take a method of
     another class for a user's override.
@@ -95,12 +95,12 @@ def may_train(variables: Sequence[Any]) -> bool:
 
 
 def is_loading() -> bool:
-    """Returns whether Keras is loading or rebuilding a model in this thread."""
+    """Return whether Keras is loading or rebuilding a model in this thread."""
     return any(name in _REBUILDS for name in keras_functions())
 
 
 def keras_functions() -> Iterator[str]:
-    """Yields the names of the Keras functions that run in this thread, the innermost first."""
+    """Yield the names of the Keras functions that run in this thread, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         # Reading `f_locals` would keep the frame's values alive, such as iterators.

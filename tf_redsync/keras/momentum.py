@@ -109,7 +109,7 @@ class Momentum:
 
 
 def of(optimizer: Any) -> Momentum:
-    """Returns the momentum of an optimizer of any family, inside all wrappers."""
+    """Return the momentum of an optimizer of any family, inside all wrappers."""
     inner = _inside(optimizer)
     kind, config = _kind(inner), inner.get_config()
     if kind is None:
@@ -123,7 +123,7 @@ def of(optimizer: Any) -> Momentum:
 
 
 def movable(optimizer: Any) -> float:
-    """Returns the momentum that an exchange may apply instead of the optimizer; 0 for none.
+    """Return the momentum that an exchange may apply instead of the optimizer; 0 for none.
 
     This is the momentum of a plain SGD of Keras 3 or tf_keras that is not built. Weight decay,
     clipping and averages act on weights or local gradients, and do not depend on the place of the
@@ -159,13 +159,13 @@ def left_to(exchange: Any, optimizer: Any) -> Iterator[None]:
 
 
 def names(optimizer: Any) -> tuple[str, ...]:
-    """Returns the names of the momentum hyper-parameters, if the optimizer's class is known."""
+    """Return the names of the momentum hyper-parameters, if the optimizer's class is known."""
     kind = _kind(_inside(optimizer))
     return () if kind is None else kind.momenta
 
 
 def config_numbers(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yields every `(key, number)` in a nested optimizer config."""
+    """Yield every `(key, number)` in a nested optimizer config."""
     for key, value in config.items() if isinstance(config, dict) else ():
         if isinstance(value, numbers.Real):
             yield key, value
@@ -173,7 +173,7 @@ def config_numbers(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(optimizer: Any) -> Any:
-    """Returns the innermost optimizer; wrappers of TensorFlow Addons call it `_optimizer`."""
+    """Return the innermost optimizer; wrappers of TensorFlow Addons call it `_optimizer`."""
     while True:
         found = (getattr(optimizer, name, None) for name in ("inner_optimizer", "_optimizer"))
         inside = next((o for o in found if hasattr(o, "get_config")), None)
@@ -183,7 +183,7 @@ def _inside(optimizer: Any) -> Any:
 
 
 def _kind(optimizer: Any) -> _Kind | None:
-    """Returns the table's row of a class or its base classes, or `None`."""
+    """Return the table's row of a class or its base classes, or `None`."""
     for base in type(optimizer).__mro__:
         if base.__module__.partition(".")[0] in LIBRARIES and base.__name__ in _KINDS:
             return _KINDS[base.__name__]

@@ -21,13 +21,13 @@ _exchanges: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
 
 def register(exchange: Any) -> None:
-    """Registers a built exchange if its weights differ between workers."""
+    """Register a built exchange if its weights differ between workers."""
     if exchange.consensus is not None:
         _exchanges[exchange] = None
 
 
 def bring_together(model: Any) -> None:
-    """Synchronizes a model's weights; all workers must call it.
+    """Synchronize a model's weights; all workers must call it.
 
     A no-op unless an exchange with per-worker weights trains the model.
     """
@@ -41,7 +41,7 @@ def bring_together(model: Any) -> None:
 
 
 def check_together(exchange: Any) -> None:
-    """Checks that the weights of the model are equal on all workers.
+    """Check that the weights of the model are equal on all workers.
 
     Raises:
         ValueError: the weights differ at present.
@@ -55,7 +55,7 @@ def check_together(exchange: Any) -> None:
 
 
 def install(model_class: type) -> None:
-    """Patches the saving methods of a family's models; a second call is a no-op.
+    """Patch the saving methods of a family's models; a second call is a no-op.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.

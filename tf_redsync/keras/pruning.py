@@ -23,7 +23,7 @@ SCOPES = ("layer", "model")
 
 
 def check(sparsity: float, scope: str) -> None:
-    """Checks the arguments of pruning.
+    """Check the arguments of pruning.
 
     Raises:
         ValueError: `sparsity` is outside (0, 1), or `scope` is unknown.
@@ -33,7 +33,7 @@ def check(sparsity: float, scope: str) -> None:
 
 
 def check_methods(policy: Any, what: str) -> None:
-    """Checks that a method of a policy has masks.
+    """Check that a method of a policy has masks.
 
     Raises:
         ValueError: no method has masks.
@@ -50,7 +50,7 @@ def check_methods(policy: Any, what: str) -> None:
 def magnitude_masks(
     weights: Mapping[int, np.ndarray], sparsity: float, scope: str
 ) -> dict[int, np.ndarray]:
-    """Returns masks that are `True` for kept weights.
+    """Return masks that are `True` for kept weights.
 
     Args:
         weights: Arrays by position.
@@ -69,7 +69,7 @@ def magnitude_masks(
 
 
 def _largest(magnitudes: np.ndarray, sparsity: float) -> np.ndarray:
-    """Returns a mask of the largest elements of a vector; of equal ones, the first."""
+    """Return a mask of the largest elements of a vector; of equal ones, the first."""
     order = np.argsort(-magnitudes, kind="stable")
     found = np.zeros(magnitudes.size, bool)
     found[order[: kept_elements(sparsity, magnitudes.size)]] = True
@@ -83,7 +83,7 @@ def prune(
     sparsity: float,
     scope: str,
 ) -> None:
-    """Prunes an exchange's variables; see `Wrapper.prune`.
+    """Prune an exchange's variables; see `Wrapper.prune`.
 
     Args:
         exchange: A built `GradientExchange`.
@@ -123,5 +123,5 @@ def prune(
 
 
 def keep(variable: tf.Variable, mask: tf.Variable) -> None:
-    """Sets masked weights to 0, after an update."""
+    """Set masked weights to 0, after an update."""
     variable.assign(tf.where(mask, variable, tf.zeros_like(variable)))

@@ -16,7 +16,7 @@ from tf_redsync.keras import conflicts, momentum
 
 
 def momentum_slots(inner: Any) -> Sequence[Any]:
-    """Returns the momentum slots of a Keras 3 or tf_keras optimizer, by variable; may be empty."""
+    """Return the momentum slots of a Keras 3 or tf_keras optimizer, by variable; may be empty."""
     inner = conflicts.innermost(inner)
     if not momentum.of(inner).values:  # ScheduleFreeAdamW has points in slots of this name
         return ()
@@ -44,7 +44,7 @@ class Access:
 
     @classmethod
     def of(cls, inner: Any) -> Access:
-        """Returns the access to an optimizer of Keras 3 or tf_keras."""
+        """Return the access to an optimizer of Keras 3 or tf_keras."""
         return cls(
             rate=lambda: inner.learning_rate,
             momenta=lambda: momentum_slots(inner),
@@ -63,13 +63,13 @@ class AdamParts(NamedTuple):
 
 
 def adam_parts(inner: Any) -> AdamParts:
-    """Returns coefficients and slots of a Keras 3 or tf_keras Adam."""
+    """Return coefficients and slots of a Keras 3 or tf_keras Adam."""
     adam = conflicts.innermost(inner)
     return AdamParts(adam.beta_1, adam.beta_2, adam._momentums, adam._velocities)
 
 
 def all_slots(inner: Any, variables: Sequence[tf.Variable]) -> list[list[Any]]:
-    """Returns the slots of a Keras 3 or tf_keras optimizer: for each kind a list by variable.
+    """Return the slots of a Keras 3 or tf_keras optimizer: for each kind a list by variable.
 
     A missing slot is `None`. Slots are the attributes that are lists as long as `variables`, except
     the list of all the optimizer's variables, which starts with the counter, and the model's.
@@ -87,18 +87,18 @@ def all_slots(inner: Any, variables: Sequence[tf.Variable]) -> list[list[Any]]:
 
 
 def all_variables(inner: Any) -> list[tf.Variable]:
-    """Returns all variables of an optimizer of any family: slots, counter, learning rate."""
+    """Return all variables of an optimizer of any family: slots, counter, learning rate."""
     listed = inner.variables
     return [tf_variable(v) for v in (listed() if callable(listed) else listed)]
 
 
 def tf_variable(variable: Any) -> tf.Variable:
-    """Returns the `tf.Variable` of a Keras 3 variable, or the variable itself."""
+    """Return the `tf.Variable` of a Keras 3 variable, or the variable itself."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
 def key(variable: Any) -> Any:
-    """Returns an id that a distributed variable shares with its components."""
+    """Return an id that a distributed variable shares with its components."""
     if isinstance(variable, tf.distribute.DistributedValues):
         return variable._unique_id
     container = getattr(variable, "_distributed_container", None)
@@ -111,7 +111,7 @@ _SMALLEST = 2.0**-126  # below it, TensorFlow's kernels flush to 0
 
 
 def keep_positive(inner: Any) -> None:
-    """Keeps Adafactor's second moments of matrices above 0.
+    """Keep Adafactor's second moments of matrices above 0.
 
     With R the means of g^2 + epsilon_1 over rows and C those over columns, Keras computes
 

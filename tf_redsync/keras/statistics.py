@@ -23,7 +23,7 @@ _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input 
 
 
 def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
-    """Returns whether Keras updates a variable locally on each replica.
+    """Return whether Keras updates a variable locally on each replica.
 
     Args:
         variable: A variable that the caller has just created.
@@ -43,7 +43,7 @@ def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def drifts_apart(variable: Any) -> bool:
-    """Returns whether a statistic's copies stay different unless the strategy averages them.
+    """Return whether a statistic's copies stay different unless the strategy averages them.
 
     TensorFlow averages those of tf_keras when they are read outside of a replica.
     """
@@ -54,7 +54,7 @@ def drifts_apart(variable: Any) -> bool:
 
 
 def _creator_is_a_layer() -> bool:
-    """Returns whether a layer, and not an optimizer or metric, is creating a variable.
+    """Return whether a layer, and not an optimizer or metric, is creating a variable.
 
     An optimizer's slots look the same to TensorFlow, but are equal on all workers.
     """
@@ -72,7 +72,7 @@ def _creator_is_a_layer() -> bool:
 
 @functools.cache
 def _owners(with_tf_keras: bool) -> tuple[tuple[type, ...], tuple[type, ...]]:
-    """Returns classes that create variables: other classes, and layers."""
+    """Return classes that create variables: other classes, and layers."""
     others: tuple[type, ...] = (keras.optimizers.Optimizer, keras.metrics.Metric)
     layers: tuple[type, ...] = (keras.Layer,)
     if with_tf_keras:
@@ -95,7 +95,7 @@ class Before:
         self._values = {id(v): v.read_value() for v in variables}
 
     def put_back(self, variables: Sequence[Any], skipped: tf.Tensor) -> None:
-        """Restores statistics after a skipped step, or if any of them is non-finite.
+        """Restore statistics after a skipped step, or if any of them is non-finite.
 
         Later batches cannot repair a non-finite moving average.
         """
@@ -122,7 +122,7 @@ class EagerAssignments:
         self._in_functions: set[int] = set()
 
     def watch(self, variable: Any) -> None:
-        """Makes a variable report assignments."""
+        """Make a variable report assignments."""
         for name in ("assign", "assign_add", "assign_sub"):
             setattr(variable, name, self._reporting(variable, getattr(variable, name)))
 
@@ -137,18 +137,18 @@ class EagerAssignments:
         return report_and_assign
 
     def start(self) -> None:
-        """Begins an eager step of a replica."""
+        """Begin an eager step of a replica."""
         self._replica.noted = set()
 
     def end(self, variables: Iterable[Any]) -> list[Any]:
-        """Ends the step; returns the variables that it may have assigned."""
+        """End the step; return the variables that it may have assigned."""
         found = self._replica.noted | self._in_functions
         self._replica.noted = None
         return [v for v in variables if id(v) in found]
 
 
 def assigned(variables: Sequence[Any], graph: Any, first_operation: int) -> list[Any]:
-    """Returns the variables that a graph assigns, itself or in called functions.
+    """Return the variables that a graph assigns, itself or in called functions.
 
     Args:
         variables: Distributed variables.
@@ -170,7 +170,7 @@ def assigned(variables: Sequence[Any], graph: Any, first_operation: int) -> list
 
 
 def _targets(operations: Sequence[Any], handles: dict[str, Any], graph: Any) -> Iterator[str]:
-    """Yields the names of the handles that operations assign to."""
+    """Yield the names of the handles that operations assign to."""
     functions: dict[str, Any] = {}
     for op in operations:
         if op.type in _ASSIGNMENTS:
@@ -191,7 +191,7 @@ def _targets(operations: Sequence[Any], handles: dict[str, Any], graph: Any) -> 
 
 
 def _called(node: Any) -> Iterator[str]:
-    """Yields the names of the functions that an operation calls."""
+    """Yield the names of the functions that an operation calls."""
     for value in node.attr.values():
         if value.func.name:
             yield value.func.name
@@ -199,7 +199,7 @@ def _called(node: Any) -> Iterator[str]:
 
 
 def _assigns(functions: dict[str, Any], name: str, argument: int) -> bool:
-    """Returns whether a function of a graph's library assigns to one of its arguments."""
+    """Return whether a function of a graph's library assigns to one of its arguments."""
     function = functions.get(name)
     if function is None or argument >= len(function.signature.input_arg):
         return False

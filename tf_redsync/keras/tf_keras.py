@@ -30,7 +30,7 @@ install(tf_keras)
 
 
 def inner_from_config(config: Any, *args: Any) -> Any:
-    """Returns the optimizer of a config in a file; `imported_only` rejects unknown modules."""
+    """Return the optimizer of a config in a file; `imported_only` rejects unknown modules."""
     imported_only(config)
     try:
         return tf_keras.saving.deserialize_keras_object(config, *args)
@@ -67,7 +67,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         )
 
     def take_inside(self, scaler: Any) -> None:
-        """Moves a `LossScaleOptimizer` from around this wrapper to its inside.
+        """Move a `LossScaleOptimizer` from around this wrapper to its inside.
 
         This object becomes a `ScaledTfKerasOptimizer`.
 
@@ -82,7 +82,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
 
     @override
     def build(self, var_list: Sequence[Any]) -> None:
-        """Creates the inner optimizer's variables and the exchange's state."""
+        """Create the inner optimizer's variables and the exchange's state."""
         trains = models.may_train(var_list)
         self.inner_optimizer.build(var_list)
         if trains:
@@ -96,7 +96,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         skip_gradients_aggregation: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Exchanges the gradients and updates the variables; see Keras.
+        """Exchange the gradients and update the variables; see Keras.
 
         Raises:
             ValueError: `skip_gradients_aggregation` is `True`.
@@ -117,7 +117,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         return applied
 
     def aggregate_gradients(self, grads_and_vars: Any) -> None:
-        """Raises ValueError: gradients cannot be summed without being applied."""
+        """Raise ValueError: gradients cannot be summed without being applied."""
         raise ValueError(
             "the DistributedOptimizer must be the outermost optimizer: only `apply_gradients` "
             "sums. `compile` reorders a LossScaleOptimizer; in a custom loop use "
@@ -130,7 +130,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         return self.inner_optimizer.variables
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Synchronizes the weights, and lets the inner optimizer assign its averages."""
+        """Synchronize the weights, and let the inner optimizer assign its averages."""
         self.exchange.to_consensus()
         self.inner_optimizer.finalize_variable_values(var_list)
 

@@ -29,7 +29,7 @@ FRACTION = (
 
 
 def ahead(params: Mapping[str, Any], epoch: int) -> tuple[int, int]:
-    """Returns the number of epochs ahead and of steps per epoch; 0 if unknown.
+    """Return the number of epochs ahead and of steps per epoch; 0 if unknown.
 
     Args:
         params: The `params` of a callback.
@@ -39,7 +39,7 @@ def ahead(params: Mapping[str, Any], epoch: int) -> tuple[int, int]:
 
 
 def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> None:
-    """Sets the lengths that are fractions of the training, equally on all workers.
+    """Set the lengths that are fractions of the training, equally on all workers.
 
     Args:
         model: The model that is trained.
@@ -71,7 +71,7 @@ def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> N
 
 
 def warn(exchange: Any, so_far: int, epochs: int, steps: int) -> None:
-    """Warns about elements that are never sent, and stages that never begin.
+    """Warn about elements that are never sent, and stages that never begin.
 
     Args:
         exchange: The built exchange, or its `_Watched`.
@@ -102,7 +102,7 @@ _MOST_WATCHED = 8
 
 
 def watch(exchange: Any) -> None:
-    """Registers an exchange for a check of its steps when the process ends.
+    """Register an exchange for a check of its steps when the process ends.
 
     The length of a custom loop is known only then. `forget` undoes it, when the length is known or
     the residuals are delivered.
@@ -122,12 +122,12 @@ def watch(exchange: Any) -> None:
 
 
 def forget(exchange: Any) -> None:
-    """Undoes `watch`."""
+    """Undo `watch`."""
     _watched.pop(id(exchange), None)
 
 
 def warn_of_loops() -> None:
-    """Warns about custom loops that were too short, unless an error ended them."""
+    """Warn about custom loops that were too short, unless an error ended them."""
     watched = list(_watched.values())
     _watched.clear()
     if getattr(sys, "last_value", None) is not None:
@@ -139,7 +139,7 @@ def warn_of_loops() -> None:
 
 
 def never_begins(exchange: Any, total: int) -> str | None:
-    """Returns a warning about a stage that does not begin before the training ends, or `None`.
+    """Return a warning about a stage that does not begin before the training ends, or `None`.
 
     Args:
         exchange: The built exchange.
@@ -163,7 +163,7 @@ def never_begins(exchange: Any, total: int) -> str | None:
 
 
 def _beginnings(method: Method) -> Iterator[tuple[str, int, str]]:
-    """Yields the stages of a method, with their first step and a remedy for late stages."""
+    """Yield the stages of a method, with their first step and a remedy for late stages."""
     schedule, ramp = method.sync_schedule, getattr(innermost(method), "warm_up", None)
     if schedule.warm_up_steps:
         yield "compression", schedule.warm_up_steps, FRACTION

@@ -25,7 +25,7 @@ _REPLICA = "@"  # precedes a replica's index in the names of its values
 
 
 def optimizers(model: Any) -> list[Any]:
-    """Returns a model's optimizer, and other wrapped optimizers among its attributes, by name.
+    """Return a model's optimizer, and other wrapped optimizers among its attributes, by name.
 
     A model with its own `train_step` may have several, such as a GAN.
     """
@@ -35,7 +35,7 @@ def optimizers(model: Any) -> list[Any]:
 
 
 def build(model: Any) -> None:
-    """Builds a model's optimizer, if it is not built.
+    """Build a model's optimizer, if it is not built.
 
     Raises:
         ValueError: the model or another of its optimizers is not built.
@@ -59,12 +59,12 @@ def build(model: Any) -> None:
 
 
 def shared(model: Any) -> dict[str, Callable[[], np.ndarray]]:
-    """Returns readers of the variables that steps change and workers share, by name."""
+    """Return readers of the variables that steps change and workers share, by name."""
     return {name: copies[0].numpy for name, copies in variables(model).items()}
 
 
 def perhaps_own(model: Any) -> set[str]:
-    """Returns names in `shared` whose values may differ between workers, such as statistics.
+    """Return names in `shared` whose values may differ between workers, such as statistics.
 
     Weights are excluded: per-worker weights are in the exchange's state.
     """
@@ -75,7 +75,7 @@ def perhaps_own(model: Any) -> set[str]:
 
 
 def own(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
-    """Returns this worker's own values: of exchanges, metrics, and further replicas.
+    """Return this worker's own values: of exchanges, metrics, and further replicas.
 
     Args:
         model: A model between two steps.
@@ -99,7 +99,7 @@ def own(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
 
 
 def take_over(model: Any, found: Found) -> dict[str, np.ndarray]:
-    """Restores a model from a checkpoint; returns the values of its metrics.
+    """Restore a model from a checkpoint; return the values of its metrics.
 
     All workers must call it.
 
@@ -122,7 +122,7 @@ def take_over(model: Any, found: Found) -> dict[str, np.ndarray]:
 
 
 def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
-    """Restores metrics, if the model has the same metrics already."""
+    """Restore metrics, if the model has the same metrics already."""
     copies = {
         f"{name}{_REPLICA}{i}": copy
         for name, group in _metrics(model).items()
@@ -134,7 +134,7 @@ def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
 
 
 def subject(model: Any) -> dict[str, Any]:
-    """Returns a description of a model that its checkpoints must match; see `differences`."""
+    """Return a description of a model that its checkpoints must match; see `differences`."""
     found = optimizers(model)
     inner = [conflicts.innermost(o.inner_optimizer) for o in found]
     of = {MODEL: model.variables, _OPTIMIZER: _of_optimizers(model)}
@@ -151,14 +151,14 @@ def subject(model: Any) -> dict[str, Any]:
 
 
 def versions(model: Any) -> dict[str, str]:
-    """Returns the versions of the packages that write a checkpoint."""
+    """Return the versions of the packages that write a checkpoint."""
     family = type(model.optimizer).saving.__name__.partition(".")[0]
     packages = ("tf_redsync", "tensorflow", family, "numpy")
     return {p: getattr(importlib.import_module(p), "__version__", "") for p in packages}
 
 
 def _exchanges(model: Any) -> dict[str, Any]:
-    """Returns the exchange of each optimizer, by the prefix of its values' names."""
+    """Return the exchange of each optimizer, by the prefix of its values' names."""
     found = [optimizer.exchange for optimizer in optimizers(model)]
     return {f"exchange{f'.{i}' if i else ''}/": exchange for i, exchange in enumerate(found)}
 
@@ -168,7 +168,7 @@ def _of_optimizers(model: Any) -> list[Any]:
 
 
 def _of_optimizer(model: Any, optimizer: Any) -> list[Any]:
-    """Returns an optimizer's variables, in tf_keras including unlisted ones (a learning rate)."""
+    """Return an optimizer's variables, in tf_keras including unlisted ones (a learning rate)."""
     found: list[Any] = list(slots.all_variables(optimizer))
     if type(optimizer).saving.__name__.startswith("tf_keras"):
         known = {slots.key(tf_variable(v)) for v in [*found, *model.variables]}
@@ -180,7 +180,7 @@ def _of_optimizer(model: Any, optimizer: Any) -> list[Any]:
 
 
 def variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
-    """Returns the copies in this process of each variable that steps change, without metrics."""
+    """Return the copies in this process of each variable that steps change, without metrics."""
     return {**_copies(MODEL, model.variables), **_copies(_OPTIMIZER, _of_optimizers(model))}
 
 
@@ -194,12 +194,12 @@ def _copies(prefix: str, listed: Sequence[Any]) -> dict[str, tuple[tf.Variable, 
 
 
 def replicas(name: str, copies: Sequence[tf.Variable]) -> list[str]:
-    """Returns the names of the values of further replicas of this process."""
+    """Return the names of the values of further replicas of this process."""
     return [f"{name}{_REPLICA}{i}" for i in range(1, len(copies))]
 
 
 def suits(variable: tf.Variable, value: np.ndarray) -> bool:
-    """Returns whether a value has the dtype and shape of a variable."""
+    """Return whether a value has the dtype and shape of a variable."""
     same_type = value.dtype == np.dtype(variable.dtype.as_numpy_dtype)
     return same_type and variable.shape.is_compatible_with(value.shape)
 
@@ -213,7 +213,7 @@ def _title(variable: Any) -> str:
 
 
 def _methods(config: Any) -> str:
-    """Returns the names of the classes in a config, without hyper-parameters."""
+    """Return the names of the classes in a config, without hyper-parameters."""
     found: list[str] = []
 
     def look(value: Any) -> None:
@@ -231,7 +231,7 @@ def _methods(config: Any) -> str:
 
 
 def problem(model: Any, values: Mapping[str, np.ndarray]) -> str:
-    """Returns the reason why values of `shared` or `own` cannot be trained further, or `""`.
+    """Return the reason why values of `shared` or `own` cannot be trained further, or `""`.
 
     Trainable weights must be finite. An optimizer's variables must not be NaN, but sums of squares
     of large gradients may be infinite. Other variables of the model may be user's masks with minus
@@ -256,7 +256,7 @@ def problem(model: Any, values: Mapping[str, np.ndarray]) -> str:
 
 
 def check(model: Any, found: Found) -> None:
-    """Checks that a checkpoint fits a model, without communication.
+    """Check that a checkpoint fits a model, without communication.
 
     Raises:
         ValueError: values are missing, have another shape or dtype, or are non-finite.

@@ -70,7 +70,7 @@ class PassingOn:
     _adapter: Any
 
     def forget_own(self) -> None:
-        """Deletes attributes of the base class that the inner optimizer has, too."""
+        """Delete attributes of the base class that the inner optimizer has, too."""
         for name in [n for n in vars(self) if not n.startswith("_") and n not in _OWN]:
             if name not in _READ_ONLY and hasattr(self.inner_optimizer, name):
                 del self.__dict__[name]
@@ -96,11 +96,11 @@ class PassingOn:
             self.pass_on(name, value)
 
     def set_own(self, name: str, value: Any) -> None:
-        """Sets an attribute of the wrapper that users cannot set."""
+        """Set an attribute of the wrapper that users cannot set."""
         super().__setattr__(name, value)
 
     def pass_on(self, name: str, value: Any) -> None:
-        """Sets an attribute of the inner optimizer.
+        """Set an attribute of the inner optimizer.
 
         Raises:
             AttributeError: the inner optimizer has no such attribute.
@@ -125,7 +125,7 @@ class PassingOn:
                 raise
 
     def refuse_if_built(self, name: str, value: Any) -> None:
-        """Rejects a value that would have no effect on existing variables and traced steps.
+        """Reject a value that would have no effect on existing variables and traced steps.
 
         Raises:
             ValueError: after `build`.
@@ -138,7 +138,7 @@ class PassingOn:
             )
 
     def refuse(self, name: str, value: Any) -> None:
-        """Rejects a value that is never supported.
+        """Reject a value that is never supported.
 
         Raises:
             ValueError: for XLA, a second loss scale or a second momentum.
@@ -161,7 +161,7 @@ class PassingOn:
             )
 
     def _owner(self, name: str) -> Any:
-        """Returns the innermost optimizer that has an attribute, or `None`."""
+        """Return the innermost optimizer that has an attribute, or `None`."""
         inner = self.inner_optimizer
         candidates = (conflicts.innermost(inner), inner)
         return next((o for o in candidates if hasattr(o, name)), None)
@@ -196,7 +196,7 @@ class Wrapper(PassingOn):
         options: dict[str, Any],
         access: Access | None = None,
     ) -> Adapter:
-        """Sets the wrapped optimizer and its options; returns the adapter."""
+        """Set the wrapped optimizer and its options; return the adapter."""
         if isinstance(options.get("warm_up"), dict):  # from a config
             options = {**options, "warm_up": from_config(options["warm_up"])}
         self._options = dict(options)
@@ -209,18 +209,18 @@ class Wrapper(PassingOn):
         return self._adapter
 
     def rewrap(self, inner_optimizer: Any) -> None:
-        """Replaces the wrapped optimizer by one that contains it."""
+        """Replace the wrapped optimizer by one that contains it."""
         self._adapter.rewrap(inner_optimizer)
         self.set_own("inner_optimizer", inner_optimizer)
 
     def build_exchange(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
-        """Builds the exchange of the inner optimizer's variables, if it is not built."""
+        """Build the exchange of the inner optimizer's variables, if it is not built."""
         self._adapter.build(variables, sparse_totals)
         if self.exchange is not self._adapter.exchange:
             self.set_own("exchange", self._adapter.exchange)
 
     def build_once(self, variables: Sequence[Any]) -> None:
-        """Builds with the variables of the first step, unless `build` was called before."""
+        """Build with the variables of the first step, unless `build` was called before."""
         if variables and not self.exchange.built:
             outside_of_replicas(lambda: self.build(variables))
 
@@ -240,7 +240,7 @@ class Wrapper(PassingOn):
         )
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Excludes variables from the inner optimizer's weight decay; see Keras.
+        """Exclude variables from the inner optimizer's weight decay; see Keras.
 
         Raises:
             ValueError: after `build`, when it has no effect.
@@ -270,14 +270,14 @@ class Wrapper(PassingOn):
         self.inner_optimizer.iterations = value
 
     def explain(self) -> Explanation:
-        """Returns a table of every variable's exchange, with warnings about accuracy."""
+        """Return a table of every variable's exchange, with warnings about accuracy."""
         made = self.exchange.explain()
         largest = sorted(self.exchange.assignments, key=lambda a: -a.spec.size)
         hints = accuracy.of_settings(self.inner_optimizer, [a.method for a in largest])
         return dataclasses.replace(made, hints=hints)
 
     def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
-        """Prints a table of every variable's exchange, like Keras's `model.summary()`.
+        """Print a table of every variable's exchange, like Keras's `model.summary()`.
 
         The columns are the method, its density, the bytes that this worker sends per step, the
         compression ratio, the selection, and the bytes of the state.
@@ -291,11 +291,11 @@ class Wrapper(PassingOn):
         summary.write(self.exchange, self.name, print_fn)
 
     def bytes_per_step(self) -> float:
-        """Returns the bytes that this worker sends per step."""
+        """Return the bytes that this worker sends per step."""
         return self.exchange.bytes_per_step()
 
     def prune(self, sparsity: float, scope: str = "layer") -> None:
-        """Sets the smallest weights of the variables that `PacTrain` exchanges to 0 permanently.
+        """Set the smallest weights of the variables that `PacTrain` exchanges to 0 permanently.
 
         Their optimizer slots are set to 0, too. Call it between two steps, in the strategy's scope,
         on all workers; `tf_redsync.callbacks.Prune` calls it in `fit`. Weights that are 0 are
@@ -315,7 +315,7 @@ class Wrapper(PassingOn):
         self._adapter.prune(sparsity, scope)
 
     def flush(self) -> None:
-        """Delivers the workers' residuals at the end of training, and empties them.
+        """Deliver the workers' residuals at the end of training, and empty them.
 
         It runs one more step of the inner optimizer on the sums of all residuals. The step counts
         for the learning rate's schedule, weight decay and the optimizer's momentum. With local
@@ -332,7 +332,7 @@ class Wrapper(PassingOn):
         self._adapter.flush(self.apply_gradients)
 
     def disable(self) -> None:
-        """Disables compression from the next step on: all-reduces and the inner optimizer.
+        """Disable compression from the next step on: all-reduces and the inner optimizer.
 
         Steps are those of a dense warm-up: float32 sums, with the method's momentum if it has one.
         Residuals are kept until `enable()`; call `flush()` before to deliver them. Methods with a
@@ -349,7 +349,7 @@ class Wrapper(PassingOn):
         self._switch("disable")
 
     def enable(self) -> None:
-        """Enables compression from the next step on, after `disable()`.
+        """Enable compression from the next step on, after `disable()`.
 
         Raises:
             RuntimeError: before `build`.
@@ -368,7 +368,7 @@ class Wrapper(PassingOn):
         fit_hook.trace_again(self.exchange)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the config: inner optimizer, policy, options."""
+        """Return the config: inner optimizer, policy, options."""
         warm_up = self._options.get("warm_up")
         return {
             "name": self.name,
@@ -382,7 +382,7 @@ class Wrapper(PassingOn):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Wrapper:
-        """Returns a new optimizer from the result of `get_config`.
+        """Return a new optimizer from the result of `get_config`.
 
         Raises:
             ValueError: the config is incomplete.
@@ -403,7 +403,7 @@ class Wrapper(PassingOn):
 
 
 def outside_of_replicas(function: Callable[[], None]) -> None:
-    """Calls `function` eagerly, in the scope of the strategy of the calling replica.
+    """Call `function` eagerly, in the scope of the strategy of the calling replica.
 
     The replicas of a process run or are traced one after the other. The first replica's call ends
     before the next replica checks whether it is needed.
@@ -430,7 +430,7 @@ def outside_of_replicas(function: Callable[[], None]) -> None:
 
 
 def install(library: Any) -> None:
-    """Patches methods of a library's model classes, once.
+    """Patch methods of a library's model classes, once.
 
     Args:
         library: `keras` or `tf_keras`.

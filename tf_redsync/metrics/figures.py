@@ -20,7 +20,7 @@ PARTS = {  # colors of a step's parts, in the order of stacking
 
 
 def empty(height: int, rows: int = 1, columns: int = 1, **options: Any) -> Any:
-    """Returns a figure without traces, with subplots in rows and columns."""
+    """Return a figure without traces, with subplots in rows and columns."""
     from plotly.subplots import make_subplots
 
     figure = make_subplots(rows=rows, cols=columns, **options)
@@ -34,12 +34,12 @@ def empty(height: int, rows: int = 1, columns: int = 1, **options: Any) -> Any:
 
 
 def losses(worker: Worker) -> list[float | None]:
-    """Returns the loss of each sample; `None` if Keras has not logged it."""
+    """Return the loss of each sample; `None` if Keras has not logged it."""
     return [(sample.get("logs") or {}).get("loss") for sample in worker.samples]
 
 
 def loss_text(worker: Worker) -> str:
-    """Returns the caption of the loss."""
+    """Return the caption of the loss."""
     text = (
         "The loss as Keras logs it: the mean over the current epoch, which restarts with each "
         "epoch. Bytes are those that this worker has sent. "
@@ -52,7 +52,7 @@ def loss_text(worker: Worker) -> str:
 
 
 def loss(worker: Worker) -> Any:
-    """Returns a figure of the loss against steps, time and bytes."""
+    """Return a figure of the loss against steps, time and bytes."""
     import plotly.graph_objects as go
 
     figure = empty(
@@ -82,7 +82,7 @@ def loss(worker: Worker) -> Any:
 def _at(
     epoch: dict[str, Any], axis: int, known: dict[int, int], sent: Sequence[float | None]
 ) -> float | None:
-    """Returns the position of an epoch's end on an axis of the losses."""
+    """Return the position of an epoch's end on an axis of the losses."""
     if axis < 3:
         found: float | None = epoch.get("step" if axis == 1 else "elapsed")
         return found
@@ -104,7 +104,7 @@ BYTES = (
 
 
 def sent(worker: Worker) -> Any:
-    """Returns a figure of the bytes per step and the compression ratio."""
+    """Return a figure of the bytes per step and the compression ratio."""
     import plotly.graph_objects as go
 
     figure = empty(
@@ -143,7 +143,7 @@ TIME = (
 
 
 def time(history: History) -> list[Any]:
-    """Returns a figure of the time per step and its parts."""
+    """Return a figure of the time per step and its parts."""
     import plotly.graph_objects as go
 
     split = next((w for w in history.workers if w.splits), None)
@@ -185,7 +185,7 @@ def time(history: History) -> list[Any]:
 
 
 def _last_splits(history: History, at_most: int = 6) -> list[tuple[int, dict[str, Any]]]:
-    """Returns the last profile of each worker, or several of a single worker."""
+    """Return the last profile of each worker, or several of a single worker."""
     with_splits = [w for w in history.workers if w.splits]
     if len(with_splits) == 1:
         return [(with_splits[0].rank, s) for s in with_splits[0].splits[-at_most:]]
@@ -210,7 +210,7 @@ LAYERS = (
 
 
 def layers(worker: Worker) -> list[Any]:
-    """Returns figures of density, staleness and residuals, as far as they are known."""
+    """Return figures of density, staleness and residuals, as far as they are known."""
     variables = worker.run.get("variables", ())
     samples = [s for s in worker.samples if _fits(s, len(variables))]
     if not samples or not variables:
@@ -321,7 +321,7 @@ def _heat(
 
 
 def short_name(name: str, at_most: int = 26) -> str:
-    """Returns the end of a variable's path, which identifies it."""
+    """Return the end of a variable's path, which identifies it."""
     parts = name.split("/")
     while len(parts) > 2 and len("/".join(parts)) > at_most:
         parts = parts[1:]

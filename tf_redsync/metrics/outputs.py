@@ -30,7 +30,7 @@ _before: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
 
 def bytes_before(exchange: Any) -> float:
-    """Returns the bytes that this worker sent before this process began, from its file."""
+    """Return the bytes that this worker sent before this process began, from its file."""
     return _before.get(exchange, 0.0)
 
 
@@ -84,7 +84,7 @@ class Outputs:
         scalars: dict[str, float],
         logs: dict[str, Any],
     ) -> None:
-        """Writes a sample.
+        """Write a sample.
 
         Args:
             sample: The sample.
@@ -108,18 +108,18 @@ class Outputs:
         self._events.scalars(sample.step, shown)
 
     def split(self, step: int, split: Split) -> None:
-        """Writes the times of a profiled step."""
+        """Write the times of a profiled step."""
         times = {f"{name}_ms": ms for name, ms in dataclasses.asdict(split).items()}
         self._file.append("split", step=step, time=time.time(), **times)
         if self._events is not None:
             self._events.scalars(step, {f"tf_redsync/time/{n}": t for n, t in times.items()})
 
     def no_split(self, why: str) -> None:
-        """Writes the reason for the absence of profiles."""
+        """Write the reason for the absence of profiles."""
         self._file.append("no_split", why=why)
 
     def epoch(self, epoch: int, step: int, logs: dict[str, Any]) -> None:
-        """Writes the end of an epoch."""
+        """Write the end of an epoch."""
         trial = _trial(self._sampler.exchange)
         self._file.append("epoch", epoch=epoch, step=step, time=time.time(), trial=trial, logs=logs)
         if self._events is not None:
@@ -127,18 +127,18 @@ class Outputs:
             self._events.histograms(step, {f"residual/{n}": r for n, r in residuals.items()})
 
     def end(self, step: int) -> None:
-        """Writes the end of `fit`."""
+        """Write the end of `fit`."""
         self._file.append("end", step=step, time=time.time())
 
     def close(self) -> None:
-        """Closes the files."""
+        """Close the files."""
         self._file.close()
         if self._events is not None:
             self._events.close()
 
 
 def mean_logs(model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the logs of a batch as means over the workers.
+    """Return the logs of a batch as means over the workers.
 
     During an epoch, tf_keras logs the sum over its replicas.
     """
@@ -158,14 +158,14 @@ def _number(pair: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def _trial(exchange: Any) -> str | None:
-    """Returns the verdict of `Auto`'s trial; `None` without a finished trial."""
+    """Return the verdict of `Auto`'s trial; `None` without a finished trial."""
     times = getattr(exchange.schedule, "times", None)
     verdict = 0 if times is None else int(times.verdict.numpy())
     return {1: "compressed", 2: "dense"}.get(verdict)
 
 
 def _bytes_before(run_dir: str | os.PathLike[str], rank: int, step: int) -> float:
-    """Returns the bytes that a worker sent before this process began, from its file.
+    """Return the bytes that a worker sent before this process began, from its file.
 
     Args:
         run_dir: The run directory.
@@ -212,14 +212,14 @@ class Events:
             self._give_up(str(error))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes scalars of a step in one operation; `tf.summary.scalar` needs one for each."""
+        """Write scalars of a step in one operation; `tf.summary.scalar` needs one for each."""
         kind = tf.compat.v1.Summary
         found = kind(value=[kind.Value(tag=n, simple_value=v) for n, v in values.items()])
         with self._written_to(step):
             tf.summary.experimental.write_raw_pb(found.SerializeToString())
 
     def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """Writes histograms of a step, and flushes the writer."""
+        """Write histograms of a step, and flush the writer."""
         if self._writer is None:  # histograms need TensorBoard even with a no-op writer
             return
         with self._written_to(step):
@@ -237,7 +237,7 @@ class Events:
             self._give_up(str(error))
 
     def close(self) -> None:
-        """Closes the writer."""
+        """Close the writer."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:

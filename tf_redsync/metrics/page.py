@@ -33,7 +33,7 @@ class ReportError(RuntimeError):
 
 
 def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
-    """Writes an HTML report of a training that `CompressionMetrics(run_dir)` recorded.
+    """Write an HTML report of a training that `CompressionMetrics(run_dir)` recorded.
 
     The report shows the loss against steps, time and bytes; the bytes sent; the parts of a step's
     time; density, residual and staleness by layer; and the decision of `Auto` or the user. It
@@ -124,7 +124,7 @@ def _embedded(figure: Any) -> str:
 
 
 def methods_of(worker: Worker) -> list[str]:
-    """Returns the names of the variables' methods, by their number of elements."""
+    """Return the names of the variables' methods, by their number of elements."""
     elements: dict[str, int] = {}
     for variable in worker.run.get("variables", ()):
         name = variable["method"]
@@ -166,7 +166,7 @@ def _facts(history: History, source: str) -> str:
 
 
 def _sent_at_last(worker: Worker) -> tuple[float | None, int]:
-    """Returns the last recorded number of sent bytes, and its step."""
+    """Return the last recorded number of sent bytes, and its step."""
     found = [(s.get("step") or 0, s.get("bytes_sent")) for s in worker.samples]
     found += [(e.get("step") or 0, (e.get("logs") or {}).get("bytes_sent")) for e in worker.epochs]
     step, sent = max(found, key=lambda pair: pair[0], default=(0, None))
@@ -174,7 +174,7 @@ def _sent_at_last(worker: Worker) -> tuple[float | None, int]:
 
 
 def _last_loss(worker: Worker) -> float | None:
-    """Returns the last recorded loss, of a sample or an epoch."""
+    """Return the last recorded loss, of a sample or an epoch."""
     logged = [
         (r.get("step") or 0, (r.get("logs") or {}).get("loss"))
         for r in (*worker.samples, *worker.epochs)
@@ -191,7 +191,7 @@ def _notes(history: History) -> str:
 
 
 def size(count: float | None) -> str | None:
-    """Returns a number of bytes with a unit."""
+    """Return a number of bytes with a unit."""
     if count is None:
         return None
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

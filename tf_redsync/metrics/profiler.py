@@ -43,7 +43,7 @@ class Profiles:
         self._left, self._began, self._next = 0, 0.0, 0.0
 
     def batch_begins(self, batch: int, so_far: int, per_epoch: int | None) -> None:
-        """Starts a profile if one is due.
+        """Start a profile if one is due.
 
         Args:
             batch: Index of the batch in the epoch.
@@ -67,7 +67,7 @@ class Profiles:
         return so_far >= max(1, min(_FIRST, (per_epoch or math.inf) // 2))
 
     def batch_ends(self, steps: int) -> None:
-        """Stops the profile after `_STEPS` batches.
+        """Stop the profile after `_STEPS` batches.
 
         Args:
             steps: Training steps per batch.
@@ -79,7 +79,7 @@ class Profiles:
                 self._profiler.stop(steps)
 
     def result(self, wait: float = 0.0) -> Split | None:
-        """Returns a new result, or `None`; see `Profiler.result`."""
+        """Return a new result, or `None`; see `Profiler.result`."""
         if self._left:  # the epoch ended during the profile, which continues in the next one
             return None
         found = self._profiler.result(wait)
@@ -89,7 +89,7 @@ class Profiles:
         return found
 
     def close(self) -> None:
-        """Stops a running profile without a result."""
+        """Stop a running profile without a result."""
         self._leave()
         self._left = 0
         self._profiler.abandon()
@@ -114,7 +114,7 @@ class Profiler:
         return bool(self._folder) or self._thread is not None
 
     def start(self) -> None:
-        """Starts recording.
+        """Start recording.
 
         Raises:
             NoProfile: another profile is running, or the profiler cannot run here.
@@ -133,7 +133,7 @@ class Profiler:
         self._folder = folder
 
     def stop(self, steps: int) -> None:
-        """Stops recording and starts the evaluation.
+        """Stop recording and start the evaluation.
 
         Args:
             steps: Training steps per recorded step.
@@ -156,7 +156,7 @@ class Profiler:
             shutil.rmtree(folder, ignore_errors=True)
 
     def result(self, wait: float = 0.0) -> Split | None:
-        """Returns the result of the last profile, once; `None` if there is none yet.
+        """Return the result of the last profile, once; `None` if there is none yet.
 
         Args:
             wait: Maximum time to wait for the evaluation, in seconds.
@@ -176,7 +176,7 @@ class Profiler:
         return found
 
     def abandon(self) -> None:
-        """Stops recording without a result."""
+        """Stop recording without a result."""
         if self._folder:
             folder, self._folder = self._folder, ""
             with contextlib.suppress(tf.errors.OpError, RuntimeError):
@@ -221,7 +221,7 @@ class NoProfile(RuntimeError):
 
 
 def split_of(space: Any, steps: int) -> Split:
-    """Returns the mean parts of the recorded steps.
+    """Return the mean parts of the recorded steps.
 
     Args:
         space: A profile from `trace_events.read`.
@@ -239,7 +239,7 @@ def split_of(space: Any, steps: int) -> Split:
 
 
 def lane(name: str, kind: str) -> str:
-    """Returns the field of `Split` that an op counts for."""
+    """Return the field of `Split` that an op counts for."""
     if kind.startswith("Collective"):
         return "exchange"
     if _INPUT.fullmatch(kind):
@@ -252,7 +252,7 @@ def lane(name: str, kind: str) -> str:
 
 
 def _events(space: Any) -> tuple[list[Span], dict[str, list[Span]]]:
-    """Returns the spans of the steps and of each lane's ops, in microseconds."""
+    """Return the spans of the steps and of each lane's ops, in microseconds."""
     steps, ops = host_events(space, STEP)
     lanes: dict[str, list[Span]] = {f.name: [] for f in dataclasses.fields(Split)}
     for op in ops:
@@ -262,7 +262,7 @@ def _events(space: Any) -> tuple[list[Span], dict[str, list[Span]]]:
 
 
 def _parts(step: Span, lanes: dict[str, list[Span]]) -> dict[str, float]:
-    """Returns the parts of a step. If ops of several lanes overlap, the first lane below counts."""
+    """Return the parts of a step. If ops of several lanes overlap, the first lane below counts."""
     inside = {kind: within(step, spans) for kind, spans in lanes.items()}
     found, covered, so_far = {}, list[Span](), 0.0
     for kind in ("select", "decode", "compute", "input"):
@@ -274,6 +274,6 @@ def _parts(step: Span, lanes: dict[str, list[Span]]) -> dict[str, float]:
 
 
 def within(step: Span, spans: Iterable[Span]) -> list[Span]:
-    """Returns the intersections of spans with a step."""
+    """Return the intersections of spans with a step."""
     cut = ((max(start, step[0]), min(end, step[1])) for start, end in spans)
     return [(start, end) for start, end in cut if start < end]

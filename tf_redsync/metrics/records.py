@@ -52,7 +52,7 @@ class RunFile:
             self._give_up(error)
 
     def append(self, record: str, **values: Any) -> None:
-        """Writes a record."""
+        """Write a record."""
         if self._file is None:
             return
         try:
@@ -63,7 +63,7 @@ class RunFile:
             self._give_up(error)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             _close(file)
@@ -96,7 +96,7 @@ def _ends_early(path: Path) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """Returns a value that JSON can hold, with `None` for non-finite numbers."""
+    """Return a value that JSON can hold, with `None` for non-finite numbers."""
     if isinstance(value, dict):
         return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -126,7 +126,7 @@ class Lines:
 
 
 def read(directory: str | os.PathLike[str]) -> list[Lines]:
-    """Returns the contents of all workers' files in a run directory, by rank.
+    """Return the contents of all workers' files in a run directory, by rank.
 
     Raises:
         FileNotFoundError: `directory` is not a directory or has no such files.
@@ -204,7 +204,7 @@ class History:
 
 
 def load(run_dir: str | os.PathLike[str]) -> History:
-    """Returns the history in a run directory.
+    """Return the history in a run directory.
 
     Raises:
         FileNotFoundError: the directory has no files of `CompressionMetrics`.
@@ -237,7 +237,7 @@ def load(run_dir: str | os.PathLike[str]) -> History:
 
 
 def _worker(lines: Lines, notes: list[str]) -> Worker | None:
-    """Joins a worker's runs. A run may begin before the end of the previous one."""
+    """Join a worker's runs. A run may begin before the end of the previous one."""
     run: dict[str, Any] = {}
     kept: list[dict[str, Any]] = []
     runs, again, elapsed_before, no_split = 0, 0, 0.0, ""
@@ -290,5 +290,5 @@ def _number(count: int, what: str) -> str:
 
 
 def column(found: Sequence[dict[str, Any]], name: str) -> list[Any]:
-    """Returns the value of a field in each record; `None` if the record lacks it."""
+    """Return the value of a field in each record; `None` if the record lacks it."""
     return [record.get(name) for record in found]

@@ -47,7 +47,7 @@ class Sample:
 
 
 def interval(every: int, steps: int) -> int:
-    """Returns the number of steps between two samples, below `every` in a short `fit`.
+    """Return the number of steps between two samples, below `every` in a short `fit`.
 
     Args:
         every: Maximum number of steps.
@@ -64,7 +64,7 @@ class Clock:
     seconds: float = 0.0
 
     def add(self, steps: int, seconds: float) -> None:
-        """Adds steps and their time."""
+        """Add steps and their time."""
         self.steps += steps
         self.seconds += seconds
 
@@ -111,7 +111,7 @@ class Sampler:
         return self.exchange.schedule is not self._schedule
 
     def sample(self) -> Sample:
-        """Returns a sample; call it between two steps."""
+        """Return a sample; call it between two steps."""
         exchange = self.exchange
         density, residual = self._expected.copy(), np.full(len(self.names), np.nan)
         counts, norms = self._norms()
@@ -129,7 +129,7 @@ class Sampler:
         )
 
     def _norms_now(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns the counts of elements and the norms; with several replicas, their means."""
+        """Return the counts of elements and the norms; with several replicas, their means."""
         counts = [variable.read_value() for _, variable in self._meters]
         norms = [
             tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(c.read_value()) for c in copies]) / len(copies))
@@ -138,17 +138,17 @@ class Sampler:
         return counts, tf.stack(norms) if norms else tf.zeros([0])
 
     def ratio(self, sent: float, steps: int) -> float:
-        """Returns the bytes of dense all-reduces divided by the bytes sent."""
+        """Return the bytes of dense all-reduces divided by the bytes sent."""
         if self.exchange.workers == 1:
             return 1.0
         return self.dense_bytes * steps / sent if sent else NOTHING_SENT
 
     def overall(self, density: np.ndarray) -> float:
-        """Returns the share of all elements that was sent."""
+        """Return the share of all elements that was sent."""
         return float(np.sum(density * self.sizes) / max(1.0, np.sum(self.sizes)))
 
     def residuals(self, at_most: int) -> dict[str, np.ndarray]:
-        """Returns residuals by the names of their variables.
+        """Return residuals by the names of their variables.
 
         Args:
             at_most: Maximum number of elements of each, evenly spaced.

@@ -40,7 +40,7 @@ class Event:
 
 
 def read(folder: str | Path) -> Any:
-    """Returns the profile (an XSpace) in a folder or its subfolders.
+    """Return the profile (an XSpace) in a folder or its subfolders.
 
     Raises:
         FileNotFoundError: there is no profile.
@@ -56,7 +56,7 @@ def read(folder: str | Path) -> Any:
 
 
 def host_events(space: Any, step_name: str) -> tuple[list[Event], list[Event]]:
-    """Returns the steps and the ops of a profile's host, each in the order of their starts."""
+    """Return the steps and the ops of a profile's host, each in the order of their starts."""
     steps, ops = [], []
     for plane in space.planes:
         if not plane.name.startswith("/host:CPU"):
@@ -79,7 +79,7 @@ def host_events(space: Any, step_name: str) -> tuple[list[Event], list[Event]]:
 
 
 def _op(name: str) -> tuple[str, str] | None:
-    """Returns name and type of an event's op; `None` if it is no op or contains other ops."""
+    """Return name and type of an event's op; `None` if it is no op or contains other ops."""
     found = _OP.fullmatch(name)
     if found is None or _CALLS.fullmatch(found["type"]):
         return None
@@ -87,7 +87,7 @@ def _op(name: str) -> tuple[str, str] | None:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Returns the union of spans as disjoint spans in ascending order."""
+    """Return the union of spans as disjoint spans in ascending order."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -98,5 +98,5 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Returns the sum of the lengths of spans."""
+    """Return the sum of the lengths of spans."""
     return sum(end - start for start, end in spans)

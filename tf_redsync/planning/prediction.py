@@ -108,7 +108,7 @@ class Plan:
         return tuple(m for m in used if not isinstance(m, Dense))
 
     def step(self, total: Total) -> float:
-        """Returns the seconds of a training step."""
+        """Return the seconds of a training step."""
         return self.compute + total.seconds
 
 
@@ -119,7 +119,7 @@ def make(
     measured: Measured,
     compute: float,
 ) -> Plan:
-    """Returns the prediction for a policy.
+    """Return the prediction for a policy.
 
     Args:
         policy: Policy to plan.
@@ -158,12 +158,12 @@ def make(
 
 
 def total(method: Method, specs: Sequence[TensorSpec], measured: Measured) -> Total:
-    """Returns the prediction for the whole model with one method."""
+    """Return the prediction for the whole model with one method."""
     return _total(type(method).__name__, Policy(default=method).assign(specs), measured)
 
 
 def check(methods: Sequence[Method]) -> None:
-    """Checks that the cost model covers methods: equal steps, or equal rounds of local steps.
+    """Check that the cost model covers methods: equal steps, or equal rounds of local steps.
 
     Raises:
         PlanError: a method delays gradients, exchanges densely in some steps, or never exchanges.
@@ -180,7 +180,7 @@ def check(methods: Sequence[Method]) -> None:
 
 
 def share(assignments: Sequence[Assignment], measured: Measured) -> list[Share]:
-    """Returns each tensor's share of its bucket's predicted exchange.
+    """Return each tensor's share of its bucket's predicted exchange.
 
     Args:
         assignments: Assignments in the model's order.
@@ -211,7 +211,7 @@ def _buckets(assignments: Sequence[Assignment], workers: int) -> list[Bucket]:
 
 
 def _split(total: float, weights: Sequence[float]) -> list[float]:
-    """Returns parts of `total` in proportion to `weights`; equal parts if all weights are 0."""
+    """Return parts of `total` in proportion to `weights`; equal parts if all weights are 0."""
     whole = sum(weights)
     return [total * (w / whole if whole else 1.0 / len(weights)) for w in weights]
 
@@ -243,7 +243,7 @@ class Exchange:
 
 
 def exchange_of_bucket(bucket: Bucket, measured: Measured) -> Exchange:
-    """Returns the prediction for a bucket's exchange.
+    """Return the prediction for a bucket's exchange.
 
     Args:
         bucket: The bucket.
@@ -267,18 +267,18 @@ def exchange_of_bucket(bucket: Bucket, measured: Measured) -> Exchange:
 
 
 def longest_step(exchanges: Sequence[Exchange]) -> float:
-    """Returns the seconds of all buckets' exchanges in the longest step."""
+    """Return the seconds of all buckets' exchanges in the longest step."""
     together = sum(e.longest for e in exchanges if not e.alone)
     return together + max((e.longest for e in exchanges if e.alone), default=0.0)
 
 
 def steps_between(method: Method) -> int:
-    """Returns the number of steps from one exchange to the next."""
+    """Return the number of steps from one exchange to the next."""
     return max(1, method.sync_schedule.local_steps)
 
 
 def mean_bytes_sent(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> float:
-    """Returns the mean bytes that a worker sends per step for some tensors."""
+    """Return the mean bytes that a worker sends per step for some tensors."""
     messages = cost.messages(method, BucketLayout(specs, workers))
     return cost.bytes_sent(messages) / steps_between(method)
 
@@ -292,7 +292,7 @@ WORKERS = 2
 def captured_energy(
     assignments: Sequence[Assignment], grads: Sequence[tf.Tensor | None]
 ) -> list[float | None]:
-    """Returns the share of each gradient's energy that a first exchange delivers.
+    """Return the share of each gradient's energy that a first exchange delivers.
 
     With g the gradient and d the delivered gradient, this is
 

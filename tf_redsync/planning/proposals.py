@@ -33,7 +33,7 @@ class Proposal:
 def propose(
     specs: Sequence[TensorSpec], measured: Measured, compute: float
 ) -> tuple[Proposal, ...]:
-    """Returns the predictions for all candidates.
+    """Return the predictions for all candidates.
 
     Args:
         specs: The variables, in the model's order.
@@ -45,7 +45,7 @@ def propose(
 
 
 def best(proposals: Sequence[Proposal], most: float) -> Proposal | None:
-    """Returns the proposal of the lowest perplexity with an overhead of at most `most`, if any.
+    """Return the proposal of the lowest perplexity with an overhead of at most `most`, if any.
 
     Among equal perplexities it has the lowest overhead.
     """
@@ -54,7 +54,7 @@ def best(proposals: Sequence[Proposal], most: float) -> Proposal | None:
 
 
 def render(proposals: Sequence[Proposal], most: float, compute: float) -> str:
-    """Returns all proposals as a table, and the line for the training script.
+    """Return all proposals as a table, and the line for the training script.
 
     Args:
         proposals: Proposals from `propose`.

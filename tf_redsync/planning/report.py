@@ -35,7 +35,7 @@ class Advice:
 
 
 def advise(plan: Plan) -> Advice:
-    """Returns the recommendation: compression if it wins clearly, by the rule of `Auto`."""
+    """Return the recommendation: compression if it wins clearly, by the rule of `Auto`."""
     dense, step = plan.step(plan.dense), plan.step(plan.planned)
     computed = f"{_ms(plan.compute)} of it computation"
     if not plan.methods:
@@ -52,7 +52,7 @@ def advise(plan: Plan) -> Advice:
 
 
 def _chosen(plan: Plan) -> Method | Policy | Auto:
-    """Returns the optimizer's argument: the only method that `Auto` chose, else the policy."""
+    """Return the optimizer's argument: the only method that `Auto` chose, else the policy."""
     if isinstance(plan.policy, Policy):
         return plan.policy if plan.policy.rules else plan.policy.default
     method, *others = plan.methods
@@ -61,7 +61,7 @@ def _chosen(plan: Plan) -> Method | Policy | Auto:
 
 
 def code(value: Any) -> str:
-    """Returns Python code of a method, policy or schedule, without default arguments."""
+    """Return Python code of a method, policy or schedule, without default arguments."""
     if isinstance(value, tuple):
         return f"({', '.join(code(v) for v in value)}{',' if len(value) == 1 else ''})"
     if not isinstance(value, Configurable):
@@ -73,7 +73,7 @@ def code(value: Any) -> str:
 
 
 def render(plan: Plan) -> str:
-    """Returns the tables as text, without the recommendation."""
+    """Return the tables as text, without the recommendation."""
     rows = [
         (
             la.spec.name,
@@ -102,7 +102,7 @@ def render(plan: Plan) -> str:
 
 
 def notes(asked: Any, synthetic: bool) -> str:
-    """Returns the assumptions of the prediction as text.
+    """Return the assumptions of the prediction as text.
 
     Args:
         asked: The flags `workers`, `rate`, `latency` and `step_ms`.
@@ -125,7 +125,7 @@ def notes(asked: Any, synthetic: bool) -> str:
 
 
 def as_json(plan: Plan, advice: Advice) -> dict[str, Any]:
-    """Returns the plan as a structure that can be written as JSON; times are in seconds."""
+    """Return the plan as a structure that can be written as JSON; times are in seconds."""
     line = plan.measured.link.all_reduce
     return {
         "workers": plan.measured.workers,
@@ -195,7 +195,7 @@ SHOWN = 1e4  # ratio of the times that a logarithmic axis shows
 
 
 def draw(plan: Plan, path: str) -> None:
-    """Writes a plot of the layers' times and energies; of a large model, the longest exchanges."""
+    """Write a plot of the layers' times and energies; of a large model, the longest exchanges."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -60,14 +60,14 @@ class Subject:
         return getattr(self.model, "optimizer", None)
 
     def gradient_function(self) -> Callable[[], list[tf.Tensor | tf.IndexedSlices | None]]:
-        """Returns a function that computes the batch's gradients, one for each variable."""
+        """Return a function that computes the batch's gradients, one for each variable."""
         both = tf.function(self.loss_and_gradient_function())
         return lambda: both()[1]
 
     def loss_and_gradient_function(
         self,
     ) -> Callable[[], tuple[tf.Tensor, list[tf.Tensor | tf.IndexedSlices | None]]]:
-        """Returns an untraced function that computes the loss and the gradients."""
+        """Return an untraced function that computes the loss and the gradients."""
         variables = [tf_variable(v) for v in self.model.trainable_variables]
         trains = _takes_training(self.model)
 
@@ -81,7 +81,7 @@ class Subject:
 
 
 def load(target: str) -> Any:
-    """Returns the result of `module:function`; the current directory precedes installed modules.
+    """Return the result of `module:function`; the current directory precedes installed modules.
 
     Raises:
         PlanError: the module or function does not exist, or the function needs arguments.
@@ -120,7 +120,7 @@ def load(target: str) -> Any:
 
 
 def subject(returned: Any, batch_size: int | None) -> Subject:
-    """Returns the subject for the result of the user's function.
+    """Return the subject for the result of the user's function.
 
     Args:
         returned: Result of the function; see `RETURNS`.
@@ -150,7 +150,7 @@ def subject(returned: Any, batch_size: int | None) -> Subject:
 
 
 def gradient(made: Subject) -> list[tf.Tensor | None]:
-    """Returns dense float32 gradients; `None` for variables that the loss does not depend on.
+    """Return dense float32 gradients; `None` for variables that the loss does not depend on.
 
     Raises:
         PlanError: a gradient is non-finite.
@@ -168,7 +168,7 @@ def gradient(made: Subject) -> list[tf.Tensor | None]:
 
 
 def compute_seconds(made: Subject) -> float:
-    """Returns the median time of a forward and backward pass on this device, in seconds."""
+    """Return the median time of a forward and backward pass on this device, in seconds."""
     run = made.gradient_function()
     times: list[float] = []
     for i in range(2 + REPEATS):  # the first traces, the second warms up
@@ -224,7 +224,7 @@ _SEEDS = {"inputs": (1, 0), "labels": (2, 0)}
 
 
 def synthetic_batch(model: Any, batch_size: int) -> tuple[Any, list[tf.Tensor], Callable[..., Any]]:
-    """Returns random inputs and labels, and a loss.
+    """Return random inputs and labels, and a loss.
 
     Inputs are normally distributed, or random classes for integer inputs. Labels have the shapes of
     the outputs and are normally distributed. The loss is the squared error.
@@ -279,13 +279,13 @@ def _normal(shape: Sequence[int], what: str) -> tf.Tensor:
 
 
 def squared_error(labels: list[tf.Tensor], outputs: Any) -> tf.Tensor:
-    """Returns the sum of the outputs' mean squared errors."""
+    """Return the sum of the outputs' mean squared errors."""
     pairs = zip(labels, tf.nest.flatten(outputs), strict=True)
     return tf.add_n([tf.reduce_mean((tf.cast(o, tf.float32) - y) ** 2) for y, o in pairs])
 
 
 def parse_method(text: str, density: float | None = None) -> Method | Policy | Auto:
-    """Returns the method of an expression such as `RedSync` or `RedSync(density=0.01)`.
+    """Return the method of an expression such as `RedSync` or `RedSync(density=0.01)`.
 
     See `tf_redsync/expressions.py`. A name without parentheses is called.
 
@@ -320,7 +320,7 @@ def parse_method(text: str, density: float | None = None) -> Method | Policy | A
 def suited(
     method: Method | Policy | Auto, optimizer: Any, warn: Callable[[str], None]
 ) -> Policy | Auto:
-    """Returns the policy to plan for a model's optimizer.
+    """Return the policy to plan for a model's optimizer.
 
     Args:
         method: Method on the command line.

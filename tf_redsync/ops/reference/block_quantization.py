@@ -62,7 +62,7 @@ def _largest(blocks: tf.Tensor) -> tf.Tensor:
 
 
 def _rounded_up(scales: tf.Tensor) -> tf.Tensor:
-    """Scales as the next bfloat16, 0 if too small."""
+    """Scale as the next bfloat16, 0 if too small."""
     bits = tf.bitcast(scales, tf.uint32)
     up = tf.bitwise.bitwise_and(bits + 0xFFFF, tf.constant(0xFFFF0000, tf.uint32))
     up = tf.bitcast(up, tf.float32)
