@@ -66,7 +66,7 @@ class Intervals:
 
 
 def _steps(asked: Any, total: Any) -> Any:
-    """A number of steps; of the training's if it is a fraction, rounded and at least 1."""
+    """Return a number of steps: a fraction of the training's is rounded, at least 1."""
     if asked >= 1:
         return asked
     if isinstance(total, int):

@@ -393,7 +393,7 @@ class SkippedSteps:
         self._constrained = [v for v in variables if getattr(v, "constraint", None) is not None]
 
     def note(self, finite: tf.Tensor) -> None:
-        """Records, in a replica context, whether the step is finite on all workers."""
+        """Record, in a replica context, whether the step is finite on all workers."""
         self.finite = finite
         self._before = list(map(tf.convert_to_tensor, self._constrained))
 

@@ -71,7 +71,7 @@ _REBUILDS = ("load_model", "compile_from_config")
 
 
 def may_train(variables: Sequence[Any]) -> bool:
-    """Checks, before an optimizer creates variables, that the workers train together.
+    """Check, before an optimizer creates variables, that the workers train together.
 
     Args:
         variables: The model's variables that the optimizer is built with.

@@ -296,7 +296,7 @@ def _bad_tensor(
     short: bool,
     like: tf.Tensor | None,
 ) -> Exception:
-    """The error for a tensor, such as "grads[0]", that cannot be selected from."""
+    """Return the error for a tensor, such as "grads[0]", that cannot be selected from."""
     name = which.partition("[")[0]
     if tensor.dtype not in dtypes:
         return TypeError(

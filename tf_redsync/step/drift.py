@@ -48,7 +48,7 @@ class Shared:
     read: Callable[[], tf.Tensor] | None = None
 
     def value(self) -> tf.Tensor:
-        """The value to compare."""
+        """Return the value to compare."""
         return self.copies[0].read_value() if self.read is None else self.read()
 
 
@@ -163,7 +163,7 @@ def _as_int32(value: tf.Tensor) -> tf.Tensor:
 
 
 def _from_int32(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """The inverse of `_as_int32`."""
+    """Return the inverse of `_as_int32`."""
     return tf.bitcast(tf.cast(words, tf.int16) if like.dtype.size == 2 else words, like.dtype)
 
 

@@ -70,7 +70,7 @@ def _rounded_up(scales: tf.Tensor) -> tf.Tensor:
 
 
 def _steps(scales: tf.Tensor, bits: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The distance of two values, and its inverse; 0 and 0 for a scale of 0."""
+    """Return the distance of two values, and its inverse; 0 and 0 for a scale of 0."""
     unit = scales / opaque(tf.constant(_limit(bits)))
     return unit, tf.where(unit > 0.0, 1.0 / tf.where(unit > 0.0, unit, 1.0), 0.0)
 
@@ -89,7 +89,7 @@ def _scales(blocks: tf.Tensor, largest: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _saved(blocks: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
-    """The sum of scale (2 |x| - scale) over |x| > scale / 2, in 16 lanes, then lane by lane."""
+    """Return the sum of scale (2 |x| - scale) over |x| > scale / 2, in 16 lanes, then lane by lane."""
     scale = scales[..., tf.newaxis]
     magnitudes = tf.abs(blocks)
     saved = tf.where(magnitudes > 0.5 * scale, magnitudes + magnitudes - scale, 0.0)
