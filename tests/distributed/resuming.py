@@ -52,6 +52,10 @@ def cases():
         "local_sgd": rs.LocalSGD(steps=4),
         # Saved with a part of a message on its way, and in either stage.
         "streaming": rs.StreamingDiLoCo(steps=6, fragments=2, overlap=3),
+        "in_blocks": rs.BlockQuantized(bits=4, block=32),
+        "streaming_in_blocks": rs.BlockQuantized(
+            method=rs.StreamingDiLoCo(steps=6, fragments=2, overlap=3, value_bits=32), bits=2
+        ),
         "one_bit_adam": rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(8), **small),
         "adam_at_first": rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(16), **small),
         "zero_one_adam": rs.contrib.ZeroOneAdam(

@@ -5,12 +5,13 @@ import pytest
 
 from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
+from tests.oracle.block_quantization import quantized
 from tests.oracle.sbc import binarised
 
 # By family, since the optimizers of tf_keras take other ways through the adapters: to the momentum
 # that SBC clears, and to the weights that CD-SGD sets. The arithmetic is the same for all.
 OUTER = ("diloco", "adamw", "outer_adam", "outer_rate", "one_step", "post_local")
-STREAMING = ("one_fragment", "fragments", "late", "late_mean")
+STREAMING = ("one_fragment", "fragments", "late", "late_mean", "in_blocks", "late_in_blocks")
 CASES = ("local_sgd", "sbc", "coded_topk", *OUTER, *STREAMING, "quadratic", "warm_up", "cd_sgd")
 SHORT = {
     "keras3": ("local_sgd", "sbc", *OUTER, *STREAMING, "warm_up", "cd_sgd"),
@@ -61,12 +62,18 @@ def cases(rs):
         "fragments": (streaming(rs, steps=4), MOMENTUM, False),
         "late": (streaming(rs, steps=4, overlap=2, mixing=0.25), MOMENTUM, False),
         "late_mean": (streaming(rs, steps=2, overlap=1, outer=None), 0.0, False),
+        "in_blocks": (in_blocks(rs, steps=4), MOMENTUM, False),
+        "late_in_blocks": (in_blocks(rs, steps=4, overlap=2, mixing=0.25), MOMENTUM, False),
     }
 
 
 def streaming(rs, **options):
     options = {"fragments": ("kernel", "bias"), "overlap": 0, "mixing": 0.0, **options}
     return rs.StreamingDiLoCo(value_bits=32, **options)
+
+
+def in_blocks(rs, **options):
+    return rs.BlockQuantized(method=streaming(rs, **options), bits=4, block=32)
 
 
 def train_everything(trained):
@@ -185,6 +192,14 @@ def assert_near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def in_chunks(values, chunks, bits):
+    """What arrives of values that travel in so many chunks, each quantised as one block."""
+    length = -(-len(values) // chunks)
+    rows = np.pad(values, (0, chunks * length - len(values))).reshape(chunks, length)
+    rows = [quantized(row.astype(np.float32), bits, 32)[2] for row in rows]
+    return np.concatenate(rows)[: len(values)].astype(np.float64)
+
+
 class Simulated:
     """The same model on all workers in float64: weights `[13]`, kernel and bias."""
 
@@ -240,34 +255,46 @@ class Simulated:
             history.append([w.copy() for w in own])
         return history, agreed
 
-    def streaming(self, every, outer, momentum, delay=0, mixing=0.0):
+    def streaming(self, every, outer, momentum, delay=0, mixing=0.0, bits=None):
         """Kernel and bias in turn, as in algorithm 2 of the paper; `outer()` makes an optimizer.
 
         What is sent after step t arrives after step t + delay, where a worker's own weights are
-        mixed with what all agree on.
+        mixed with what all agree on. With `bits` changes are quantised with error feedback, by the
+        chunks in which they travel; the errors of what never arrives do not count.
         """
         fragments = [(slice(0, 12), 0, outer()), (slice(12, 13), every // 2, outer())]
         agreed, on_its_way = np.zeros(13), []
         own = [agreed.copy() for _ in range(self.workers)]
-        velocity = [np.zeros(13) for _ in own]
+        velocity, residual = [np.zeros(13) for _ in own], [np.zeros(13) for _ in own]
         history = []
+
+        def sent(where, chunks):
+            """The pseudo-gradient that all get, and the residuals that it leaves."""
+            values = [
+                (w[where] - agreed[where]) / self.workers + e[where]
+                for w, e in zip(own, residual, strict=True)
+            ]
+            if bits is None:
+                return -sum(values), [np.zeros_like(v) for v in values]
+            kept = [in_chunks(v, chunks, bits) for v in values]
+            return -sum(kept), [v - k for v, k in zip(values, kept, strict=True)]
+
         for t in range(1, STEPS + 1):
             for r in range(self.workers):
                 velocity[r] = momentum * velocity[r] - RATE * self.gradient(r, t - 1, own[r])
                 own[r] = own[r] + velocity[r]
             for where, offset, step in fragments:
                 if (t - offset) % every == 0:
-                    gradient = agreed[where] - np.mean([w[where] for w in own], axis=0)
-                    on_its_way.append((t + delay, where, step, gradient))
-            for due, where, step, gradient in on_its_way:
+                    on_its_way.append((t + delay, where, step, *sent(where, max(1, delay))))
+            for due, where, step, gradient, errors in on_its_way:
                 if due == t:
                     agreed[where] -= step(gradient)
-                    for w in own:
+                    for w, e, error in zip(own, residual, errors, strict=True):
+                        e[where] = error
                         w[where] = mixing * w[where] + (1 - mixing) * agreed[where]
             history.append([w.copy() for w in own])
         for where, _, step in fragments:
-            gradient = agreed[where] - np.mean([w[where] for w in own], axis=0)
-            agreed[where] -= step(gradient)
+            agreed[where] -= step(sent(where, 1)[0])
         return history, agreed
 
     def sparse(self, every, compressed):
@@ -428,6 +455,9 @@ STREAMED = {
     "fragments": ((4, NesterovOuter, MOMENTUM), [0, 1, 0, 12, 0, 1, 0]),
     "late": ((4, NesterovOuter, MOMENTUM, 2, 0.25), [0, 0, 1, 1, 6, 6, 1]),
     "late_mean": ((2, lambda: lambda gradient: gradient, 0.0, 1), [0, 1, 12, 1, 12, 1, 12]),
+    # A flag, a scale, 32 codes of 4 bits: of the bias, the kernel, or a half of either.
+    "in_blocks": ((4, NesterovOuter, MOMENTUM, 0, 0.0, 4), [0, 6, 0, 6, 0, 6, 0]),
+    "late_in_blocks": ((4, NesterovOuter, MOMENTUM, 2, 0.25, 4), [0, 0, 6, 6, 6, 6, 6]),
 }
 
 

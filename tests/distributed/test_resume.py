@@ -19,7 +19,7 @@ SHORT = {
         "cd_sgd",
         "auto",
         "auto with local steps",
-        "streaming",
+        "streaming_in_blocks",
         "backup",
     ],
     ("legacy", False): ["local_sgd"],

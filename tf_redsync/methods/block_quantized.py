@@ -48,9 +48,9 @@ class BlockQuantized(RoundingWrapper):
 
     Args:
         method: Whose values: `None` or `Dense()` for the dense gradients, a method that sends
-            values, such as `PowerSGD`, `ACPSGD`, `TopK`, `RedSync` or `RandomBlock`, or `LocalSGD`
-            or `DiLoCo`. The residual of that method, or a residual of this one, keeps the rounding
-            errors. Positions of selected elements keep their 32 bits.
+            values, such as `PowerSGD`, `ACPSGD`, `TopK`, `RedSync` or `RandomBlock`, or `LocalSGD`,
+            `DiLoCo` or `StreamingDiLoCo(value_bits=32)`. The residual of that method, or one of
+            this wrapper, keeps the rounding errors. Positions of selected elements keep 32 bits.
         bits: 8, 4 or 2.
         block: Elements that share a scale, a multiple of 32.
 

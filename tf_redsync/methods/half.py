@@ -35,7 +35,8 @@ class RoundingWrapper(MethodWrapper):
                 "`method` must be None for the dense gradients, or a method that sends values, "
                 "such as RedSync, DGC, TopK, MSTopK, SIDCo, GMC, FixedThreshold, SparDL, "
                 "RandomK, RandomBlock, PowerSGD, ACPSGD, LocalSGD or DiLoCo: what others send are "
-                "no numbers to round, and Coded rounds by itself, with values=codings.Half(). "
+                "no numbers to round, Coded rounds by itself, with values=codings.Half(), and "
+                "StreamingDiLoCo does so unless value_bits=32. "
                 f"Received: method={self.method!r}"
             )
 
@@ -55,8 +56,7 @@ class RoundingWrapper(MethodWrapper):
         method = self.method
         if method == Dense():
             return None
-        changes = isinstance(method, LocalSGD) and type(method).exchange is LocalSGD.exchange
-        return None if changes else method
+        return None if isinstance(method, LocalSGD) and method.averages_changes else method
 
     @property
     @override

@@ -73,6 +73,11 @@ class LocalSGD(Method):
     def sync_schedule(self) -> SyncSchedule:
         return SyncSchedule(local_steps=self.steps, outer=self.outer)
 
+    @property
+    def averages_changes(self) -> bool:
+        """Whether `exchange` is a plain sum, which wrappers may take over."""
+        return type(self).exchange is LocalSGD.exchange
+
     @override
     def dense(self) -> Method:
         return self

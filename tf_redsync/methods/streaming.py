@@ -74,7 +74,8 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
             one is on its way at a time. `None`: 5, as in the paper, or the most if that is less.
         mixing: Share of a worker's own weights that is kept when a fragment is renewed, alpha in
             [0, 1).
-        value_bits: Of an element of a message: 4 (E3M0), 8 (E4M3), 16 (bfloat16) or 32.
+        value_bits: Of an element of a message: 4 (E3M0), 8 (E4M3), 16 (bfloat16) or 32. With 32,
+            `BlockQuantized` and `HalfPrecision` around it round the values, with error feedback.
 
     Raises:
         ValueError: for a hyper-parameter out of its range.
@@ -145,6 +146,11 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
     def late(self) -> int:
         """Steps that a message takes."""
         return min(_OVERLAP, self.most_overlap) if self.overlap is None else self.overlap
+
+    @property
+    @override
+    def averages_changes(self) -> bool:
+        return self.value_bits == 32
 
     @property
     @override

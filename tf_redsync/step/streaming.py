@@ -11,8 +11,11 @@ worker's own; t the steps since all of w was W. Fragment p is due at t = p H / F
 A step sends state of the previous step, so the collective overlaps with the forward and the
 backward pass. If a chunk is non-finite on any worker, all workers return to W in this fragment.
 
-`to_consensus` exchanges all fragments at once. Changes in flight are dropped, because the weights
-still contain them.
+The method's state, such as a residual, moves in the same chunks: each chunk's exchange renews the
+chunk's state in flight, and the state becomes that after step t + delay.
+
+`to_consensus` exchanges all fragments at once. Changes and state in flight are dropped, because the
+weights still contain the changes.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from tf_redsync.step.nonfinite import NonFiniteCounter
 from tf_redsync.step.state_variables import Consensus, StateVariables
 
 _MOVING = "moving"  # state name of the changes in flight, float32 [delay, elements of a chunk]
+_MOVING_STATE = "moving_"  # prefix of the method's state names in flight, of the same shape
 
 
 class Fragment:
@@ -105,14 +109,17 @@ class Streaming(LocalSteps):
 
     @override
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
-        """Add the changes in flight to the state, if there is a delay."""
+        """Add the changes and the method's state in flight, if there is a delay."""
         values, kinds = super().init(bucket)
         delay = bucket.method.sync_schedule.delay
         if not delay:
             return values, kinds
         (chunk,) = Fragment(bucket).chunk.layout.specs
-        moving = {_MOVING: [tf.zeros([delay, chunk.size])]}
-        return {**values, **moving}, {**kinds, _MOVING: "mean"}
+        moving = {_MOVING: "mean"}
+        for name, kind in bucket.method.traits.state_kinds.items():
+            moving[_MOVING_STATE + name] = kind
+        zeros = {name: [tf.zeros([delay, chunk.size])] for name in moving}
+        return {**values, **zeros}, {**kinds, **moving}
 
     @override
     def statistics_due(self, consensus: Consensus) -> tf.Tensor:
@@ -172,9 +179,12 @@ class Streaming(LocalSteps):
     def _start_transfer(
         self, fragment: Fragment, consensus: Consensus, state: StateVariables
     ) -> None:
-        """Store the current changes of a fragment, which the next steps send."""
+        """Store the current changes of a fragment, which the next steps send, and its state."""
         changes = consensus.changes(fragment.bucket.layout.specs)
-        state.assign({_MOVING: [fragment.to_chunks(changes)]})
+        moving = {_MOVING: [fragment.to_chunks(changes)]}
+        for name, tensors in state.read(fragment.bucket.method.traits.state_kinds).items():
+            moving[_MOVING_STATE + name] = [fragment.to_chunks(tensors)]
+        state.assign(moving)
 
     def _send_chunk(
         self,
@@ -184,24 +194,38 @@ class Streaming(LocalSteps):
         network: Network,
         steps: tf.Tensor,
     ) -> Sent:
-        """Exchange one chunk of the changes in flight and store the mean in its place."""
-        (moving,), number = state.read()[_MOVING], fragment.age(steps)
-        chunk, rounds = moving[number] / network.workers, consensus.rounds.read_value()
-        inputs = Inputs([[chunk]], [{}], None, rounds, network)
-        outcome = fragment.exchange.run(inputs, None)
-        (((total,), _),) = outcome.results
-        total = tf.where(outcome.finite, total, float("nan"))
-        moved = tf.tensor_scatter_nd_update(moving, [[number]], [total])
-        state.assign({_MOVING: [moved]})
+        """Exchange one chunk of the changes in flight; store its mean and new state there."""
+        number, rounds = fragment.age(steps), consensus.rounds.read_value()
+        names = fragment.bucket.method.traits.state_kinds
+        moving = state.read([_MOVING, *(_MOVING_STATE + name for name in names)])
+        rows = {name: group[0][number] for name, group in moving.items()}
+        old = {name: [rows[_MOVING_STATE + name]] for name in names}
+        chunk = rows[_MOVING] / network.workers
+        outcome = fragment.exchange.run(Inputs([[chunk]], [old], None, rounds, network), None)
+        (((total,), new),) = outcome.results
+        renewed = {_MOVING: tf.where(outcome.finite, total, float("nan"))}
+        for name in names:
+            renewed[_MOVING_STATE + name] = tf.where(outcome.finite, new[name][0], old[name][0])
+        for name, row in renewed.items():
+            (chunks,) = moving[name]
+            state.assign({name: [tf.tensor_scatter_nd_update(chunks, [[number]], [row])]})
         return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite
 
     def _finish_transfer(
         self, fragment: Fragment, consensus: Consensus, state: StateVariables
     ) -> None:
-        """Apply the received changes of a fragment."""
-        (moving,) = state.read()[_MOVING]
-        finite = tf.reduce_all(tf.math.is_finite(moving))
-        self._update(fragment, consensus, state, fragment.from_chunks(moving), {}, finite)
+        """Apply the received changes of a fragment, and the state that their exchange left."""
+        names = fragment.bucket.method.traits.state_kinds
+        moved = {
+            name: fragment.from_chunks(chunks)
+            for name, (chunks,) in state.read(
+                [_MOVING, *(_MOVING_STATE + name for name in names)]
+            ).items()
+        }
+        means = moved.pop(_MOVING)
+        new = {name.removeprefix(_MOVING_STATE): tensors for name, tensors in moved.items()}
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(m)) for m in means])
+        self._update(fragment, consensus, state, means, new, finite)
 
     def _update(
         self,

@@ -89,7 +89,7 @@ def _scales(blocks: tf.Tensor, largest: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _saved(blocks: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
-    """Return the sum of scale (2 |x| - scale) over |x| > scale / 2, in 16 lanes, then lane by lane."""
+    """Return the sum of scale (2 |x| - scale) over |x| > scale / 2: in 16 lanes, then by lane."""
     scale = scales[..., tf.newaxis]
     magnitudes = tf.abs(blocks)
     saved = tf.where(magnitudes > 0.5 * scale, magnitudes + magnitudes - scale, 0.0)
