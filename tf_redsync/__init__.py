@@ -91,8 +91,8 @@ if TYPE_CHECKING:  # tests/unit/test_exports.py holds this to what there is
     from tf_redsync.schedules import DenseWarmUp as DenseWarmUp
     from tf_redsync.schedules import DensityStages as DensityStages
     from tf_redsync.schedules import ExponentialWarmUp as ExponentialWarmUp
-    from tf_redsync.sharding import already_sharded as already_sharded
     from tf_redsync.strategy import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from tf_redsync.strategy import already_sharded as already_sharded
 
 # Where the public names live; those that are not here are methods, each registered by its module in
 # `methods`. All are loaded at first use: the command line needs no TensorFlow.
@@ -107,7 +107,7 @@ _HOMES = {
     "AMSGrad": "tf_redsync.keras.amsgrad",
     "AccuracyWarning": "tf_redsync.keras.accuracy",
     "Auto": "tf_redsync.auto",
-    "already_sharded": "tf_redsync.sharding",
+    "already_sharded": "tf_redsync.strategy",
     "DistributedError": "tf_redsync.errors",
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Method": "tf_redsync.exchange.method",

@@ -311,6 +311,39 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             variable.assign(tf.where(skipped, value, mean), read_value=False)
 
 
+def already_sharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
+    """Return a distributed dataset in which `dataset` is this worker's shard.
+
+    By default `tf.distribute` splits a dataset, and each of its batches, among the workers. Here
+    every worker reads all batches of its own dataset unchanged. The global batch is the sum of the
+    workers' batches, and an epoch is one pass over this dataset. All workers need the same number
+    of batches. Keras's `class_weight` is not supported; put sample weights into the dataset.
+
+    Args:
+        dataset: Batches of this worker's examples. With several replicas in a process, each replica
+            takes the next batch in turn.
+        strategy: The strategy in whose scope the model was built.
+
+    Returns:
+        A distributed dataset for `fit`, `evaluate` or `predict`, from
+        `strategy.distribute_datasets_from_function`.
+
+    Raises:
+        TypeError: `dataset` is not a `tf.data.Dataset`.
+
+    Example:
+        train = tf.data.Dataset.from_tensor_slices((x[rank::workers], y[rank::workers])).batch(32)
+        model.fit(tf_redsync.already_sharded(train, strategy))
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "`dataset` must be a `tf.data.Dataset` that is not distributed yet. Received: "
+            f"dataset={dataset!r}. Create one with "
+            "`tf.data.Dataset.from_tensor_slices(...).batch(n)` or `from_generator`."
+        )
+    return strategy.distribute_datasets_from_function(lambda _: dataset)
+
+
 def _any(flags: Iterable[tf.Tensor]) -> tf.Tensor:
     """Whether any of some flags is set."""
     return tf.reduce_any([tf.constant(False), *flags])

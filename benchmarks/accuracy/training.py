@@ -168,7 +168,7 @@ class Training:
             variable.assign(value)
 
     def _update_frozen(self, totals, statistics):
-        """The same where totals are Adam's momenta, as `keras/adam_slots.py` does it."""
+        """The same where totals are Adam's momenta, as `keras/slots.py` does it."""
         adam, totals = self.optimizer, list(totals)
         t = tf.cast(adam.iterations, tf.float32) + 1.0
         grown = (1.0 - adam.beta_2**t) / (1.0 - adam.beta_2 ** (t - 1.0)) / adam.beta_2

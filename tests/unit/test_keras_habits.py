@@ -100,14 +100,3 @@ def test_another_backend_is_refused_in_a_sentence():
     )
     assert ran.returncode and "tf_redsync needs Keras on TensorFlow" in ran.stderr, ran.stderr
     assert "KERAS_BACKEND=tensorflow" in ran.stderr and "'jax'" in ran.stderr
-
-
-@pytest.mark.parametrize("family", ["keras", *FAMILIES])
-def test_a_callback_that_is_not_needed_any_more(family):
-    library = keras if family == "keras" else tf_keras
-    made = (keras.optimizers if family == "keras" else FAMILIES[family]).SGD(0.1)
-    model = small(library, made)
-    x, y = np.ones((8, 4), "f4"), np.ones((8, 1), "f4")
-    callback = rs.callbacks.ConsensusWeights()
-    history = model.fit(x, y, epochs=2, verbose=0, callbacks=[callback], validation_data=(x, y))
-    assert len(history.history["val_loss"]) == 2

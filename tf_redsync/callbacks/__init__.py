@@ -5,6 +5,6 @@ from __future__ import annotations
 from tf_redsync.callbacks.checkpoint import Checkpoint
 from tf_redsync.callbacks.flush import Flush
 from tf_redsync.callbacks.metrics import CompressionMetrics
-from tf_redsync.callbacks.prune import ConsensusWeights, Prune
+from tf_redsync.callbacks.prune import Prune
 
-__all__ = ["Checkpoint", "CompressionMetrics", "ConsensusWeights", "Flush", "Prune"]
+__all__ = ["Checkpoint", "CompressionMetrics", "Flush", "Prune"]

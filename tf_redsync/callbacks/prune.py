@@ -1,30 +1,16 @@
-"""`Prune`: prunes weights for `PacTrain`. Also `ConsensusWeights`, which is deprecated."""
+"""`Prune`: prunes weights for `PacTrain`."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any
 
-import keras
 from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.keras import pruning
-from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
+from tf_redsync.keras.fit_hook import OfBothKeras, exchange_of
 from tf_redsync.step import masks
-
-
-class ConsensusWeights(ForTfKeras, keras.callbacks.Callback):
-    """Deprecated no-op: `fit`, `evaluate` and `predict` synchronize the weights themselves.
-
-    With local steps (`LocalSGD`, `SBC`) and per-worker points (`CDSGD`) the weights differ between
-    workers from one exchange to the next. They are synchronized before every evaluation, prediction
-    and save, and at the end of every epoch before all callbacks.
-
-    Example:
-        >>> import tf_redsync as rs
-        >>> callbacks = [rs.callbacks.ConsensusWeights()]  # the same as []
-    """
 
 
 class Prune(OfBothKeras):

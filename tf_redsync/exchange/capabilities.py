@@ -113,7 +113,7 @@ class Fragmented:
 
 
 class AdamMoments:
-    """Totals are momenta of Adam, for which `keras/adam_slots.py` sets the optimizer's slots.
+    """Totals are momenta of Adam, for which `keras/slots.py` sets the optimizer's slots.
 
     They are momenta after `dense_start`. A `variance` in the state is Adam's, corrected for its
     bias. Tang et al. (2021), "1-bit Adam", arXiv 2102.02888.

@@ -34,7 +34,6 @@ from tf_redsync.keras import (
     slots,
     training_length,
 )
-from tf_redsync.keras.adam_slots import AdamSlots
 from tf_redsync.policy import Policy
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step import flushing, masks
@@ -85,7 +84,7 @@ class Adapter:
         self.skipping = SkippedSteps()
         self._check_every, self._on_drift = check_every or 0, on_drift
         self._drift: Callable[[], None] | None = None  # compares weights when due
-        self._adam: AdamSlots | None = None
+        self._adam: slots.AdamSlots | None = None
         self._positions: dict[int, int] = {}  # by the id of a variable, of Keras or TensorFlow
         self._positions_of_parts: dict[Any, int] = {}  # by `slots.key`
         self._variables: tuple[tf.Variable, ...] = ()
@@ -152,7 +151,7 @@ class Adapter:
         if exchange.workers > 1 and any(
             capability(b.method, AdamMoments) for b in exchange.schedule.buckets
         ):
-            self._adam = AdamSlots(self._inner, self.access.adam, exchange)
+            self._adam = slots.AdamSlots(self._inner, self.access.adam, exchange)
         if isinstance(exchange.schedule, LocalSteps):
             self._attach(exchange)
         drift = consistency.drift_of(
