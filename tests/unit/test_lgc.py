@@ -15,8 +15,8 @@ from tests.loops import loop
 from tests.oracle.lgc import Network
 from tests.oracle.sparse import MemoryOracle, top_k_by_layer
 from tf_redsync import codings
-from tf_redsync.contrib.lgc import shared_values
-from tf_redsync.contrib.lgc.autoencoder import Autoencoder
+from tf_redsync.contrib.lgc.autoencoder import Autoencoder, loss_gradient
+from tf_redsync.contrib.lgc.method import SelectionSizes, at_positions_of
 from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
@@ -131,7 +131,7 @@ def test_gradient_is_that_of_the_loss(variant):
         return 0.5 * np.mean(errors**2) + 0.5 * pairs
 
     inputs = tf.constant(parameters), tf.constant(vectors, tf.float32), tf.constant(1)
-    found = np.float64(shared_values.gradient(model, *inputs, innovation=2))
+    found = np.float64(loss_gradient(model, *inputs, innovation=2))
     direction = rng.standard_normal((8, model.size))
     slopes = [
         (loss(parameters + 1e-5 * d) - loss(np.float64(parameters) - 1e-5 * d)) / 2e-5
@@ -147,7 +147,7 @@ def test_gradient_is_that_of_the_loss(variant):
 
 def test_values_at_the_positions_of_one_message():
     """Unused slots, tensors of different sizes, positions that others lack."""
-    shape = shared_values.Shape((5, 0, 9), (2, 0, 3), 1, 16)
+    shape = SelectionSizes((5, 0, 9), (2, 0, 3), 1, 16)
     indices = [[[1, 4], [4, 0], [0, 1]], [[], [], []], [[0, 3, 8], [3, 0, 0], [0, 2, 8]]]
     counts = tf.constant([[2, 0, 3], [1, 0, 1], [2, 0, 3]])
     at = [tf.reshape(tf.constant(i, tf.int32), [3, -1]) for i in indices]
@@ -155,9 +155,7 @@ def test_values_at_the_positions_of_one_message():
     places = shape.places(Positions(at, counts))
     for rank, row in enumerate(values):
         own = {int(p): i for i, p in enumerate(places.at[rank]) if places.used[rank, i]}
-        found = shared_values.at_positions_of(
-            tf.constant(rank), places, tf.constant(values)
-        ).numpy()
+        found = at_positions_of(tf.constant(rank), places, tf.constant(values)).numpy()
         for other in range(3):
             expected = np.zeros(5)
             for p, used, v in zip(

@@ -11,7 +11,7 @@ from tests.loops import loop
 from tests.oracle.ok_topk import OkTopkOracle
 from tests.oracle.sparse import count
 from tests.oracle.trees import GTopKOracle, SparCMLOracle, largest, paper_tree
-from tf_redsync.contrib.common import balanced_regions
+from tf_redsync.contrib import ok_topk
 from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
@@ -191,7 +191,7 @@ def test_ok_topk_moves_the_regions_to_where_the_large_elements_are():
     assert delivered[0] < 1.2 * slots  # one region has them all, and its row is full
     assert delivered[1:] == [k] * 3
     assert np.array_equal(points[0], points[1]) and not np.array_equal(points[1], points[2])
-    edges = balanced_regions.edges(tf.constant(points[0]), workers).numpy()
+    edges = ok_topk.region_edges(tf.constant(points[0]), workers).numpy()
     assert edges[0] == 0 and edges[-1] == 2000 and edges[3] < 200
 
 
@@ -215,8 +215,8 @@ def test_regions_survive_another_number_of_workers(workers):
     """Equal shares of a skewed selection, proposed by one number of workers, used by another."""
     positions = tf.constant(np.arange(640) ** 2, tf.int64)
     size, count_ = 640**2, tf.constant(640)
-    starts = balanced_regions.proposals(positions, count_, 64, size)
-    edges = balanced_regions.edges(balanced_regions.through(starts, size), workers).numpy()
+    starts = ok_topk.proposed_edges(positions, count_, 64, size)
+    edges = ok_topk.region_edges(ok_topk.resampled_edges(starts, size), workers).numpy()
     assert edges.shape == (workers + 1,) and edges[0] == 0 and edges[-1] == size
     shares = np.histogram(positions, edges)[0]
     assert shares.min() >= 640 // workers - 2 and shares.max() <= -(-640 // workers) + 2

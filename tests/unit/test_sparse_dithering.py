@@ -167,7 +167,7 @@ def test_groups_of_workers_add_up_to_the_same_bits(workers, monkeypatch):
     grads, method = [(i + 1) * g for i in range(workers)], rs.contrib.SparseDithering()
     expected = np.array(run(method, grads).totals[0][0])
     assert np.abs(expected).max() > 0
-    monkeypatch.setattr("tf_redsync.contrib.common.decoded_sums.VALUES", 2 * g.size)
+    monkeypatch.setattr("tf_redsync.contrib.optimal_compression.VALUES", 2 * g.size)
     np.testing.assert_array_equal(run(method, grads).totals[0][0], expected)
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.loops import loop
-from tf_redsync.contrib.spherical import FACTORS, index_cost
+from tf_redsync.contrib.optimal_compression import FACTORS, index_cost
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.step.sync_schedules import EveryStep
@@ -124,7 +124,7 @@ def test_searching_in_parts_finds_the_same(monkeypatch):
     method, rows = rs.contrib.SphericalCompression(), tf.constant(unit_rows(101, 16))
     codebook = method.codebook(layout_of((16,)), ZERO)
     whole = method.search(rows, codebook)
-    monkeypatch.setattr("tf_redsync.contrib.spherical.PRODUCTS", 7 * 32)
+    monkeypatch.setattr("tf_redsync.contrib.optimal_compression.PRODUCTS", 7 * 32)
     for found, expected in zip(method.search(rows, codebook), whole, strict=True):
         assert found.shape == [101]
         np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -6,12 +6,13 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.config import register
-from tf_redsync.contrib.common import balanced_regions, recursive_doubling
+from tf_redsync.contrib.common import recursive_doubling
 from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
@@ -20,12 +21,13 @@ from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, element_count, flat, split
 from tf_redsync.ops import MessageLayout, wire
-from tf_redsync.ops.message_layout import Parts
-from tf_redsync.ops.wire import as_row, leading, only_row
+from tf_redsync.ops.message_layout import Parts, signed, unsigned
+from tf_redsync.ops.wire import as_row, cut, joined, leading, moved, only_row
 
 SLACK = 1.25  # room for elements, over the mean
 DRIFT = 1.012  # of a threshold in a step in which too many or too few elements reach it
 FEWEST = 2 / 3
+PIECES = 64
 
 
 @register
@@ -124,7 +126,7 @@ class OkTopk(Sparsifier):
             **super().init(layout),
             "own_threshold": [tf.zeros([])],
             "threshold": [tf.zeros([])],
-            "regions": [balanced_regions.equal(sum(s.size for s in layout.specs))],
+            "regions": [equal_regions(sum(s.size for s in layout.specs))],
         }
 
     @override
@@ -137,14 +139,14 @@ class OkTopk(Sparsifier):
         anew = tf.equal(ctx.step % self.threshold_interval, 0)
         points, threshold = state["regions"][0], state["threshold"][0]
         found, own_threshold = _selected(vector, state["own_threshold"][0], k, anew)
-        sent = _shared_out(found, balanced_regions.edges(points, workers), size, row)
-        rows, starts = balanced_regions.without_starts((yield AllToAll(sent.rows)))
+        sent = _shared_out(found, region_edges(points, workers), size, row)
+        rows, starts = without_starts((yield AllToAll(sent.rows)))
 
         sums = recursive_doubling.merged(rows, row, [size], row)
         sums = _survivors(sums, row, tf.where(anew, 0.0, threshold))
         start = tf.reduce_sum(starts, keepdims=True) // workers  # the mean of the proposals
-        message = only_row(balanced_regions.with_starts(as_row(sums), start))
-        messages, starts = balanced_regions.without_starts((yield AllGather(message)))
+        message = only_row(with_starts(as_row(sums), start))
+        messages, starts = without_starts((yield AllGather(message)))
 
         messages, threshold = _evaluated(messages, row, k, threshold, anew)
         (total,) = ops.decode(messages, row, [vector])
@@ -154,7 +156,7 @@ class OkTopk(Sparsifier):
             "residual": split(residual, ctx.layout.specs),
             "own_threshold": [own_threshold],
             "threshold": [threshold],
-            "regions": [tf.where(renew, balanced_regions.through(starts, size), points)],
+            "regions": [tf.where(renew, resampled_edges(starts, size), points)],
         }
 
 
@@ -205,11 +207,11 @@ def _shared_out(selection: ops.Selection, ends: tf.Tensor, size: int, row: Messa
     workers, parts = ends.shape[0] - 1, selection.layout.split(selection.message)
     (count,), (indices,), (values,) = tf.unstack(parts.counts), parts.indices, parts.values
     positions = recursive_doubling.positions(indices, count, size)
-    shares = balanced_regions.shared_out(positions, indices, values, ends, row.capacities[0])
+    shares = rows_by_region(positions, indices, values, ends, row.capacities[0])
     flags = tf.repeat(parts.flags[tf.newaxis], workers, axis=0)
     rows = row.join(Parts(flags, shares.counts, [shares.indices], [shares.values]))
-    wanted = balanced_regions.proposals(positions, count, workers, size)
-    return _Sent(balanced_regions.with_starts(rows, wanted), positions, values, shares.fits)
+    wanted = proposed_edges(positions, count, workers, size)
+    return _Sent(with_starts(rows, wanted), positions, values, shares.fits)
 
 
 def _survivors(message: tf.Tensor, layout: MessageLayout, limit: tf.Tensor) -> tf.Tensor:
@@ -219,8 +221,8 @@ def _survivors(message: tf.Tensor, layout: MessageLayout, limit: tf.Tensor) -> t
     chosen = leading(parts.counts[0], slots) & (tf.abs(values) >= limit)
     number = tf.cast(chosen, tf.float64)
     target = tf.where(chosen, tf.cast(tf.cumsum(number, exclusive=True), tf.int64), slots)
-    indices = balanced_regions.placed(target, indices, slots)
-    words = balanced_regions.placed(target, wire.to_words(values), slots)
+    indices = placed(target, indices, slots)
+    words = placed(target, wire.to_words(values), slots)
     count = tf.cast(tf.reduce_sum(number, keepdims=True), tf.int32)
     return layout.join(Parts(parts.flags, count, [indices], [wire.from_words(words)]))
 
@@ -245,3 +247,124 @@ def _evaluated(
     values = tf.where(tf.abs(values) >= limit, values, 0.0)
     messages = layout.join(Parts(parts.flags, parts.counts, parts.indices, [values]))
     return messages, tf.where(anew, limit, _moved(threshold, tf.reduce_sum(parts.counts), k))
+
+
+def equal_regions(size: int) -> tf.Tensor:
+    """Return the points of pieces of equal length, float64 `[65]`."""
+    return tf.constant(np.linspace(0, size, PIECES + 1), tf.float64)
+
+
+def resampled_edges(edges: tf.Tensor, size: int) -> tf.Tensor:
+    """Return the points that regions with these first positions, int64 `[K]`, lead to."""
+    ends = tf.concat([edges, tf.constant([size], tf.int64)], axis=0)
+    return _resampled(tf.cast(ends, tf.float64), PIECES)
+
+
+def region_edges(points: tf.Tensor, workers: int) -> tf.Tensor:
+    """Return where the regions of so many workers begin, and the last one ends.
+
+    Args:
+        points: From `equal` or `through`.
+        workers: K.
+
+    Returns:
+        int64 `[K + 1]`, ascending.
+    """
+    return tf.sort(tf.cast(tf.floor(_resampled(points, workers)), tf.int64))
+
+
+def _resampled(points: tf.Tensor, pieces: int) -> tf.Tensor:
+    """A line through equidistant points, read at `pieces + 1` equidistant places."""
+    last = points.shape[0] - 1
+    at = np.arange(pieces + 1) * last / pieces
+    low = np.minimum(at.astype(np.int64), last - 1)
+    share = tf.constant(at - low, tf.float64)
+    return (1.0 - share) * tf.gather(points, low) + share * tf.gather(points, low + 1)
+
+
+def proposed_edges(positions: tf.Tensor, count: tf.Tensor, workers: int, size: int) -> tf.Tensor:
+    """Return where regions would begin that share out the positions equally, int64 `[K]`.
+
+    Args:
+        positions: int64 `[capacity]`, of which the first `count` ascend.
+        count: int32 scalar. Without positions the regions are of equal length.
+        workers: K.
+        size: Elements of the vector.
+    """
+    number = tf.range(workers, dtype=tf.int64)
+    at = tf.gather(positions, number * tf.cast(count, tf.int64) // workers)
+    wanted = tf.where(count > 0, at, number * size // workers)
+    return tf.where(number > 0, wanted, tf.zeros_like(wanted))
+
+
+class Shares(NamedTuple):
+    """Elements in rows, one for each worker.
+
+    Attributes:
+        counts: int32 `[K, 1]`.
+        indices: int32 `[K, slots]`, the bits of their positions.
+        values: float32 `[K, slots]`.
+        fits: bool `[capacity]`, which elements are in a row.
+    """
+
+    counts: tf.Tensor
+    indices: tf.Tensor
+    values: tf.Tensor
+    fits: tf.Tensor
+
+
+def rows_by_region(
+    positions: tf.Tensor, indices: tf.Tensor, values: tf.Tensor, ends: tf.Tensor, slots: int
+) -> Shares:
+    """Put elements into a row for the worker of their region; the largest, if not all fit.
+
+    Args:
+        positions: int64 `[capacity]`, ascending; of unused slots the vector's size.
+        indices: int32 `[capacity]`, their bits.
+        values: float32 `[capacity]`.
+        ends: From `edges`.
+        slots: Capacity of a row.
+    """
+    workers, capacity = ends.shape[0] - 1, positions.shape[0]
+    # Numbers are int64 or float64, with which GPUs compute; with int32 they do on the host.
+    region = tf.searchsorted(ends[1:], positions, side="right", out_type=tf.int64)  # unused: K
+    first = tf.searchsorted(region, tf.constant(np.arange(workers + 1)), out_type=tf.int64)
+    place = tf.constant(np.arange(capacity)) - tf.gather(first, region)
+    # By region and then by magnitude. Regions ascend before and after, so places stay the same.
+    order = tf.cast(tf.argsort(-tf.abs(values), stable=True), tf.int64)
+    by_region = tf.argsort(tf.cast(tf.gather(region, order), tf.float32), stable=True)
+    order = tf.gather(order, by_region)
+    fits = tf.cast((place < slots) & (region < workers), tf.float64)
+    fits = tf.scatter_nd(order[:, tf.newaxis], fits, tf.constant([capacity], tf.int64))
+    before = tf.cast(tf.cumsum(fits, exclusive=True), tf.int64)
+    before -= tf.gather(before, tf.minimum(tf.gather(first, region), capacity - 1))
+    target = tf.where(fits > 0.0, region * slots + before, workers * slots)
+    counts = tf.math.unsorted_segment_sum(fits, region, workers + 1)[:workers, tf.newaxis]
+    counts = tf.cast(counts, tf.int32)
+    indices, words = (
+        moved(
+            lambda row: tf.reshape(row, [workers, slots]),
+            placed(target, w, workers * slots),
+        )
+        for w in (indices, wire.to_words(values))
+    )
+    return Shares(counts, indices, wire.from_words(words), fits > 0.0)
+
+
+def placed(targets: tf.Tensor, words: tf.Tensor, capacity: int) -> tf.Tensor:
+    """Return int32 words at their targets, int64, each below `capacity`; others are left out."""
+    shape = tf.constant([capacity + 1], tf.int64)
+    return signed(tf.scatter_nd(targets[:, tf.newaxis], unsigned(words), shape)[:capacity])
+
+
+def with_starts(rows: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
+    """Insert a first position, int64 `[P]`, after the flag of each row; 0 if the flag is 0."""
+    flags, words = moved(lambda r: (r[:, : wire.HEADER_WORDS], r[:, wire.HEADER_WORDS :]), rows)
+    starts = signed(tf.cast(flags, tf.int64) * starts[:, tf.newaxis])
+    return joined(flags, starts, words, axis=1)
+
+
+def without_starts(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Undo `with_starts`."""
+    flags, starts, words = cut(rows, [wire.HEADER_WORDS, 1, -1])
+    return joined(flags, words, axis=1), unsigned(starts)[:, 0]

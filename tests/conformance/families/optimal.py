@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.oracle.optimal import DitheringOracle, SphericalOracle
-from tf_redsync.contrib.spherical import FACTORS
+from tf_redsync.contrib.optimal_compression import FACTORS
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather
 

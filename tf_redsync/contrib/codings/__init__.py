@@ -13,8 +13,7 @@ Bits of each position, of 2^22 elements, as `codings.compare` shows them:
 """
 
 from tf_redsync.contrib.codings.bloom import Bloom
-from tf_redsync.contrib.codings.double_exponential import DoubleExponentialFit
-from tf_redsync.contrib.codings.polynomial import PolynomialFit
+from tf_redsync.contrib.codings.fitted_curves import DoubleExponentialFit, PolynomialFit
 from tf_redsync.contrib.codings.quantized_values import QSGDValues
 
 __all__ = ["Bloom", "DoubleExponentialFit", "PolynomialFit", "QSGDValues"]

@@ -182,3 +182,61 @@ def _product(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     n, length, a = x.shape
     rows = tf.matmul(tf.reshape(x, [n * length, a]), kernel)
     return tf.reshape(rows, [n, length, kernel.shape[1]])
+
+
+def mixed(codes: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
+    """Return the mean `[1, ...]` of codes `[n, l, c]`, weighted by scales `[n, 1]`."""
+    weighted = tf.reduce_sum(scales[:, :, tf.newaxis] * codes, axis=0, keepdims=True)
+    return tf.math.divide_no_nan(weighted, tf.reduce_sum(scales))
+
+
+def loss_gradient(
+    model: Autoencoder,
+    parameters: tf.Tensor,
+    vectors: tf.Tensor,
+    leader: tf.Tensor,
+    innovation: int,
+) -> tf.Tensor:
+    """Return the gradient of LGC's loss by the parameters, clipped to norm 1, float32 `[size]`.
+
+    Args:
+        model: The autoencoder.
+        parameters: float32 `[size]`.
+        vectors: float32 `[workers, length]`, what the workers have at one worker's positions.
+        leader: int32 scalar, that worker.
+        innovation: With an innovation, how many elements it has.
+    """
+    x, scales = normalised(vectors)
+    with tf.GradientTape() as tape:
+        tape.watch(parameters)
+        codes = model.encode(parameters, x)
+        if model.innovation:
+            own = spread(*largest(x, innovation), x.shape[1])
+            code = tf.gather(codes, leader)[tf.newaxis]
+            errors = model.decode(parameters, code, own) - x
+        else:
+            target = mixed(x[:, :, tf.newaxis], scales)[:, :, 0]
+            errors = model.decode(parameters, mixed(codes, scales)) - target
+        between = codes - tf.reduce_mean(codes, axis=0, keepdims=True)
+        # The mean over all pairs is twice the variance.
+        loss = 0.5 * tf.reduce_mean(tf.square(errors)) + tf.reduce_mean(tf.square(between))
+    return tf.clip_by_norm(tape.gradient(loss, parameters), 1.0)
+
+
+def normalised(vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return vectors `[n, length]` divided by their root mean squares, and these, `[n, 1]`."""
+    scales = tf.sqrt(tf.reduce_mean(tf.square(vectors), axis=1, keepdims=True))
+    return tf.math.divide_no_nan(vectors, scales), scales
+
+
+def largest(vectors: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return places and values of the largest elements of vectors `[n, length]`, `[n, count]`."""
+    at = tf.math.top_k(tf.abs(vectors), count).indices
+    return at, tf.gather(vectors, at, batch_dims=1)
+
+
+def spread(at: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
+    """Return vectors `[n, length]` of zeros but for `values` at the places `at`, both `[n, m]`."""
+    rows = tf.range(at.shape[0])[:, tf.newaxis] + tf.zeros_like(at)
+    places_of_all = tf.stack([rows, at], axis=2)
+    return tf.scatter_nd(places_of_all, values, [at.shape[0], length])

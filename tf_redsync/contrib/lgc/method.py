@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, ops
-from tf_redsync.codings.base import IndexCoding
+from tf_redsync.codings.base import Capacity, IndexCoding
 from tf_redsync.codings.cheapest import Cheapest
 from tf_redsync.config import register
-from tf_redsync.contrib.common.broadcast import from_leader
-from tf_redsync.contrib.lgc import codes, shared_values
-from tf_redsync.contrib.lgc.autoencoder import Autoencoder
+from tf_redsync.contrib.lgc.autoencoder import (
+    Autoencoder,
+    largest,
+    loss_gradient,
+    normalised,
+    spread,
+)
 from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, State
-from tf_redsync.exchange.requests import AllGather, AllReduce
+from tf_redsync.exchange.requests import AllGather, AllReduce, Request
 from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
+from tf_redsync.ops import MessageLayout, wire
+from tf_redsync.ops.codecs import Positions
+from tf_redsync.ops.message_layout import unsigned
+from tf_redsync.ops.wire import leading
 
 VARIANTS = ("ring", "server")
+PLACES = (1, 256, 65536)  # of three bytes in an integer of 24 bits, which float32 holds as it is
+NO_SEED = 0  # Codings of positions that lose none draw no random numbers.
+
+# Of all workers together and of this worker, what is delivered, both float32 `[length]`.
+Delivery = Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]
 
 
 @register
@@ -195,12 +210,10 @@ class LGC(Sparsifier):
         messages = yield AllGather(found.message)
         totals = ops.decode(messages, shape.layout, grads)
 
-        positions, values = shared_values.read(messages, shape.layout)
+        positions, values = read(messages, shape.layout)
         places = shape.places(positions)
-        vectors = shape.padded(shared_values.at_positions_of(ctx.rank, places, values))
-        own = shared_values.gradient(
-            self.autoencoder, parameters, vectors, ctx.rank, shape.innovation
-        )
+        vectors = shape.padded(at_positions_of(ctx.rank, places, values))
+        own = loss_gradient(self.autoencoder, parameters, vectors, ctx.rank, shape.innovation)
         (gradient,) = yield AllReduce([own])
         parameters -= self.learning_rate / ctx.layout.workers * gradient
         return totals, {"residual": list(found.residuals), "autoencoder": [parameters]}
@@ -214,31 +227,239 @@ class LGC(Sparsifier):
         sums = flat(state["residual"]) + flat(grads)
 
         leader, finite = tf.cast(ctx.step % ctx.layout.workers, tf.int32), tf.equal(message[0], 1)
-        words = codes.leader_words(model, parameters, self.indices, shape, message)
+        words = leader_words(model, parameters, self.indices, shape, message)
         words = yield from from_leader(words, finite, leader, ctx)
         words, code = tf.split(words, [self.indices.words(shape.capacity), -1])
-        positions = self.indices.decode(words[tf.newaxis], shape.capacity, codes.NO_SEED)
+        positions = self.indices.decode(words[tf.newaxis], shape.capacity, NO_SEED)
         at, used = shape.places(positions)
         values = shape.padded(tf.where(used, tf.gather(sums, at), 0.0))
         used = shape.padded(tf.cast(used, tf.float32))
 
         if model.innovation:
-            total, own = yield from codes.server(
+            total, own = yield from server(
                 model, parameters, code, values, used, shape.innovation, ctx.rank, finite
             )
         else:
-            total, own = yield from codes.ring(model, parameters, values, used)
+            total, own = yield from ring(model, parameters, values, used)
         at, slots = at[0][:, tf.newaxis], at.shape[1]
         totals = tf.scatter_nd(at, total[:slots], tf.shape(sums, tf.int64))
         kept = tf.tensor_scatter_nd_sub(sums, at, own[:slots])
         specs = ctx.layout.specs
         return split(totals, specs), {**state, "residual": split(kept, specs)}
 
-    def _shape(self, layout: BucketLayout) -> shared_values.Shape:
+    def _shape(self, layout: BucketLayout) -> SelectionSizes:
         """How much of a bucket is selected."""
         sizes = [s.size for s in layout.specs]
         k = [element_count(self.density, n) for n in sizes]
         innovation = min(element_count(self.innovation, sum(sizes)), sum(k))
-        return shared_values.Shape(
-            tuple(sizes), tuple(k), innovation, self.autoencoder.padded(sum(k))
-        )
+        return SelectionSizes(tuple(sizes), tuple(k), innovation, self.autoencoder.padded(sum(k)))
+
+
+class Places(NamedTuple):
+    """Positions of all tensors of a bucket in the vector of all of its elements.
+
+    Attributes:
+        at: int64 `[rows, K]`, rising.
+        used: bool `[rows, K]`. What is not used stands at the last element of its tensor.
+    """
+
+    at: tf.Tensor
+    used: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectionSizes:
+    """How much of a bucket is selected.
+
+    Attributes:
+        sizes: Elements of each tensor.
+        k: How many of them are selected.
+        innovation: How many elements of all tensors are an innovation.
+        length: Of the vectors that the autoencoder takes.
+    """
+
+    sizes: tuple[int, ...]
+    k: tuple[int, ...]
+    innovation: int
+    length: int
+
+    @property
+    def capacity(self) -> Capacity:
+        """For codings of the positions."""
+        return Capacity(self.sizes, self.k)
+
+    @property
+    def layout(self) -> MessageLayout:
+        """Of a message of what is selected."""
+        return MessageLayout.of(self.k)
+
+    def selected(self, grads: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]) -> ops.Selection:
+        """Return the largest elements of the sums."""
+        return ops.accumulate_and_select(grads, residuals, [], self.k)
+
+    def padded(self, vectors: tf.Tensor) -> tf.Tensor:
+        """Return vectors `[n, K]` with zeros behind, `[n, length]`."""
+        return tf.pad(vectors, [[0, 0], [0, self.length - sum(self.k)]])
+
+    def places(self, positions: Positions) -> Places:
+        """Return where positions in every tensor are in the vector of all elements."""
+        at, used, start = [], [], 0
+        for i, (size, indices) in enumerate(zip(self.sizes, positions.indices, strict=True)):
+            own = leading(positions.counts[:, i : i + 1], indices.shape[1])
+            at.append(start + tf.where(own, unsigned(indices), size - 1))
+            used.append(own)
+            start += size
+        return Places(tf.concat(at, axis=1), tf.concat(used, axis=1))
+
+
+def read(messages: tf.Tensor, layout: MessageLayout) -> tuple[Positions, tf.Tensor]:
+    """Take messages apart.
+
+    Args:
+        messages: int32 `[rows, words]`.
+        layout: Theirs.
+
+    Returns:
+        Positions, and the values float32 `[rows, K]`, 0 where there is none.
+    """
+    parts = layout.split(messages)
+    return Positions(list(parts.indices), parts.counts), tf.concat(parts.values, axis=1)
+
+
+def at_positions_of(rank: tf.Tensor, found: Places, values: tf.Tensor) -> tf.Tensor:
+    """Return the values that messages have at the positions of one of them, 0 for none.
+
+    Args:
+        rank: Of that message, int32 scalar.
+        found: Places of all messages, `[rows, K]`.
+        values: float32 `[rows, K]`.
+    """
+    last = values.shape[1] - 1
+    if last < 0:
+        return values
+    keys = 2 * found.at + tf.cast(~found.used, tf.int64)  # rising too
+    wanted = tf.broadcast_to(tf.gather(keys, rank), keys.shape)
+    place = tf.minimum(tf.searchsorted(keys, wanted), last)
+    hit = tf.equal(tf.gather(keys, place, batch_dims=1), wanted)
+    return tf.where(hit, tf.gather(values, place, batch_dims=1), 0.0)
+
+
+def leader_words(
+    model: Autoencoder,
+    parameters: tf.Tensor,
+    indices: IndexCoding,
+    shape: SelectionSizes,
+    message: tf.Tensor,
+) -> tf.Tensor:
+    """Return what a worker sends if it is the leader, int32 `[words]`.
+
+    Its positions; and, where others have an innovation only, the code of its values.
+
+    Args:
+        model: The autoencoder.
+        parameters: Its parameters.
+        indices: Coding of the positions.
+        shape: Of the selection.
+        message: What the worker has selected, of the exact selector.
+    """
+    positions, values = read(message[tf.newaxis], shape.layout)
+    at, (counts,) = [i[0] for i in positions.indices], tf.unstack(positions.counts, num=1)
+    coded = indices.encode(at, counts, shape.capacity, NO_SEED)
+    words = tf.ensure_shape(coded.words, [indices.words(shape.capacity)])
+    if not model.innovation:
+        return words
+    values = tf.where(shape.places(positions).used, values, 0.0)
+    code = model.encode(parameters, normalised(shape.padded(values))[0])
+    return tf.concat([words, tf.reshape(wire.to_words(code), [-1])], axis=0)
+
+
+def ring(model: Autoencoder, parameters: tf.Tensor, values: tf.Tensor, used: tf.Tensor) -> Delivery:
+    """Average the codes of all workers.
+
+    Args:
+        model: The autoencoder.
+        parameters: Its parameters, equal on all workers.
+        values: float32 `[1, length]`, this worker's values at the leader's positions.
+        used: float32 `[1, length]`, 1 where there is a position, else 0.
+    """
+    x, scale = normalised(values)
+    own_code = scale[:, :, tf.newaxis] * model.encode(parameters, x)
+    code, scales = yield AllReduce([own_code, scale])
+    decoded = used * model.decode(parameters, tf.math.divide_no_nan(code, scales))
+    own = share(decoded, values)
+    (everyone,) = yield AllReduce([own])
+    return everyone * decoded[0], own * decoded[0]
+
+
+def server(
+    model: Autoencoder,
+    parameters: tf.Tensor,
+    code_words: tf.Tensor,
+    values: tf.Tensor,
+    used: tf.Tensor,
+    innovation: int,
+    rank: tf.Tensor,
+    finite: tf.Tensor,
+) -> Delivery:
+    """Correct what the leader's code is decoded to by the innovations of all workers.
+
+    Args:
+        model: The autoencoder.
+        parameters: Its parameters, equal on all workers.
+        code_words: The leader's code, int32 `[words]`.
+        values: As in `ring`.
+        used: As in `ring`.
+        innovation: Elements of an innovation.
+        rank: This worker's, int32 scalar.
+        finite: Bool scalar, whether all that this worker contributes to the step is finite.
+    """
+    length = values.shape[1]
+    code_shape = [1, length // model.stride, model.code_channels]
+    code = tf.reshape(wire.from_words(code_words), code_shape)
+
+    def decoded(at: tf.Tensor, innovations: tf.Tensor) -> tf.Tensor:
+        """For innovations `[n, m]` of n workers what they deliver of length 1."""
+        return used * model.decode(parameters, code, spread(at, innovations, length))
+
+    at, innovations = largest(normalised(values)[0], innovation)
+    own = share(decoded(at, innovations), values)
+    floats = tf.concat([own[tf.newaxis], innovations[0]], axis=0)
+    finite &= tf.reduce_all(tf.math.is_finite(floats))
+    messages = yield AllGather(wire.message(finite, floats, at[0]))
+    _, floats, at = wire.split(messages, 1 + innovation)
+    delivered = floats[:, :1] * decoded(at, floats[:, 1:])
+    return tf.reduce_sum(delivered, axis=0), tf.gather(delivered, rank)
+
+
+def share(decoded: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Return the factor of `decoded` that leaves least of `values`, both `[length]`; a scalar."""
+    return tf.math.divide_no_nan(tf.reduce_sum(decoded * values), tf.reduce_sum(tf.square(decoded)))
+
+
+def from_leader(
+    words: tf.Tensor, finite: tf.Tensor, leader: tf.Tensor, ctx: Context
+) -> Generator[Request, Any, tf.Tensor]:
+    """Send the leader's words to all workers.
+
+    Use it as `words = yield from from_leader(...)`. Words are cut into pieces of 24 bits, which the
+    leader adds to the zeros of the others. With m bytes of words and K workers every worker sends
+    `8/3 m (K - 1) / K` bytes; an all-gather of all workers' words would send `m (K - 1)`.
+
+    Args:
+        words: int32 `[n]`, of this worker; those of the leader count. n is equal on all workers.
+        finite: Bool scalar, whether all that this worker contributes to the step is finite.
+        leader: int32 scalar, whose words; equal on all workers.
+        ctx: The exchange's.
+
+    Returns:
+        int32 `[n]`, the leader's words; 0 unless everything is finite on all workers.
+    """
+    (size,) = words.shape
+    octets = tf.bitcast(tf.pad(words, [[0, -size % 3]]), tf.uint8)
+    pieces = tf.cast(tf.reshape(octets, [-1, 3]), tf.float32) * tf.constant(PLACES, tf.float32)
+    own = tf.where(tf.equal(ctx.rank, leader), tf.reduce_sum(pieces, axis=1), 0.0)
+    (numbers,) = yield AllReduce([own + tf.where(finite, 0.0, float("nan"))])
+    all_finite = tf.reduce_all(tf.math.is_finite(numbers))
+    numbers = tf.cast(tf.where(all_finite, numbers, 0.0), tf.int32)[:, tf.newaxis]
+    octets = tf.reshape(tf.cast(numbers // PLACES % 256, tf.uint8), [-1, 4])
+    return tf.bitcast(octets, tf.int32)[:size]
