@@ -1,11 +1,12 @@
-"""Methods of papers beside those that we recommend: `rs.contrib.SIDCo`.
+"""Further methods from papers, without a stable API: `rs.contrib.SIDCo`.
 
-They pass the same tests as those of `methods`, but their names, arguments and files may change in
-any release. A class with `@register` in a module of this folder is `rs.contrib.SIDCo`; nothing else
-names it. No other folder imports this one: saved configs, the command line and `rs.methods.table()`
-find its classes by name, see `config.registered`.
+They pass the same tests as the methods in `methods`, but their names, arguments and files may
+change in any release. Every class with `@register` in a module of this folder becomes an attribute,
+such as `rs.contrib.SIDCo`; no list names it. No other folder imports this one: saved configs, the
+command line and `rs.methods.table()` find the classes by name, see `config.registered`.
 
-`codings`: those that only these methods use; `common`: what several of them share.
+`codings` has codings of positions and values that only these methods use; `common` has building
+    blocks that several methods share.
 """
 
 from __future__ import annotations

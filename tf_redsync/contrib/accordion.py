@@ -1,4 +1,4 @@
-"""Top-k with more elements in critical regimes of the training."""
+"""Top-k with a larger density in critical regimes of the training."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tf_redsync.ops import MessageLayout
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accordion(Sparsifier):
-    """Accordion: top-k of more elements while the norm of a layer's gradient changes fast.
+    """Accordion: top-k with a larger density while the gradient norm of a layer changes fast.
 
     Saurabh Agarwal, Hongyi Wang, Kangwook Lee, Shivaram Venkataraman, Dimitris Papailiopoulos
     (2021), "Accordion: Adaptive Gradient Communication via Critical Learning Regime
-    Identification", MLSys, arXiv 2010.16248.
+    Identification", MLSys, arXiv 2010.16248, algorithm 1.
 
     On every worker, with gradient g and residual v, for each tensor of n elements:
 
@@ -40,7 +40,7 @@ class Accordion(Sparsifier):
         total = sum over workers of the messages
         a <- a + total                                          accumulated over an interval
 
-    At the end of every interval, of each tensor:
+    At the end of every interval, for each tensor:
 
         critical <- | |a'| - |a| | >= eta |a'|                  a': of the interval before
         a' <- a,  a <- 0
@@ -49,20 +49,20 @@ class Accordion(Sparsifier):
 
     Differences from the paper
 
-    * Gradients are accumulated as they were delivered. All workers have these totals, so all of
-      them find the same regime without a further message. The norm excludes the residuals.
-    * An interval is a number of steps, and not an epoch, which the exchange does not know.
-    * The paper also compresses less where the learning rate is about to fall. The exchange does
-      not know the rate. A decay shows in the next interval, if it changes the norm.
-    * The compressor is top-k by layer. The paper also has PowerSGD, and batch sizes that change.
+    * The accumulated gradients are the delivered totals. All workers have these totals, so they
+      detect the same regime without a further message. The norm excludes the residuals.
+    * An interval is a number of steps instead of an epoch, which the exchange does not know.
+    * The paper also compresses less when the learning rate is about to decay. The exchange does not
+      know the learning rate. A decay has an effect in the next interval, if it changes the norm.
+    * The compressor is layer-wise top-k. The paper also adapts PowerSGD and the batch size.
     * Biases, norms and small tensors are all-reduced densely.
 
     Args:
         density: d, the fraction of the elements that is sent in critical regimes, in (0, 1].
         low_density: d', the fraction that is sent otherwise, in (0, `density`]. `None`: a tenth of
             `density`.
-        eta: Relative change of the norm from which a regime is critical; the paper's 0.5.
-        interval: Steps after which regimes are looked at. The paper has an epoch.
+        eta: Relative change of the norm from which a regime is critical; 0.5 in the paper.
+        interval: Steps from one detection of the regimes to the next. The paper uses an epoch.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -111,7 +111,7 @@ class Accordion(Sparsifier):
         return self.density / 10.0 if self.low_density is None else self.low_density
 
     def low_k(self, spec: TensorSpec) -> int:
-        """Return how many elements of a tensor are sent outside of critical regimes."""
+        """Return the number of elements of a tensor to send outside of critical regimes."""
         return element_count(self._low, spec.size)
 
     @override
@@ -121,9 +121,9 @@ class Accordion(Sparsifier):
 
     @override
     def init(self, layout: BucketLayout) -> State:
-        """Of every tensor: what is accumulated; its last norm; whether the regime is critical.
+        """Return zero sums and norms and a critical regime for each tensor, and the step count.
 
-        And of all of them the number of steps of this interval.
+        `steps` is the number of steps in this interval, one scalar for all tensors.
         """
         zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
         return {
@@ -136,32 +136,32 @@ class Accordion(Sparsifier):
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        """Of steps outside of critical regimes, which are most."""
+        """Return the payloads of steps outside of critical regimes, which are the majority."""
         return selected_payloads(MessageLayout.of(list(map(self.low_k, layout.specs))))
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        # Totals are dense, since they are accumulated.
+        # Dense totals, because they are added to `accumulated`.
         ctx = dataclasses.replace(ctx, layout=dataclasses.replace(ctx.layout, sparse_totals=False))
         k = self._counts(ctx.layout, state["critical"])
         selection = ops.accumulate_and_select(grads, state["residual"], [], k, scale=ctx.scale)
         totals, residuals = yield from deliver(ctx, selection)
-        return totals, {**self._followed(state, totals), "residual": residuals}
+        return totals, {**self._updated(state, totals), "residual": residuals}
 
     def _counts(self, layout: BucketLayout, critical: list[tf.Tensor]) -> list[int] | tf.Tensor:
-        """Elements to send of each tensor: Python integers, or int32 `[tensors]` in a trace."""
+        """Return the elements to send of each tensor: integers, or int32 `[tensors]` in a trace."""
         pairs = [(self.low_k(s), self.k(s)) for s in layout.specs]
         known = [tf.get_static_value(c) for c in critical]
         if None not in known:
             return [pair[int(c)] for pair, c in zip(pairs, known, strict=True)]
         return tf.stack([tf.where(c, k, low) for (low, k), c in zip(pairs, critical, strict=True)])
 
-    def _followed(self, state: State, totals: list[tf.Tensor]) -> State:
-        """The shared state after a step with these totals."""
+    def _updated(self, state: State, totals: list[tf.Tensor]) -> State:
+        """Return the shared state after a step with these totals."""
         sums = [a + t for a, t in zip(state["accumulated"], totals, strict=True)]
         steps, previous = state["steps"][0] + 1, state["previous"]
 
-        def judged() -> State:
+        def next_interval() -> State:
             norms = [tf.norm(a) for a in sums]
             return {
                 "accumulated": [tf.zeros_like(a) for a in sums],
@@ -173,7 +173,7 @@ class Accordion(Sparsifier):
                 "steps": [tf.zeros_like(steps)],
             }
 
-        def going_on() -> State:
+        def same_interval() -> State:
             return {
                 "accumulated": sums,
                 "previous": [tf.identity(p) for p in previous],
@@ -181,4 +181,4 @@ class Accordion(Sparsifier):
                 "steps": [steps],
             }
 
-        return tf.cond(steps >= self.interval, judged, going_on)
+        return tf.cond(steps >= self.interval, next_interval, same_interval)

@@ -1,4 +1,4 @@
-"""The exchange of COMP-AMS, for the optimizer `AMSGrad`."""
+"""Gradient compression of COMP-AMS, for the optimizer `AMSGrad`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ COMPRESSORS = ("top_k", "block_sign")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompAMS(Sparsifier):
-    """COMP-AMS: AMSGrad over compressed gradients.
+    """COMP-AMS: AMSGrad on compressed gradients with error feedback.
 
     Xiaoyun Li, Belhal Karimi, Ping Li (2022), "On Distributed Adaptive Optimization with Gradient
     Compression", ICLR, arXiv 2205.05632.
 
-    On every worker, with gradient g, residual e and compressor C, and then on all alike:
+    On every worker, with gradient g, residual e and compressor C, and then equally on all workers:
 
         c <- C(g + e),  e <- e + g - c
         G = mean over workers of c
@@ -38,22 +38,23 @@ class CompAMS(Sparsifier):
 
     C is top-k, or "block-sign": for each tensor x of d elements, sign(x) ||x||_1 / d.
 
-    This method is the first two lines; the others are `tf_redsync.AMSGrad`, an optimizer for Keras
-    3:
+    This method does the first two lines. `tf_redsync.AMSGrad`, an optimizer for Keras 3, does the
+    others:
 
         DistributedOptimizer(tf_redsync.AMSGrad(5e-4), tf_redsync.contrib.CompAMS(density=0.01))
 
-    The paper's learning rate is 5e-4 sqrt(workers). Why AMSGrad, what other adaptive optimizers do
-    with sparse totals, and which setting came closer to dense training: docs/adaptive.md.
+    The paper's learning rate is 5e-4 sqrt(workers). docs/adaptive.md explains the choice of
+    AMSGrad, how other adaptive optimizers behave with sparse totals, and which setting came closer
+    to dense training.
 
     Differences from the paper
 
-    * The server's part is done by every worker, from the same messages.
+    * Every worker computes the server's step itself, from the same messages.
     * Biases, norms and small tensors are all-reduced densely.
 
     Args:
         compressor: `"top_k"` or `"block_sign"`.
-        density: With `"top_k"`, fraction of the elements that is sent, in (0, 1].
+        density: Fraction of the elements that is sent with `"top_k"`, in (0, 1].
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -80,14 +81,14 @@ class CompAMS(Sparsifier):
             requests="all-gather of indices and values, or of signs and scales",
             bits="64 density; block-sign 1",
             rounds_values=self.compressor == "top_k",
-            # Signs of all elements are sent in every step
+            # Block-sign sends all elements in every step
             waiting_steps=super().traits.waiting_steps if self.compressor == "top_k" else 1.0,
             sends_selected=self.compressor == "top_k",
             needs_amsgrad=True,
         )
 
-    def compresses_by(self) -> Method:
-        """Return the compressor with error feedback, which is a method too."""
+    def inner_method(self) -> Method:
+        """Return the method that compresses with error feedback."""
         if self.compressor == "top_k":
             return TopK(density=self.density, dense_below=self.dense_below)
         return EFSignSGD(dense_below=self.dense_below)
@@ -98,4 +99,4 @@ class CompAMS(Sparsifier):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        return (yield from self.compresses_by().exchange(grads, state, ctx))
+        return (yield from self.inner_method().exchange(grads, state, ctx))

@@ -1,4 +1,4 @@
-"""`Coded` with the codings of DeepReduce."""
+"""DeepReduce: `Coded` with the codings of that paper."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from tf_redsync.methods.coded import Coded
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeepReduce(Coded):
-    """`Coded` with DeepReduce's best pair: Bloom filters, policy P0, and QSGD values.
+    """DeepReduce: `Coded` with Bloom filters under policy P0 and QSGD values as defaults.
 
     Hang Xu, Kelly Kostopoulou, Aritra Dutta, Xin Li, Alexandros Ntoulas, Panos Kalnis (2021),
-    "DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning", NeurIPS. See
-    `Coded` for what is sent, and for what differs from the paper.
+    "DeepReduce: A Sparse-tensor Communication Framework for Federated Deep Learning", NeurIPS.
+    Policy P0 with QSGD values is its best pair. `Coded` describes the message and the differences
+    from the paper.
 
     Args:
         method: See `Coded`.
-        indices: See `Coded`; the paper's are `Bloom`, `RunLength` and `Huffman`.
-        values: See `Coded`; the paper's are `QSGDValues`, `PolynomialFit`, `DoubleExponentialFit`.
+        indices: Coding of the positions. The paper has `Bloom`, `RunLength` and `Huffman`.
+        values: Coding of the values. The paper has `QSGDValues`, `PolynomialFit` and
+            `DoubleExponentialFit`.
         error_feedback: See `Coded`.
         seed: See `Coded`.
 

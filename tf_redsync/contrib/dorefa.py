@@ -1,4 +1,4 @@
-"""Uniform levels with noise."""
+"""DoReFa: uniform quantisation with additive noise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_BITS = 16
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoReFa(StochasticQuantizer):
-    """DoReFa's gradients: uniform levels from -max to max, with noise before rounding.
+    """DoReFa: uniform levels from -max to max, with additive noise before rounding.
 
     Shuchang Zhou, Yuxin Wu, Zekun Ni, Xinyu Zhou, He Wen, Yuheng Zou (2016), "DoReFa-Net: Training
     Low Bitwidth Convolutional Neural Networks with Low Bitwidth Gradients", arXiv 1606.06160,
@@ -35,21 +35,21 @@ class DoReFa(StochasticQuantizer):
         code = round((2^k - 1) x), in [0, 2^k - 1]           all-gather of codes and c
         total = sum over workers of 2 c (code / (2^k - 1) - 1/2)
 
-    Noise before rounding is rounding at random: right on average. There are 2^k levels and 0 is
-    none of them, so a zero becomes one of the two around it.
+    Additive uniform noise before rounding is stochastic rounding, so the code is unbiased. The 2^k
+    levels do not include 0: a zero becomes one of the two levels next to it.
 
     Differences from the paper
 
-    * DoReFa quantises the gradient of each layer's output on its way back, with a maximum for every
-      example, to compute with few bits. Here the gradients of the weights are quantised the same
-      way, to send few bits, with a maximum for every tensor.
+    * DoReFa quantises the gradient of each layer's output in the backward pass, with one maximum
+      per example, to compute with few bits. Here the weight gradients are quantised the same way,
+      with one maximum per tensor, to send few bits.
     * Biases, norms and small tensors are all-reduced densely.
-    * Codes are rounded up with the probability that the noise would give them, by comparing with a
-      number in [0, 1); the distribution is the same.
+    * A code is rounded up with the probability that the noise would give, by a comparison with a
+      uniform number in [0, 1). The distribution is the same.
 
     Args:
-        bitwidth: k, bits of an element, in [1, 16].
-        seed: Of the noise; the same on all workers, who draw different numbers even so.
+        bitwidth: k, bits per element, in [1, 16].
+        seed: Seed of the noise, the same on all workers; each worker draws different numbers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:

@@ -1,4 +1,4 @@
-"""EF21."""
+"""EF21: compressed differences between the gradient and its estimate."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tf_redsync.ops import MessageLayout
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EF21(Sparsifier):
-    """EF21: workers send how their gradient differs from what the others know of it.
+    """EF21: workers send the compressed difference between their gradient and its estimate.
 
     Peter Richtárik, Igor Sokolov, Ilyas Fatkhullin (2021), "EF21: A New, Simpler, Theoretically
     Better, and Practically Faster Error Feedback", NeurIPS, arXiv 2106.05203.
 
-    On every worker i, with gradient grad_i, an estimate g_i of it that the others know too, and g,
-    the sum of all estimates, which starts at 0 as they do:
+    On every worker i, with gradient grad_i, an estimate g_i of it that the messages of all earlier
+    steps determine, and g, the sum of the estimates of all workers; all start at 0:
 
         c_i = C(grad_i - g_i)                           C: the k largest elements of each tensor
         message = [indices of c_i, values of c_i]       one all-gather
@@ -36,22 +36,23 @@ class EF21(Sparsifier):
         g   <- g + sum over workers of c_i
         total = g
 
-    After a dense warm-up of `DistributedOptimizer` g_i is its last gradient, and g their sum: so
-    the paper begins.
+    A dense warm-up of `DistributedOptimizer` sets g_i to its last gradient and g to their sum, as
+    the paper initialises them.
 
-    There is no residual: what is not sent is in the next difference anyway. Once gradients stop
-    changing, differences go to 0, and the total to their sum; a residual would go on changing. The
-    total is dense in every step, so optimizers such as Adam see all of it.
+    There is no residual: the next difference contains the elements that were not sent. Once
+    gradients stop changing, the differences converge to 0 and the total to the sum of the
+    gradients, whereas a residual would keep changing. The total is dense in every step, so
+    optimizers such as Adam see all elements.
 
     Differences from the paper
 
-    * Sums instead of averages: the totals here are sums over workers.
-    * Every worker keeps g, in the place of a server.
+    * Totals are sums over workers instead of averages.
+    * Every worker keeps g; there is no server.
     * Biases, norms and small tensors are all-reduced densely.
 
-    The paper's theory is for gradients of all of a worker's data. The noise of small batches stays
-    in the estimates until the element is sent again, so it takes larger batches than a residual
-    does.
+    The paper's theory assumes the full gradient of a worker's data. The noise of a mini-batch stays
+    in an estimate until the element is sent again, so EF21 needs larger batches than error feedback
+    with a residual.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
@@ -74,11 +75,11 @@ class EF21(Sparsifier):
             requests="all-gather of indices and values",
             bits="64 density",
             state_kinds={"estimate": "sum", "total": "shared"},
-            # Estimates must be what the others have received
+            # Estimates must equal the sums of the received values
             rounds_values=False,
-            # A total is of estimates, and there is no residual
+            # Totals are sums of estimates, and there is no residual
             conserves=False,
-            # The total has all elements in every step
+            # The total covers all elements in every step
             waiting_steps=1.0,
             sends_selected=False,
         )
@@ -100,7 +101,7 @@ class EF21(Sparsifier):
         )
         messages = yield AllGather(found.message)
         changes = ops.decode(messages, found.layout, grads)
-        # The selection has taken the elements that are sent out of the differences.
+        # `found.residuals` are the differences without the elements that are sent.
         own = [g - e - r for g, e, r in zip(grads, estimates, found.residuals, strict=True)]
         totals = [t + c for t, c in zip(totals, changes, strict=True)]
         estimates = [e + c for e, c in zip(estimates, own, strict=True)]
@@ -108,7 +109,7 @@ class EF21(Sparsifier):
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """All-reduce, after which everyone knows the gradients' sum: estimates go on from there."""
+        """All-reduce the gradients, and take them as the new estimates."""
         grads = feedback.scaled(grads, ctx.scale)
         totals = yield AllReduce(grads)
         return totals, {"estimate": list(grads), "total": list(totals)}

@@ -1,4 +1,4 @@
-"""GMC with detached error feedback."""
+"""GMC+: global momentum compression with detached error feedback."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ from tf_redsync.methods.gmc import GMC
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GMCPlus(EvaluationPoint, GMC):
-    """GMC with detached error feedback: gradients are computed at a point of the worker's own.
+    """GMC+: GMC with detached error feedback, which shifts the point of the gradient.
 
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
-    Compression for Sparse Communication in Distributed Learning", arXiv 1905.12948 (GMC+). An Xu,
-    Heng Huang (2021), "Detached Error Feedback for Distributed SGD with Random Sparsification",
-    arXiv 2004.05298; lambda = 0.3 is theirs.
+    Compression for Sparse Communication in Distributed Learning", arXiv 1905.12948 (GMC+). The
+    default lambda = 0.3 is from An Xu, Heng Huang (2021), "Detached Error Feedback for Distributed
+    SGD with Random Sparsification", arXiv 2004.05298.
 
-    As `GMC`, but each worker computes its gradients where it would be if a part of its residual had
-    been applied. With learning rate eta, K workers, weights w, residual e and momentum beta:
+    It is `GMC`, but each worker computes its gradients at the weights after a step along a part of
+    its residual. With learning rate eta, K workers, weights w, residual e and momentum beta:
 
         a <- e + eta g(w - lambda e) + beta before          0 < lambda < 1;  GMC: lambda = 0
         c <- C(a)                               top-k, or a random block that all workers share
         e <- a - c
         before <- mean over workers of c,  w <- w - before
 
-    The weights w, on which all agree, are those to evaluate and to save.
+    The weights w, which are equal on all workers, are those to evaluate and to save.
 
     Differences from the paper
 
-    * The two forms are the same as long as the learning rate is constant. If it changes from eta to
-      eta', residual and momentum shrink by eta' / eta here, as in SGD with a momentum of gradients;
-      in the paper's form they keep the size of the old rate.
-    * Weight decay is the inner optimizer's, outside of the residual.
+    * The residual is kept in units of gradients, as momentum in Keras's SGD. Both forms are equal
+      while the learning rate is constant. If it changes from eta to eta', residual and momentum
+      scale by eta' / eta here; in the paper they keep their size.
+    * The inner optimizer applies weight decay, outside of the residual.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
         momentum: beta, in [0, 1). The inner optimizer must then have none.
-        selection: `"top_k"`, or `"random_block"`: the same elements in a row on all workers.
-        detached: lambda, in [0, 1): how far a worker goes along its residual. 0 is GMC.
-        seed: Of the blocks; the same on all workers.
+        selection: `"top_k"`, or `"random_block"`: a block of consecutive elements, equal on all
+            workers.
+        detached: lambda, in [0, 1): the part of the residual that shifts the point. 0 is GMC.
+        seed: Seed of the blocks; the same on all workers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely, with the same momentum.
 
     Raises:

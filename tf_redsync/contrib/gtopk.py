@@ -1,4 +1,4 @@
-"""Top-k of the sum of all workers' top-k."""
+"""gTop-k: top-k of the sum of all workers' top-k selections."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from tf_redsync.ops.wire import as_row, moved
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GTopK(Sparsifier):
-    """gTop-k: the k largest of the sums of all workers' k largest elements, found in a tree.
+    """gTop-k: the k largest elements of the sum of all workers' top-k, by recursive doubling.
 
     Shaohuai Shi, Qiang Wang, Kaiyong Zhao, Zhenheng Tang, Yuxin Wang, Xiang Huang, Xiaowen Chu
     (2019), "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low
     Bandwidth Networks", ICDCS, arXiv 1901.04359.
 
     With top-k and an all-gather every worker receives the k elements of all K workers, and the
-    total may have K k of them. Here two workers' messages are merged into one of k elements, and
-    again, so that each of log2(K) rounds costs k elements. The gradients of a bucket are a vector
-    of n elements. With gradient g, residual v, density k / n, and top(x) the k elements of x of
-    largest magnitude:
+    total may have K k of them. gTop-k merges the messages of two workers into one of k elements and
+    repeats that in log2(K) rounds, each of which sends k elements. The gradients of a bucket are a
+    vector of n elements. With gradient g, residual v, density k / n, and top(x) the k elements of x
+    of largest magnitude:
 
         v <- v + g;   x = top(v) of this worker
         in every round:  x <- top(x + the partner's x)            both partners compute the same
         total = x after the last round
         v[j] <- 0 where x[j] was sent, and was kept in every round
 
-    A worker sends 2 k log2(K) words, where the paper's tree and broadcast take 4 k log2(K) on its
-    longest path. Memory and time of a round are those of k elements, not of n. With K = 2^m workers
-    the total is, bit for bit, the same on all of them; other K take two rounds more, see
+    A worker sends 2 k log2(K) words, whereas the paper's tree and broadcast take 4 k log2(K) on
+    their longest path. Memory and time of a round depend on k and not on n. With K = 2^m workers
+    the total has the same bits on all of them; other K take two more rounds, see
     `common/recursive_doubling.py`.
 
     Differences from the paper
 
-    * Both partners of a round add up, as in recursive doubling, so that nothing is to be broadcast.
+    * Both partners of a round compute the sum, as in recursive doubling, so there is no broadcast.
       The partial sums are those of the paper's tree.
-    * The paper returns a sent element to the residual if it is missing in the total. An element
-      that a partial sum has lost on the way, and that reaches the total by another branch, is lost
-      there: its sender takes it for delivered. Here a worker keeps what was dropped in any of its
-      own rounds, so the gradient is conserved.
-    * Where K is no power of two, a worker that was handed another one's elements keeps what is
-      dropped of the sum of both.
-    * The vector is a bucket, not the model. Small tensors, biases and norms are all-reduced
+    * The paper returns a sent element to the residual if the total lacks it. An element that one
+      partial sum dropped, but that reaches the total through another branch, is lost there: its
+      sender treats it as delivered. Here a worker keeps the elements that were dropped in any of
+      its own rounds, so the gradient is conserved.
+    * If K is not a power of two, a worker that received the elements of a worker beyond the largest
+      power of two keeps the elements that the sum of both dropped.
+    * The vector is a bucket, not the model. Biases, norms and small tensors are all-reduced
       densely.
 
     Args:
@@ -100,7 +100,7 @@ class GTopK(Sparsifier):
             rows = yield PairGather(own, first)
             taken = recursive_doubling.merged(rows, layout, [size], layout)
             residual = _put_back(residual, own, [taken], layout)
-            own = recursive_doubling.handed_over(taken, ctx.rank, first)
+            own = recursive_doubling.after_first_round(taken, ctx.rank, first)
         sums, kept = own, []
         for distance in doubling:
             rows = yield PairGather(sums, distance)
@@ -110,20 +110,20 @@ class GTopK(Sparsifier):
         if last is not None:
             sums = moved(lambda rows: rows[0], (yield PairGather(sums, last)))
         totals = ops.decode(as_row(sums), layout, [residual])
-        totals = split(recursive_doubling.stopping(sums, totals)[0], ctx.layout.specs)
+        totals = split(recursive_doubling.nan_unless_finite(sums, totals)[0], ctx.layout.specs)
         return totals, {"residual": split(residual, ctx.layout.specs)}
 
 
 def _put_back(
     residual: tf.Tensor, own: tf.Tensor, kept: Sequence[tf.Tensor], layout: MessageLayout
 ) -> tf.Tensor:
-    """Add to the residual those elements of a message that are not in all of others.
+    """Add to the residual those elements of a message that some of the later messages lack.
 
     Args:
         residual: float32 `[n]`.
-        own: The message.
-        kept: The others.
-        layout: Of all of them.
+        own: The message of this worker.
+        kept: The merged messages of the rounds.
+        layout: Layout of all messages.
     """
     size, (k,) = residual.shape[0], layout.capacities
     at, values = _elements(own, layout, size)
@@ -132,13 +132,13 @@ def _put_back(
         there, _ = _elements(message, layout, size)
         place = tf.minimum(tf.searchsorted(there, at, out_type=tf.int64), k - 1)
         delivered &= tf.equal(tf.gather(there, place), at)
-    values = tf.where(delivered, 0.0, values)  # 0 in unused slots, at a position of no account
+    values = tf.where(delivered, 0.0, values)  # 0 in unused slots, so their position is irrelevant
     at = tf.minimum(at, size - 1)
     return tf.tensor_scatter_nd_add(residual, at[:, tf.newaxis], values)
 
 
 def _elements(message: tf.Tensor, layout: MessageLayout, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Positions, int64, and values of a message; unused slots have the position `size`."""
+    """Return positions, int64, and values of a message; `size` is the position of unused slots."""
     parts = layout.split(message)
     at = recursive_doubling.positions(parts.indices[0], parts.counts[0], size)
     return at, parts.values[0]

@@ -1,4 +1,4 @@
-"""MSTop-k."""
+"""MSTop-k: multi-sampling approximate top-k."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tf_redsync.ops.wire import padded
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MSTopK(Sparsifier):
-    """MSTop-k: about the k largest elements, by a search for their threshold without sorting.
+    """MSTop-k: the k largest elements approximately, by a search for their threshold.
 
     Shaohuai Shi, Xianhao Zhou, Shutao Song, and others (2021), "Towards Scalable Distributed
-    Training of Deep Learning on Public Cloud Clusters", MLSys, arXiv 2010.10458.
+    Training of Deep Learning on Public Cloud Clusters", MLSys, arXiv 2010.10458, algorithm 1.
 
     On every worker, for each tensor, with gradient g and residual v:
 
@@ -43,22 +43,23 @@ class MSTopK(Sparsifier):
         v[S] <- 0
         total = sum over workers of the messages        scatter-add, rank by rank
 
-    All of it are passes over memory in a row, as GPUs like them. So that exactly k elements are
-    sent, the last few are chosen by their place and not by their size.
+    Every step of the search is a sequential pass over memory, which suits GPUs. To send exactly k
+    elements, the last few are chosen by their position and not by their magnitude.
 
     Differences from the paper
 
-    * The thresholds start at infinity and 0, so that S has k elements where no sampling finds k or
-      fewer elements (equal maxima), or more than k above the mean.
-    * The search ends when exactly k elements reach a threshold; the others could not change that.
-    * The paper's all-gather in two levels, within a machine and between machines, is the frame's
-      `two_levels`, with any method.
+    * The thresholds start at infinity and 0, so that S has k elements even if no sample finds k or
+      fewer elements (equal maxima) or more than k above the mean.
+    * The search ends when exactly k elements reach a threshold; further samples could not change S.
+    * The paper's hierarchical all-gather, within a machine and between machines, is `two_levels` of
+      the strategy, for any method.
     * Biases, norms and small tensors are all-reduced densely.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
-        samplings: N, how many thresholds are tried at most.
-        seed: Of where blocks start; the same on all workers, who draw different numbers even so.
+        samplings: N, the maximum number of thresholds to sample.
+        seed: Seed of the start of blocks, the same on all workers; each worker draws different
+            numbers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -106,7 +107,7 @@ class MSTopK(Sparsifier):
             vector = tf.reshape(v, [-1])
             chosen = self.select(tf.abs(vector), k, uniform([], seed, tf.float64))
             at = tf.cast(tf.where(chosen)[:k, 0], tf.int32)
-            at = padded(at, k)  # fewer if not finite
+            at = padded(at, k)  # fewer than k if the gradient is not finite
             indices.append(at)
             values.append(tf.gather(vector, unsigned(at)))
             residuals.append(tf.reshape(tf.where(chosen, 0.0, vector), spec.shape))
@@ -117,12 +118,12 @@ class MSTopK(Sparsifier):
         return totals, {"residual": residuals}
 
     def select(self, a: tf.Tensor, k: int, u: tf.Tensor) -> tf.Tensor:
-        """Return which elements are sent, bool `[n]`: exactly `k` of them.
+        """Return a mask of the elements to send, bool `[n]`, exactly `k` of them.
 
         Args:
             a: Magnitudes, float32 `[n]`.
-            k: How many to select.
-            u: Where the block starts, float64 scalar in [0, 1).
+            k: Number of elements to select.
+            u: Relative position of the start of the block, float64 scalar in [0, 1).
         """
         k1, upper, k2, lower = self._thresholds(a, k)
         above = a >= upper
@@ -133,7 +134,7 @@ class MSTopK(Sparsifier):
         return above | (between & (place >= start) & (place < start + needed))
 
     def _thresholds(self, a: tf.Tensor, k: int) -> tuple[tf.Tensor, ...]:
-        """How many elements reach the upper threshold, it, how many the lower one, and it."""
+        """Return count and value of the upper threshold, and count and value of the lower one."""
         wide = tf.cast(a, tf.float64)
         mean, largest = tf.reduce_mean(wide), tf.reduce_max(wide)
 

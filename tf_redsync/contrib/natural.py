@@ -1,4 +1,4 @@
-"""Random rounding to powers of two."""
+"""Natural compression: stochastic rounding to powers of two."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ from tf_redsync.methods.common.quantizer import StochasticQuantizer, deliver_cod
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NaturalCompression(StochasticQuantizer):
-    """Natural compression: powers of two.
+    """Natural compression: stochastic rounding to powers of two.
 
     Samuel Horváth, Chen-Yu Ho, Ľudovít Horváth, Atal Narayan Sahu, Marco Canini, Peter Richtárik
     (2019), "Natural Compression for Distributed Deep Learning", arXiv 1905.10988.
 
-    On every worker, each element t of a gradient becomes one of the two powers of two around it,
+    On every worker, each element t of a gradient is rounded to one of the two neighbouring powers
+    of two,
 
         sign(t) 2^floor(log2 |t|)     with probability (2^ceil(log2 |t|) - |t|) / 2^floor(log2 |t|)
         sign(t) 2^ceil(log2 |t|)      else
 
-    which is t on average, with a variance of at most t^2 / 8. In a float32 that is: add 23 random
-    bits to the mantissa, and clear it. Sign and exponent are left, 9 bits, and nothing else has to
-    be sent: no norm, and no pass over the data to find one.
+    which is unbiased with a variance of at most t^2 / 8. In a float32 that is: add 23 random bits
+    to the mantissa and clear it. Sign and exponent remain, 9 bits. There is no norm to compute or
+    to send.
 
         total = sum over workers of the powers              one all-gather of 9-bit codes
 
-    Nothing is kept; every worker draws numbers of its own. What is rounded up to 2^128 stops the
-    step.
+    The method is stateless. Each worker draws different random numbers. An element that is rounded
+    up to 2^128 makes the step non-finite.
 
     Differences from the paper
 
     * Biases, norms and small tensors are all-reduced densely.
-    * The sum is not compressed once more on its way back to the workers: there is no server, every
-      worker adds up for itself.
-    * What is below 2^-126, where float32 has no exponents left, becomes 0 or 2^-126; this too is
-      right on average.
+    * The sum is not compressed again: there is no server, and every worker sums the messages
+      itself.
+    * Magnitudes below 2^-126, the smallest normal float32, become 0 or 2^-126, which is unbiased
+      too.
 
     Args:
-        seed: Of the rounding; the same on all workers, who draw different numbers even so.
+        seed: Seed of the rounding, the same on all workers; each worker draws different numbers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:

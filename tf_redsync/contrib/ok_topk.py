@@ -1,4 +1,4 @@
-"""Sparse all-reduce with reused thresholds."""
+"""Ok-Topk: sparse all-reduce with reused thresholds and balanced regions."""
 
 from __future__ import annotations
 
@@ -24,62 +24,63 @@ from tf_redsync.ops import MessageLayout, wire
 from tf_redsync.ops.message_layout import Parts, signed, unsigned
 from tf_redsync.ops.wire import as_row, cut, joined, leading, moved, only_row
 
-SLACK = 1.25  # room for elements, over the mean
-DRIFT = 1.012  # of a threshold in a step in which too many or too few elements reach it
-FEWEST = 2 / 3
-PIECES = 64
+SLACK = 1.25  # capacity for elements, relative to their mean number
+DRIFT = 1.012  # factor of a threshold after a step with too many or too few elements
+FEWEST = 2 / 3  # of k elements, below which a threshold shrinks
+PIECES = 64  # of equal shares, which the state `regions` stores for any number of workers
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OkTopk(Sparsifier):
-    """Ok-Topk: a sparse all-reduce of less than 6 k words, by thresholds that are reused.
+    """Ok-Topk: a sparse all-reduce of less than 6 k words, with reused thresholds.
 
     Shigang Li, Torsten Hoefler (2022), "Near-Optimal Sparse Allreduce for Distributed Deep
-    Learning", PPoPP, arXiv 2201.07598.
+    Learning", PPoPP, arXiv 2201.07598, algorithm 1.
 
-    The gradients of a bucket are a vector of n elements, cut into K regions, and worker r adds up
+    The gradients of a bucket are a vector of n elements, cut into K regions, and worker r reduces
     region r. With gradient g, residual v and density k / n, on every worker:
 
         v <- v + g
         every `threshold_interval` steps:  t = the k-th largest |v|
         S = the elements with |v| >= t
-        those of S in region r go to worker r, for every r                one all-to-all
-        on worker r:  x = the sums of what arrived
+        S in region r goes to worker r, for every r                       one all-to-all
+        on worker r:  x = the sums of the received elements
         every `threshold_interval` steps:  T = the k-th largest |x| of all workers
-                      the x with |x| >= T go to all workers               one all-gather
-        total = the K regions that were gathered, about k elements
+                      x where |x| >= T goes to all workers                one all-gather
+        total = the K gathered regions, about k elements
         v[j] <- 0 where j is in S, was sent, and total[j] is not 0
 
-    Thresholds change slowly, so an exact top-k is needed rarely; in between, one pass over the
-    vector compares. The regions hold equal shares of S: every `partition_interval` steps each
-    worker proposes boundaries that share out its own S equally, and the averages of the proposals
-    are the new ones.
+    Thresholds change slowly, so an exact top-k is rarely needed; the other steps compare in one
+    pass over the vector. The regions hold equal shares of S: every `partition_interval` steps each
+    worker proposes boundaries that divide its own S equally, and the new boundaries are the
+    averages of the proposals.
 
-    Messages have a fixed length: a row, to one worker or to all, has room for c = 1.25 k / K
-    elements. A worker sends 2 c (K - 1) words in each of the collectives, 5 k (K - 1) / K in all
-    and 6 (K - 1) of heads, whatever the data. The paper's bound is 6 k (K - 1) / K. Of what does
-    not fit, the smallest elements wait in the residual, as does everything that is sent and does
-    not survive.
+    Messages have a fixed length: a row, to one worker or to all, has a capacity of c = 1.25 k / K
+    elements. A worker sends 2 c (K - 1) words in each of the collectives, that is 5 k (K - 1) / K
+    and 6 (K - 1) of headers in all, whatever the data. The bound in the paper is 6 k (K - 1) / K.
+    The smallest elements that exceed the capacity stay in the residual, as do the elements that are
+    sent but do not reach T.
 
     Differences from the paper
 
-    * T is found without an exchange of its own. When thresholds are evaluated, workers gather the c
-      largest of their sums whatever T was, and T and the total are the k largest of all of them.
-    * No sums are moved between workers to balance the all-gather. Regions balance it, and rows with
-      25 % more room than the mean take the rest; the paper moves data if a worker has four times
-      the mean.
-    * Proposals for boundaries travel in the rows, one number each, and their averages in the
-      gathered messages. New boundaries are used from the next step on; the first are those of equal
-      regions.
+    * T needs no exchange of its own. When thresholds are evaluated, workers gather the c largest of
+      their sums regardless of T; the total is the k largest of all gathered sums, and T is the
+      smallest of these.
+    * No sums move between workers to balance the all-gather: the regions balance it, and rows have
+      25 % more capacity than the mean. The paper moves data if a worker has four times the mean.
+    * The rows of the all-to-all carry the proposed boundaries, one number each, and the gathered
+      messages carry their averages. New boundaries are used from the next step on; at first all
+      regions have equal lengths.
     * Between evaluations a threshold grows by 1.2 % in a step in which 1.25 k elements or more
-      reach it, and shrinks by as much if fewer than 2 k / 3 do, as in the authors' program.
-    * No dense first steps (there: 512). Small tensors, biases and norms are all-reduced densely.
+      reach it, and shrinks by the same factor if fewer than 2 k / 3 do, as in the authors' code.
+    * There are no dense first steps (512 in the authors' code). Biases, norms and small tensors are
+      all-reduced densely.
 
     Args:
-        density: Fraction k / n of a bucket's elements that the total is to have, in (0, 1].
-        threshold_interval: Steps from one evaluation of the thresholds to the next.
-        partition_interval: Steps from one choice of the regions to the next.
+        density: Target fraction k / n of the elements of a bucket in the total, in (0, 1].
+        threshold_interval: Steps between two evaluations of the thresholds.
+        partition_interval: Steps between two updates of the regions.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -114,14 +115,14 @@ class OkTopk(Sparsifier):
                 "regions": "shared",
             },
             rounds_values=False,
-            # Each element comes from one worker, which has looked at its sums
+            # Each element comes from one worker, which has checked its sums for overflow
             totals_may_overflow=False,
             sends_selected=False,
         )
 
     @override
     def init(self, layout: BucketLayout) -> State:
-        """Two thresholds, and where the regions lie, in a form for any K."""
+        """Return residuals, two thresholds, and regions of equal lengths in a form for any K."""
         return {
             **super().init(layout),
             "own_threshold": [tf.zeros([])],
@@ -136,22 +137,22 @@ class OkTopk(Sparsifier):
         if not (k := element_count(self.density, size)):
             return grads, state
         row = MessageLayout.of([capacity(SLACK * k / workers, size)])
-        anew = tf.equal(ctx.step % self.threshold_interval, 0)
+        evaluate = tf.equal(ctx.step % self.threshold_interval, 0)
         points, threshold = state["regions"][0], state["threshold"][0]
-        found, own_threshold = _selected(vector, state["own_threshold"][0], k, anew)
-        sent = _shared_out(found, region_edges(points, workers), size, row)
+        found, own_threshold = _selected(vector, state["own_threshold"][0], k, evaluate)
+        sent = _sent_rows(found, region_edges(points, workers), size, row)
         rows, starts = without_starts((yield AllToAll(sent.rows)))
 
         sums = recursive_doubling.merged(rows, row, [size], row)
-        sums = _survivors(sums, row, tf.where(anew, 0.0, threshold))
-        start = tf.reduce_sum(starts, keepdims=True) // workers  # the mean of the proposals
+        sums = _survivors(sums, row, tf.where(evaluate, 0.0, threshold))
+        start = tf.reduce_sum(starts, keepdims=True) // workers  # mean of the proposals
         message = only_row(with_starts(as_row(sums), start))
         messages, starts = without_starts((yield AllGather(message)))
 
-        messages, threshold = _evaluated(messages, row, k, threshold, anew)
+        messages, threshold = _evaluated(messages, row, k, threshold, evaluate)
         (total,) = ops.decode(messages, row, [vector])
         renew = tf.equal(ctx.step % self.partition_interval, 0)
-        residual = sent.left(found.residuals[0], total)
+        residual = sent.undelivered(found.residuals[0], total)
         return split(total, ctx.layout.specs), {
             "residual": split(residual, ctx.layout.specs),
             "own_threshold": [own_threshold],
@@ -161,15 +162,15 @@ class OkTopk(Sparsifier):
 
 
 class _Sent(NamedTuple):
-    """What a worker selected and sent: all of it, as positions and values, and the rows."""
+    """Selected elements of a worker, as positions and values, and the rows that it sends."""
 
     rows: tf.Tensor  # int32 [K, words]
-    positions: tf.Tensor  # int64 [capacity], the vector's size in unused slots
+    positions: tf.Tensor  # int64 [capacity], the size of the vector in unused slots
     values: tf.Tensor  # float32 [capacity], 0 in unused slots
-    fits: tf.Tensor  # bool [capacity], whether it is in a row
+    fits: tf.Tensor  # bool [capacity], whether the element is in a row
 
-    def left(self, residual: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-        """Put back into the residual what is not in the total."""
+    def undelivered(self, residual: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+        """Return the residual plus the selected elements that are not in the total."""
         at = tf.minimum(self.positions, residual.shape[0] - 1)
         delivered = self.fits & tf.not_equal(tf.gather(total, at), 0.0)
         kept = tf.where(delivered, 0.0, self.values)
@@ -177,9 +178,9 @@ class _Sent(NamedTuple):
 
 
 def _selected(
-    vector: tf.Tensor, threshold: tf.Tensor, k: int, anew: tf.Tensor
+    vector: tf.Tensor, threshold: tf.Tensor, k: int, evaluate: tf.Tensor
 ) -> tuple[ops.Selection, tf.Tensor]:
-    """Select what reaches the threshold, and return the threshold of the next step too."""
+    """Select the elements that reach the threshold; also return the next threshold."""
     zeros = tf.zeros_like(vector)
 
     def largest() -> tf.Tensor:
@@ -187,35 +188,35 @@ def _selected(
         (values,) = found.layout.split(found.message).values
         return tf.reduce_min(tf.abs(values))
 
-    threshold = tf.cond(anew, largest, lambda: threshold)
+    threshold = tf.cond(evaluate, largest, lambda: threshold)
     most = capacity(SLACK * k, vector.shape[0])
     found = ops.accumulate_and_select(
         [zeros], [vector], [], [most], threshold[tf.newaxis], selectors="fixed"
     )
-    moved = _moved(threshold, found.layout.split(found.message).counts[0], k)
-    return found, tf.where(anew, threshold, moved)
+    adapted = _adapted(threshold, found.layout.split(found.message).counts[0], k)
+    return found, tf.where(evaluate, threshold, adapted)
 
 
-def _moved(threshold: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:
-    """Move a threshold that too many elements reach up, and one that too few reach down."""
+def _adapted(threshold: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:
+    """Raise a threshold that too many elements reach, and lower one that too few reach."""
     raised = tf.where(count >= math.ceil(SLACK * k), threshold * DRIFT, threshold)
     return tf.where(count < math.floor(FEWEST * k), threshold / DRIFT, raised)
 
 
-def _shared_out(selection: ops.Selection, ends: tf.Tensor, size: int, row: MessageLayout) -> _Sent:
-    """Make rows of what is selected: flag, proposal, count, indices, values."""
+def _sent_rows(selection: ops.Selection, ends: tf.Tensor, size: int, row: MessageLayout) -> _Sent:
+    """Arrange the selection in rows: flag, proposed edge, count, indices, values."""
     workers, parts = ends.shape[0] - 1, selection.layout.split(selection.message)
     (count,), (indices,), (values,) = tf.unstack(parts.counts), parts.indices, parts.values
     positions = recursive_doubling.positions(indices, count, size)
     shares = rows_by_region(positions, indices, values, ends, row.capacities[0])
     flags = tf.repeat(parts.flags[tf.newaxis], workers, axis=0)
     rows = row.join(Parts(flags, shares.counts, [shares.indices], [shares.values]))
-    wanted = proposed_edges(positions, count, workers, size)
-    return _Sent(with_starts(rows, wanted), positions, values, shares.fits)
+    proposals = proposed_edges(positions, count, workers, size)
+    return _Sent(with_starts(rows, proposals), positions, values, shares.fits)
 
 
 def _survivors(message: tf.Tensor, layout: MessageLayout, limit: tf.Tensor) -> tf.Tensor:
-    """Cut a message down to the elements that reach a limit."""
+    """Return a message with only the elements that reach a limit."""
     parts, (slots,) = layout.split(message), layout.capacities
     (indices,), (values,) = parts.indices, parts.values
     chosen = leading(parts.counts[0], slots) & (tf.abs(values) >= limit)
@@ -228,53 +229,53 @@ def _survivors(message: tf.Tensor, layout: MessageLayout, limit: tf.Tensor) -> t
 
 
 def _evaluated(
-    messages: tf.Tensor, layout: MessageLayout, k: int, threshold: tf.Tensor, anew: tf.Tensor
+    messages: tf.Tensor, layout: MessageLayout, k: int, threshold: tf.Tensor, evaluate: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return what the total is of, and the threshold of the next step.
+    """Return messages of the elements in the total, and the next threshold T.
 
     Args:
         messages: int32 `[K, words]`, of all workers.
-        layout: Of each.
-        k: Elements of the total, if it is evaluated.
-        threshold: The last one.
-        anew: Whether to evaluate it. Else all that is in the messages survives.
+        layout: Layout of each message.
+        k: Number of elements in the total if T is evaluated.
+        threshold: The last T.
+        evaluate: Whether to evaluate T. Otherwise all gathered elements are in the total.
     """
     parts = layout.split(messages)
     values = parts.values[0]
     magnitudes = tf.reshape(tf.abs(values), [-1])
     most = min(k, magnitudes.shape[0])
-    limit = tf.cond(anew, lambda: tf.math.top_k(magnitudes, most).values[-1], lambda: 0.0)
+    limit = tf.cond(evaluate, lambda: tf.math.top_k(magnitudes, most).values[-1], lambda: 0.0)
     values = tf.where(tf.abs(values) >= limit, values, 0.0)
     messages = layout.join(Parts(parts.flags, parts.counts, parts.indices, [values]))
-    return messages, tf.where(anew, limit, _moved(threshold, tf.reduce_sum(parts.counts), k))
+    return messages, tf.where(evaluate, limit, _adapted(threshold, tf.reduce_sum(parts.counts), k))
 
 
 def equal_regions(size: int) -> tf.Tensor:
-    """Return the points of pieces of equal length, float64 `[65]`."""
+    """Return the boundaries of 64 pieces of equal length, float64 `[65]`."""
     return tf.constant(np.linspace(0, size, PIECES + 1), tf.float64)
 
 
 def resampled_edges(edges: tf.Tensor, size: int) -> tf.Tensor:
-    """Return the points that regions with these first positions, int64 `[K]`, lead to."""
+    """Return boundaries of 64 pieces from the first positions of regions, int64 `[K]`."""
     ends = tf.concat([edges, tf.constant([size], tf.int64)], axis=0)
     return _resampled(tf.cast(ends, tf.float64), PIECES)
 
 
 def region_edges(points: tf.Tensor, workers: int) -> tf.Tensor:
-    """Return where the regions of so many workers begin, and the last one ends.
+    """Return the boundaries of the regions of K workers, interpolated from those of 64 pieces.
 
     Args:
-        points: From `equal` or `through`.
+        points: Boundaries from `equal_regions` or `resampled_edges`.
         workers: K.
 
     Returns:
-        int64 `[K + 1]`, ascending.
+        int64 `[K + 1]`, ascending: the start of every region and the end of the last one.
     """
     return tf.sort(tf.cast(tf.floor(_resampled(points, workers)), tf.int64))
 
 
 def _resampled(points: tf.Tensor, pieces: int) -> tf.Tensor:
-    """A line through equidistant points, read at `pieces + 1` equidistant places."""
+    """Resample the line through equidistant points at `pieces + 1` equidistant places."""
     last = points.shape[0] - 1
     at = np.arange(pieces + 1) * last / pieces
     low = np.minimum(at.astype(np.int64), last - 1)
@@ -283,28 +284,28 @@ def _resampled(points: tf.Tensor, pieces: int) -> tf.Tensor:
 
 
 def proposed_edges(positions: tf.Tensor, count: tf.Tensor, workers: int, size: int) -> tf.Tensor:
-    """Return where regions would begin that share out the positions equally, int64 `[K]`.
+    """Return the starts of regions that divide the positions equally, int64 `[K]`.
 
     Args:
-        positions: int64 `[capacity]`, of which the first `count` ascend.
-        count: int32 scalar. Without positions the regions are of equal length.
+        positions: int64 `[capacity]`, ascending in the first `count` slots.
+        count: int32 scalar. If it is 0, the regions have equal lengths.
         workers: K.
-        size: Elements of the vector.
+        size: Number of elements of the vector.
     """
     number = tf.range(workers, dtype=tf.int64)
     at = tf.gather(positions, number * tf.cast(count, tf.int64) // workers)
-    wanted = tf.where(count > 0, at, number * size // workers)
-    return tf.where(number > 0, wanted, tf.zeros_like(wanted))
+    starts = tf.where(count > 0, at, number * size // workers)
+    return tf.where(number > 0, starts, tf.zeros_like(starts))
 
 
-class Shares(NamedTuple):
-    """Elements in rows, one for each worker.
+class RowsByRegion(NamedTuple):
+    """Elements in rows, one row for each worker.
 
     Attributes:
-        counts: int32 `[K, 1]`.
-        indices: int32 `[K, slots]`, the bits of their positions.
+        counts: int32 `[K, 1]`, used slots of each row.
+        indices: int32 `[K, slots]`, the positions as unsigned 32-bit integers.
         values: float32 `[K, slots]`.
-        fits: bool `[capacity]`, which elements are in a row.
+        fits: bool `[capacity]`, whether an element is in a row.
     """
 
     counts: tf.Tensor
@@ -315,22 +316,24 @@ class Shares(NamedTuple):
 
 def rows_by_region(
     positions: tf.Tensor, indices: tf.Tensor, values: tf.Tensor, ends: tf.Tensor, slots: int
-) -> Shares:
-    """Put elements into a row for the worker of their region; the largest, if not all fit.
+) -> RowsByRegion:
+    """Put every element into the row of its region; the largest ones if a row is too short.
 
     Args:
-        positions: int64 `[capacity]`, ascending; of unused slots the vector's size.
-        indices: int32 `[capacity]`, their bits.
+        positions: int64 `[capacity]`, ascending; the size of the vector in unused slots.
+        indices: int32 `[capacity]`, the positions as unsigned 32-bit integers.
         values: float32 `[capacity]`.
-        ends: From `edges`.
+        ends: Boundaries from `region_edges`.
         slots: Capacity of a row.
     """
     workers, capacity = ends.shape[0] - 1, positions.shape[0]
-    # Numbers are int64 or float64, with which GPUs compute; with int32 they do on the host.
-    region = tf.searchsorted(ends[1:], positions, side="right", out_type=tf.int64)  # unused: K
+    # int64 and float64, because TensorFlow places int32 computations on the host.
+    # Unused slots are in region K.
+    region = tf.searchsorted(ends[1:], positions, side="right", out_type=tf.int64)
     first = tf.searchsorted(region, tf.constant(np.arange(workers + 1)), out_type=tf.int64)
     place = tf.constant(np.arange(capacity)) - tf.gather(first, region)
-    # By region and then by magnitude. Regions ascend before and after, so places stay the same.
+    # Sort by region and then by magnitude. Regions ascend before and after, so `place` stays
+    # valid.
     order = tf.cast(tf.argsort(-tf.abs(values), stable=True), tf.int64)
     by_region = tf.argsort(tf.cast(tf.gather(region, order), tf.float32), stable=True)
     order = tf.gather(order, by_region)
@@ -348,23 +351,23 @@ def rows_by_region(
         )
         for w in (indices, wire.to_words(values))
     )
-    return Shares(counts, indices, wire.from_words(words), fits > 0.0)
+    return RowsByRegion(counts, indices, wire.from_words(words), fits > 0.0)
 
 
 def placed(targets: tf.Tensor, words: tf.Tensor, capacity: int) -> tf.Tensor:
-    """Return int32 words at their targets, int64, each below `capacity`; others are left out."""
+    """Scatter int32 words to targets, int64; omit words with a target of at least `capacity`."""
     shape = tf.constant([capacity + 1], tf.int64)
     return signed(tf.scatter_nd(targets[:, tf.newaxis], unsigned(words), shape)[:capacity])
 
 
 def with_starts(rows: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
-    """Insert a first position, int64 `[P]`, after the flag of each row; 0 if the flag is 0."""
+    """Insert a start, int64 `[P]`, after the flag of each row; 0 if the flag is 0."""
     flags, words = moved(lambda r: (r[:, : wire.HEADER_WORDS], r[:, wire.HEADER_WORDS :]), rows)
     starts = signed(tf.cast(flags, tf.int64) * starts[:, tf.newaxis])
     return joined(flags, starts, words, axis=1)
 
 
 def without_starts(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Undo `with_starts`."""
+    """Undo `with_starts`: return the rows, and the starts as int64 `[P]`."""
     flags, starts, words = cut(rows, [wire.HEADER_WORDS, 1, -1])
     return joined(flags, words, axis=1), unsigned(starts)[:, 0]

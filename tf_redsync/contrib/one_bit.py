@@ -1,4 +1,4 @@
-"""1-bit SGD in two quantised phases."""
+"""1-bit SGD: two quantised phases with error feedback."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ MODE = "two_level"
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneBitSGD(Quantizer):
-    """1-bit SGD: two values a tensor, a bit an element, and the error added to the next gradient.
+    """1-bit SGD: signs and two means per tensor, with error feedback.
 
     Frank Seide, Hao Fu, Jasha Droppo, Gang Li, Dong Yu (2014), "1-Bit Stochastic Gradient Descent
     and its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech.
 
-    Q replaces every element of a block by the mean of the block's negative elements or by that of
-    the others, whichever it belongs to. Every tensor is cut into K blocks, one for each of the K
-    workers; of block b, worker b adds up what all have sent and quantises once more. On worker w,
-    with gradient g and residual e:
+    Q replaces every element of a block by a mean: that of the negative elements of the block, or
+    that of the others. Every tensor is cut into K blocks, one for each of the K workers. Worker b
+    sums block b over all workers and quantises the sum. On worker w, with gradient g and residual
+    e:
 
         p = g + e
         Q(p[b]) goes to worker b, for every block b             one all-to-all
@@ -52,15 +52,17 @@ class OneBitSGD(Quantizer):
         e[w] <- s - Q(s)
         total = the K blocks Q(s)
 
-    A worker sends 2 (K - 1) / K bits an element, where an all-gather of codes takes K - 1.
+    A worker sends 2 (K - 1) / K bits per element, whereas an all-gather of codes takes K - 1.
 
     Differences from the paper
 
-    * The owner of a block has one residual for it: what it would send to itself is not quantised,
-      so the only error there is that of the second quantisation. The paper has a residual for each.
-    * The means are of the blocks of a tensor, not of the columns of a matrix.
+    * The owner of a block has one residual for it. It does not quantise its own block in the first
+      phase, so the only error is that of the second quantisation. The paper has a residual for each
+      phase.
+    * The means are those of the blocks of a tensor, not those of the columns of a matrix.
     * Biases, norms and small tensors are all-reduced densely.
-    * The residual is that of the gradient; AdaGrad, momentum and the like follow, in the optimizer.
+    * The residual is that of the gradient; AdaGrad, momentum and similar rules follow in the
+      optimizer.
 
     Args:
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
@@ -86,7 +88,7 @@ class OneBitSGD(Quantizer):
             requests="all-to-all, then all-gather, of signs and means",
             bits="1 + 1 / K",
             state_kinds={"residual": "sum"},
-            # They are means that one worker has sent, and it has looked at them
+            # Each total is a mean from one worker, which has checked it for overflow
             totals_may_overflow=False,
         )
 
@@ -97,7 +99,7 @@ class OneBitSGD(Quantizer):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        return "signs and two means, twice"
+        return "signs and two means in both phases"
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
@@ -110,7 +112,7 @@ class OneBitSGD(Quantizer):
         rows = yield AllToAll(for_each_worker(message, 2 * len(blocks), workers))
         own_counts = tf.gather(counts, [rank], axis=1)
         received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE)
-        own = []  # of the worker's block: what arrived, and what it did not tell itself
+        own = []  # sums of this worker's block, its own part without quantisation
         for i, (total, error) in enumerate(zip(received, errors, strict=True)):
             count = tf.cast(own_counts[i, 0], tf.int64)
             inside = tf.range(total.shape[0], dtype=tf.int64) < count
@@ -121,25 +123,26 @@ class OneBitSGD(Quantizer):
         together = one_message(messages, 2 * len(blocks))
         parts = dequantize_sum(together, by_worker(blocks), mode=MODE)
         totals = by_tensor(parts, len(blocks))
-        mine = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
+        is_own = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
         residuals = [
-            tf.where(mine, second, first) for first, second in zip(errors, own_errors, strict=True)
+            tf.where(is_own, own_error, error)
+            for error, own_error in zip(errors, own_errors, strict=True)
         ]
         return joined(totals, ctx.layout), {"residual": joined(residuals, ctx.layout)}
 
 
 def _counts(spec: TensorSpec, workers: int) -> list[int]:
-    """Elements of a tensor in each of its blocks; all but the last ones are full."""
+    """Return the number of elements of a tensor in each of its blocks, without padding."""
     length = -(-spec.size // workers)
     return [min(max(spec.size - b * length, 0), length) for b in range(workers)]
 
 
 def _quantized(blocks: Blocks, counts: tf.Tensor) -> tuple[tf.Tensor, Blocks]:
-    """Replace elements by means.
+    """Quantise blocks to two means each.
 
     Args:
-        blocks: For every tensor some of its blocks, `[blocks, length]`, filled up with zeros.
-        counts: int32 `[tensors, blocks]`, numbers of elements without these zeros.
+        blocks: Some blocks of every tensor, each `[blocks, length]`, padded with zeros.
+        counts: int32 `[tensors, blocks]`, numbers of elements without the padding.
 
     Returns:
         The message, in the order of `by_worker`, and the errors in the form of `blocks`.
@@ -151,7 +154,7 @@ def _quantized(blocks: Blocks, counts: tf.Tensor) -> tuple[tf.Tensor, Blocks]:
 
 
 def _means(rows: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Means of the negative and of the other elements of each row `[rows, n]`: `[rows, 2]`."""
+    """Return the means of the negative and the other elements of rows `[rows, n]`: `[rows, 2]`."""
     negative = rows < 0.0
     below = tf.math.count_nonzero(negative, axis=1, dtype=tf.int32)
     numbers = tf.cast(tf.stack([below, counts - below], axis=1), tf.float32)

@@ -1,4 +1,4 @@
-"""1-bit Adam."""
+"""1-bit Adam and 0/1 Adam: Adam's momentum in one bit, with a frozen variance."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from tf_redsync.schedules import DenseWarmUp
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneBitAdam(AdamMoments, DenseStart, Quantizer):
-    """1-bit Adam: Adam at first, then its momentum in one bit, at the variance that it has by then.
+    """1-bit Adam: Adam at first, then its momentum in one bit with the variance frozen.
 
     Hanlin Tang, Shaoduo Gan, Ammar Ahmad Awan, Samyam Rajbhandari, Conglong Li, Xiangru Lian, Ji
     Liu, Ce Zhang, Yuxiong He (2021), "1-bit Adam: Communication Efficient Large-Scale Training with
     Adam's Convergence Speed", ICML, arXiv 2102.02888, algorithm 1.
 
-    The inner optimizer is Keras's Adam or AdamW. In the dense beginning, `warm_up`, it is left
-    alone; m is its momentum. Then, on every worker, with gradient g and the mean over K workers:
+    The inner optimizer is Keras's Adam or AdamW. The warm-up stage, `warm_up`, is dense Adam; m is
+    its momentum. Then, on every worker, with gradient g and means over K workers:
 
         m_i = beta_1 m + (1 - beta_1) g
-        m <- mean of m_i, in one bit and with feedback of both errors      as `OneBitSGD` adds up
-        w <- w - eta m / (sqrt(v) + epsilon)                               v stays as it is
+        m <- mean of m_i, in one bit, with error feedback in both phases   as `OneBitSGD` sums
+        w <- w - eta m / (sqrt(v) + epsilon)                               v is frozen
 
-    Momentum changes slowly, so its errors can be made up for; gradients in one bit would make the
-    variance useless. An element that has had no gradient in the first stage has v = 0: it stays as
-    it is from then on, and its m stays 0, for one bit cannot say 0. One that has had few has a
-    small v, and one bit gives it a mean of all momenta, so it takes large steps. Rows of an
-    embedding that occur late or seldom need a long first stage, or another method (`Policy`).
+    Momentum changes slowly, so error feedback can compensate its errors; gradients in one bit would
+    ruin the variance. An element that had no gradient in the warm-up stage has v = 0. It does not
+    change from then on, and its m stays 0, because one bit cannot encode 0. An element that had few
+    gradients has a small v, and one bit gives it the mean of all momenta, so it takes large steps.
+    Embedding rows that occur late or rarely need a long warm-up stage or another method (`Policy`).
 
     Differences from the paper
 
-    * Codes are those of `OneBitSGD`: two means for each worker's block of a tensor in place of a
-      sign times a norm, and one residual for the block that a worker adds up itself.
-    * The variance stays as Adam corrects its bias, v / (1 - beta_2^t), which after thousands of
-      steps is v. The authors' code has no correction and long first stages.
-    * Biases, norms and small tensors are all-reduced densely in both stages, and Adam's variance of
-      them moves on.
+    * Codes are those of `OneBitSGD`: two means for each worker's block of a tensor instead of a
+      sign and a norm, and a single residual for the block that a worker owns.
+    * The variance is frozen after Adam's bias correction, v / (1 - beta_2^t), which equals v after
+      thousands of steps. The authors' code has no correction and long warm-up stages.
+    * Biases, norms and small tensors are all-reduced densely in both stages, and Adam keeps
+      updating their variance.
     * With one worker it is Adam.
 
     Args:
-        warm_up: The first stage, of steps or a fraction of those that `fit` runs: 15 to 25 % in the
-            paper.
-        beta_1: Of the inner optimizer, in (0, 1).
+        warm_up: The warm-up stage, in steps or as a fraction of the steps that `fit` runs: 15 to 25
+            % in the paper.
+        beta_1: beta_1 of the inner optimizer, in (0, 1).
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -78,7 +78,7 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
         super().__post_init__()
         if not isinstance(self.warm_up, DenseWarmUp):
             raise ValueError(
-                "`warm_up` must be DenseWarmUp(...): the variance is that of the first steps. "
+                "`warm_up` must be DenseWarmUp(...), which estimates the variance. "
                 f"Received: warm_up={self.warm_up!r}"
             )
         checks.real("beta_1", self.beta_1, low=0.0, high=1.0, low_open=True, high_open=True)
@@ -98,7 +98,7 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
             },
             # Totals are momenta
             conserves=False,
-            # They are means that one worker has sent, and it has looked at them
+            # Each total is a mean from one worker, which has checked it for overflow
             totals_may_overflow=False,
         )
 
@@ -114,11 +114,11 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        return "signs and two means of Adam's momentum, twice"
+        return "signs and two means of Adam's momentum in both phases"
 
     @override
     def init(self, layout: BucketLayout) -> State:
-        """No element has had a gradient."""
+        """Return the base state, and `seen` as zeros: no element has had a gradient."""
         return {**super().init(layout), "seen": [tf.zeros(s.shape) for s in layout.specs]}
 
     @override
@@ -129,19 +129,20 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
             for m, g in zip(momenta, feedback.scaled(grads, ctx.scale), strict=True)
         ]
         seen = [s > 0.0 for s in state["seen"]]
-        new, left = yield from in_one_bit(own, seen, state, ctx)
+        new, left = yield from one_bit_sum(own, seen, state, ctx)
         return new, {**state, "momentum": new, **left}
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """The first stage: Adam's own momentum follows from the same sums."""
+        """Run a step of the warm-up stage, and update the momentum as Adam does."""
         totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
         momenta = [
             self.beta_1 * m + (1.0 - self.beta_1) * g
             for m, g in zip(state["momentum"], totals, strict=True)
         ]
-        # A momentum of 0 does not tell: where no gradients follow it underflows.
-        # As float32, 0 or 1: GPUs keep bools of a step with conditions in the host's memory.
+        # A momentum of 0 is no criterion, because it underflows after many steps without a
+        # gradient. `seen` is float32, 0 or 1: GPUs keep the bools of a conditional step in host
+        # memory.
         seen = [
             tf.where(tf.not_equal(g, 0.0), 1.0, s)
             for s, g in zip(state["seen"], totals, strict=True)
@@ -152,58 +153,57 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
-    """0/1 Adam: one bit from the start, a dense step ever more rarely, and then local steps.
+    """0/1 Adam: one bit from the start, dense steps at growing distances, then local steps.
 
-    Once steps are local, workers' weights differ between two exchanges. A round ends early where an
-    epoch ends and where an evaluation or saving begins, so that all agree on the weights there; in
-    a custom loop call `optimizer.exchange.to_consensus()`.
+    During local steps the weights of workers differ between two exchanges. The end of an epoch, an
+    evaluation and a save end a round early, so that all workers have equal weights there. In a
+    custom loop call `optimizer.exchange.to_consensus()`.
 
     Yucheng Lu, Conglong Li, Minjia Zhang, Christopher De Sa, Yuxiong He (2022), "Maximizing
     Communication Efficiency for Large-scale Training via 0/1 Adam", ICLR 2023, arXiv 2202.06009,
     algorithm 1 and section 6.
 
-    The inner optimizer is Keras's Adam or AdamW. With gradient g of one of K workers, weights w,
-    p = sqrt(v) + epsilon, and W the weights that all agree on:
+    The inner optimizer is Keras's Adam or AdamW. With gradient g of one of K workers, weights w, p
+    = sqrt(v) + epsilon, and W the weights after the last exchange, equal on all workers:
 
-        dense steps, at distances of 1, 2, 4 and so on, each `variance_updates` times:
+        dense steps, at distances of 1, 2, 4, ..., each `variance_updates` times:
             g <- mean over workers of g                            one all-reduce
             m <- beta_1 m + (1 - beta_1) g;  v <- beta_2 v + (1 - beta_2) g^2
             w <- w - eta m / p
         the other steps before step `start`:
             m <- mean of beta_1 m + (1 - beta_1) g, in one bit     as in `OneBitAdam`
             w <- w - eta m / p
-        from step `start` on, in rounds of n = 1, 2, 4 and so on, up to `steps`, steps:
-            n times: m <- beta_1 m + (1 - beta_1) g;  w <- w - eta m / p        alone
+        from step `start` on, in rounds of n = 1, 2, 4, ... steps, at most `steps`:
+            n times: m <- beta_1 m + (1 - beta_1) g;  w <- w - eta m / p        local
             u = p (W - w) / sum of eta                             the mean momentum of the round
             m <- mean of u, in one bit
             W <- W - (sum of eta) m / p;  w <- W
 
-    What one bit loses, of one stage and of the next, is added to the next momentum. v is corrected
-    for its bias by the number of its updates, and stays as it is from `start` on. An element whose
-    v is 0, for it had no gradient in any dense step, stays as it is, for one bit cannot say 0: rows
-    of an embedding that occur late want another method.
+    Error feedback adds the errors of both phases to the next momentum. v is bias-corrected by the
+    number of its updates, and frozen from `start` on. An element with v = 0, which had no gradient
+    in any dense step, does not change, because one bit cannot encode 0. Embedding rows that occur
+    late need another method.
 
     Differences from the paper
 
-    * In a dense step the mean gradient, which has been sent, moves the momentum too, as in the
-      authors' code.
-    * Codes are those of `OneBitSGD`, and errors have the unit of a momentum: where learning rates
-      change, the error of u does not.
-    * Adam corrects the bias of m as well, so eta is in units of 1 - beta_1^t. AdamW's decay moves w
-      in a round and so is in u, as in the authors' code.
-    * Tensors of all sizes are sent so. With one worker it is Adam.
+    * A dense step also updates the momentum with the mean gradient, as in the authors' code.
+    * Codes are those of `OneBitSGD`, and errors are in units of the momentum, so the error of u
+      does not scale with the learning rate.
+    * Adam corrects the bias of m too, so eta includes 1 / (1 - beta_1^t). The weight decay of AdamW
+      changes w within a round, so u contains it, as in the authors' code.
+    * Tensors of all sizes are compressed. With one worker it is Adam.
 
     Args:
-        start: Step from which on steps are local and the variance stays: the end of the learning
-            rate's warm-up, 12,500 for BERT, in the paper. Below 1: this fraction of the steps that
-            the first `fit` runs.
-        steps: Most local steps between two exchanges, 16 in the paper.
-        double_after: After so many steps the number of local steps doubles: those in which the
-            learning rate halves in the paper. Below 1 a fraction, as `start`.
-        variance_updates: After so many dense steps their distance doubles, 16 in the paper.
-        beta_1: Of the inner optimizer, in (0, 1).
-        beta_2: The same.
-        epsilon: The same, at least 0.
+        start: Step at which local steps begin and the variance is frozen: the end of the learning
+            rate warm-up in the paper, 12,500 for BERT. A value below 1 is a fraction of the steps
+            that the first `fit` runs.
+        steps: Maximum number of local steps between two exchanges, 16 in the paper.
+        double_after: Steps after which the number of local steps doubles; in the paper the steps in
+            which the learning rate halves. A value below 1 is a fraction, as for `start`.
+        variance_updates: Number of dense steps after which their distance doubles, 16 in the paper.
+        beta_1: beta_1 of the inner optimizer, in (0, 1).
+        beta_2: beta_2 of the inner optimizer, in (0, 1).
+        epsilon: epsilon of the inner optimizer, at least 0.
 
     Raises:
         ValueError: for a hyper-parameter out of its range.
@@ -249,7 +249,7 @@ class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
             },
             # Totals are momenta
             conserves=False,
-            # They are means that one worker has sent, and it has looked at them
+            # Each total is a mean from one worker, which has checked it for overflow
             totals_may_overflow=False,
         )
 
@@ -270,15 +270,15 @@ class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
 
     @override
     def dense(self) -> Method:
-        """There is no tensor that it refuses."""
+        """Return the method itself, because it serves all tensors."""
         return self
 
     @override
     def describe(self, spec: TensorSpec) -> str:
         begin = f"step {self.start:,}" if self.start >= 1 else f"{self.start:.4g} of `fit`"
         return (
-            f"signs and two means of Adam's momentum, twice; from {begin} on every {self.steps} "
-            "steps at most"
+            f"signs and two means of Adam's momentum in both phases; from {begin} on at most "
+            f"every {self.steps} steps"
         )
 
     @override
@@ -288,7 +288,7 @@ class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """A step that moves the variance."""
+        """Run a dense step, which updates momentum and variance."""
         totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
         (updates,) = state["updates"]
         weight = (1.0 - self.beta_2) / (1.0 - self.beta_2 ** (updates + 1.0))
@@ -301,18 +301,18 @@ class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
         return totals, {**state, **new}
 
     def momentum_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """A step of all workers at the variance as it is; its totals are momenta."""
+        """Run a synchronous step in one bit with a constant variance; its totals are momenta."""
         workers = ctx.layout.workers
         own = [
             self.beta_1 * m / workers + (1.0 - self.beta_1) * g
             for m, g in zip(state["momentum"], feedback.scaled(grads, ctx.scale), strict=True)
         ]
-        momenta, left = yield from in_one_bit(own, _seen(state), state, ctx)
+        momenta, left = yield from one_bit_sum(own, _seen(state), state, ctx)
         return momenta, {**state, "momentum": momenta, **left}
 
     @override
     def alone(self, totals: list[tf.Tensor], state: State) -> tuple[list[tf.Tensor], State]:
-        """A local step: the worker's momentum follows its own gradient."""
+        """Run a local step, in which the momentum follows the gradient of this worker."""
         momenta = [
             tf.where(s, m, 0.0 * m)
             for s, m in zip(_seen(state), self._momenta(state, totals), strict=True)
@@ -320,22 +320,22 @@ class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
         return momenta, {**state, "momentum": momenta}
 
     def rate_of_step(self, rate: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-        """Return what Adam multiplies m / p by in a step.
+        """Return the factor of m / p in the update of Adam.
 
         Args:
             rate: The learning rate.
-            steps: Number of steps so far, this one included, float32 scalar.
+            steps: Number of steps so far, including this one, float32 scalar.
         """
         return rate / (1.0 - self.beta_1**steps)
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """The end of a round: here the gradients are the changes of the weights, over K."""
+        """Run the exchange at the end of a round; `grads` are the weight changes divided by K."""
         (rates,) = yield AllReduce([state["rates"][0] / ctx.layout.workers])
         scales = [tf.sqrt(v) + self.epsilon for v in state["variance"]]
-        over_rates = tf.math.divide_no_nan(1.0, rates)  # a factor: what is not finite stays so
+        over_rates = tf.math.divide_no_nan(1.0, rates)  # keeps non-finite gradients so
         own = [-p * d * over_rates for p, d in zip(scales, grads, strict=True)]
-        momenta, left = yield from in_one_bit(own, _seen(state), state, ctx)
+        momenta, left = yield from one_bit_sum(own, _seen(state), state, ctx)
         moved = [tf.math.divide_no_nan(-rates * m, p) for m, p in zip(momenta, scales, strict=True)]
         return moved, {**state, "momentum": momenta, "rates": [tf.zeros([])], **left}
 
@@ -346,19 +346,21 @@ class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
         ]
 
 
-def in_one_bit(own: list[tf.Tensor], seen: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-    """Add up as `OneBitSGD` does, where elements are `seen`; the others are and stay 0.
+def one_bit_sum(
+    own: list[tf.Tensor], seen: list[tf.Tensor], state: State, ctx: Context
+) -> Exchange:
+    """Sum as `OneBitSGD` does where elements are `seen`; the others are 0.
 
     Args:
-        own: This worker's summands.
-        seen: bool, of the same shapes, equal on all workers.
-        state: This worker's, with its `residual`.
-        ctx: Of the bucket.
+        own: The summands of this worker.
+        seen: Bool masks of the same shapes, equal on all workers.
+        state: State of this worker, with a `residual`.
+        ctx: Context of the bucket.
 
     Returns:
-        The sums, and the new residuals in a state of their own.
+        The sums, and a state with the new residuals.
     """
-    # 0 x, and not 0: what is not finite must be seen
+    # `0.0 * x` instead of 0, so that non-finite values are detected
     masked = [tf.where(s, x, 0.0 * x) for s, x in zip(seen, own, strict=True)]
     plain, summed = dataclasses.replace(ctx, scale=None), OneBitSGD(dense_below=0)
     sums, new = yield from summed.exchange(masked, {"residual": state["residual"]}, plain)
@@ -370,5 +372,5 @@ def in_one_bit(own: list[tf.Tensor], seen: list[tf.Tensor], state: State, ctx: C
 
 
 def _seen(state: State) -> list[tf.Tensor]:
-    """What has had a gradient in a dense step."""
+    """Return masks of the elements that had a gradient in a dense step."""
     return [v > 0.0 for v in state["variance"]]

@@ -29,71 +29,74 @@ from tf_redsync.ops import bits, wire
 from tf_redsync.ops.quantization import bucketed
 from tf_redsync.ops.rice import rice_decode, rice_encode
 
-SLACK = 1.0001  # of the bound, for float32
-MOST_BITS = 2**31 - 1  # places in a bitmap are int32
-TINY = float(np.finfo(np.float32).tiny)  # norms below have too few digits for the bound
+# Sparse dithering.
+SLACK = 1.0001  # factor of the bound, for rounding in float32
+MOST_BITS = 2**31 - 1  # positions in a bitmap are int32
+TINY = float(np.finfo(np.float32).tiny)  # smaller norms are too imprecise for the bound
 
+# Spherical compression.
 MOST_INDEX_BITS = 16
-FACTOR_BITS = 5
-# What factors are rounded to, relative to the largest one, and the bounds between them.
+FACTOR_BITS = 5  # bits of a factor
+# Factors are rounded to these multiples of the largest one; BOUNDS separates them.
 FACTORS = np.concatenate([[0.0], 2.0 ** (np.arange(2 - 2**FACTOR_BITS, 1) / 4)]).astype("f4")
 BOUNDS = np.concatenate([FACTORS[1:2] / 2, np.sqrt(FACTORS[1:-1] * FACTORS[2:])])
-PRODUCTS = 2**22  # of blocks and vectors at a time: 16 MiB
+PRODUCTS = 2**22  # inner products to compute at a time: 16 MiB
 
-VALUES = 2**22  # decoded at a time: 16 MiB
+# Both methods.
+VALUES = 2**22  # values to decode at a time: 16 MiB
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SparseDithering(Quantizer):
-    """Sparse dithering: uniform levels whose code is short because vectors have a norm.
+    """Sparse dithering: uniform levels with a Rice code of bounded length.
 
     Alyazeed Albasyoni, Mher Safaryan, Laurent Condat, Peter Richtárik (2020), "Optimal Gradient
     Compression for Distributed and Federated Learning", arXiv 2010.03246.
 
-    No code of b bits an element leaves less than alpha = 4^-b of every vector's squared norm: a
-    tenth takes 1.66 bits. Uniform levels come close. On every worker, for each tensor of d
-    elements, with gradient g and residual e:
+    Any code of b bits per element has a worst-case squared error of at least alpha = 4^-b relative
+    to the squared norm: an error of a tenth takes 1.66 bits. Uniform levels come close. On every
+    worker, for each tensor of d elements, with gradient g and residual e:
 
         p   = g + e
         u   = p / ||p||,  h = sqrt(alpha / d)
         k_j = |u_j| / (2 h), rounded,  s_j = sign(u_j)                 levels 2 h apart
         c   = <p, s k> / ||s k||^2
-        all-gather of c and of the code of s k                         what all decode: c s k
+        all-gather of c and of the code of s k                         decoded to c s k
         total = sum over workers of c s k
         e   = p - c s k
 
-    ||p - c s k||^2 <= alpha ||p||^2: no |u_j| is further than h from 2 h k_j, which makes alpha in
-    all, and the best factor c of s k, which is sent in the place of the norm, is no worse than 2 h
-    ||p||. Of a normal vector about alpha / 3 is left.
+    ||p - c s k||^2 <= alpha ||p||^2: no |u_j| is further than h from 2 h k_j, so the squared errors
+    add up to at most alpha. The message has the best factor c of s k instead of the norm, which is
+    no worse than 2 h ||p||. For a normal vector about alpha / 3 remains.
 
-    The code is short as levels cannot be large everywhere. Let n be the number of levels that are
-    not 0. For those k_j <= |u_j| / (2 h) + 1/2, and their |u_j| add up to at most sqrt(n), so that
+    The code is short because few levels can be large. Let n be the number of non-zero levels. For
+    these k_j <= |u_j| / (2 h) + 1/2, and the sum of their |u_j| is at most sqrt(n), so
 
         sum k_j <= sqrt(n d / alpha) / 2 + n / 2
 
-    The zigzag number of s_j k_j is z = 2 k_j if s_j > 0, else 2 k_j - 1. Rice's code of z takes its
-    low r bits as they are and z >> r zeros with a one at their end. With c negated if need be, at
-    least half of the n signs are negative, and for r >= 1
+    The zigzag code of s_j k_j is z = 2 k_j if s_j > 0, else 2 k_j - 1. The Rice code of z has its
+    low r bits and z >> r zeros followed by a one. If c is negated when necessary, at least half of
+    the n signs are negative, and for r >= 1
 
         sum (z >> r) <= (sum k_j - n / 2) / 2^(r - 1) <= d / (2^r sqrt(alpha))
 
-    So r + 1 + 2^-r / sqrt(alpha) bits an element are enough for every vector: 3.58 at alpha = 0.1,
-    where r = 1, of which a normal vector fills 2.88. A message of that length holds the low bits,
-    and the ones and zeros as a bitmap, of all tensors of a bucket together.
+    So r + 1 + 2^-r / sqrt(alpha) bits per element suffice for every vector: 3.58 at alpha = 0.1,
+    where r = 1. A normal vector fills 2.88 of them. The message has this length for all tensors of
+    a bucket together: the low bits, and a bitmap of the zeros and ones.
 
     Differences from the paper
 
-    * The paper counts the vectors (n, places, signs, and levels of a bounded sum) and gives each
-      its number: about 3.35 bits an element at alpha = 0.1. Such numbers have d digits; this code
-      can be written and read in parallel. Entropy codes would have a varying length, which messages
-      here cannot have.
-    * The factor c takes the place of the paper's gamma ||p|| 2 h, gamma being a constant.
-    * Only the deterministic form: it is biased, so there is error feedback. Biases, norms and small
-      tensors are all-reduced densely.
+    * The paper enumerates the vectors (n, positions, signs, and levels of a bounded sum) and sends
+      the number of one: about 3.35 bits per element at alpha = 0.1. Such a number has d digits,
+      whereas a Rice code can be written and read in parallel. Entropy codes have a varying length,
+      which messages here cannot have.
+    * The factor c replaces gamma ||p|| 2 h of the paper, where gamma is a constant.
+    * Only the deterministic form is implemented. It is biased, so there is error feedback. Biases,
+      norms and small tensors are all-reduced densely.
 
     Args:
-        alpha: Bound of the squared error, relative to the squared norm, in [1e-6, 1).
+        alpha: Bound of the squared error relative to the squared norm, in [1e-6, 1).
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -124,18 +127,18 @@ class SparseDithering(Quantizer):
 
     @property
     def rice(self) -> int:
-        """r, the low bits: as many as make the bound of the length the lowest."""
+        """Number of low bits r, which minimises the bound of the length."""
         return max(1, math.ceil(-math.log2(self.alpha) / 2) - 1)
 
     @override
     def refuses(self, spec: TensorSpec) -> str | None:
-        if self._places([spec.size]) > MOST_BITS:
-            return f"{spec.size} elements, whose code may have {MOST_BITS} bits"
+        if self._bitmap_bits([spec.size]) > MOST_BITS:
+            return f"{spec.size} elements, whose code may exceed {MOST_BITS} bits"
         return super().refuses(spec)
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        length = self.rice + self._places([spec.size]) / max(spec.size, 1)
+        length = self.rice + self._bitmap_bits([spec.size]) / max(spec.size, 1)
         return f"{length:.3g} bits, error at most {100 * self.alpha:.3g} %"
 
     @override
@@ -153,44 +156,45 @@ class SparseDithering(Quantizer):
         messages = yield AllGather(wire.message(finite, factors, code))
 
         def values(messages: tf.Tensor) -> tf.Tensor:
-            return self._read(messages, sizes)
+            return self._decoded(messages, sizes)
 
-        total = added_up(messages, ctx.layout.workers, values, sum(sizes))
+        total = decoded_sum(messages, ctx.layout.workers, values, sum(sizes))
         residual = flat(sums) - spread(factors[tf.newaxis], sizes)[0] * levels
         return split(total, ctx.layout.specs), {"residual": split(residual, ctx.layout.specs)}
 
     def _check_size(self, sizes: list[int]) -> None:
-        """Check that places in the bitmap of a bucket are int32."""
-        if self._places(sizes) > MOST_BITS:
+        """Check that positions in the bitmap of a bucket are int32."""
+        if self._bitmap_bits(sizes) > MOST_BITS:
             raise ValueError(
-                f"a bucket's code may have {MOST_BITS} bits, about {MOST_BITS // 3} elements. "
-                f"Received: a bucket of {sum(sizes)} elements. Use a smaller `bucket_bytes`."
+                f"The code of a bucket must have at most {MOST_BITS} bits, about {MOST_BITS // 3} "
+                f"elements. Received: a bucket of {sum(sizes)} elements. Use a smaller "
+                "`bucket_bytes`."
             )
 
-    def _places(self, sizes: list[int]) -> int:
-        """Bits of the bitmap of a bucket: a one for each element, and zeros."""
+    def _bitmap_bits(self, sizes: list[int]) -> int:
+        """Return the bits of the bitmap of a bucket: a one for each element, and the zeros."""
         zeros = [math.ceil(SLACK * n / (2**self.rice * self.alpha**0.5)) for n in sizes]
         return sum(sizes) + sum(zeros)
 
     def _bitmap_words(self, sizes: list[int]) -> int:
-        """Words of the bitmap of a bucket's Rice code."""
-        return -(-self._places(sizes) // 32)
+        """Return the words of the bitmap of a bucket."""
+        return -(-self._bitmap_bits(sizes) // 32)
 
     def _levels(self, vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The factor, NaN if not all is finite, and the levels with their signs."""
+        """Return the factor, NaN if any element is non-finite, and the signed levels."""
         norm = l2_norm(vector[tf.newaxis])[0]
         norm = tf.where(norm < TINY, 0.0, norm)
         finite = tf.reduce_all(tf.math.is_finite(vector)) & tf.math.is_finite(norm)
         u = tf.where(finite, tf.math.divide_no_nan(vector, norm), 0.0)
         steps = (vector.shape[0] / self.alpha) ** 0.5 / 2.0  # 1 / (2 h)
         levels = tf.round(u * steps)
-        # The commoner sign gets the shorter codes.
+        # The more frequent sign gets the shorter codes.
         levels *= tf.where(tf.reduce_sum(tf.sign(levels)) > 0.0, -1.0, 1.0)
         share = tf.math.divide_no_nan(tf.reduce_sum(u * levels), tf.reduce_sum(tf.square(levels)))
         return tf.where(finite, norm * share, float("nan")), levels
 
-    def _read(self, messages: tf.Tensor, sizes: list[int]) -> tf.Tensor:
-        """What messages `[rows, words]` stand for, all tensors as one vector: `[rows, size]`."""
+    def _decoded(self, messages: tf.Tensor, sizes: list[int]) -> tf.Tensor:
+        """Decode messages `[rows, words]` to all tensors as one vector: `[rows, size]`."""
         _, factors, code = wire.split(messages, len(sizes))
         levels = rice_decode(
             code, rice=self.rice, bitmap_words=self._bitmap_words(sizes), count=sum(sizes)
@@ -201,54 +205,53 @@ class SparseDithering(Quantizer):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SphericalCompression(Quantizer):
-    """Spherical compression: the number of a random direction that is near enough.
+    """Spherical compression: the index of a random unit vector that is close to the direction.
 
     Alyazeed Albasyoni, Mher Safaryan, Laurent Condat, Peter Richtárik (2020), "Optimal Gradient
     Compression for Distributed and Federated Learning", arXiv 2010.03246.
 
-    A stream of random unit vectors xi_1, xi_2, .. is the same on all workers. On every worker, for
+    A sequence of random unit vectors xi_1, xi_2, ... is equal on all workers. On every worker, for
     each block of d elements of each tensor, with gradient g and residual e:
 
         p = g + e
-        k = the first with <xi_k, p> >= sqrt(1 - alpha) ||p||
+        k = the first index with <xi_k, p> >= sqrt(1 - alpha) ||p||
         all-gather of k and of c, a rounded <xi_k, p>, of all blocks
         total = sum over workers of c xi_k
         e = p - c xi_k
 
-    which leaves at most alpha of a block's squared norm, before c is rounded. A vector is near
-    enough with the probability q = I_alpha((d - 1) / 2, 1/2) / 2, I being the regularised
-    incomplete beta function, so that log2(1 / q) bits are about what k takes. This tends to the
-    fewest that any code could have, d log2(1 / alpha) / 2 bits, as d grows, but so does the work: 1
-    / q vectors to look at.
+    The error is at most alpha of the squared norm of a block, before c is rounded. A random vector
+    is close enough with probability q = I_alpha((d - 1) / 2, 1/2) / 2, where I is the regularised
+    incomplete beta function, so k takes about log2(1 / q) bits. As d grows, this approaches the
+    minimum of any code, d log2(1 / alpha) / 2 bits, but the search takes 1 / q vectors.
 
-        bits an element           d = 16    32      64      limit
+        bits per element          d = 16    32      64      limit
         alpha = 0.5               0.65      0.59    0.55    0.5
         alpha = 0.9               0.20      0.15    0.12    0.076
 
     Differences from the paper
 
-    * The paper's d is that of the gradient, out of reach as a search; blocks make it feasible, and
-      cost a factor for each.
-    * A codebook of 2^b vectors: k has a fixed length of b bits, where a code of varying length
-      would take about log2(1 / q) + 1.5, and some blocks find no vector that is near enough: these
-      take the best one. With `nearest=True` all blocks do: of normal vectors, d = 16 and b = 5,
-      this delivers a quarter of the squared norm and not a fifth. The codebook is another one in
-      every step, so that no direction is missed for long.
-    * c is the inner product, where the paper has sqrt(1 - alpha) ||p||: the best factor is as long
-      to send, never worse, and right for blocks without a near vector too. It takes 5 bits: one of
-      31 parts of the tensor's largest one, four to a factor of two, or 0.
-    * The compressor is biased, so there is error feedback: it makes up for what is left out, the
-      rounding of c included. Biases, norms and small tensors are all-reduced densely.
+    * In the paper d is the size of the gradient, which makes the search infeasible. Blocks make it
+      feasible, and cost a factor for each.
+    * A codebook has 2^b vectors: k has a fixed length of b bits, whereas a code of varying length
+      would take about log2(1 / q) + 1.5 bits. Blocks without a close enough vector take the nearest
+      one. With `nearest=True` all blocks do: for normal vectors, d = 16 and b = 5, this delivers
+      1/4 of the squared norm instead of 1/5. The codebook changes in every step, so no direction is
+      missed for long.
+    * c is the inner product, where the paper has sqrt(1 - alpha) ||p||. It takes as many bits, is
+      never worse, and is also right for blocks without a close vector. It has 5 bits: 0, or one of
+      31 multiples of the largest factor of the tensor, spaced by 2^(1/4).
+    * The compressor is biased, so there is error feedback, which also compensates the rounding of
+      c. Biases, norms and small tensors are all-reduced densely.
 
     Args:
-        alpha: Largest squared error of a block that is taken at once, relative to its squared norm,
-            in (0, 1).
-        block_size: d, elements of a block, at least 2.
-        index_bits: b; the codebook has 2^b vectors, with b at most 16 and at least
+        alpha: Squared error relative to the squared norm of a block below which a vector is close
+            enough, in (0, 1).
+        block_size: d, elements per block, at least 2.
+        index_bits: b, where the codebook has 2^b vectors; at most 16 and at least
             `index_cost(alpha, block_size)`.
-        nearest: Whether every block takes the nearest vector of the codebook and not the first one
-            near enough: as many bits, less error.
-        seed: Of the codebook; the same on all workers.
+        nearest: Whether every block takes the nearest vector of the codebook instead of the first
+            one that is close enough, for a smaller error at the same size.
+        seed: Seed of the codebook; the same on all workers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -277,9 +280,9 @@ class SphericalCompression(Quantizer):
         if not cost <= self.index_bits <= MOST_INDEX_BITS:
             raise ValueError(
                 f"`index_bits` must be at least {math.ceil(cost)} for alpha={self.alpha} and "
-                f"block_size={self.block_size}, or few blocks find a vector, and at most "
-                f"{MOST_INDEX_BITS}. Received: index_bits={self.index_bits}. Take a larger alpha "
-                "or smaller blocks if these do not meet."
+                f"block_size={self.block_size}, so that most blocks find a close vector, and at "
+                f"most {MOST_INDEX_BITS}. Received: index_bits={self.index_bits}. If no value "
+                "satisfies both, use a larger `alpha` or a smaller `block_size`."
             )
 
     @property
@@ -291,7 +294,7 @@ class SphericalCompression(Quantizer):
             requests="all-gather of directions and factors",
             bits="(b + 5) / d",
             state_kinds={"residual": "sum"},
-            # A step delivers about 1 - alpha of what is there
+            # A step delivers about 1 - alpha of the squared norm
             waiting_steps=1.0 / (1.0 - self.alpha),
         )
 
@@ -301,10 +304,10 @@ class SphericalCompression(Quantizer):
         return f"{2**self.index_bits} directions of {self.block_size} elements, {length:.3g} bits"
 
     def codebook(self, layout: BucketLayout, step: tf.Tensor) -> tf.Tensor:
-        """Return the unit vectors of a step, float32 `[2^b, d]`, the same bits on every device.
+        """Return the unit vectors of a step, float32 `[2^b, d]`, equal bits on every device.
 
-        Elements are sums of twelve uniform integers, nearly normal, about their mean. The sums of
-        their squares are integers below 2^53, so neither they nor their order can be rounded.
+        Elements are centred sums of twelve uniform integers, which are nearly normal. The sums of
+        their squares are integers below 2^53, so they are exact in float64 in any order.
         """
         seed = stream(self.seed, step, layout.specs[0].position)
         draws = uniform([12, 2**self.index_bits, self.block_size], seed)
@@ -327,7 +330,7 @@ class SphericalCompression(Quantizer):
         ]
         rows = tf.concat(rows, axis=0)
         index, factors = self.search(rows, codebook)
-        # None of them is negative; a tensor without elements has none.
+        # Factors are not negative. The padding serves tensors without elements.
         largest = tf.stack([tf.reduce_max(tf.pad(f, [[0, 1]])) for f in tf.split(factors, counts)])
         shares = tf.math.divide_no_nan(factors, spread(largest[tf.newaxis], counts)[0])
         level = tf.searchsorted(tf.constant(BOUNDS), shares, side="right")
@@ -337,9 +340,9 @@ class SphericalCompression(Quantizer):
         messages = yield AllGather(message)
 
         def values(messages: tf.Tensor) -> tf.Tensor:
-            return self._read(messages, codebook, counts)
+            return self._decoded(messages, codebook, counts)
 
-        total = added_up(messages, ctx.layout.workers, values, rows.shape.num_elements())
+        total = decoded_sum(messages, ctx.layout.workers, values, rows.shape.num_elements())
         residuals = tf.reshape(rows, [-1]) - values(message[tf.newaxis])[0]
         return self._joined(total, ctx.layout), {"residual": self._joined(residuals, ctx.layout)}
 
@@ -348,15 +351,15 @@ class SphericalCompression(Quantizer):
         return self.index_bits + FACTOR_BITS
 
     def search(self, rows: tf.Tensor, codebook: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the vectors of blocks: the first near enough, or else the nearest.
+        """Return the vector of each block: the first that is close enough, else the nearest.
 
         Args:
             rows: Blocks, float32 `[blocks, d]`.
             codebook: Unit vectors, float32 `[vectors, d]`.
 
         Returns:
-            Their numbers, int32 `[blocks]`, and inner products, float32 `[blocks]`, 0 for those
-            that are negative.
+            Indices of the vectors, int32 `[blocks]`, and inner products, float32 `[blocks]`, at
+            least 0.
         """
         blocks = rows.shape[0]
         length = max(1, min(blocks, PRODUCTS // codebook.shape[0]))
@@ -379,8 +382,8 @@ class SphericalCompression(Quantizer):
         index, products = (tf.reshape(t, [-1])[:blocks] for t in both)
         return index, products
 
-    def _read(self, messages: tf.Tensor, codebook: tf.Tensor, counts: list[int]) -> tf.Tensor:
-        """What messages `[rows, words]` stand for, all blocks as one vector: `[rows, elements]`."""
+    def _decoded(self, messages: tf.Tensor, codebook: tf.Tensor, counts: list[int]) -> tf.Tensor:
+        """Decode messages `[rows, words]` to all blocks as one vector: `[rows, elements]`."""
         _, largest, words = wire.split(messages, len(counts))
         codes = bits.unpacked(words, self._code_bits, sum(counts))
         level = tf.bitwise.right_shift(codes, self.index_bits)
@@ -393,7 +396,7 @@ class SphericalCompression(Quantizer):
         return -(-spec.size // self.block_size)
 
     def _joined(self, vector: tf.Tensor, layout: BucketLayout) -> list[tf.Tensor]:
-        """The tensors of a bucket, out of all their blocks."""
+        """Return the tensors of a bucket from the vector of all their blocks."""
         parts = tf.split(vector, [self._blocks(s) * self.block_size for s in layout.specs])
         return [
             tf.reshape(part[: s.size], s.shape) for part, s in zip(parts, layout.specs, strict=True)
@@ -401,10 +404,10 @@ class SphericalCompression(Quantizer):
 
 
 def index_cost(alpha: float, block_size: int) -> float:
-    """Return log2(1 / q), q being the probability that a random direction is near enough.
+    """Return log2(1 / q), where q is the probability that a random direction is close enough.
 
-    q = I_alpha((d - 1) / 2, 1/2) / 2 is the share of the sphere that is within arcsin(sqrt(alpha))
-    of a point, so an integral of sin^(d - 2).
+    q = I_alpha((d - 1) / 2, 1/2) / 2 is the fraction of the sphere within an angle of
+    arcsin(sqrt(alpha)) of a point, which is an integral of sin^(d - 2).
 
     Example:
         >>> [round(index_cost(0.9, d) / d, 2) for d in (16, 32, 64)]
@@ -419,18 +422,18 @@ def index_cost(alpha: float, block_size: int) -> float:
     return math.log2(integral(math.pi, 1.0) / near) - (block_size - 2) / 2 * math.log2(alpha)
 
 
-def added_up(
+def decoded_sum(
     messages: tf.Tensor, workers: int, values: Callable[[tf.Tensor], tf.Tensor], size: int
 ) -> tf.Tensor:
-    """Add up what the messages of all workers stand for, rank by rank.
+    """Return the sum of the decoded messages of all workers, added in the order of ranks.
 
-    A loop over groups of workers, so that memory does not grow with their number.
+    A loop decodes groups of workers, so memory does not grow with the number of workers.
 
     Args:
         messages: int32 `[workers, words]`.
         workers: Number of workers.
-        values: Returns for messages, int32 `[rows, words]`, what they stand for, float32
-            `[rows, size]`: zeros for a message of zeros.
+        values: Function that decodes int32 messages `[rows, words]` to float32 `[rows, size]`, and
+            a message of zeros to zeros.
         size: Number of values.
 
     Returns:
@@ -438,7 +441,7 @@ def added_up(
     """
     group = max(1, min(workers, VALUES // max(size, 1)))
     groups = -(-workers // group)
-    # As float32 with the same bits, which a GPU moves, and takes into a loop.
+    # As float32 with the same bits, which TensorFlow keeps on the GPU in a loop.
     padded = tf.pad(tf.bitcast(messages, tf.float32), [[0, groups * group - workers], [0, 0]])
     padded = tf.reshape(padded, [groups, group, -1])
 
@@ -452,10 +455,10 @@ def added_up(
 
 
 def spread(scales: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Return one scale a tensor, `[rows, N]`, as one an element, `[rows, sum(sizes)]`.
+    """Expand one scale per tensor, `[rows, N]`, to one per element, `[rows, sum(sizes)]`.
 
-    Of a single tensor as `[rows, 1]`, for the op that uses it to broadcast. `tf.repeat` would make
-    a mask of N times the largest size.
+    The scale of a single tensor stays `[rows, 1]` and is broadcast. `tf.repeat` would make a mask
+    of N times the largest size.
     """
     if len(sizes) == 1:
         return scales

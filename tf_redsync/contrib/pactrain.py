@@ -1,4 +1,4 @@
-"""All-reduce of the gradients of unpruned weights."""
+"""PacTrain: all-reduce of the gradients of unpruned weights."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from tf_redsync.methods.common.quantizer import deliver_ternary, largest, own_st
 from tf_redsync.methods.common.sparsifier import DENSE_BELOW, kept_elements, marked, too_small
 from tf_redsync.methods.dense import Dense
 
-# What the state has in place of a number of steps.
+# Values of the state `stable` other than a number of steps.
 NO_MASK, TOO_MANY_KEPT = -1, -2
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PacTrain(Waiting, Method):
-    """PacTrain: only the gradients of weights that are not pruned are exchanged.
+    """PacTrain: all-reduce of the gradients of unpruned weights only.
 
-    It needs something that prunes: give `tf_redsync.callbacks.Prune` to `fit`. Without it, and
-    until it has pruned, all exchanges are dense.
+    It needs pruning: pass `tf_redsync.callbacks.Prune` to `fit`. Exchanges are dense until the
+    weights are pruned.
 
     Yisu Wang, Ruilong Wu, Xinjiao Li, Dirk Kutscher (2025), "PacTrain: Pruning and Adaptive Sparse
     Gradient Compression for Efficient Collective Communication in Distributed Deep Learning", arXiv
     2505.18563.
 
-    A share s of each weight matrix is pruned during training. With its mask m, 1 where a weight is
-    kept and 0 where it is pruned, the same on all workers, and a gradient g of n elements, on every
+    A fraction s of each weight matrix is pruned during training. With its mask m, 1 where a weight
+    is kept and 0 where it is pruned, equal on all workers, and a gradient g of n elements, on every
     worker:
 
         until the mask has been the same for T steps:
@@ -52,34 +52,33 @@ class PacTrain(Waiting, Method):
             total[p] = sum over workers of compact              one all-reduce of 32 (1 - s) n bits
             total = 0 elsewhere
 
-    That totals are 0 where weights are pruned is what the paper calls gradient sparsity
-    enforcement: these weights stay 0. Of the pruned model nothing is lost, so there is no residual,
-    and the totals are those of dense exchanges. Codes of three values are optional: with c = max
-    |compact| over all workers, -c, 0 or c, right on average, as TernGrad's with a shared scaler
-    (`quantized.py`).
+    Totals of 0 at pruned weights are the paper's gradient sparsity enforcement: these weights stay
+    0. The totals of the kept weights are those of dense exchanges, so there is no residual. Ternary
+    values are optional: with c = max |compact| over all workers, they are -c, 0 or c and unbiased,
+    as in TernGrad with a shared scaler (`quantized.py`).
 
     The masks come from `tf_redsync.callbacks.Prune`, or from `optimizer.prune(...)` in a custom
     loop.
 
-    Differences from the paper, of which only the abstract was at hand
+    Differences from the paper, of which only the abstract was available
 
-    * The tracker watches the mask of the weights: it counts the steps since it was written. Zeros
-      that are seen in gradients say less. Where a ReLU is dead or no batch had the row of an
-      embedding, the gradient is 0 for a while, and what comes later would be lost.
-    * A mask is agreed on when it is written, outside of the steps, so that in a step the tracker
-      has nothing to ask and all workers switch in the same one.
-    * When to prune, by layer or over the model, and T are the user's choice.
+    * The tracker counts the steps since the mask of the weights was set. Zeros in gradients are a
+      weaker signal: a dead ReLU, or an embedding row that no batch contains, has a gradient of 0
+      for a while, and later gradients would be lost.
+    * Workers agree on a mask when it is set, between steps, so the tracker needs no communication
+      in a step, and all workers switch in the same step.
+    * The user chooses T, when to prune, and whether by layer or over the model.
     * Biases, norms and small tensors are neither pruned nor compressed.
 
     Args:
-        sparsity: s, the fraction of each tensor that is pruned at least, in [0, 1). Messages have
-            room for the rest. If a mask keeps more of any tensor, it is obeyed, but everything is
-            exchanged densely, with a warning that says which sparsity would do.
-        stable_steps: T, dense steps with the same mask before the first compact one. With more
-            than the training has, it is the dense training of the pruned model.
-        ternary: Whether values travel as -1, 0 or 1 times the largest one.
-        seed: Of the rounding of `ternary`; the same on all workers, who draw different numbers
-            even so.
+        sparsity: s, the minimum pruned fraction of each tensor, in [0, 1). Messages have capacity
+            for the rest. If a mask keeps more elements of any tensor, the mask applies, but
+            exchanges stay dense, and a warning states a sparsity that fits.
+        stable_steps: T, dense steps with the same mask before the first compact one. A value above
+            the length of the training gives dense training of the pruned model.
+        ternary: Whether values are sent as -1, 0 or 1 times the largest magnitude.
+        seed: Seed of the rounding of `ternary`, the same on all workers; each worker draws
+            different numbers.
         dense_below: Tensors of fewer float32 bytes are neither pruned nor compressed.
 
     Raises:
@@ -117,9 +116,9 @@ class PacTrain(Waiting, Method):
                 "positions": "shared",
                 "stable": "shared",
             },
-            # What lies outside of the mask is dropped
+            # Gradients of pruned weights are dropped
             conserves=False,
-            # They are what the all-reduce returned, or integers times the scaler
+            # Totals are results of the all-reduce, or integers times the scaler
             totals_may_overflow=self.ternary,
         )
 
@@ -127,13 +126,13 @@ class PacTrain(Waiting, Method):
     @override
     def sync_schedule(self) -> SyncSchedule:
         return SyncSchedule(
-            waits_for="the weights to be pruned: give tf_redsync.callbacks.Prune(sparsity, "
+            waits_for="the weights to be pruned: pass tf_redsync.callbacks.Prune(sparsity, "
             "at_step=...) to `fit`, or call optimizer.prune(sparsity) in a custom loop"
         )
 
     @override
     def ready(self, state: State) -> tf.Tensor:
-        """The mask has been the same for long enough, and it fits."""
+        """Return whether the mask is stable and fits the capacity."""
         return state["stable"][0] >= self.stable_steps
 
     @override
@@ -151,21 +150,21 @@ class PacTrain(Waiting, Method):
 
     @override
     def init(self, layout: BucketLayout) -> State:
-        """All is kept; the positions are of no use yet."""
+        """Return a state in which all weights are kept; `positions` are placeholders."""
         counts = [kept_elements(self.sparsity, s.size) for s in layout.specs]
         return {
             "mask": [tf.ones(s.shape, tf.bool) for s in layout.specs],
-            # 64 bits: variables of int32 have no place on a GPU.
+            # int64, because variables of int32 are not placed on GPUs.
             "positions": [tf.range(k, dtype=tf.int64) for k in counts],
             "stable": [tf.constant(NO_MASK, tf.int64)],
         }
 
     def with_masks(self, layout: BucketLayout, masks: Sequence[np.ndarray]) -> State:
-        """Return the state after the weights have been pruned. Warns of masks that keep too many.
+        """Return the state after pruning, and warn if a mask keeps too many weights.
 
         Args:
             layout: The bucket.
-            masks: For each tensor, bool of its shape: `True` where weights are kept.
+            masks: For each tensor a bool array of its shape: `True` where weights are kept.
         """
         positions, fits = [], True
         for spec, mask in zip(layout.specs, masks, strict=True):
@@ -174,14 +173,14 @@ class PacTrain(Waiting, Method):
             if kept.size > capacity:
                 fits = False
                 warnings.warn(
-                    f"PacTrain goes on with dense exchanges: {kept.size:,} of the {spec.size:,} "
-                    f"weights of {spec.name!r} are kept, and sparsity={self.sparsity} has room for "
-                    f"{capacity:,}. Prune more of this variable, or use a smaller sparsity in "
-                    "PacTrain (here at most "
-                    f"{math.floor(1e4 * (1 - kept.size / spec.size)) / 1e4}).",
+                    f"PacTrain continues with dense exchanges: {kept.size:,} of the {spec.size:,} "
+                    f"weights of {spec.name!r} are kept, but sparsity={self.sparsity} has capacity "
+                    f"for {capacity:,}. Prune more of this variable, or set `sparsity` to at most "
+                    f"{math.floor(1e4 * (1 - kept.size / spec.size)) / 1e4}.",
                     stacklevel=2,
                 )
-            # Where fewer are kept, pruned ones fill up: the positions are distinct at any rate.
+            # If fewer are kept, pruned positions fill up the rest, so positions are always
+            # distinct.
             positions.append(np.concatenate([kept, np.flatnonzero(~flat)])[:capacity])
         return {
             "mask": [tf.convert_to_tensor(m, tf.bool) for m in masks],
@@ -191,7 +190,7 @@ class PacTrain(Waiting, Method):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Only where the state is `ready`."""
+        """Exchange the kept elements; requires that the state is `ready`."""
         grads = feedback.scaled(grads, ctx.scale)
         compact = [
             _gathered(g, m, p)
@@ -212,7 +211,7 @@ class PacTrain(Waiting, Method):
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Before there is a mask, and the tracker's steps."""
+        """Exchange densely before the mask is stable, and count the steps since it was set."""
         totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
         kept = [
             tf.where(m, t, tf.zeros_like(t)) for m, t in zip(state["mask"], totals, strict=True)
@@ -222,7 +221,7 @@ class PacTrain(Waiting, Method):
 
 
 def _gathered(grad: tf.Tensor, mask: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Elements of `grad` at `positions`, 0 for those that the mask does not keep."""
+    """Return the elements of `grad` at `positions`, 0 where the mask is false."""
     values = tf.gather(tf.reshape(grad, [-1]), positions)
     is_kept = tf.gather(tf.reshape(mask, [-1]), positions)
     return tf.where(is_kept, values, tf.zeros_like(values))

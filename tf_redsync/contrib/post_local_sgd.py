@@ -1,4 +1,4 @@
-"""An all-reduce in every step at first, and local SGD after it."""
+"""Post-local SGD: synchronous steps, followed by local SGD."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tf_redsync.schedules import DenseWarmUp
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PostLocalSGD(DenseStart, LocalSGD):
-    """Post-local SGD: an all-reduce in every step at first, and local SGD after it.
+    """Post-local SGD: synchronous steps, followed by local SGD.
 
     Tao Lin, Sebastian U. Stich, Kumar Kshitij Patel, Martin Jaggi (2020), "Don't Use Large
-    Mini-Batches, Use Local SGD", ICLR, arXiv 1808.07217, section 3 (there the learning rate's first
-    fall ends the first part).
+    Mini-Batches, Use Local SGD", ICLR, arXiv 1808.07217, section 3, where the first decay of the
+    learning rate ends the synchronous phase.
 
         steps before `start`:   W <- optimizer(W, mean gradient)        the same on all workers
-        after it:               as `LocalSGD`
+        from `start` on:         as `LocalSGD`
 
-    It is `LocalSGD` with `warm_up=DenseWarmUp(steps=start)` of `DistributedOptimizer`, which then
-    must not have another one. With an outer optimizer it is how DiLoCo begins where its workers
-    start from a model that was trained for a while.
+    It equals `LocalSGD` with `warm_up=DenseWarmUp(steps=start)` of `DistributedOptimizer`, which
+    must not have another warm-up then. With an outer optimizer it is DiLoCo that starts from a
+    partly trained model.
 
     Args:
-        start: Number of the first steps that are synchronous, at least 1; below 1 this fraction of
-            the steps that the first `fit` runs, see `DenseWarmUp`.
-        steps: Steps that each worker takes between two exchanges after them.
-        outer: See `LocalSGD`.
+        start: Number of synchronous steps at the start, at least 1. A value below 1 is a fraction
+            of the steps that the first `fit` runs, see `DenseWarmUp`.
+        steps: Local steps of each worker between two exchanges after `start`.
+        outer: Outer optimizer, see `LocalSGD`.
 
     Raises:
         ValueError: for a hyper-parameter out of its range.

@@ -1,4 +1,4 @@
-"""The s-partition encoding, twice."""
+"""Quantized Frank-Wolfe: the s-partition encoding in both phases of a reduction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODE = "stochastic"
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizedFW(StochasticQuantizer):
-    """Quantised both ways, right on average: the quantiser of Quantized Frank-Wolfe.
+    """Quantized Frank-Wolfe: unbiased quantisation of gradients and of their sums.
 
     Mingrui Zhang, Lin Chen, Aryan Mokhtari, Hamed Hassani, Amin Karbasi (2020), "Quantized
     Frank-Wolfe: Faster Optimization, Lower Communication, and Projection Free", AISTATS, arXiv
@@ -46,33 +46,33 @@ class QuantizedFW(StochasticQuantizer):
         Q_s(g)_i = sign(g_i) c (l + 1) / s     with probability s |g_i| / c - l
                    sign(g_i) c l / s           else
 
-    which is g_i on average, with a variance of at most c^2 / (4 s^2). Sign and l take z(s) =
-    ceil(log2(s + 1)) + 1 bits. What the server adds up is quantised once more, with s2 levels,
-    before it goes back. Here every worker is the server of one block of K; on worker w, with its
-    gradient g:
+    which is unbiased with a variance of at most c^2 / (4 s^2). Sign and l take z(s) = ceil(log2(s +
+    1)) + 1 bits. The server sums the codes and quantises the sum again, with s2 levels. Here every
+    worker is the server of one of K blocks; on worker w, with its gradient g:
 
         Q_s(g[b]) goes to worker b, for every block b           one all-to-all
         t = g[w] + sum over the other workers of their Q_s(g[w])
         Q_s2(t) goes to all workers                             one all-gather
         total = the K blocks Q_s2(t)
 
-    A worker sends (z(s) + z(s2)) (K - 1) / K bits an element, however many workers there are, where
-    an all-gather of codes takes z(s) (K - 1). Nothing is kept; all numbers are drawn independently.
+    A worker sends (z(s) + z(s2)) (K - 1) / K bits per element, almost independent of K, whereas an
+    all-gather of codes takes z(s) (K - 1). The method is stateless, and all roundings are
+    independent.
 
     Differences from the paper
 
-    * The Frank-Wolfe step on the quantised gradient is left to the optimizer: any optimizer may
-      take the total. There is no variance reduction by gradients at two points either.
-    * There is no server. What a worker tells itself is not quantised, and c is the largest
-      magnitude of a block of a tensor, since a block is a message of its own: both make the errors
-      smaller.
-    * s and s2 are constant; the paper's grow with the number of steps.
+    * The Frank-Wolfe step is left to the optimizer: any optimizer can use the total. There is no
+      variance reduction by gradients at two points.
+    * There is no server. A worker does not quantise its own part of its block, and c is the largest
+      magnitude of a block of a tensor, since each block is a message of its own. Both reduce the
+      error.
+    * s and s2 are constant; in the paper they grow with the number of steps.
     * Biases, norms and small tensors are all-reduced densely.
 
     Args:
-        levels: s, intervals of what a worker sends to those who add up, at most 32767.
-        sum_levels: s2, intervals of the sums, at most 32767.
-        seed: Of the rounding; the same on all workers, who draw different numbers even so.
+        levels: s, number of intervals of the gradient codes, at most 32767.
+        sum_levels: s2, number of intervals of the codes of the sums, at most 32767.
+        seed: Seed of the rounding, the same on all workers; each worker draws different numbers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -104,8 +104,8 @@ class QuantizedFW(StochasticQuantizer):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        there, back = (code_bits(MODE, s) for s in (self.levels, self.sum_levels))
-        return f"{there} bits to who adds up, {back} bits back"
+        gradients, sums = (code_bits(MODE, s) for s in (self.levels, self.sum_levels))
+        return f"{gradients} bits for gradients, {sums} bits for sums"
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
@@ -117,12 +117,12 @@ class QuantizedFW(StochasticQuantizer):
         rows = yield AllToAll(for_each_worker(coded.message, len(blocks), workers))
         received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE, levels=self.levels)
         errors = by_tensor(coded.errors, len(blocks))
-        own = [  # what arrived, and what this worker did not tell itself
+        own = [  # the received sums, with this worker's own part unquantised
             (total + tf.gather(error, rank))[tf.newaxis]
             for total, error in zip(received, errors, strict=True)
         ]
 
-        # Numbers of the second rounding are those of workers that do not exist.
+        # Ranks from `workers` on give the second rounding its own random numbers.
         other_stream = own_stream + tf.constant([0, workers, 0])
         messages = yield AllGather(_quantized(own, other_stream, self.sum_levels).message)
         together = one_message(messages, len(blocks))
@@ -131,7 +131,7 @@ class QuantizedFW(StochasticQuantizer):
 
 
 def _quantized(blocks: Blocks, own_stream: tf.Tensor, levels: int) -> Quantized:
-    """Blocks in the order of `by_worker`, each with its largest magnitude as its scale."""
+    """Quantise blocks in the order of `by_worker`, each scaled by its largest magnitude."""
     scales = tf.stack([largest(b) for b in blocks], axis=1)
     return quantize(
         by_worker(blocks),

@@ -1,4 +1,4 @@
-"""Threshold from a fitted distribution."""
+"""SIDCo: a threshold from a distribution fitted to the gradient."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, element_count
 
 DISTRIBUTIONS = ("exponential", "gamma", "generalized_pareto")
-FIRST_RATIO = 0.25  # of the elements pass the first of several stages
-TOLERANCE = 0.2  # of the achieved number of elements, before a stage is added
-SLACK = 2  # slots of a message for each element wanted
+FIRST_RATIO = 0.25  # fraction of the elements that passes the first of several stages
+TOLERANCE = 0.2  # relative error of the achieved number of elements before a stage is added
+SLACK = 2  # slots of a message for each target element
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SIDCo(Sparsifier):
-    """SIDCo: a threshold from a distribution that is fitted to the gradient.
+    """SIDCo: a threshold from a distribution fitted to the gradient.
 
     Ahmed M. Abdelmoniem, Ahmed Elzanaty, Mohamed-Slim Alouini, Marco Canini (2021), "An Efficient
     Statistical-based Gradient Compression Technique for Distributed Training Systems", MLSys, arXiv
@@ -36,15 +36,15 @@ class SIDCo(Sparsifier):
     On every worker, with gradient g, residual v and density d, for each tensor of n elements:
 
         v <- v + g,  a = |v|,  t = 0
-        for m = 1 .. M:                                 peaks over the last threshold
+        for m = 1 .. M:                                 peaks over threshold
             x = {a_j - t : a_j > t}
-            r = (wanted number of elements after stage m) / (number of x)
+            r = (target number of elements after stage m) / (number of x)
             t <- t + F^-1(1 - r)                        F fitted to x by its moments
         S = {|v| >= t};  message = [indices of S, values v[S]];  v[S] <- 0
         total = sum over workers of the messages        one all-gather for a whole bucket of tensors
 
-    After the first stage n / 4 elements are wanted, after the last one n d, and in between numbers
-    that fall by equal factors. F, with mean mu and variance s^2 of x:
+    The target is n / 4 elements after the first stage and n d after the last one; in between it
+    falls by equal factors. F, with mean mu and variance s^2 of x:
 
         exponential         F^-1(1 - r) = -mu ln r
         generalised Pareto  k = (mu^2/s^2 - 1) / 2, alpha = mu (mu^2/s^2 + 1) / 2,
@@ -52,24 +52,25 @@ class SIDCo(Sparsifier):
         gamma               shape and scale from mu and the mean of ln x; first stage only, then
                             generalised Pareto
 
-    Every `adapt_every` steps a tensor whose number of elements with |v| >= t was on average off by
-    more than 20 % gets another stage.
+    Every `adapt_every` steps a tensor gets another stage if its number of elements with |v| >= t
+    was on average off by more than 20 %.
 
     Differences from the paper
 
-    * Stages count what is really above the last threshold instead of assuming that the fit was
-      right, so an error of one stage is made good by the next. More stages are then better for all
-      tails; the paper takes a stage away if too much passes, which for heavy tails makes it worse.
-    * Two stages from the start instead of one.
-    * Messages hold `2 d n` elements. If more reach the threshold the largest are sent, and the
-      others wait in the residual. If none does (a constant tensor), the largest `2 d n` are sent.
+    * A stage counts the elements above the last threshold instead of trusting the fit, so it
+      corrects the error of the stage before. More stages are then better for all tails. The paper
+      removes a stage if too many elements pass, which makes heavy tails worse.
+    * Training starts with two stages instead of one.
+    * Messages have a capacity of `2 d n` elements. If more reach the threshold, the largest are
+      sent and the others stay in the residual. If none does (a constant tensor), the largest
+      `2 d n` are sent.
 
     Args:
-        density: Fraction of the elements that is wanted, in (0, 1]. A message has room for twice as
+        density: Target fraction of the elements, in (0, 1]. A message has capacity for twice as
             many.
-        distribution: `"exponential"`, `"gamma"` or `"generalized_pareto"`, by the tails of the
-            gradient; the last one needs the fewest stages.
-        adapt_every: Steps between two looks at the number of stages.
+        distribution: `"exponential"`, `"gamma"` or `"generalized_pareto"`, according to the tails
+            of the gradient; the last one needs the fewest stages.
+        adapt_every: Steps between two adaptations of the number of stages.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely. Fits to fewer than a
             thousand elements are poor.
 
@@ -106,13 +107,13 @@ class SIDCo(Sparsifier):
         return f"{self.distribution}, about {element_count(self.density, spec.size)} elements"
 
     def max_stages(self, size: int) -> int:
-        """Most stages that a tensor of `size` elements gets: each has to halve the number."""
-        wanted = element_count(self.density, size)
-        return max(2, math.ceil(math.log2(size / wanted))) if wanted else 2
+        """Return the maximum number of stages for `size` elements; each must halve their number."""
+        target = element_count(self.density, size)
+        return max(2, math.ceil(math.log2(size / target))) if target else 2
 
     @override
     def init(self, layout: BucketLayout) -> State:
-        """Of every tensor: stages; sum of achieved over wanted numbers; its terms."""
+        """Return for each tensor: stages, sum of achieved over target numbers, number of terms."""
         start = tf.constant([2.0, 0.0, 0.0])
         return {**super().init(layout), "stages": [start for _ in layout.specs]}
 
@@ -143,7 +144,7 @@ class SIDCo(Sparsifier):
     def threshold(
         self, size: int, magnitudes: tf.Tensor, stages: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the threshold that about `density * size` elements reach, and how many do.
+        """Return the threshold that about `density * size` elements reach, and their number.
 
         Args:
             size: n, the number of elements.
@@ -155,17 +156,18 @@ class SIDCo(Sparsifier):
         """
         if size == 0:
             return tf.constant(0.0), tf.constant(0.0)
-        wanted = element_count(self.density, size)
+        target = element_count(self.density, size)
         largest = tf.reduce_max(magnitudes)
-        scaled = tf.math.divide_no_nan(magnitudes, largest)  # squares neither over- nor underflow
-        first = max(FIRST_RATIO * size, wanted)
+        # Scaled, so that squares neither overflow nor underflow.
+        scaled = tf.math.divide_no_nan(magnitudes, largest)
+        first = max(FIRST_RATIO * size, target)
         quantile = gamma if self.distribution == "gamma" else self._quantile
         threshold = _next(scaled, tf.constant(0.0), tf.constant(first, tf.float32), quantile)
-        if first > wanted:
+        if first > target:
             tail = _above(scaled, threshold)
 
             def stage(number: tf.Tensor, threshold: tf.Tensor) -> list[tf.Tensor]:
-                left = first * (wanted / first) ** (number / (tf.round(stages) - 1.0))
+                left = first * (target / first) ** (number / (tf.round(stages) - 1.0))
                 return [number + 1.0, _next(tail, threshold, left, self._quantile)]
 
             _, threshold = tf.while_loop(
@@ -176,12 +178,12 @@ class SIDCo(Sparsifier):
         return threshold, tf.cast(tf.math.count_nonzero(reached), tf.float32)
 
     def _quantile(self, excess: tf.Tensor, ratio: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
-        """The distribution of the stages after the first."""
+        """Return the quantile of the distribution in the stages after the first."""
         fit = exponential if self.distribution == "exponential" else generalized_pareto
         return fit(excess, ratio, mean)
 
     def adapted(self, size: int, fit: tf.Tensor, reached: tf.Tensor) -> tf.Tensor:
-        """The new `(stages, sum of achieved over wanted, its terms)` of a tensor."""
+        """Return the new `(stages, sum of achieved over target, number of terms)` of a tensor."""
         stages, achieved, terms = tf.unstack(fit)
         achieved += reached / max(1, element_count(self.density, size))
         terms += 1.0
@@ -192,15 +194,15 @@ class SIDCo(Sparsifier):
 
 
 def _above(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """Those of `values` `[n]` that are above the threshold."""
+    """Return the elements of `values` `[n]` that are above the threshold."""
     return tf.gather(values, tf.reshape(tf.where(values > threshold), [-1]))
 
 
-def _next(values: tf.Tensor, threshold: tf.Tensor, wanted: tf.Tensor, quantile: Any) -> tf.Tensor:
-    """The threshold that about `wanted` of `values` `[n]` reach, from those above the last one."""
+def _next(values: tf.Tensor, threshold: tf.Tensor, target: tf.Tensor, quantile: Any) -> tf.Tensor:
+    """Return the threshold that about `target` of `values` `[n]` reach, fitted to the excess."""
     excess = _above(values, threshold) - threshold
     count = tf.cast(tf.size(excess), tf.float32)
-    ratio = tf.minimum(1.0, tf.math.divide_no_nan(wanted, count))
+    ratio = tf.minimum(1.0, tf.math.divide_no_nan(target, count))
     mean = tf.math.divide_no_nan(tf.reduce_sum(excess), count)
     return threshold + tf.where(ratio > 0.0, quantile(excess, ratio, mean), 0.0)
 
@@ -211,14 +213,14 @@ def exponential(excess: tf.Tensor, ratio: tf.Tensor, mean: tf.Tensor) -> tf.Tens
     Args:
         excess: float32 `[n]`, values above 0.
         ratio: float32 scalar in (0, 1].
-        mean: Of `excess`.
+        mean: Mean of `excess`.
     """
     del excess
     return -mean * tf.math.log(ratio)
 
 
 def generalized_pareto(excess: tf.Tensor, ratio: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
-    """As `exponential`, under a generalised Pareto fit by mean and variance."""
+    """Return the same as `exponential` under a generalised Pareto fit by mean and variance."""
     variation = tf.reduce_mean(tf.square(tf.math.divide_no_nan(excess, mean) - 1.0))  # s^2 / mu^2
     inverse = 1.0 / tf.maximum(variation, 1e-6)
     k, alpha = 0.5 * (inverse - 1.0), 0.5 * mean * (inverse + 1.0)
@@ -227,11 +229,11 @@ def generalized_pareto(excess: tf.Tensor, ratio: tf.Tensor, mean: tf.Tensor) -> 
 
 
 def gamma(excess: tf.Tensor, ratio: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
-    """As `exponential`, under a gamma fit by mean and mean logarithm."""
+    """Return the same as `exponential` under a gamma fit by mean and mean logarithm."""
     s = tf.maximum(tf.math.log(mean) - tf.reduce_mean(tf.math.log(excess)), 1e-3)
     shape = (3.0 - s + tf.sqrt(tf.square(s - 3.0) + 24.0 * s)) / (12.0 * s)
     low, width = tf.constant(0.0), 2.0 * shape + 60.0
-    for _ in range(3):  # the quantile of the gamma distribution of scale 1, in 256 intervals each
+    for _ in range(3):  # refine the quantile of the gamma distribution of scale 1 by 256
         width = width / 256.0
         grid = low + width * tf.range(1.0, 257.0)
         above = tf.math.count_nonzero(tf.math.igammac(shape, grid) > ratio)

@@ -1,4 +1,4 @@
-"""Top-k added up by recursive doubling."""
+"""SparCML: sparse all-reduce of top-k by recursive doubling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tf_redsync.ops.wire import as_row, moved
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SparCML(Sparsifier):
-    """SparCML: the sum of all workers' top-k by recursive doubling, of sparse or dense vectors.
+    """SparCML: the sum of all workers' top-k by recursive doubling, sparse or dense.
 
     Cedric Renggli, Saleh Ashkboos, Mehdi Aghagolzadeh, Dan Alistarh, Torsten Hoefler (2019),
     "SparCML: High-Performance Sparse Communication for Machine Learning", SC, arXiv 1802.08021.
@@ -32,28 +32,27 @@ class SparCML(Sparsifier):
 
         v <- v + g;   x = the k elements of v with the largest |v|;   v <- v - x
 
-    and the total is the sum of all x: nothing is dropped on the way. In round r = 0, 1, ... a
-    worker and its partner exchange the sums of their 2^r workers and add them up:
+    and the total is the sum of all x: no element is dropped. In round r = 0, 1, ... a worker and
+    its partner exchange the sums of their groups of 2^r workers and add them:
 
         x <- x + the partner's x
 
-    The sum of 2^r workers has at most 2^r k elements, each an index and a value, so it is sent as a
-    dense vector of n values where 2 * 2^r k >= n. Over all rounds that is min(2 * 2^r k, n) words
-    each: 2 k (K - 1) while sparse, in log2(K) messages rather than the K - 1 of an all-gather of
-    top-k, and from then on n words a round. So it pays where latency counts, or where the sums of
-    many workers come close to being dense, which an all-gather cannot use; SparDL and OkTopk send
-    less.
+    The sum of 2^r workers has at most 2^r k elements, each an index and a value. It is sent as a
+    dense vector of n values if 2 * 2^r k >= n, so a round sends min(2 * 2^r k, n) words: 2 k (K -
+    1) in all while sparse, in log2(K) messages instead of the K - 1 of an all-gather of top-k, and
+    n words per dense round. SparCML pays if latency dominates, or if the sums of many workers
+    become nearly dense, which an all-gather cannot exploit. SparDL and OkTopk send less.
 
     Differences from the paper
 
-    * The representation changes by a static rule, from k, n and the round. The paper looks at the
-      data: at |x| + |y| > delta, for partners' x and y, with delta where both representations take
-      the same room. Messages have a fixed length here, so the room counts that x may need; where
-      workers chose the same elements a dense round comes sooner than it must.
-    * It is the paper's recursive doubling. Its variants for large messages, a split and an
-      all-gather with sparse or dense results, and the quantisation of dense results are left out.
-    * A round adds up dense vectors too; the paper's dense results come from a dense all-gather.
-    * Small tensors, biases and norms are all-reduced densely.
+    * The representation changes by a static rule, from k, n and the round. The paper decides by the
+      data: at |x| + |y| > delta for the partners' x and y, with delta where both representations
+      have the same size. Messages have a fixed length here, so the rule takes the maximum size of
+      x. If workers select the same elements, dense rounds begin earlier than necessary.
+    * It is the paper's recursive doubling. The variants for large messages (split and all-gather,
+      with sparse or dense results) and the quantisation of dense results are left out.
+    * Rounds sum dense vectors too; in the paper dense results come from a dense all-gather.
+    * Biases, norms and small tensors are all-reduced densely.
 
     Args:
         density: Fraction of the elements of a tensor that a worker sends, in (0, 1].
@@ -89,26 +88,26 @@ class SparCML(Sparsifier):
         first, doubling, last = recursive_doubling.rounds(ctx.layout.workers)
         if first is not None:
             stream = stream.plus((yield PairGather(stream.message, first)))
-            mine = recursive_doubling.handed_over(stream.message, ctx.rank, first)
-            stream = dataclasses.replace(stream, message=mine)
+            own = recursive_doubling.after_first_round(stream.message, ctx.rank, first)
+            stream = dataclasses.replace(stream, message=own)
         for distance in doubling:
             stream = stream.plus((yield PairGather(stream.message, distance)))
         if last is not None:
             rows = yield PairGather(stream.message, last)
             stream = dataclasses.replace(stream, message=moved(lambda r: r[0], rows))
         totals = stream.totals(as_row(stream.message))
-        totals = recursive_doubling.stopping(stream.message, totals)
+        totals = recursive_doubling.nan_unless_finite(stream.message, totals)
         return totals, {"residual": list(found.residuals)}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stream:
-    """Sums of one or more workers, as a message.
+    """Sum of one or more workers, as a message.
 
     Attributes:
-        bucket: Its layout.
-        layout: Of the message; `None` if it is dense.
-        message: int32 `[words]`: a flag and either counts, indices and values or all values.
+        bucket: Layout of the bucket.
+        layout: Layout of the message; `None` if it is dense.
+        message: int32 `[words]`: a flag, and either counts, indices and values or all values.
     """
 
     bucket: BucketLayout
@@ -116,7 +115,7 @@ class _Stream:
     message: tf.Tensor
 
     def shortest(self) -> _Stream:
-        """Return the same sums as a dense message where that is no longer."""
+        """Return the same sum as a dense message if that is no longer."""
         if self.layout is None or self._is_short(self.layout):
             return self
         return self._dense(as_row(self.message))
@@ -136,7 +135,7 @@ class _Stream:
         return layout.words < wire.HEADER_WORDS + sum(s.size for s in self.bucket.specs)
 
     def _dense(self, rows: tf.Tensor) -> _Stream:
-        """The sum of messages as a dense one."""
+        """Return the sum of messages as a dense message."""
         sums = flat(self.totals(rows))
         finite = wire.are_finite(rows) & tf.reduce_all(tf.math.is_finite(sums))
         message = wire.message(finite, sums)

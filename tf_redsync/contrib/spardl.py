@@ -1,4 +1,4 @@
-"""Sparse reduce-scatter and all-gather."""
+"""SparDL: sparse reduce-scatter and all-gather."""
 
 from __future__ import annotations
 
@@ -36,43 +36,42 @@ class SparDL(Sparsifier):
     Deep Learning Training with Efficient Sparse Communication", ICDE, arXiv 2304.00737.
 
     With top-k and an all-gather every worker sends its k elements to each of the K - 1 others, and
-    the total may have K k of them. Here workers share the addition: the gradients of a bucket are a
-    vector of n elements, cut into K blocks of ceil(n / K), and worker b adds up block b. With
-    gradient g, residual v, density k / n, and top(X) the k / K largest elements of a block X, on
-    every worker:
+    the total may have K k of them. SparDL shares the reduction: the gradients of a bucket are a
+    vector of n elements, cut into K blocks of ceil(n / K), and worker b sums block b. With gradient
+    g, residual v, density k / n, and top(X) the k / K largest elements of a block X, on every
+    worker:
 
         S = v + g
         top(S[b]) goes to worker b, for every block b          one all-to-all
         R[b] = S[b] - top(S[b])
-        on worker w:  T = R[w] + what arrived                  its own top(S[w]) is part of that
+        on worker w:  T = R[w] + sum of the received blocks    including its own top(S[w])
                       top(T) goes to all workers               one all-gather
                       R[w] = T - top(T)
         total = the K blocks that were gathered, k elements
         v[j] <- R[j] where total[j] is not 0, else S[j]
 
     The last line is the paper's global residual collection: an element that was sent, but is not in
-    the total, goes back into the residuals of all who sent it.
+    the total, returns to the residuals of all workers that sent it.
 
-    A worker sends 2 k (K - 1) / K words in each of the collectives, 4 k (K - 1) / K in all: this
-    hardly grows with K, while an all-gather of k elements takes 2 k (K - 1).
+    A worker sends 2 k (K - 1) / K words in each of the collectives, 4 k (K - 1) / K in all, which
+    is almost independent of K, while an all-gather of k elements takes 2 k (K - 1).
 
     Differences from the paper
 
-    * The reduce-scatter is one all-to-all. The paper has ceil(log2 K) rounds, in which workers pass
-      partial sums on to each other, cut down to their k / K largest elements each time. Either way
-      a worker sends K - 1 blocks of k / K elements, so the volume is the paper's; the paper's
-      rounds as all-to-alls, whose rows are equally long, would send more, up to K times. What is
-      lost is latency: K - 1 messages at a time instead of one in each of ceil(log2 K) rounds. The
-      total captures as much of the gradient: on random ones the error is that of the paper's rounds
-      within 2 %.
-    * No teams of workers (the paper's Spar-All-Gather with d > 1).
-    * The blocks are those of a bucket, not of the model: selecting by blocks does not compare
-      elements of different blocks anyway, and buckets overlap with the backward pass. Small
-      tensors, biases and norms are all-reduced densely.
+    * The reduce-scatter is one all-to-all. The paper has ceil(log2 K) rounds, in which workers
+      forward partial sums and cut them to their k / K largest elements each time. In both a worker
+      sends K - 1 blocks of k / K elements, so the volume is that of the paper. The rounds as
+      all-to-alls, whose rows have equal lengths, would send up to K times more. The cost is
+      latency: K - 1 messages at a time instead of one in each of ceil(log2 K) rounds. On random
+      gradients the error of the total is within 2 % of that of the paper's rounds.
+    * There are no teams of workers (Spar-All-Gather with d > 1 in the paper).
+    * The blocks are those of a bucket, not of the model. A selection by blocks does not compare
+      elements of different blocks anyway, and buckets overlap with the backward pass. Biases, norms
+      and small tensors are all-reduced densely.
 
     Args:
-        density: Fraction of a bucket's elements that the total has, in (0, 1]. Of each block of L
-            elements these are `max(1, round(density L))`.
+        density: Fraction of the elements of a bucket in the total, in (0, 1]. A block of L elements
+            sends `max(1, round(density L))`.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -87,7 +86,7 @@ class SparDL(Sparsifier):
             paper="Zhao, Yin, Mao, Liu, Chen, Gao 2024",
             requests="all-to-all, then all-gather, of indices and values",
             bits="64 density (1 + 1 / K)",
-            # Each element comes from one worker, which has looked at its sums
+            # Each element comes from one worker, which has checked its sums for overflow
             totals_may_overflow=False,
         )
 
@@ -108,8 +107,8 @@ class SparDL(Sparsifier):
         of_all = MessageLayout.of(plain.capacities * workers)
         total = tf.stack(ops.decode(_one_message(messages), of_all, like))
 
-        mine = tf.range(workers)[:, tf.newaxis] == ctx.rank
-        delivered = tf.where(mine, rest, tf.stack(rests))  # 0, or what rounding left
+        is_own = tf.range(workers)[:, tf.newaxis] == ctx.rank
+        delivered = tf.where(is_own, rest, tf.stack(rests))  # 0, or the rounding error
         residual = tf.where(tf.not_equal(total, 0.0), delivered, sums)
         totals, residuals = (_tensors(blocks, ctx.layout) for blocks in (total, residual))
         return totals, {"residual": residuals}
@@ -122,9 +121,9 @@ def _select(
     ctx: Context,
     first: int = 0,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """The k largest elements of every `grads + residuals`, a message each, and what they leave.
+    """Return a message with the k largest elements of each `grads + residuals`, and residuals.
 
-    The messages are the worker's numbers `first`, `first` + 1 .. in this step.
+    In this step the messages are number `first`, `first + 1`, ... of this worker.
     """
     n, coding = len(grads), coding_of(ctx)
     found = ops.accumulate_and_select(grads, residuals, [], [k] * n)
@@ -140,13 +139,13 @@ def _select(
 def _read(
     messages: tf.Tensor, k: int, block: tf.Tensor, ctx: Context
 ) -> tuple[tf.Tensor, MessageLayout]:
-    """Messages about a block each, without their codes, and their layout."""
+    """Return messages of one block each after decoding their values and indices, and the layout."""
     coding, layout = coding_of(ctx), MessageLayout.of([k])
     return (messages, layout) if coding is None else coding.decode(messages, [block], layout)
 
 
 def _rows(message: tf.Tensor, blocks: int) -> tf.Tensor:
-    """A message about all blocks as one about each of them, `[blocks, words]`."""
+    """Split a message of all blocks into one message for each, `[blocks, words]`."""
 
     def apart(message: tf.Tensor) -> tf.Tensor:
         flags = tf.fill([blocks, 1], message[0])
@@ -156,13 +155,13 @@ def _rows(message: tf.Tensor, blocks: int) -> tf.Tensor:
 
 
 def _one_message(messages: tf.Tensor) -> tf.Tensor:
-    """Messages about one block each, `[workers, words]`, as one about all blocks, `[1, ...]`."""
+    """Join messages of one block each, `[workers, words]`, into one of all blocks, `[1, ...]`."""
     words = moved(lambda m: tf.reshape(m[:, 1:], [-1]), messages)
     return wire.as_one(messages, words)
 
 
 def _blocks(vector: tf.Tensor, layout: BucketLayout) -> tf.Tensor:
-    """A bucket's vector in one block for each worker, `[workers, length]`, filled up with zeros."""
+    """Return a bucket's vector as one block per worker, `[workers, length]`, padded with zeros."""
     length = -(-sum(s.size for s in layout.specs) // layout.workers)
     padded = tf.pad(vector, [[0, layout.workers * length - vector.shape[0]]])
     return tf.reshape(padded, [layout.workers, length])

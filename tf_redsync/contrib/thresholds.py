@@ -1,4 +1,4 @@
-"""Fixed thresholds: send whatever is large, however much that is."""
+"""Methods with a constant threshold: send the elements that reach it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tf_redsync.ops.wire import (
     leading,
 )
 
-_SIGN = tf.int32.min  # bit 31
-_INDEX = tf.int32.max  # bits 0 to 30
+_SIGN = tf.int32.min  # the sign, in bit 31
+_INDEX = tf.int32.max  # the index, in bits 0 to 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Threshold(Sparsifier):
-    """What both methods share: everything but the form of the message."""
+    """Base class of the sparse methods, which differ in the form of the message."""
 
     threshold: float = 0.001
 
@@ -47,7 +47,7 @@ class _Threshold(Sparsifier):
         return f">= {self.threshold:g}, at most {self.k(spec)} elements"
 
     def select(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Selection:
-        """Return the elements that reach the threshold."""
+        """Select the elements that reach the threshold."""
         k = self.counts(ctx.layout)
         thresholds = tf.fill([len(k)], tf.constant(self.threshold, tf.float32))
         return ops.accumulate_and_select(
@@ -58,7 +58,7 @@ class _Threshold(Sparsifier):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedThreshold(_Threshold):
-    """Send the elements that reach a fixed threshold, with their values.
+    """Fixed threshold: indices and values of the elements that reach it.
 
     Negar Foroutan Eghlidi, Martin Jaggi (2020), "Sparse Communication for Training Deep Networks",
     arXiv 2009.09271.
@@ -71,18 +71,18 @@ class FixedThreshold(_Threshold):
         v[S] <- 0
         total = sum over workers of v[S]
 
-    The threshold has to be found by trial for every model. It is compared with the gradient as the
-    exchange gets it: of a worker's batch, divided by the number of workers.
+    The threshold must be tuned for every model. It applies to the gradient of a worker's batch,
+    divided by the number of workers, as the exchange receives it.
 
     Differences from the paper
 
     * Messages have a fixed capacity, a fraction `density` of every tensor. If more elements reach
-      the threshold the largest of them are sent, and the others wait in the residual.
+      the threshold, the largest are sent and the others stay in the residual.
 
     Args:
         threshold: tau, at least 0, in units of the gradient over the number of workers.
-        density: Largest fraction of the elements that is sent, in (0, 1]. Messages have room for
-            it, and their length is the same in every step.
+        density: Maximum fraction of the elements that is sent, in (0, 1]. It sets the capacity of
+            messages, which have the same length in every step.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -113,7 +113,7 @@ class FixedThreshold(_Threshold):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Strom(_Threshold):
-    """Send the signs of the elements that reach a fixed threshold.
+    """Strom: indices and signs of the elements that reach a threshold.
 
     Nikko Strom (2015), "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
     Interspeech.
@@ -126,21 +126,21 @@ class Strom(_Threshold):
         v[S] <- v[S] - tau sign(v[S])
         total = sum over workers of tau sign(v[S])
 
-    Index and sign share a word, 31 bits and 1 bit.
+    A word has the index in 31 bits and the sign in 1 bit.
 
-    The threshold has to be found by trial for every model. It is compared with the gradient as the
-    exchange gets it: of a worker's batch, divided by the number of workers.
+    The threshold must be tuned for every model. It applies to the gradient of a worker's batch,
+    divided by the number of workers, as the exchange receives it.
 
     Differences from the paper
 
     * Messages have a fixed capacity, a fraction `density` of every tensor. If more elements reach
-      the threshold the largest of them are sent, and the others wait in the residual.
-    * Strom sends asynchronously and codes the gaps between indices with fewer bits; not here.
+      the threshold, the largest are sent and the others stay in the residual.
+    * The paper sends asynchronously and codes the gaps between indices with fewer bits.
 
     Args:
         threshold: tau, above 0, in units of the gradient over the number of workers.
-        density: Largest fraction of the elements that is sent, in (0, 1]. Messages have room for
-            it, and their length is the same in every step.
+        density: Maximum fraction of the elements that is sent, in (0, 1]. It sets the capacity of
+            messages, which have the same length in every step.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -188,13 +188,13 @@ class Strom(_Threshold):
         return delivered(ctx.layout, messages, selection.layout, residuals), {"residual": residuals}
 
     def _steps(self, negative: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        """Tau or -tau in the first `count` of the last axis' slots, 0 in the others."""
+        """Return tau or -tau in the first `count` slots of the last axis, 0 in the others."""
         tau = tf.constant(self.threshold, tf.float32)
         used = leading(count, negative.shape[-1])
         return tf.where(used, tf.where(negative, -tau, tau), 0.0)
 
     def _unpacked(self, messages: tf.Tensor, layout: MessageLayout) -> tf.Tensor:
-        """All workers' messages with a value for every index, as `ops.decode` takes them."""
+        """Return messages with a value for every index, in the form that `ops.decode` takes."""
         lengths = [length for k in layout.capacities for length in (1, k)]
         flags, *parts = cut(messages, [wire.HEADER_WORDS, *lengths])
         counts, words = parts[0::2], parts[1::2]
@@ -207,10 +207,11 @@ class Strom(_Threshold):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoBit(ThresholdCodes):
-    """2-bit: every element is a positive threshold, its negative, or zero, with error feedback.
+    """2-bit: the threshold, its negative or zero for every element, with error feedback.
 
     Nikko Strom (2015), "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
-    Interspeech, for the rule; Apache MXNet (2017), "Gradient Compression", for the 2-bit codes.
+    Interspeech, for the rule; Apache MXNet (2017), "Gradient Compression", for 2-bit codes of all
+    elements.
 
     On every worker, with gradient g and residual e, for each tensor:
 
@@ -221,18 +222,19 @@ class TwoBit(ThresholdCodes):
 
     Differences from the papers
 
-    * The threshold is in units of the root mean square of p, of each tensor in each step, and at
-      most max |p|, so that something is always sent. The papers' is a constant, which fits neither
-      another batch size nor another number of workers: `unit="absolute"`.
+    * The threshold is relative to the root mean square of p, for each tensor in each step, and at
+      most max |p|, so that something is always sent. The constant of the papers, `unit="absolute"`,
+      must be tuned again for another batch size or number of workers.
     * Biases, norms and small tensors are all-reduced densely.
 
     Args:
-        threshold: What is sent of an element that reaches it, above 0. With unit `"rms"` one
-            standard deviation is near the best choice for normal gradients.
-        unit: `"rms"`: in units of the root mean square of gradient plus residual. `"absolute"`: of
-            the gradient as the optimizer gets it, divided by the size of the global batch: MXNet's
-            0.5 is for sums over a batch, and would hardly be reached here. Nor must it be too
-            small, for an element sends no more than the threshold in a step.
+        threshold: Threshold, and magnitude that is sent for an element that reaches it, above 0.
+            With unit `"rms"` one standard deviation is near the best choice for normal gradients.
+        unit: `"rms"`: relative to the root mean square of gradient plus residual. `"absolute"`: in
+            units of the gradient that the optimizer receives, which is divided by the global batch
+            size. MXNet's 0.5 is for sums over a batch, so elements would hardly reach it here. A
+            threshold that is too small is bad too, because an element sends at most the threshold
+            in a step.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:

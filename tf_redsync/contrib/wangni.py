@@ -1,4 +1,4 @@
-"""Unbiased sparsification."""
+"""Unbiased sparsification with minimal variance."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, 
 from tf_redsync.ops import MessageLayout, Selection, wire
 from tf_redsync.ops.wire import padded
 
-ROUNDS = 4  # at most; the paper finds two enough
+ROUNDS = 4  # maximum; two are enough in the paper
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wangni(Sparsifier):
-    """Unbiased sparsification with the least variance for a number of elements.
+    """Wangni: unbiased sparsification with the least variance for a number of elements.
 
     Jianqiao Wangni, Jialei Wang, Ji Liu, Tong Zhang (2018), "Gradient Sparsification for
-    Communication-Efficient Distributed Optimization", NeurIPS, arXiv 1710.09854.
+    Communication-Efficient Distributed Optimization", NeurIPS, arXiv 1710.09854, algorithm 3.
 
-    On every worker, for each tensor g of n elements and density rho, element i is sent with a
-    probability p_i in proportion to its magnitude, and made larger by as much:
+    On every worker, for each tensor g of n elements and density rho, element i is sent with
+    probability p_i in proportion to its magnitude, and divided by p_i:
 
-        p  <- min(rho n |g| / sum |g|, 1)                       the paper's algorithm 3
+        p  <- min(rho n |g| / sum |g|, 1)
         repeat:  I = elements with p < 1,  c = (rho n - n + |I|) / sum p[I],  stop if c <= 1
                  p[I] <- min(c p[I], 1)
         S  = element i with probability p_i
         message = [indices of S, values g[S] / p[S]]            one all-gather
         total = sum over workers of the messages
 
-    The total is right on average, with rho n elements of each worker on average, and a variance of
-    sum g^2 (1 / p - 1), the smallest there is for sum p = rho n. Nothing is kept.
+    The total is unbiased, with rho n elements of each worker on average. Its variance, sum g^2 (1 /
+    p - 1), is the least for sum p = rho n. The method is stateless.
 
     Differences from the paper
 
-    * Systematic sampling: with one u, uniform in [0, 1), those elements are taken in which the
-      running sum of p + u passes an integer. Each is taken with its probability, but their number
-      is sum p rounded up or down, not just on average. Messages then have a fixed length, and
-      nothing overflows.
-    * Elements with p < 1 have one magnitude, sum |g| / (rho n); it is sent for each of them, as for
-      the others. `Coded` shortens both; what its codes leave out is then kept in a residual, and
-      added to the next gradient.
+    * Systematic sampling: with one u, uniform in [0, 1), the method sends the elements at which the
+      running sum of p + u passes an integer. Each is sent with its probability, but their number is
+      sum p rounded up or down in every step, not just on average. So messages have a fixed length
+      and never overflow.
+    * Elements with p < 1 share one magnitude, sum |g| / (rho n). The message has it for each of
+      them, as for the others; `Coded` shortens both. The error of its codes stays in a residual and
+      is added to the next gradient.
     * Biases, norms and small tensors are all-reduced densely.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
-        seed: Of the choice; the same on all workers, who draw different numbers even so.
+        seed: Seed of the sampling, the same on all workers; each worker draws different numbers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
@@ -83,11 +83,11 @@ class Wangni(Sparsifier):
             requests="all-gather of indices and values",
             bits="64 density",
             state_kinds={},
-            # There is no residual for rounding errors
+            # No residual for rounding errors
             rounds_values=False,
-            # Right on average only
+            # Unbiased, but not conserved in each step
             conserves=False,
-            # Nothing waits
+            # No element is delayed
             waiting_steps=1.0,
             sends_selected=True,
         )
@@ -98,7 +98,7 @@ class Wangni(Sparsifier):
 
     @override
     def init(self, layout: BucketLayout) -> State:
-        """Nothing; `Coded` adds a residual."""
+        """Return an empty state; `Coded` adds a residual."""
         return {}
 
     @override
@@ -109,7 +109,7 @@ class Wangni(Sparsifier):
         parts, capacities = [], []
         for spec, grad in zip(ctx.layout.specs, grads, strict=True):
             seed = of_worker(stream(self.seed, ctx.step, spec.position), ctx.rank)
-            # One more than probabilities add up to, in case that they are rounded up.
+            # One slot more than the sum of the probabilities, which may be rounded up.
             capacities.append(capacity(self.k(spec) + 1, spec.size))
             u = uniform([], seed, tf.float64)
             parts.append(_part(tf.reshape(grad, [-1]), self.density, u, capacities[-1]))
@@ -125,7 +125,7 @@ class Wangni(Sparsifier):
 def probabilities(grad: tf.Tensor, count: int) -> tf.Tensor:
     """Return the probabilities of a flat gradient's elements, float64 `[n]`.
 
-    They add up to `count`, or to the number of non-zero elements if there are fewer.
+    Their sum is `count`, or the number of non-zero elements if that is smaller.
     """
     size = grad.shape[0]
     if count >= size:
@@ -133,14 +133,14 @@ def probabilities(grad: tf.Tensor, count: int) -> tf.Tensor:
     magnitudes = tf.abs(tf.cast(grad, tf.float64))
 
     def more(factor: tf.Tensor) -> tf.Tensor:
-        """c, for probabilities min(factor |g|, 1)."""
+        """Return c for probabilities min(factor |g|, 1)."""
         others = factor * magnitudes < 1.0
         rest = count - size + tf.math.count_nonzero(others)
         total = factor * tf.reduce_sum(tf.where(others, magnitudes, 0.0))
         return tf.maximum(tf.math.divide_no_nan(tf.cast(rest, tf.float64), total), 1.0)
 
     factor = tf.math.divide_no_nan(tf.constant(count, tf.float64), tf.reduce_sum(magnitudes))
-    # Seldom more than a round or two: the largest elements rarely have a probability of 1.
+    # Rarely more than one or two rounds, because few elements have a probability of 1.
     _, factor, c = tf.while_loop(
         lambda number, factor, c: (number < ROUNDS) & (c > 1.0),
         lambda number, factor, c: (number + 1, factor * c, more(factor * c)),
@@ -151,7 +151,7 @@ def probabilities(grad: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def sampled(p: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
-    """Return which elements are taken.
+    """Return a mask of the sampled elements.
 
     Args:
         p: Probabilities, float64 `[n]`.
@@ -169,7 +169,7 @@ def sampled(p: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
 def _part(
     grad: tf.Tensor, density: float, u: tf.Tensor, slots: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Count, indices and values of one tensor."""
+    """Return count, indices and values of the message for one tensor."""
     p = probabilities(grad, element_count(density, grad.shape[0]))
     at = tf.where(sampled(p, u))[:slots, 0]
     true = tf.cast(tf.gather(grad, at), tf.float64)

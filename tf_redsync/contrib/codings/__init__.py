@@ -1,15 +1,15 @@
-"""Codings of papers beside those of `tf_redsync.codings`, for `rs.Coded`; no stable API either.
+"""Further codings from papers for `rs.Coded`, without a stable API.
 
-Bits of each position, of 2^22 elements, as `codings.compare` shows them:
+Bits per position for 2^22 elements, as `codings.compare` shows them:
 
-| positions | 0.1 % | 1 % | 10 % | for each of k of n |
+| positions | 0.1 % | 1 % | 10 % | bits per position |
 |---|---|---|---|---|
-| `Bloom` | 19.17 | 14.38 | 9.59 | 1.44 log2(1 / e), and a share e of false positives |
+| `Bloom` | 19.17 | 14.38 | 9.59 | 1.44 log2(1 / e), with a false positive rate e |
 
-| values | bits |
+| values | bits per value |
 |---|---|
-| `QSGDValues` | `ceil(log2(2 s + 1))` and a norm a bucket |
-| `PolynomialFit`, `DoubleExponentialFit` | `ceil(log2 k)`, the place in the sorted order |
+| `QSGDValues` | `ceil(log2(2 s + 1))`, and a norm per bucket |
+| `PolynomialFit`, `DoubleExponentialFit` | `ceil(log2 k)` for the place in sorted order |
 """
 
 from tf_redsync.contrib.codings.bloom import Bloom

@@ -1,4 +1,4 @@
-"""Bloom filters of positions, and what to send for the positions that they add."""
+"""Bloom filters of positions, with DeepReduce's policies for false positives."""
 
 from __future__ import annotations
 
@@ -30,44 +30,44 @@ POLICIES = ("p0", "p1", "p2", "leftmost")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bloom(IndexCoding):
-    """Bloom filters of positions, and what to send for the positions that they add.
+    """Bloom filters of positions, with a policy for their false positives.
 
-    A Bloom filter for each tensor: `[filters]`.
-
-    Policies other than p0 send `[counts]` before them.
+    The code has one filter per tensor: `[filters]`, and policies other than p0 send `[counts]`
+    before them.
 
     Burton H. Bloom (1970), "Space/time trade-offs in hash coding with allowable errors", CACM 13;
     for gradients, with the policies below: Xu et al. (2021), "DeepReduce", NeurIPS.
 
-    Of r positions among n, a filter with a rate e of false positives has r log2(1 / e) / ln 2 bits
-    and log2(1 / e) hashes. Sender and receivers query it for every element: P, all that it holds,
-    has r elements and about e (n - r) false ones. The policy says which of them get values:
+    For r positions among n, a filter with false positive rate e has r log2(1 / e) / ln 2 bits and
+    log2(1 / e) hashes. Sender and receivers query it for every element. The set P of positives has
+    the r elements and about e (n - r) false positives. The policy selects the positives that get
+    values:
 
-        p0         all of P, true values, also of the false ones: |P| values
-        p1         r random elements of P, others in every step
-        p2         r elements of P, by conflicts: for each bit of the filter the elements of P that
-                   set it; from the smallest of these sets on, one of each that is not taken yet
-        leftmost   the first r elements of P from a random place on, another one in every step
+        p0         all of P, so |P| values
+        p1         r random elements of P, different ones in every step
+        p2         r elements of P by conflict sets: a set has the elements of P that set one bit of
+                   the filter; from the smallest set on, each set contributes one new element
+        leftmost   the first r elements of P from a random start, a different one in every step
 
-    All values are the true ones of these elements, so the total has no wrong ones; what was
-    selected and gets no value waits in the residual. Only where one mean stands for all values of a
-    tensor do false positives get it too, and the residual has to make up for that.
+    All values are the true values of these elements, so the total has no wrong ones. Selected
+    elements without a value stay in the residual. If one mean replaces all values of a tensor,
+    false positives get it too, and error feedback compensates it.
 
-    A position costs 1.44 log2(1 / e) bits, which for small e is more than a Golomb code takes, and
-    p0 pays for its false positives with values.
+    A position costs 1.44 log2(1 / e) bits, which for small e is more than in a Golomb code, and p0
+    also sends values for false positives.
 
     Differences from the paper
 
-    * P1 draws others in every step, where a fixed seed would repeat itself. Hashes change as well.
-    * Leftmost begins at another place in every step, and goes on at the beginning. From the
-      beginning on, a tensor's last elements would never be sent: there are always false positives
-      before them.
-    * Messages have room for the false positives that are to be expected and six standard deviations
-      more; what is beyond that waits.
+    * P1 draws different elements in every step, because those of a fixed seed would repeat. Hash
+      functions change in every step too.
+    * Leftmost starts at a different element in every step and wraps around. From a fixed start, a
+      tensor's last elements would never be sent, because false positives always precede them.
+    * Messages have capacity for the expected number of false positives plus six standard
+      deviations; elements beyond it stay in the residual.
 
     Args:
         policy: `"p0"`, `"p1"`, `"p2"` or `"leftmost"`.
-        false_positive_rate: e, in (0, 1); `None`: a tenth of the density.
+        false_positive_rate: e, in (0, 1). `None`: a tenth of the density.
 
     Raises:
         ValueError: for a hyper-parameter out of its range.
@@ -88,7 +88,7 @@ class Bloom(IndexCoding):
 
     @override
     def received(self, capacity: Capacity) -> Capacity:
-        """With p0 a tensor gets room for its false positives too."""
+        """Return the capacity of decoded positions, with p0 including false positives."""
         if self.policy != "p0":
             return capacity
         return Capacity(capacity.sizes, tuple(map(self._positives, capacity.sizes, capacity.slots)))
@@ -115,7 +115,7 @@ class Bloom(IndexCoding):
         of = self._filters(capacity)
         if max(capacity.sizes) > MAX_COUNT:
             raise ValueError(
-                f"`indices=Bloom(..)` takes tensors of at most {MAX_COUNT} elements. "
+                f"`indices=Bloom(...)` takes tensors of at most {MAX_COUNT} elements. "
                 f"Received: sizes={capacity.sizes}. Use RawIndices, or split the variable."
             )
         lengths = [self._heads(capacity), sum(of.words)]
@@ -138,7 +138,7 @@ class Bloom(IndexCoding):
     def _ordered(
         self, at: tf.Tensor, count: tf.Tensor, seed: tf.Tensor, number: int, capacity: Capacity
     ) -> tf.Tensor:
-        """Positives of tensor `number`, those to take first in front; int32 `[workers, slots]`."""
+        """Return the positives of tensor `number` by priority, int32 `[workers, slots]`."""
         noise = draws(seed, number, at.shape[1])
         if self.policy == "leftmost":
             first = tf.cast(noise[:1] * tf.cast(count, tf.float32), tf.int32)
@@ -157,22 +157,22 @@ class Bloom(IndexCoding):
         return min(max(0.1 * slots / max(size, 1), 1e-9), 0.5)
 
     def _positives(self, size: int, slots: int) -> int:
-        """Slots for positives: six standard deviations above their average."""
+        """Return the capacity for positives: their mean plus six standard deviations."""
         words, hashes = bloom_parameters(slots, self._rate(size, slots))
         load = hashes * max(slots, 1) / (32 * words)
-        held = 1.0 - math.exp(-load)  # share of the bits that are set, and its deviation
+        held = 1.0 - math.exp(-load)  # fraction of bits that are set, `spread` its deviation
         spread = math.sqrt(max(math.exp(-load) - (1 + load) * math.exp(-2 * load), 0) / 32 / words)
-        # A little more than was set, since there is no fraction of a hash.
+        # More than the rate that was asked for, because the number of hashes is rounded.
         false = held**hashes * max(size - slots, 0)
         deviation = math.sqrt(false + (false * hashes * spread / held) ** 2)
         return min(slots + math.ceil(false + 6 * deviation) + 4, size)
 
     def _heads(self, capacity: Capacity) -> int:
-        """Words that tell how many positions were selected, which P0 does not ask."""
+        """Return the number of words for counts of selected positions; p0 needs none."""
         return 0 if self.policy == "p0" else len(capacity.slots)
 
     def _filters(self, capacity: Capacity) -> _Filters:
-        """How long the filters are."""
+        """Return the sizes of the filters of a bucket."""
         both = [
             bloom_parameters(slots, self._rate(size, slots))
             for size, slots in zip(capacity.sizes, capacity.slots, strict=True)
@@ -181,14 +181,14 @@ class Bloom(IndexCoding):
 
 
 class _Filters(NamedTuple):
-    """One filter for each tensor, as the ops want them."""
+    """Words and hashes of the filter of each tensor, in the form that the ops take."""
 
     words: list[int]
     hashes: list[int]
 
 
 def draws(seed: tf.Tensor, number: int, count: int) -> tf.Tensor:
-    """Random numbers in [0, 1) for tensor `number`, equal on all workers, others in every step."""
+    """Return uniform numbers for tensor `number`, equal on all workers, new in every step."""
     key = tf.stack([tf.convert_to_tensor(seed, tf.int32), tf.constant(number)])
     return tf.random.stateless_uniform([count], key, alg="philox")
 
@@ -203,16 +203,23 @@ def by_conflicts(
     hashes: int,
     limit: int,
 ) -> tf.Tensor:
-    """Order positives by when they are taken; those that are not come last, in their order.
+    """Order positives by policy P2 of DeepReduce; those that are not taken come last.
+
+    Xu et al. (2021), "DeepReduce", NeurIPS, policy P2. For every bit j of the filter, the conflict
+    set C_j has the positives that set bit j. At least one element of C_j is a true positive, since
+    the bit is set. From the smallest set on, and among equal sizes from the lowest bit on, take a
+    random element of C_j that was not taken before, until enough are taken. A true positive is
+    alone in a set more often than a false one. Each choice depends on the ones before, so the
+    policy is slow; it serves for comparisons.
 
     Args:
-        at: int32 `[workers, slots]`, the positives of each worker's filter.
-        count: int32 `[workers, 1]`, how many are used.
-        noise: float32 `[slots]`; of a set the element with the least is taken.
+        at: int32 `[workers, slots]`, positives of the filter of each worker.
+        count: int32 `[workers, 1]`, number of positives.
+        noise: float32 `[slots]`; the element of a set with the smallest value is taken.
         seed: As given to `bloom_build`.
-        words: Of the filter.
-        hashes: Of the filter.
-        limit: How many to take at most.
+        words: Words of the filter.
+        hashes: Hashes of the filter.
+        limit: Maximum number of elements to take.
 
     Returns:
         int32 `[workers, slots]`.
@@ -250,18 +257,18 @@ def _by_conflicts(
         when = tf.tensor_scatter_nd_update(when, left[:, tf.newaxis], now)
         return number + 1, taken + tf.size(left), when
 
-    def go_on(number: tf.Tensor, taken: tf.Tensor, when: tf.Tensor) -> Any:
+    def is_incomplete(number: tf.Tensor, taken: tf.Tensor, when: tf.Tensor) -> Any:
         return (number < used_sets) & (taken < limit)
 
     start = (tf.constant(0), tf.constant(0), slots + tf.range(slots))
-    when = tf.while_loop(go_on, take, start)[2]
+    when = tf.while_loop(is_incomplete, take, start)[2]
     return tf.gather(at, tf.argsort(when, stable=True))
 
 
 def _incidences(
     at: tf.Tensor, count: tf.Tensor, noise: tf.Tensor, seed: tf.Tensor, words: int, hashes: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """All distinct pairs of a positive's place and a bit that it sets, by bit, then by noise."""
+    """Return the distinct pairs of a positive's slot and a bit it sets, by bit, then by noise."""
     places = tf.argsort(noise[:count], stable=True)
     positions = unsigned(tf.gather(at, places))
     bits = tf.stack(list(probes(positions, seed, words, hashes)))  # [hashes, count]

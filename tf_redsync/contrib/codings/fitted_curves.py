@@ -21,12 +21,13 @@ from tf_redsync.config import register
 from tf_redsync.ops import bits, wire
 from tf_redsync.ops.wire import leading
 
-DIVISORS = (100_000, 30_000, 10_000, 3_000, 1_000, 300, 100, 30, 10, 5, 1)  # of N, ends of segments
-SHORTEST = 30  # values
-COEFFICIENTS = 6
+# Segments of N values of one sign end at N / divisor.
+DIVISORS = (100_000, 30_000, 10_000, 3_000, 1_000, 300, 100, 30, 10, 5, 1)
+SHORTEST = 30  # values of a segment
+COEFFICIENTS = 6  # of a polynomial of degree 5
 
-STEEPEST = 80.0  # of b and d: e^80 is still a float32
-CLOSEST = 0.1  # b and d: closer ones would need large a and c that cancel each other out
+STEEPEST = 80.0  # bound of |b| and |d|: e^80 is finite in float32
+CLOSEST = 0.1  # distance of b and d, below which large a and c would cancel
 
 
 class Sorted(NamedTuple):
@@ -34,7 +35,7 @@ class Sorted(NamedTuple):
 
     Attributes:
         values: float64 `[slots]`; 0 after the first `count`.
-        places: int32 `[slots]`, which value stands where: `values[i]` was at `places[i]`.
+        places: int32 `[slots]`, the permutation: `values[i]` was at `places[i]`.
     """
 
     values: tf.Tensor
@@ -42,17 +43,17 @@ class Sorted(NamedTuple):
 
 
 def place_bits(slots: int) -> int:
-    """Bits of a place among `slots`."""
+    """Return the bits of a place among `slots`."""
     return max(slots - 1, 0).bit_length()
 
 
 def place_words(slots: int) -> int:
-    """Words of all places."""
+    """Return the words of all places."""
     return bits.packed_words(slots, place_bits(slots))
 
 
 def descending(values: tf.Tensor, count: tf.Tensor) -> Sorted:
-    """Sort the first `count` of float32 `[slots]`; the others stay behind them."""
+    """Sort the first `count` of float32 `[slots]` in descending order; the rest stays last."""
     is_used = leading(count, values.shape[0])
     order = tf.argsort(
         tf.where(is_used, values, -float("inf")), direction="DESCENDING", stable=True
@@ -66,7 +67,7 @@ def in_place(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 
     Args:
         values: float32 `[workers, slots]`.
-        places: int32 `[workers, slots]`; those out of range are left out, as no encoder makes any.
+        places: int32 `[workers, slots]`; places out of range, which no encoder makes, are ignored.
     """
     workers, slots = values.shape[0], values.shape[1]
     row = tf.repeat(tf.range(workers), slots)
@@ -76,16 +77,16 @@ def in_place(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FittedCurve(ValueCoding):
-    """A fit of every tensor's values by itself.
+    """Base class of codings that fit a curve to the values of each tensor.
 
     Args:
-        least: Tensors that send fewer values than so many send them as float32; and so do those
-            for which the fit would be longer.
+        least: Minimum number of values for a fit. Tensors that send fewer values, or for which a
+            fit would be longer, send them as float32.
     """
 
     least: int = 1000
 
-    FEWEST: ClassVar[int] = 1  # values that can be fitted
+    FEWEST: ClassVar[int] = 1  # minimum number of values for a well-defined fit
     paper: ClassVar[str] = "Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis 2021"
 
     def __post_init__(self) -> None:
@@ -100,7 +101,7 @@ class FittedCurve(ValueCoding):
         raise NotImplementedError
 
     def fitted(self, words: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:
-        """Return the values of fits.
+        """Decode fits to values.
 
         Args:
             words: int32 `[workers, fit_words(k)]`.
@@ -139,7 +140,7 @@ class FittedCurve(ValueCoding):
         return values
 
     def _fits(self, k: int) -> bool:
-        """Whether k values are fitted."""
+        """Return whether the code of k values is a fit."""
         return k >= max(self.least, self.FEWEST) and self.fit_words(k) < k
 
     def _words(self, k: int) -> int:
@@ -149,31 +150,32 @@ class FittedCurve(ValueCoding):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolynomialFit(FittedCurve):
-    """Polynomials fitted to sorted values.
+    """Fit-Poly: piecewise polynomials fitted to the sorted values.
 
-    Fitted polynomials: `[positive values] [coefficients] [places]` for each tensor.
+    The code of a tensor is `[number of positive values] [coefficients] [places]`.
 
     Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis (2021), "DeepReduce", NeurIPS: Fit-Poly. Values in
-    descending order are a curve that changes its sign once. Positive and negative values are cut
-    into segments, short ones where the curve is steep, at the large magnitudes, and each gets a
-    polynomial of degree 5 by least squares:
+    descending order form a curve with one change of sign. Positive and negative values are cut into
+    segments, which are short where the curve is steep, at large magnitudes. Least squares give a
+    polynomial of degree 5 for each segment:
 
-        N positive values, from the largest on:     .., N / 300, N / 100, N / 30, N / 10, N / 5, N
+        N positive values, from the largest on:     ..., N / 300, N / 100, N / 30, N / 10, N / 5, N
         M negative values, from the smallest on:    the same with M
 
-    each of them the end of a segment, as far as it has 30 values and more. What is sent: how many
-    values are positive, 6 coefficients a segment, and the place of every value, ceil(log2 k) bits.
+    Each of these numbers is the end of a segment if that has at least 30 values. The message has
+    the number of positive values, 6 coefficients per segment, and the place of every value,
+    ceil(log2 k) bits.
 
     Differences from the paper
 
-    * Each segment's positions are mapped to [-1, 1] and the fit is in float64: powers of 1 .. k
-      would make the equations too badly conditioned.
-    * Messages have room for all segments that k values may take; those that are not needed are
+    * The positions in a segment are mapped to [-1, 1], and the fit uses float64 and Chebyshev
+      polynomials: the normal equations of powers of 1 .. k would be ill-conditioned.
+    * Messages have a capacity for the maximum number of segments of k values; unused ones are
       zeros.
 
     Args:
-        least: Tensors that send fewer values than so many send them as float32; and so do those
-            for which the fit would be longer.
+        least: Minimum number of values for a fit. Tensors that send fewer values, or for which a
+            fit would be longer, send them as float32.
 
     Raises:
         ValueError: for a hyper-parameter out of its range.
@@ -207,24 +209,24 @@ class PolynomialFit(FittedCurve):
 
 
 def _divisors(k: int) -> tuple[int, ...]:
-    """Those of `DIVISORS` at which k values of one sign can have a segment end."""
+    """Return the divisors at which k values of one sign can have the end of a segment."""
     return tuple(d for d in DIVISORS if k // d >= SHORTEST or d == 1)
 
 
 def _segments(k: int) -> int:
-    """Segments of k values at most, of both signs together."""
+    """Return the maximum number of segments of k values, for both signs together."""
     return 2 * len(_divisors(k))
 
 
 def _ends(n: tf.Tensor, divisors: Sequence[int]) -> tf.Tensor:
-    """Ends of the segments of n values of one sign, from the largest magnitude on.
+    """Return the ends of the segments of n values of one sign, from the largest magnitude on.
 
     Args:
         n: int32 `[workers, 1]`.
-        divisors: Of n, descending.
+        divisors: Divisors of n, descending.
 
     Returns:
-        int32 `[workers, divisors]`, ascending; too short segments are empty.
+        int32 `[workers, divisors]`, ascending; segments that would be too short are empty.
     """
     ends, before = [], tf.zeros_like(n)
     for divisor in divisors:
@@ -236,12 +238,12 @@ def _ends(n: tf.Tensor, divisors: Sequence[int]) -> tf.Tensor:
 
 
 def _segment(k: int, count: tf.Tensor, positive: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Number of every value's segment, int32, and its place there in [-1, 1], float64.
+    """Return the segment of every value, int32, and its position there in [-1, 1], float64.
 
     Args:
-        k: Slots.
+        k: Number of slots.
         count: int32 `[workers, 1]`.
-        positive: int32 `[workers, 1]`, how many values are positive.
+        positive: int32 `[workers, 1]`, number of positive values.
 
     Returns:
         Both `[workers, k]`.
@@ -249,7 +251,7 @@ def _segment(k: int, count: tf.Tensor, positive: tf.Tensor) -> tuple[tf.Tensor, 
     divisors = _divisors(k)
     up = _ends(positive, divisors)
     down = count - tf.reverse(_ends(count - positive, divisors), axis=[1])
-    # Ascending ends of all segments: of positive values, then of the others.
+    # Ends of all segments, ascending: those of positive values, then those of the others.
     ends = tf.concat([up, down[:, 1:], count], axis=1)
     place = tf.broadcast_to(tf.range(k), [tf.shape(count)[0], k])
     segment = tf.minimum(tf.searchsorted(ends, place, side="right"), ends.shape[1] - 1)
@@ -260,7 +262,7 @@ def _segment(k: int, count: tf.Tensor, positive: tf.Tensor) -> tuple[tf.Tensor, 
 
 
 def _polynomials(x: tf.Tensor, count: int) -> tf.Tensor:
-    """Chebyshev polynomials of degrees 0 to `count` - 1 at x, `[.., count]`."""
+    """Return Chebyshev polynomials of degrees 0 to `count` - 1 at x, `[..., count]`."""
     terms = [tf.ones_like(x), x]
     while len(terms) < count:
         terms.append(2.0 * x * terms[-1] - terms[-2])
@@ -268,7 +270,7 @@ def _polynomials(x: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _fit_polynomials(curve: tf.Tensor, count: tf.Tensor, positive: tf.Tensor) -> tf.Tensor:
-    """Least squares of every segment, float64 `[segments, 6]`."""
+    """Return the least-squares coefficients of every segment, float64 `[segments, 6]`."""
     k = curve.shape[0]
     segment, x = _segment(k, tf.reshape(count, [1, 1]), tf.reshape(positive, [1, 1]))
     terms = tf.where(
@@ -277,11 +279,11 @@ def _fit_polynomials(curve: tf.Tensor, count: tf.Tensor, positive: tf.Tensor) ->
     own = terms[:, :COEFFICIENTS] * curve[:, tf.newaxis]
     sums = tf.math.unsorted_segment_sum(terms, segment[0], _segments(k))
     right = tf.math.unsorted_segment_sum(own, segment[0], _segments(k))
-    # Of two such polynomials the product is T[i] T[j] = (T[i + j] + T[|i - j|]) / 2.
+    # The product of two Chebyshev polynomials is T[i] T[j] = (T[i + j] + T[|i - j|]) / 2.
     i = np.arange(COEFFICIENTS)
     left = tf.gather(sums, i[:, np.newaxis] + i, axis=1)
     left = (left + tf.gather(sums, np.abs(i[:, np.newaxis] - i), axis=1)) / 2.0
-    ridge = 1e-12 * (1.0 + tf.linalg.trace(left))  # for segments of less than 6 values
+    ridge = 1e-12 * (1.0 + tf.linalg.trace(left))  # for segments of fewer than 6 values
     left += ridge[:, tf.newaxis, tf.newaxis] * tf.eye(COEFFICIENTS, dtype=tf.float64)
     return tf.linalg.solve(left, right[:, :, tf.newaxis])[:, :, 0]
 
@@ -289,26 +291,28 @@ def _fit_polynomials(curve: tf.Tensor, count: tf.Tensor, positive: tf.Tensor) ->
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoubleExponentialFit(FittedCurve):
-    """The sum of two exponentials, fitted to sorted magnitudes.
+    """Fit-DExp: the sum of two exponentials fitted to the sorted magnitudes.
 
-    Fitted exponentials: `[a, b, c, d] [places and signs]` for each tensor.
+    The code of a tensor is `[a, b, c, d] [places and signs]`.
 
     Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis (2021), "DeepReduce", NeurIPS: Fit-DExp. Magnitudes
-    in descending order, y at x in [0, 1], are close to a e^(b x) + c e^(d x): four numbers a
-    tensor.
+    in descending order, y at x in [0, 1], are approximated by a e^(b x) + c e^(d x): four numbers
+    per tensor.
 
-    The fit needs no iteration (Jean Jacquelin, 2009, "Régressions et équations intégrales"): with
-    the integrals S of y and SS of S, such a function fulfils
+    The fit is not iterative (Jean Jacquelin, 2009, "Régressions et équations intégrales"): with the
+    integrals S of y and SS of S, such a function satisfies
 
         y = -b d SS + (b + d) S + p x + q
 
-    exactly. Least squares give b + d and b d, hence b and d, and then, once more, a and c.
+    exactly. Least squares give b + d and b d, hence b and d, and a second least-squares fit gives a
+    and c.
 
-    What is sent: a, b, c, d as float32, and for every value its place, ceil(log2 k) bits, and sign.
+    The message has a, b, c, d as float32, and the place of every value, ceil(log2 k) bits, and its
+    sign.
 
     Args:
-        least: Tensors that send fewer values than so many send them as float32; and so do those
-            for which the fit would be longer.
+        least: Minimum number of values for a fit. Tensors that send fewer values, or for which a
+            fit would be longer, send them as float32.
 
     Raises:
         ValueError: for a hyper-parameter out of its range.
@@ -340,7 +344,7 @@ class DoubleExponentialFit(FittedCurve):
 
 
 def _abscissae(k: int, count: tf.Tensor) -> tf.Tensor:
-    """X of every value, float64: 0 for the first, 1 for the last one that is used."""
+    """Return x of every value, float64: 0 for the first, 1 for the last used value."""
     return tf.cast(tf.range(k), tf.float64) / tf.cast(tf.maximum(count - 1, 1), tf.float64)
 
 
@@ -362,17 +366,17 @@ def _fit_exponentials(y: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def _integral(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Integral of y from the first x on, by trapezoids."""
+    """Return the integral of y from the first x on, by the trapezoidal rule."""
     areas = 0.5 * (y[1:] + y[:-1]) * (x[1:] - x[:-1])
     return tf.concat([[0.0], tf.cumsum(areas)], axis=0)
 
 
 def _least_squares(is_used: tf.Tensor, y: tf.Tensor, *terms: tf.Tensor) -> tf.Tensor:
-    """Factors of the terms whose sum is closest to y, float64."""
+    """Return the least-squares coefficients of y in the terms, float64."""
     matrix = tf.where(is_used[:, tf.newaxis], tf.stack(terms, axis=1), 0.0)
     lengths = tf.sqrt(tf.reduce_sum(tf.square(matrix), axis=0))
     lengths = tf.where(lengths > 0.0, lengths, 1.0)
-    matrix /= lengths  # else the ridge would be more than the shorter ones
+    matrix /= lengths  # scaled, so that the ridge is small for all terms
     left = tf.linalg.matmul(matrix, matrix, transpose_a=True)
     left += 1e-12 * tf.eye(len(terms), dtype=tf.float64)
     right = tf.linalg.matvec(matrix, y, transpose_a=True)

@@ -1,4 +1,4 @@
-"""Values by stochastic rounding to a few levels, in buckets with a norm each."""
+"""QSGD of the selected values: stochastic rounding in buckets."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ MODE = "stochastic"
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QSGDValues(ValueCoding):
-    """Values by stochastic rounding to a few levels, in buckets with a norm each.
+    """QSGD of the selected values: stochastic rounding in buckets with a norm each.
 
-    Stochastically rounded values: the message of `ops.quantize`.
+    The code is the message of `ops.quantize`.
 
-    Alistarh, Grubic, Li, Tomioka, Vojnovic (2017), "QSGD", NeurIPS, arXiv 1610.02132, of the
-    selected values alone; as in Xu et al. (2021), "DeepReduce", NeurIPS, who take 127 levels and
+    Alistarh, Grubic, Li, Tomioka, Vojnovic (2017), "QSGD", NeurIPS, arXiv 1610.02132, applied to
+    the selected values only. Xu et al. (2021), "DeepReduce", NeurIPS, use it with 127 levels and
     buckets of 512.
 
     Args:
-        levels: Magnitudes besides 0; a value takes `ceil(log2(2 levels + 1))` bits.
-        bucket_size: Values that share a norm, their largest magnitude; a multiple of 32.
+        levels: Number of non-zero magnitudes; a value takes `ceil(log2(2 levels + 1))` bits.
+        bucket_size: Values that share a norm, which is their largest magnitude; a multiple of 32.
 
     Raises:
         ValueError: for a hyper-parameter out of its range.
@@ -76,7 +76,7 @@ class QSGDValues(ValueCoding):
             [value[tf.newaxis] for value in of_worker(moved(lambda w, r=r: w[r : r + 1], words))]
             for r in range(words.shape[0])
         ]
-        # Not `tf.stack`: where graph optimisation finds rows to be equal, as those of zeros are, it
-        # repeats the first tensor's in place of the others'.
+        # Not `tf.stack`: if graph optimisation finds equal rows, such as zeros, it repeats the
+        # first tensor instead of the others.
         values = [tf.concat(tensor, axis=0) for tensor in zip(*rows, strict=True)]
         return [used(v, counts[:, i : i + 1]) for i, v in enumerate(values)]

@@ -1,8 +1,8 @@
-"""Messages about blocks of tensors, one block for each worker, who adds it up.
+"""Messages of two-phase quantised reductions, with one block of every tensor for each worker.
 
-For methods in two phases: every tensor is cut into K blocks; codes of block b go to worker b, in
-one all-to-all, and codes of the sums go to all workers, in one all-gather. Codes are those of
-`ops.quantize`, made of all blocks in the order of `by_worker`.
+Every tensor is cut into K blocks, and worker b reduces block b. The first phase sends the codes of
+block b to worker b in one all-to-all; the second sends the codes of the sums to all workers in one
+all-gather. The codes are those of `ops.quantize` for all blocks in the order of `by_worker`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.ops import wire
 from tf_redsync.ops.wire import moved
 
-Blocks = list[tf.Tensor]  # for every tensor of the bucket, [workers, length]
+Blocks = list[tf.Tensor]  # one tensor [workers, length] for each tensor of the bucket
 
 
 def cut(tensor: tf.Tensor, spec: TensorSpec, workers: int) -> tf.Tensor:
-    """Return a tensor as `[workers, length]`, filled up with zeros."""
+    """Return a tensor as `[workers, length]`, padded with zeros."""
     length = -(-spec.size // workers)
     padded = tf.pad(tf.reshape(tensor, [-1]), [[0, workers * length - spec.size]])
     return tf.reshape(padded, [workers, length])
 
 
 def joined(blocks: Blocks, layout: BucketLayout) -> list[tf.Tensor]:
-    """Undo `cut` of every tensor."""
+    """Undo `cut` for every tensor of a bucket."""
     return [
         tf.reshape(tf.reshape(b, [-1])[: s.size], s.shape)
         for b, s in zip(blocks, layout.specs, strict=True)
@@ -32,7 +32,7 @@ def joined(blocks: Blocks, layout: BucketLayout) -> list[tf.Tensor]:
 
 
 def by_worker(blocks: Blocks) -> list[tf.Tensor]:
-    """Return all blocks as vectors: those of all tensors for worker 0, then for worker 1, .."""
+    """Return all blocks as vectors: those of all tensors for worker 0, then for worker 1, ..."""
     return [row for rows in zip(*[tf.unstack(b) for b in blocks], strict=True) for row in rows]
 
 
@@ -42,11 +42,11 @@ def by_tensor(parts: list[tf.Tensor], tensors: int) -> Blocks:
 
 
 def for_each_worker(message: tf.Tensor, scales: int, workers: int) -> tf.Tensor:
-    """Return a message about all blocks as one about the blocks of each worker.
+    """Split a message of all blocks into one message for each worker.
 
     Args:
         message: int32 `[words]`, from `ops.quantize` of blocks in the order of `by_worker`.
-        scales: Numbers of scales of one worker's blocks.
+        scales: Number of scales in the message of one worker.
         workers: K.
 
     Returns:

@@ -1,12 +1,12 @@
-"""Recursive doubling: what methods share that add up in rounds between pairs of workers.
+"""Recursive doubling: a reduction in log2(K) rounds between pairs of workers.
 
-With K = 2^m workers there are m rounds; in round r = 0, 1, ... the partners' ranks differ by 2^r.
-Both get the same two messages and do the same with them, the lower rank's first, so after round r
-all of 2^(r+1) workers hold the same bits.
+With K = 2^m workers there are m rounds. In round r = 0, 1, ... the ranks of two partners differ by
+2^r. Both receive the same two messages and combine them in the order of their ranks, so after round
+r all of 2^(r + 1) workers hold the same bits.
 
-For other K let H be the largest power of two below. In a round of its own before the others,
-worker H + i hands its message to worker i, and takes part with empty messages from then on; in one
-after the others it is given the result. So the rounds have the distances
+For other K, let H be the largest power of two below K. In an additional first round worker H + i
+sends its message to worker i, and contributes empty messages from then on. In an additional last
+round it receives the result. The distances between partners are
 
     [H,] 1, 2, 4, ..., H / 2 [, H]
 """
@@ -30,12 +30,15 @@ from tf_redsync.ops.wire import (
 
 
 class Rounds(NamedTuple):
-    """The distances of the partners, round by round.
+    """Distances between partners, by round.
 
     Attributes:
-        first: Of the round in which workers beyond a power of two hand over, or `None`.
-        doubling: Of the rounds of recursive doubling. One worker has one round, on its own.
-        last: Of the round in which those get the result, or `None`.
+        first: Distance in the first round, in which workers beyond a power of two send their
+            message to a partner, or `None`.
+        doubling: Distances in the rounds of recursive doubling. A single worker has one round, with
+            itself.
+        last: Distance in the last round, in which the workers of `first` receive the result, or
+            `None`.
     """
 
     first: int | None
@@ -44,7 +47,7 @@ class Rounds(NamedTuple):
 
 
 def rounds(workers: int) -> Rounds:
-    """Return the rounds for so many workers.
+    """Return the rounds for a number of workers.
 
     Example:
         >>> rounds(8)
@@ -58,12 +61,12 @@ def rounds(workers: int) -> Rounds:
 
 
 def positions(indices: tf.Tensor, count: tf.Tensor, size: int) -> tf.Tensor:
-    """Return the positions in a message as numbers, int64, ascending.
+    """Return the positions of a message as int64, ascending.
 
     Args:
-        indices: int32 `[slots]`, their bits.
-        count: int32 scalar, how many slots are used. The others' positions are `size`.
-        size: Elements of the tensor.
+        indices: int32 `[slots]`, the positions as unsigned 32-bit integers.
+        count: int32 scalar, number of used slots. Unused slots get the position `size`.
+        size: Number of elements of the tensor.
     """
     used = unsigned(indices)
     return tf.where(leading(count, indices.shape[0]), used, tf.constant(size, tf.int64))
@@ -72,16 +75,16 @@ def positions(indices: tf.Tensor, count: tf.Tensor, size: int) -> tf.Tensor:
 def merged(
     rows: tf.Tensor, layout: MessageLayout, sizes: Sequence[int], kept: MessageLayout
 ) -> tf.Tensor:
-    """Add up messages and keep the largest sums, as one message.
+    """Sum messages and keep the largest sums, as one message.
 
     Args:
-        rows: int32 `[P, words]`; those with flag 0 are all zero.
-        layout: Of a row, without means.
-        sizes: Elements of each tensor.
-        kept: Of the result: as many sums are kept as it has room for.
+        rows: int32 `[P, words]`; a row with flag 0 is all zeros.
+        layout: Layout of a row, without means.
+        sizes: Number of elements of each tensor.
+        kept: Layout of the result; its capacity is the number of sums to keep.
 
     Returns:
-        int32 `[words]`, all zero unless everything, and the sums too, is finite.
+        int32 `[words]`, all zeros unless all messages and the sums are finite.
     """
     parts = layout.split(rows)
     sums = sparse_merge(parts.indices, parts.values, parts.counts, sizes=sizes, k=kept.capacities)
@@ -89,28 +92,29 @@ def merged(
     return kept.message(finite, sums.counts, sums.indices, sums.values)
 
 
-def handed_over(message: tf.Tensor, rank: tf.Tensor, first: int) -> tf.Tensor:
-    """Return what a worker goes on with after the first round, in which others handed over.
+def after_first_round(message: tf.Tensor, rank: tf.Tensor, first: int) -> tf.Tensor:
+    """Return the message with which a worker continues after the additional first round.
 
     Args:
         message: int32 `[words]`, the sum of both partners.
-        rank: The worker's.
-        first: The distance of that round. Workers from this rank on go on with a message about
-            nothing, with the flag of `message` and as long.
+        rank: Rank of the worker.
+        first: Distance of that round. Workers from this rank on continue with an empty message that
+            has the flag and length of `message`.
     """
 
-    def taken(words: tf.Tensor) -> tf.Tensor:
+    def own_part(words: tf.Tensor) -> tf.Tensor:
         header = words[: wire.HEADER_WORDS]
-        nothing = tf.concat([header, tf.zeros_like(words[wire.HEADER_WORDS :])], axis=0)
-        return tf.where(rank < first, words, nothing)
+        empty = tf.concat([header, tf.zeros_like(words[wire.HEADER_WORDS :])], axis=0)
+        return tf.where(rank < first, words, empty)
 
-    return moved(taken, message)
+    return moved(own_part, message)
 
 
-def stopping(message: tf.Tensor, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def nan_unless_finite(message: tf.Tensor, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return `totals`, all NaN if the flag of `message` is 0.
 
-    For the last sums: no later message carries their flag, but totals are looked at.
+    This marks the sums of the last round as non-finite: no later message carries their flag, but
+    the driver checks totals.
     """
     finite = wire.are_finite(as_row(message))
     return [tf.where(finite, t, tf.constant(float("nan"))) for t in totals]

@@ -1,4 +1,4 @@
-"""LGC: learned gradient compression. See `LGC`."""
+"""LGC: learned gradient compression. `method` has the algorithm, `autoencoder` its model."""
 
 from tf_redsync.contrib.lgc.method import LGC
 

@@ -1,4 +1,4 @@
-"""A convolutional autoencoder of vectors."""
+"""LGC's convolutional autoencoder of vectors, and its loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAPS, SLOPE = 3, 0.2
 
 
 class _Layer(NamedTuple):
-    """Shape of a layer: its kernel as a matrix, its bias, how many terms an output has."""
+    """Shape of a layer: kernel as a matrix, bias, and number of terms of an output."""
 
     rows: int
     columns: int
@@ -26,26 +26,26 @@ class _Layer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Autoencoder:
-    """A convolutional autoencoder of vectors, as functions of one vector of parameters.
+    """A convolutional autoencoder of vectors, as pure functions of a parameter vector.
 
         encoder   1 -> channels -> code_channels            each of `channels` halves the length
         decoder   code_channels -> decoder_channels -> 1    each of `decoder_channels` doubles it
 
-    Kernels have 3 taps and stride 2; those of the last layers of both have one tap, stride 1 and no
-    activation, the others a leaky ReLU. With x an input of a layer and W its taps,
+    Kernels have 3 taps and stride 2, with a leaky ReLU. The last layers of encoder and decoder have
+    one tap, stride 1 and no activation. With input x of a layer and taps W,
 
         convolution               y[t] = x[2t] W0 + x[2t + 1] W1 + x[2t + 2] W2
         transposed convolution    y[2t] = x[t] W0 + x[t - 1] W2,  y[2t + 1] = x[t] W1
 
-    and zeros beyond the ends. Either is one product of matrices, forwards and backwards. Kernels
-    for convolutions would do no less work, and on GPUs some of them add up in an order of their
-    own, so that workers would decode the same code to different bits.
+    and zero padding. Both are one matrix product, in the forward and the backward pass. Convolution
+    kernels would not save work, and some of them sum in a varying order on GPUs, so that workers
+    would decode the same code to different bits.
 
     Attributes:
-        channels: Of the encoder's convolutions.
-        decoder_channels: Of the decoder's transposed convolutions, as many.
-        code_channels: Of the code.
-        innovation: Whether the decoder's last layer sees a vector of its own besides the code.
+        channels: Widths of the convolutions of the encoder.
+        decoder_channels: Widths of the transposed convolutions of the decoder, the same number.
+        code_channels: Width of the code.
+        innovation: Whether the last layer of the decoder has the innovation as an additional input.
     """
 
     channels: tuple[int, ...]
@@ -60,23 +60,23 @@ class Autoencoder:
         found = f"Received: channels={self.channels}, "
         if len(self.channels) != len(self.decoder_channels):
             raise ValueError(
-                "`decoder_channels` must have as many widths as `channels`, so that vectors come "
-                f"out as long as they went in. {found}decoder_channels={self.decoder_channels}"
+                "`decoder_channels` must have as many widths as `channels`, so that decoded "
+                f"vectors have the original length. {found}decoder_channels={self.decoder_channels}"
             )
         if self.code_channels >= self.stride:
             raise ValueError(
-                f"`code_channels` must be less than {self.stride}, the number of values for which "
-                "there is one position of the code: else it is not shorter. Use fewer, or more "
-                f"`channels`. {found}code_channels={self.code_channels}"
+                f"`code_channels` must be less than {self.stride}, the number of values per "
+                "position of the code, so that the code is shorter. Use fewer `code_channels` or "
+                f"more `channels`. {found}code_channels={self.code_channels}"
             )
 
     @property
     def stride(self) -> int:
-        """Elements of a vector for each position of its code."""
+        """Number of elements of a vector per position of its code."""
         return 2 ** len(self.channels)
 
     def padded(self, length: int) -> int:
-        """Length of the vectors that `length` elements are padded to; at least one stride."""
+        """Return `length` rounded up to a multiple of the stride, at least one stride."""
         return self.stride * max(1, -(-length // self.stride))
 
     @property
@@ -85,10 +85,10 @@ class Autoencoder:
         return sum(a.rows * a.columns + a.outputs for a in self._shapes)
 
     def initial(self, seed: int) -> tf.Tensor:
-        """Return the first parameters, float32 `[size]`: a function of the seed.
+        """Return the initial parameters, float32 `[size]`, a function of the seed.
 
-        Kernels are normal, of variance 2 / (terms of an output), but for the innovation's weight,
-        which is 1; biases are 0.
+        Kernels are normal with variance 2 / (terms of an output), except for the weight of the
+        innovation, which is 1. Biases are 0.
         """
         parts = []
         for i, a in enumerate(self._shapes):
@@ -114,8 +114,9 @@ class Autoencoder:
 
         Args:
             parameters: float32 `[size]`.
-            codes: As `encode` returns them, `[n, length / stride, code_channels]`.
-            innovations: With `innovation`, `[m, length]`, where n or m is 1 or both are equal.
+            codes: float32 `[n, length / stride, code_channels]`, from `encode`.
+            innovations: float32 `[m, length]` if `innovation` is set, where n or m is 1 or both are
+                equal.
 
         Returns:
             float32 `[max(n, m), length]`.
@@ -136,13 +137,13 @@ class Autoencoder:
         return [
             *(_Layer(TAPS * a, b, b, TAPS * a) for a, b in down),
             _Layer(code, self.code_channels, self.code_channels, code),
-            # Every second output has two taps, the others have one.
+            # Even outputs have two taps, odd ones have one.
             *(_Layer(a, TAPS * b, b, TAPS / 2 * a) for a, b in up),
             _Layer(inputs, 1, 1, inputs),
         ]
 
     def _layers(self, parameters: tf.Tensor) -> Sequence[tuple[tf.Tensor, tf.Tensor]]:
-        """Kernel and bias of every layer."""
+        """Return kernel and bias of every layer."""
         shapes = self._shapes
         parts = tf.split(parameters, [n for a in shapes for n in (a.rows * a.columns, a.outputs)])
         kernels, biases = parts[::2], parts[1::2]
@@ -162,7 +163,7 @@ def _check_widths(name: str, widths: tuple[int, ...]) -> None:
 
 
 def _convolved(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """`[n, length, a]` by a kernel `[3 a, b]`: `[n, length / 2, b]`."""
+    """Convolve `[n, length, a]` with a kernel `[3 a, b]`: `[n, length / 2, b]`."""
     n, length, a = x.shape
     pairs = tf.reshape(x, [n, length // 2, 2 * a])
     following = tf.pad(pairs[:, 1:, :a], [[0, 0], [0, 1], [0, 0]])
@@ -170,7 +171,7 @@ def _convolved(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
 
 
 def _transposed(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """`[n, length, a]` by a kernel `[a, 3 b]`: `[n, 2 length, b]`."""
+    """Convolve `[n, length, a]`, transposed, with a kernel `[a, 3 b]`: `[n, 2 length, b]`."""
     even, odd, following = tf.split(_product(x, kernel), TAPS, axis=2)
     even += tf.pad(following[:, :-1], [[0, 0], [1, 0], [0, 0]])
     n, length, b = even.shape
@@ -178,13 +179,13 @@ def _transposed(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
 
 
 def _product(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """`[n, length, a]` times `[a, b]`: `[n, length, b]`."""
+    """Multiply `[n, length, a]` by `[a, b]`: `[n, length, b]`."""
     n, length, a = x.shape
     rows = tf.matmul(tf.reshape(x, [n * length, a]), kernel)
     return tf.reshape(rows, [n, length, kernel.shape[1]])
 
 
-def mixed(codes: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
+def weighted_mean(codes: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
     """Return the mean `[1, ...]` of codes `[n, l, c]`, weighted by scales `[n, 1]`."""
     weighted = tf.reduce_sum(scales[:, :, tf.newaxis] * codes, axis=0, keepdims=True)
     return tf.math.divide_no_nan(weighted, tf.reduce_sum(scales))
@@ -197,14 +198,14 @@ def loss_gradient(
     leader: tf.Tensor,
     innovation: int,
 ) -> tf.Tensor:
-    """Return the gradient of LGC's loss by the parameters, clipped to norm 1, float32 `[size]`.
+    """Return the gradient of LGC's loss, clipped to norm 1, float32 `[size]`.
 
     Args:
         model: The autoencoder.
         parameters: float32 `[size]`.
-        vectors: float32 `[workers, length]`, what the workers have at one worker's positions.
-        leader: int32 scalar, that worker.
-        innovation: With an innovation, how many elements it has.
+        vectors: float32 `[workers, length]`, values of all workers at the positions of one worker.
+        leader: int32 scalar, rank of that worker.
+        innovation: Number of elements of an innovation, if the model has one.
     """
     x, scales = normalised(vectors)
     with tf.GradientTape() as tape:
@@ -215,28 +216,28 @@ def loss_gradient(
             code = tf.gather(codes, leader)[tf.newaxis]
             errors = model.decode(parameters, code, own) - x
         else:
-            target = mixed(x[:, :, tf.newaxis], scales)[:, :, 0]
-            errors = model.decode(parameters, mixed(codes, scales)) - target
+            target = weighted_mean(x[:, :, tf.newaxis], scales)[:, :, 0]
+            errors = model.decode(parameters, weighted_mean(codes, scales)) - target
         between = codes - tf.reduce_mean(codes, axis=0, keepdims=True)
-        # The mean over all pairs is twice the variance.
+        # The mean squared difference of all pairs is twice the variance.
         loss = 0.5 * tf.reduce_mean(tf.square(errors)) + tf.reduce_mean(tf.square(between))
     return tf.clip_by_norm(tape.gradient(loss, parameters), 1.0)
 
 
 def normalised(vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return vectors `[n, length]` divided by their root mean squares, and these, `[n, 1]`."""
+    """Return vectors `[n, length]` divided by their root mean squares, and these `[n, 1]`."""
     scales = tf.sqrt(tf.reduce_mean(tf.square(vectors), axis=1, keepdims=True))
     return tf.math.divide_no_nan(vectors, scales), scales
 
 
 def largest(vectors: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return places and values of the largest elements of vectors `[n, length]`, `[n, count]`."""
+    """Return places and values, `[n, count]`, of the largest elements of vectors `[n, length]`."""
     at = tf.math.top_k(tf.abs(vectors), count).indices
     return at, tf.gather(vectors, at, batch_dims=1)
 
 
 def spread(at: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
-    """Return vectors `[n, length]` of zeros but for `values` at the places `at`, both `[n, m]`."""
+    """Scatter `values` to the places `at`, both `[n, m]`, of zero vectors `[n, length]`."""
     rows = tf.range(at.shape[0])[:, tf.newaxis] + tf.zeros_like(at)
     places_of_all = tf.stack([rows, at], axis=2)
     return tf.scatter_nd(places_of_all, values, [at.shape[0], length])

@@ -1,4 +1,4 @@
-"""Learned gradient compression."""
+"""LGC, learned gradient compression: selection, stages and both variants of the exchange."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ from tf_redsync.ops.message_layout import unsigned
 from tf_redsync.ops.wire import leading
 
 VARIANTS = ("ring", "server")
-PLACES = (1, 256, 65536)  # of three bytes in an integer of 24 bits, which float32 holds as it is
-NO_SEED = 0  # Codings of positions that lose none draw no random numbers.
+PLACES = (1, 256, 65536)  # of three bytes in a 24-bit integer, which is exact in float32
+NO_SEED = 0  # lossless codings draw no random numbers
 
-# Of all workers together and of this worker, what is delivered, both float32 `[length]`.
+# Total of all workers and delivered part of this worker, both float32 `[length]`.
 Delivery = Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LGC(Sparsifier):
-    """LGC: a code of the sparse gradients, learned by an autoencoder while the model trains.
+    """LGC: a code of the sparse gradients from an autoencoder that is trained online.
 
-    All tensors share one autoencoder, so they are exchanged together, after the backward pass.
+    All tensors share one autoencoder, so they are exchanged together after the backward pass.
 
     Lusine Abrahamyan, Yiming Chen, Giannis Bekoulis, Nikos Deligiannis (2021), "Learned Gradient
     Compression for Distributed Deep Learning", IEEE Transactions on Neural Networks and Learning
     Systems, arXiv 2103.08870.
 
-    Gradients of different workers have much in common. What they have in common is sent once, as
-    the code that an encoder E makes of the selected values and a decoder D undoes. With K workers,
-    residual v_i and gradient g_i of worker i, training goes through three stages:
+    Gradients of different workers have much information in common. Workers send it once, as the
+    code that an encoder E computes from the selected values and a decoder D inverts. With K
+    workers, residual v_i and gradient g_i of worker i, training has three stages:
 
         1  all-reduce of the gradients
-        2  v_i <- v_i + g_i, of each tensor the density n largest elements are all-gathered: top-k
-           E and D are trained by these messages
-        3  S = the positions of a leader's largest elements, sent to all workers
+        2  v_i <- v_i + g_i, all-gather of the largest elements of each tensor: top-k
+           one training step of E and D with these messages
+        3  v_i <- v_i + g_i, S = positions of the leader's largest elements, sent to all workers
            x_i = v_i[S] / s_i                      s_i: root mean square of v_i[S]
-           q_i = what is decoded for worker i, see below
+           q_i = the decoded vector of worker i, see below
            a_i = <q_i, v_i[S]> / <q_i, q_i>
            total[S] = sum over workers of a_i q_i
            v_i[S] <- v_i[S] - a_i q_i
@@ -69,55 +69,54 @@ class LGC(Sparsifier):
         variant "ring"      q_i = D(sum of s_i E(x_i) / sum of s_i)       all-reduce of codes
         variant "server"    q_i = D(E(x_leader), x_i at the innovation)   all-gather of innovations
 
-    The innovation is the few largest elements of x_i. The decoder's last layer sees them beside
-    what the leader's code is decoded to. With means over elements and over pairs of workers, E and
-    D descend
+    The innovation of worker i is the few largest elements of x_i, an additional input of the last
+    layer of the decoder. With means over elements and over pairs of workers, E and D minimise
 
         ring      1/2 mean (D(code) - sum s_i x_i / sum s_i)^2 + 1/2 mean (E(x_i) - E(x_j))^2
         server    1/2 mean (q_i - x_i)^2                       + 1/2 mean (E(x_i) - E(x_j))^2
 
     by SGD. With the paper's sizes, `channels=(64, 128, 256, 64)`, 16 values become a code of 4.
 
-    Nothing is lost: a_i q_i, the share of what was delivered that is worker i's, is the projection
-    of its values on what was decoded. The shares add up to the total, and no share is longer than
-    the values, so a bad autoencoder slows the delivery down and cannot make residuals grow.
+    The gradient is conserved: a_i q_i is the projection of the values of worker i on the decoded
+    vector. The projections sum to the total, and none is longer than the values, so a bad
+    autoencoder delays the delivery but cannot make residuals grow.
 
     Differences from the paper
 
-    * The lengths of decoded vectors are not trusted: a_i, one number of each worker, scales them.
-      In the ring that is one more, tiny all-reduce.
-    * One decoder serves all workers, each with its own innovation and a_i; the paper's server has
-      one for every worker. A checkpoint passes between numbers of workers.
+    * a_i scales the decoded vector of each worker, so errors in its length do not matter. In the
+      ring variant that is another, tiny all-reduce.
+    * One decoder serves all workers, with the innovation and a_i of each; the server of the paper
+      has one decoder per worker. A checkpoint can be restored on another number of workers.
     * There is no server: innovations are all-gathered, and each worker decodes all of them.
-    * The leader takes turns, worker (step mod K). Else what others find large would wait for ever.
-    * In stage 2 each worker takes its own positions for the leader's, with the values that the
-      messages have at them and 0 where others sent nothing. All descend the mean of their gradients
-      of the loss, each clipped to norm 1. So there are K examples a step, and parameters are equal
-      to the bit on all workers whatever the order in which their hardware adds up. It costs an
-      all-reduce of E and D.
-    * The learning rate of E and D is 0.1. In public code it is 0.001, at which normalised vectors
-      teach them next to nothing in 300 steps.
-    * The leader's words travel in an all-reduce with zeros of the others (`broadcast.py`).
-    * Positions are coded without loss (`indices`).
-    * The first variable and the output layer are all-reduced densely (`dense_ends`), as small
-      tensors, biases and norms are. The paper's output layer is exempt from the code alone.
+    * The leader is worker (step mod K). With a constant leader, elements that are large only on
+      other workers would never be sent.
+    * In stage 2 each worker trains on its own positions, with the values that the messages have
+      there, 0 where a worker sent none. An all-reduce of E and D averages the gradients of the
+      loss, each clipped to norm 1. So there are K examples per step, and parameters have equal bits
+      on all workers, whatever the order in which their hardware sums.
+    * The learning rate of E and D is 0.1. In public code it is 0.001, with which they hardly learn
+      normalised vectors in 300 steps.
+    * The leader's words are sent by an all-reduce with zeros from the others (`from_leader`).
+    * The coding of positions is lossless (`indices`).
+    * The first variable and the output layer are all-reduced densely (`dense_ends`), as biases,
+      norms and small tensors are. The paper exempts only the output layer, and only from the code.
 
     Args:
-        variant: `"ring"`: codes of all workers are averaged; or `"server"`: one worker's code, and
-            an innovation of each.
-        density: Fraction of the elements at whose positions there are values, in (0, 1].
-        innovation: Variant `"server"`: fraction of the elements that are an innovation, in (0, 1].
+        variant: `"ring"`: the mean of the codes of all workers; `"server"`: the code of the leader,
+            and an innovation of each worker.
+        density: Fraction of the elements that is selected, in (0, 1].
+        innovation: Fraction of the elements in an innovation of variant `"server"`, in (0, 1].
         dense_steps: Length of stage 1 in steps.
         training_steps: Length of stage 2, in which the autoencoder is trained.
-        learning_rate: Of the autoencoder, in (0, 1].
+        learning_rate: Learning rate of the autoencoder, in (0, 1].
         channels: Widths of the encoder's convolutions; each halves the length.
-        decoder_channels: Widths of the decoder's transposed convolutions, as many.
-        code_channels: Width of the code, less than `2 ** len(channels)`: that many elements of a
-            vector become so many of the code.
-        indices: Coding of the positions, one of `tf_redsync.codings` that loses none.
+        decoder_channels: Widths of the decoder's transposed convolutions, the same number.
+        code_channels: Width of the code, less than `2 ** len(channels)`, which is the number of
+            elements per position of the code.
+        indices: Lossless coding of the positions from `tf_redsync.codings`.
         dense_ends: Whether the first variable and the output layer are all-reduced densely.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
-        seed: Of the autoencoder's first parameters; the same on all workers.
+        seed: Seed of the initial parameters; the same on all workers.
 
     Raises:
         ValueError: for a hyper-parameter out of its range.
@@ -151,7 +150,7 @@ class LGC(Sparsifier):
         checks.real("learning_rate", self.learning_rate, low=0.0, high=1.0, low_open=True)
         checks.boolean("dense_ends", self.dense_ends)
         checks.integer("seed", self.seed, low=0)
-        _ = self.autoencoder  # which checks its widths
+        _ = self.autoencoder  # checks its widths
         if not isinstance(self.indices, IndexCoding) or not self.indices.lossless:
             raise ValueError(
                 "`indices` must be a lossless coding of positions from tf_redsync.codings, such as "
@@ -174,7 +173,7 @@ class LGC(Sparsifier):
 
     @property
     def autoencoder(self) -> Autoencoder:
-        """The autoencoder of this method."""
+        """The autoencoder of this configuration."""
         return Autoencoder(
             self.channels, self.decoder_channels, self.code_channels, self.variant == "server"
         )
@@ -204,40 +203,40 @@ class LGC(Sparsifier):
         return {**super().init(layout), "autoencoder": [self.autoencoder.initial(self.seed)]}
 
     def training_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Exchange one bucket in stage 2; otherwise as `exchange`."""
-        shape, (parameters,) = self._shape(ctx.layout), state["autoencoder"]
-        found = shape.selected(feedback.scaled(grads, ctx.scale), state["residual"])
+        """Exchange one bucket in stage 2, and take a training step of the autoencoder."""
+        sizes, (parameters,) = self._sizes(ctx.layout), state["autoencoder"]
+        found = sizes.selected(feedback.scaled(grads, ctx.scale), state["residual"])
         messages = yield AllGather(found.message)
-        totals = ops.decode(messages, shape.layout, grads)
+        totals = ops.decode(messages, sizes.layout, grads)
 
-        positions, values = read(messages, shape.layout)
-        places = shape.places(positions)
-        vectors = shape.padded(at_positions_of(ctx.rank, places, values))
-        own = loss_gradient(self.autoencoder, parameters, vectors, ctx.rank, shape.innovation)
+        positions, values = read(messages, sizes.layout)
+        places = sizes.places(positions)
+        vectors = sizes.padded(at_positions_of(ctx.rank, places, values))
+        own = loss_gradient(self.autoencoder, parameters, vectors, ctx.rank, sizes.innovation)
         (gradient,) = yield AllReduce([own])
         parameters -= self.learning_rate / ctx.layout.workers * gradient
         return totals, {"residual": list(found.residuals), "autoencoder": [parameters]}
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        (parameters,), shape = state["autoencoder"], self._shape(ctx.layout)
+        (parameters,), sizes = state["autoencoder"], self._sizes(ctx.layout)
         model = self.autoencoder
         grads = feedback.scaled(grads, ctx.scale)
-        message = shape.selected(grads, state["residual"]).message
+        message = sizes.selected(grads, state["residual"]).message
         sums = flat(state["residual"]) + flat(grads)
 
         leader, finite = tf.cast(ctx.step % ctx.layout.workers, tf.int32), tf.equal(message[0], 1)
-        words = leader_words(model, parameters, self.indices, shape, message)
+        words = leader_words(model, parameters, self.indices, sizes, message)
         words = yield from from_leader(words, finite, leader, ctx)
-        words, code = tf.split(words, [self.indices.words(shape.capacity), -1])
-        positions = self.indices.decode(words[tf.newaxis], shape.capacity, NO_SEED)
-        at, used = shape.places(positions)
-        values = shape.padded(tf.where(used, tf.gather(sums, at), 0.0))
-        used = shape.padded(tf.cast(used, tf.float32))
+        words, code = tf.split(words, [self.indices.words(sizes.capacity), -1])
+        positions = self.indices.decode(words[tf.newaxis], sizes.capacity, NO_SEED)
+        at, used = sizes.places(positions)
+        values = sizes.padded(tf.where(used, tf.gather(sums, at), 0.0))
+        used = sizes.padded(tf.cast(used, tf.float32))
 
         if model.innovation:
             total, own = yield from server(
-                model, parameters, code, values, used, shape.innovation, ctx.rank, finite
+                model, parameters, code, values, used, sizes.innovation, ctx.rank, finite
             )
         else:
             total, own = yield from ring(model, parameters, values, used)
@@ -247,8 +246,8 @@ class LGC(Sparsifier):
         specs = ctx.layout.specs
         return split(totals, specs), {**state, "residual": split(kept, specs)}
 
-    def _shape(self, layout: BucketLayout) -> SelectionSizes:
-        """How much of a bucket is selected."""
+    def _sizes(self, layout: BucketLayout) -> SelectionSizes:
+        """Return the sizes of the selection of a bucket."""
         sizes = [s.size for s in layout.specs]
         k = [element_count(self.density, n) for n in sizes]
         innovation = min(element_count(self.innovation, sum(sizes)), sum(k))
@@ -256,11 +255,11 @@ class LGC(Sparsifier):
 
 
 class Places(NamedTuple):
-    """Positions of all tensors of a bucket in the vector of all of its elements.
+    """Positions in the concatenation of all tensors of a bucket.
 
     Attributes:
-        at: int64 `[rows, K]`, rising.
-        used: bool `[rows, K]`. What is not used stands at the last element of its tensor.
+        at: int64 `[rows, K]`, ascending.
+        used: bool `[rows, K]`. Unused positions are the last element of their tensor.
     """
 
     at: tf.Tensor
@@ -269,13 +268,13 @@ class Places(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SelectionSizes:
-    """How much of a bucket is selected.
+    """Sizes of the selection of a bucket.
 
     Attributes:
-        sizes: Elements of each tensor.
-        k: How many of them are selected.
-        innovation: How many elements of all tensors are an innovation.
-        length: Of the vectors that the autoencoder takes.
+        sizes: Number of elements of each tensor.
+        k: Number of selected elements of each tensor.
+        innovation: Number of elements of an innovation, for all tensors together.
+        length: Length of the vectors that the autoencoder takes.
     """
 
     sizes: tuple[int, ...]
@@ -285,24 +284,24 @@ class SelectionSizes:
 
     @property
     def capacity(self) -> Capacity:
-        """For codings of the positions."""
+        """Capacity of the coding of positions."""
         return Capacity(self.sizes, self.k)
 
     @property
     def layout(self) -> MessageLayout:
-        """Of a message of what is selected."""
+        """Layout of a message of the selection."""
         return MessageLayout.of(self.k)
 
     def selected(self, grads: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]) -> ops.Selection:
-        """Return the largest elements of the sums."""
+        """Select the largest elements of the sums."""
         return ops.accumulate_and_select(grads, residuals, [], self.k)
 
     def padded(self, vectors: tf.Tensor) -> tf.Tensor:
-        """Return vectors `[n, K]` with zeros behind, `[n, length]`."""
+        """Pad vectors `[n, K]` with zeros to `[n, length]`."""
         return tf.pad(vectors, [[0, 0], [0, self.length - sum(self.k)]])
 
     def places(self, positions: Positions) -> Places:
-        """Return where positions in every tensor are in the vector of all elements."""
+        """Convert positions in every tensor to positions in the concatenation of all tensors."""
         at, used, start = [], [], 0
         for i, (size, indices) in enumerate(zip(self.sizes, positions.indices, strict=True)):
             own = leading(positions.counts[:, i : i + 1], indices.shape[1])
@@ -313,31 +312,31 @@ class SelectionSizes:
 
 
 def read(messages: tf.Tensor, layout: MessageLayout) -> tuple[Positions, tf.Tensor]:
-    """Take messages apart.
+    """Split messages into positions and values.
 
     Args:
         messages: int32 `[rows, words]`.
-        layout: Theirs.
+        layout: Layout of the messages.
 
     Returns:
-        Positions, and the values float32 `[rows, K]`, 0 where there is none.
+        Positions, and values, float32 `[rows, K]`, 0 in unused slots.
     """
     parts = layout.split(messages)
     return Positions(list(parts.indices), parts.counts), tf.concat(parts.values, axis=1)
 
 
 def at_positions_of(rank: tf.Tensor, found: Places, values: tf.Tensor) -> tf.Tensor:
-    """Return the values that messages have at the positions of one of them, 0 for none.
+    """Return the values of all messages at the positions of one of them, 0 where missing.
 
     Args:
-        rank: Of that message, int32 scalar.
+        rank: Rank of that message, int32 scalar.
         found: Places of all messages, `[rows, K]`.
         values: float32 `[rows, K]`.
     """
     last = values.shape[1] - 1
     if last < 0:
         return values
-    keys = 2 * found.at + tf.cast(~found.used, tf.int64)  # rising too
+    keys = 2 * found.at + tf.cast(~found.used, tf.int64)  # ascending too
     wanted = tf.broadcast_to(tf.gather(keys, rank), keys.shape)
     place = tf.minimum(tf.searchsorted(keys, wanted), last)
     hit = tf.equal(tf.gather(keys, place, batch_dims=1), wanted)
@@ -348,45 +347,45 @@ def leader_words(
     model: Autoencoder,
     parameters: tf.Tensor,
     indices: IndexCoding,
-    shape: SelectionSizes,
+    sizes: SelectionSizes,
     message: tf.Tensor,
 ) -> tf.Tensor:
-    """Return what a worker sends if it is the leader, int32 `[words]`.
+    """Return the words that a worker sends if it is the leader, int32 `[words]`.
 
-    Its positions; and, where others have an innovation only, the code of its values.
+    They are its positions and, in the server variant, the code of its values.
 
     Args:
         model: The autoencoder.
         parameters: Its parameters.
         indices: Coding of the positions.
-        shape: Of the selection.
-        message: What the worker has selected, of the exact selector.
+        sizes: Sizes of the selection.
+        message: Message of the selection of the worker.
     """
-    positions, values = read(message[tf.newaxis], shape.layout)
+    positions, values = read(message[tf.newaxis], sizes.layout)
     at, (counts,) = [i[0] for i in positions.indices], tf.unstack(positions.counts, num=1)
-    coded = indices.encode(at, counts, shape.capacity, NO_SEED)
-    words = tf.ensure_shape(coded.words, [indices.words(shape.capacity)])
+    coded = indices.encode(at, counts, sizes.capacity, NO_SEED)
+    words = tf.ensure_shape(coded.words, [indices.words(sizes.capacity)])
     if not model.innovation:
         return words
-    values = tf.where(shape.places(positions).used, values, 0.0)
-    code = model.encode(parameters, normalised(shape.padded(values))[0])
+    values = tf.where(sizes.places(positions).used, values, 0.0)
+    code = model.encode(parameters, normalised(sizes.padded(values))[0])
     return tf.concat([words, tf.reshape(wire.to_words(code), [-1])], axis=0)
 
 
 def ring(model: Autoencoder, parameters: tf.Tensor, values: tf.Tensor, used: tf.Tensor) -> Delivery:
-    """Average the codes of all workers.
+    """Exchange in stage 3, variant "ring": average the codes of all workers.
 
     Args:
         model: The autoencoder.
         parameters: Its parameters, equal on all workers.
-        values: float32 `[1, length]`, this worker's values at the leader's positions.
-        used: float32 `[1, length]`, 1 where there is a position, else 0.
+        values: float32 `[1, length]`, values of this worker at the positions of the leader.
+        used: float32 `[1, length]`, 1 for a position and 0 for padding.
     """
     x, scale = normalised(values)
     own_code = scale[:, :, tf.newaxis] * model.encode(parameters, x)
     code, scales = yield AllReduce([own_code, scale])
     decoded = used * model.decode(parameters, tf.math.divide_no_nan(code, scales))
-    own = share(decoded, values)
+    own = projection(decoded, values)
     (everyone,) = yield AllReduce([own])
     return everyone * decoded[0], own * decoded[0]
 
@@ -401,7 +400,7 @@ def server(
     rank: tf.Tensor,
     finite: tf.Tensor,
 ) -> Delivery:
-    """Correct what the leader's code is decoded to by the innovations of all workers.
+    """Exchange in stage 3, variant "server": the code of the leader, corrected by innovations.
 
     Args:
         model: The autoencoder.
@@ -409,20 +408,20 @@ def server(
         code_words: The leader's code, int32 `[words]`.
         values: As in `ring`.
         used: As in `ring`.
-        innovation: Elements of an innovation.
-        rank: This worker's, int32 scalar.
-        finite: Bool scalar, whether all that this worker contributes to the step is finite.
+        innovation: Number of elements of an innovation.
+        rank: Rank of this worker, int32 scalar.
+        finite: Bool scalar, whether all contributions of this worker to the step are finite.
     """
     length = values.shape[1]
     code_shape = [1, length // model.stride, model.code_channels]
     code = tf.reshape(wire.from_words(code_words), code_shape)
 
     def decoded(at: tf.Tensor, innovations: tf.Tensor) -> tf.Tensor:
-        """For innovations `[n, m]` of n workers what they deliver of length 1."""
+        """Decode innovations `[n, m]` of n workers to vectors without their factor a_i."""
         return used * model.decode(parameters, code, spread(at, innovations, length))
 
     at, innovations = largest(normalised(values)[0], innovation)
-    own = share(decoded(at, innovations), values)
+    own = projection(decoded(at, innovations), values)
     floats = tf.concat([own[tf.newaxis], innovations[0]], axis=0)
     finite &= tf.reduce_all(tf.math.is_finite(floats))
     messages = yield AllGather(wire.message(finite, floats, at[0]))
@@ -431,28 +430,28 @@ def server(
     return tf.reduce_sum(delivered, axis=0), tf.gather(delivered, rank)
 
 
-def share(decoded: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Return the factor of `decoded` that leaves least of `values`, both `[length]`; a scalar."""
+def projection(decoded: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Return a, the factor of `decoded` that is closest to `values`, both `[length]`; a scalar."""
     return tf.math.divide_no_nan(tf.reduce_sum(decoded * values), tf.reduce_sum(tf.square(decoded)))
 
 
 def from_leader(
     words: tf.Tensor, finite: tf.Tensor, leader: tf.Tensor, ctx: Context
 ) -> Generator[Request, Any, tf.Tensor]:
-    """Send the leader's words to all workers.
+    """Broadcast the words of the leader by one all-reduce.
 
-    Use it as `words = yield from from_leader(...)`. Words are cut into pieces of 24 bits, which the
-    leader adds to the zeros of the others. With m bytes of words and K workers every worker sends
-    `8/3 m (K - 1) / K` bytes; an all-gather of all workers' words would send `m (K - 1)`.
+    Use it as `words = yield from from_leader(...)`. The leader adds pieces of 24 bits to the zeros
+    of the others. For m bytes of words and K workers every worker sends `8/3 m (K - 1) / K` bytes;
+    an all-gather of all workers' words would send `m (K - 1)`.
 
     Args:
-        words: int32 `[n]`, of this worker; those of the leader count. n is equal on all workers.
-        finite: Bool scalar, whether all that this worker contributes to the step is finite.
-        leader: int32 scalar, whose words; equal on all workers.
-        ctx: The exchange's.
+        words: int32 `[n]`, the words of this worker; n is equal on all workers.
+        finite: Bool scalar, whether all contributions of this worker to the step are finite.
+        leader: int32 scalar, rank of the leader, equal on all workers.
+        ctx: Context of the bucket.
 
     Returns:
-        int32 `[n]`, the leader's words; 0 unless everything is finite on all workers.
+        int32 `[n]`, the words of the leader; 0 unless everything is finite on all workers.
     """
     (size,) = words.shape
     octets = tf.bitcast(tf.pad(words, [[0, -size % 3]]), tf.uint8)
