@@ -13,18 +13,21 @@
 
 Map of the package, bottom up:
 
-* `ops`: selection and decoding, native and in pure TensorFlow;
-* `exchange`: requests, buckets, wire format, collectives, state, the loopback;
-* `methods`, `feedback`, `schedules`: the algorithms, one file a family; `codings`: messages
-  in few bits;
-* `policy`, `programs`: which variable by which method, and when;
-* `cost`, `probe`, `auto`: what an exchange costs, and the choice by measurement; `planning`: a
-  prediction without a cluster;
-* `keras`, `optimizer`, `strategy`, `callbacks`, `addons`: what users touch; `metrics`: what is
-  recorded of a training, and the report;
-* `launch`, `doctor`, `plan`, `report`, `build`: command line.
+* `building`, `ops`: the native library; selection, quantization and decoding, native and in pure
+  TensorFlow;
+* `exchange`: the interface of methods and networks: requests, buckets, the driver, the loopback;
+* `network`: collectives over `tf.distribute`; `cluster`: start-up, agreement and watchdog of the
+  worker processes;
+* `methods`, `contrib`: the algorithms, one file per family; `codings`: entropy-coded messages;
+  `schedules`, `outer`: density schedules, outer optimizers;
+* `policy`, `auto`: the method of each variable, set by the user or chosen by measurement;
+* `step`: the exchange of one optimizer; `state`: snapshots and checkpoint files;
+* `keras`: the wrappers, by optimizer family, and the hooks of `fit`;
+* `optimizer`, `strategy`, `callbacks`, `addons`, `saving`, `flags`: the API; `metrics`: records of
+  a run, and the report;
+* `planning`: predictions without a cluster; `cli`: the command line.
 
-The import brings TensorFlow and Keras, and registers the optimizers, except on the command line.
+Importing it loads TensorFlow and Keras and registers the optimizers, except on the command line.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tf_redsync import requirements
 from tf_redsync.version import __version__ as __version__
 
-if TYPE_CHECKING:  # tests/unit/test_exports.py holds this to what there is
+if TYPE_CHECKING:  # tests/unit/test_exports.py compares these with the public names
     from tf_redsync import addons as addons
     from tf_redsync import callbacks as callbacks
     from tf_redsync import codings as codings
@@ -94,9 +97,9 @@ if TYPE_CHECKING:  # tests/unit/test_exports.py holds this to what there is
     from tf_redsync.strategy import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from tf_redsync.strategy import already_sharded as already_sharded
 
-# Where the public names live; those that are not here are methods, each registered by its module in
-# `methods`. All are loaded at first use: the command line needs no TensorFlow.
-_HOMES = {
+# Modules of the public names, except methods: those are registered by their modules in `methods`.
+# All are loaded on first use, because the command line needs no TensorFlow.
+_MODULES = {
     "addons": "tf_redsync.addons",
     "callbacks": "tf_redsync.callbacks",
     "codings": "tf_redsync.codings",
@@ -127,12 +130,12 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name not in _HOMES and (name.startswith("_") or _is_module(name)):
+    if name not in _MODULES and (name.startswith("_") or _is_module(name)):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=None)
     _prepare()
-    if name in _HOMES:
-        module = importlib.import_module(_HOMES[name])
-        value = module if _HOMES[name] == f"{__name__}.{name}" else getattr(module, name)
+    if name in _MODULES:
+        module = importlib.import_module(_MODULES[name])
+        value = module if _MODULES[name] == f"{__name__}.{name}" else getattr(module, name)
     else:
         value = _methods().get(name) or _refuse(name)
     globals()[name] = value
@@ -140,11 +143,11 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*_HOMES, *_methods()})
+    return sorted({*_MODULES, *_methods()})
 
 
 def _is_module(name: str) -> bool:
-    """Whether `from tf_redsync import name` will import it, and asks for an attribute before."""
+    """Return whether a name is a submodule, whose attribute `import` looks up before loading it."""
     return importlib.util.find_spec(f"{__name__}.{name}") is not None
 
 
@@ -153,18 +156,18 @@ def _methods() -> dict[str, type]:
 
 
 def _refuse(name: str) -> NoReturn:
-    """Raise the error of a name that there is not."""
+    """Raise `AttributeError` for an unknown name, with the closest known one."""
     more = importlib.import_module("tf_redsync.contrib").__all__
     folded = {n.lower(): f"rs.contrib.{n}" for n in more} | {n.lower(): n for n in __dir__()}
     close = difflib.get_close_matches(name.lower(), folded, 1)
     hint = f". Did you mean {folded[close[0]]}?" if close else ""
-    # With `obj` Python would add a hint of its own to a traceback, and only there.
+    # With `obj`, Python would add a second suggestion to tracebacks.
     text = f"module {__name__!r} has no attribute {name!r}{hint}"
     raise AttributeError(text, name=name, obj=None)
 
 
 def _check_backend(backend: str) -> None:
-    """Refuse a Keras on JAX or PyTorch, which `tf.distribute` does not support."""
+    """Raise `ImportError` for Keras on JAX or PyTorch, which `tf.distribute` does not support."""
     if backend != "tensorflow":
         raise ImportError(
             "tf_redsync needs Keras on TensorFlow. Received: the Keras backend "
@@ -174,7 +177,7 @@ def _check_backend(backend: str) -> None:
 
 @functools.cache
 def _prepare() -> None:
-    """Check what is installed, and register the optimizers, for `keras.saving.load_model`."""
+    """Check the installation, and register the optimizers for `keras.saving.load_model`."""
     requirements.check_tensorflow()
     requirements.check_legacy_keras()
     _check_backend(importlib.import_module("keras").backend.backend())
@@ -183,10 +186,10 @@ def _prepare() -> None:
 
 
 def _is_command_line(words: Sequence[str]) -> bool:
-    """Whether a process is `tf-redsync` or `python -m tf_redsync...`: help needs no TensorFlow.
+    """Return whether a process is `tf-redsync` or `python -m tf_redsync...`.
 
     Args:
-        words: With which it was started, the interpreter first.
+        words: Its command line, the interpreter first.
     """
     script = next((w for w in words[1:] if not w.startswith("-")), "")
     module = words[words.index("-m") + 1 :][:1] if "-m" in words else []

@@ -1,4 +1,4 @@
-"""Command line: `python -m tf_redsync`, which is `tf-redsync`. The code is in `cli/main.py`."""
+"""Entry point of `python -m tf_redsync`, the same as `tf-redsync`; see `cli/main.py`."""
 
 import sys
 

@@ -18,18 +18,18 @@ _ALIASED = ("engine", "engine.keras_tensor", "backend", "utils", "utils.tf_utils
 def load() -> ModuleType:
     """Import `tensorflow_addons` 0.23 on TensorFlow 2.16 and later.
 
-    Addons looks for Keras 2 under `keras.src`, where Keras 3 lives now. Keras 2 is still there as
-    `tf_keras`; while Addons is imported, and only then, the few names that it asks for lead to it.
-    `tf.keras` must be Keras 2, so call this before anything uses `tf.keras`, or start the program
-    with TF_USE_LEGACY_KERAS=1.
+    Addons imports Keras 2 from `keras.src`, which is Keras 3 now. During the import of Addons only,
+    those modules are aliases of the ones in `tf_keras`, which is Keras 2. `tf.keras` must be Keras
+    2, so call this before anything uses `tf.keras`, or start the program with
+    TF_USE_LEGACY_KERAS=1.
 
     Returns:
         The module `tensorflow_addons`. Its optimizers are wrapped like any other:
         `DistributedOptimizer(load().optimizers.LAMB(0.01), method)`.
 
     Raises:
-        ImportError: when `tensorflow-addons` or `tf_keras` is not installed, or when `tf.keras` is
-            already bound to Keras 3.
+        ImportError: `tensorflow-addons` or `tf_keras` is not installed, or `tf.keras` is already
+            Keras 3.
 
     Example:
         tfa = tf_redsync.addons.load()
@@ -53,25 +53,25 @@ def load() -> ModuleType:
             return importlib.import_module("tensorflow_addons")
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"{error}. Install what TensorFlow Addons needs: pip install 'tf_redsync[addons]'"
+            f"{error}. Install the packages of TensorFlow Addons: pip install 'tf_redsync[addons]'"
         ) from error
 
 
 @contextlib.contextmanager
 def _keras_2_names() -> Iterator[None]:
-    """Let `keras.src.<name>` mean `tf_keras.src.<name>` inside the block."""
-    importlib.import_module("keras")  # Keras 3 must not be imported while its names are others'
+    """Context in which `keras.src.<name>` is an alias of `tf_keras.src.<name>`."""
+    importlib.import_module("keras")  # Keras 3 must not be imported while the aliases are in place
     wanted = {f"keras.src.{n}": importlib.import_module(f"tf_keras.src.{n}") for n in _ALIASED}
     saved = {name: sys.modules.get(name) for name in wanted}
     sys.modules.update(wanted)
-    # `from keras.src import backend` looks for an attribute first.
+    # `from keras.src import backend` reads the attribute before `sys.modules`.
     source = importlib.import_module("keras.src")
     top = [name for name in _ALIASED if "." not in name]
     attributes = {name: vars(source).get(name) for name in top}
     for name in top:
         setattr(source, name, wanted[f"keras.src.{name}"])
-    # Where `import tensorflow.keras` looks. If TensorFlow was imported without
-    # TF_USE_LEGACY_KERAS=1, it would find Keras 3.
+    # The search path of `import tensorflow.keras`. If TensorFlow was imported without
+    # TF_USE_LEGACY_KERAS=1, the path leads to Keras 3.
     tensorflow = importlib.import_module("tensorflow")
     path = list(tensorflow.__path__)
     keras_2 = importlib.import_module("tf_keras.api._v2")

@@ -1,4 +1,4 @@
-"""Checks of hyper-parameters that several methods share."""
+"""Validation of arguments, shared by methods, schedules, callbacks and optimizers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def integer(name: str, value: Any, *, low: int) -> None:
 
 
 def steps_or_fraction(name: str, value: Any) -> None:
-    """Check that a hyper-parameter is a number of steps, or a fraction of the training in (0, 1).
+    """Check that a hyper-parameter is a number of steps, or a fraction of training in (0, 1).
 
     Raises:
         ValueError: naming the argument and its value.
@@ -58,7 +58,7 @@ def steps_or_fraction(name: str, value: Any) -> None:
     is_fraction = isinstance(value, numbers.Real) and 0.0 < float(value) < 1.0
     if not is_fraction and not (is_integer and int(value) >= 1):
         raise ValueError(
-            f"`{name}` must be a number of steps, an integer >= 1, or a fraction in (0, 1) of the "
+            f"`{name}` must be a number of steps (an integer >= 1) or a fraction in (0, 1) of the "
             f"steps that `fit` runs. Received: {name}={value!r}"
         )
 
@@ -84,10 +84,10 @@ def choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 
 def pattern(name: str, value: Any) -> None:
-    """Check that something is a regular expression.
+    """Check that an argument is a regular expression.
 
     Raises:
-        ValueError: naming the argument, its value and what is wrong with it.
+        ValueError: naming the argument, its value and the error in it.
     """
     try:
         re.compile(value)
@@ -113,12 +113,12 @@ def momentum(value: Any, nesterov: bool) -> None:
 
 
 def if_class(value: Any) -> str:
-    """Return words for the end of an error about a value that should have been made by a class."""
+    """Return a hint for an error message if a class was passed in place of an instance."""
     return f". It is a class: call it, {value.__name__}(...)" if isinstance(value, type) else ""
 
 
-def instead(name: str, names: Sequence[str]) -> str:
-    """Return words about what was meant by an argument that does not exist."""
+def suggestion(name: str, names: Sequence[str]) -> str:
+    """Return the sentence of an error message that suggests an argument for an unknown name."""
     close = difflib.get_close_matches(name, names, 1)
     if close:
         return f"Did you mean `{close[0]}`?"
@@ -126,14 +126,16 @@ def instead(name: str, names: Sequence[str]) -> str:
 
 
 def suggesting(new: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `__new__` say which argument may have been meant by one that it does not have."""
+    """Decorate `__new__` so that the error for an unknown argument suggests a known one."""
     names = [n for n in inspect.signature(new).parameters if n != "cls"]
 
     @functools.wraps(new)
     def made(cls: type, *args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in names:
-                raise TypeError(f"{cls.__name__} has no argument `{name}`. {instead(name, names)}")
+                raise TypeError(
+                    f"{cls.__name__} has no argument `{name}`. {suggestion(name, names)}"
+                )
         return new(cls, *args, **kwargs)
 
     return made

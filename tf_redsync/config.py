@@ -1,7 +1,7 @@
-"""Frozen dataclasses that turn into JSON and back: methods, policies, schedules, codings.
+"""Serialization of frozen dataclasses to JSON: methods, policies, schedules, codings.
 
-As in Keras: `get_config` returns the arguments of the constructor, `from_config` is a class method
-that makes an equal object of them, and `serialize` adds the name of the class.
+As in Keras, `get_config` returns the arguments of the constructor, the class method `from_config`
+builds an equal object from them, and `serialize` adds the name of the class.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from tf_redsync import checks
 
-# Imported when a name is looked up: a file may name a method that the program has not imported.
+# Imported on lookup, since a file may name a method that the program has not imported.
 _PACKAGES = ("tf_redsync.methods", "tf_redsync.contrib")
 
 _REGISTRY: dict[str, type] = {}
@@ -29,10 +29,10 @@ Lookup = Callable[[str], "type | None"]
 
 
 def register(cls: type[_T]) -> type[_T]:
-    """Class decorator: make a frozen dataclass known by its name to whatever loads configs.
+    """Register a frozen dataclass by its name, so that configs can be loaded; a class decorator.
 
     Raises:
-        ValueError: for the name of a class of tf_redsync, or of another module's class.
+        ValueError: another class is registered under this name.
     """
     ours = cls.__module__.startswith("tf_redsync.")
     known = (_REGISTRY if ours else registered()).get(cls.__name__)
@@ -41,9 +41,9 @@ def register(cls: type[_T]) -> type[_T]:
         cls.__qualname__,
     ):
         raise ValueError(
-            f"a class of this name is registered: {known.__module__}.{known.__qualname__}. A saved "
-            f"model could not tell them apart. Received: {cls.__module__}.{cls.__qualname__}. Give "
-            "yours another name."
+            f"a class of this name is already registered: {known.__module__}.{known.__qualname__}. "
+            "In a saved model the name would be ambiguous. Received: "
+            f"{cls.__module__}.{cls.__qualname__}. Rename your class."
         )
     _REGISTRY[cls.__name__] = cls
     cls.__init__ = _by_name(cls, cls.__init__)  # type: ignore[method-assign]
@@ -51,7 +51,7 @@ def register(cls: type[_T]) -> type[_T]:
 
 
 def _by_name(cls: type, init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that says what is wrong with its arguments' names."""
+    """Return a constructor that lists the valid arguments in its errors."""
     fields = dataclasses.fields(cls)
     names, named = [f.name for f in fields if f.init], all(f.kw_only for f in fields)
 
@@ -69,8 +69,8 @@ def _by_name(cls: type, init: Callable[..., None]) -> Callable[..., None]:
             )
         for name in kwargs:
             if name not in names and type(self) is cls:
-                instead = checks.instead(name, names)
-                raise TypeError(f"{made_of} has no argument `{name}`. {instead}")
+                hint = checks.suggestion(name, names)
+                raise TypeError(f"{made_of} has no argument `{name}`. {hint}")
         init(self, *args, **kwargs)
 
     return made
@@ -81,7 +81,7 @@ def _takes_number(cls: type, name: str) -> bool:
 
 
 def registered() -> dict[str, type]:
-    """Return all registered classes by name, the methods of `contrib` among them."""
+    """Return all registered classes by name, including the methods of `contrib`."""
     for package in _PACKAGES:
         importlib.import_module(package)
     return dict(_REGISTRY)
@@ -96,10 +96,10 @@ def registered_in(package: str) -> dict[str, type]:
 
 
 class Configurable:
-    """Config round trip for frozen dataclasses of plain values and of each other."""
+    """Base of frozen dataclasses that `serialize` and `from_config` convert, nested ones too."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as JSON can hold them."""
+        """Return the arguments of the constructor, JSON-serializable."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return _encode(values)
 
@@ -107,32 +107,32 @@ class Configurable:
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, type] | None = None
     ) -> Any:
-        """Make an object equal to the one that `get_config` was asked of.
+        """Build an object from the result of `get_config`.
 
         Args:
-            config: What it returned.
-            custom_objects: Classes by name, for objects inside that are not registered.
+            config: The arguments of the constructor.
+            custom_objects: Classes by name, for nested objects of unregistered classes.
 
         Raises:
-            ValueError: for arguments that are missing, unknown or refused.
+            ValueError: an argument is missing, unknown or invalid.
         """
         return _made(cls, config, (custom_objects or {}).get)
 
 
 def serialize(value: Any) -> dict[str, Any]:
-    """Return a JSON-serialisable dict from which `from_config` makes an equal object."""
+    """Return a JSON-serializable dict from which `from_config` builds an equal object."""
     return {"class_name": type(value).__name__, "config": value.get_config()}
 
 
 def from_config(config: dict[str, Any], lookup: Lookup | None = None) -> Any:
-    """Rebuild what `serialize` described.
+    """Build an object from the result of `serialize`.
 
     Args:
         config: A dict with `class_name` and `config`.
-        lookup: Returns a class for a name that is not registered, or `None`.
+        lookup: Returns the class of an unregistered name, or `None`.
 
     Raises:
-        ValueError: when the class is unknown, or the config is not one of it.
+        ValueError: the class is unknown, or the config does not fit it.
     """
     if not isinstance(config, dict) or not {"class_name", "config"} <= set(config):
         raise ValueError(
@@ -142,8 +142,8 @@ def from_config(config: dict[str, Any], lookup: Lookup | None = None) -> Any:
     found = _REGISTRY.get(name) or registered().get(name) or (lookup(name) if lookup else None)
     if found is None:
         raise ValueError(
-            f"`class_name` must be one of {sorted(_REGISTRY)}; classes of your own are known once "
-            "they are decorated with tf_redsync.methods.register, or named in custom_objects. "
+            f"`class_name` must be one of {sorted(_REGISTRY)}. Decorate your own classes with "
+            "tf_redsync.methods.register, or pass them as `custom_objects`. "
             f"Received: class_name={name!r}"
         )
     return _made(found, config["config"], lookup)
@@ -159,8 +159,8 @@ def _made(cls: type, config: Any, lookup: Lookup | None) -> Any:
     missing = [f.name for f in required(cls) if f.name not in config]
     if unknown or missing:
         raise ValueError(
-            f"the config of {cls.__name__} lacks {missing or 'nothing'} and has unknown arguments: "
-            f"{unknown or 'none'}. Received: config={config!r}"
+            f"the config of {cls.__name__} has wrong arguments; missing: {missing or 'none'}, "
+            f"unknown: {unknown or 'none'}. Received: config={config!r}"
         )
     return cls(**{k: _decode(v, lookup) for k, v in config.items()})
 
@@ -194,19 +194,19 @@ def _decode(value: Any, lookup: Lookup | None) -> Any:
 
 
 def imported_only(config: Any) -> Any:
-    """Return a config of Keras's, if deserializing it imports no module.
+    """Return a Keras config after a check that deserializing it imports no module.
 
-    Keras imports the module that a config names, and a file may name any.
+    Keras imports the module that a config names, and a file may name any module.
 
     Raises:
-        ValueError: for a module that the program has not imported.
+        ValueError: the program has not imported a module that the config names.
     """
     parts = config.values() if isinstance(config, dict) else config
     module = config.get("module") if isinstance(config, dict) else None
     if isinstance(module, str) and module not in sys.modules:
         raise ValueError(
-            f"the optimizer's config names a module that is not imported. Received: "
-            f"module={module!r}. Import it before the model is loaded, if you trust the file."
+            "the optimizer's config names a module that the program has not imported. Received: "
+            f"module={module!r}. If you trust the file, import the module before loading the model."
         )
     if isinstance(config, (dict, list, tuple)):
         for part in parts:

@@ -1,21 +1,21 @@
-"""The environment variables that workers read; the launcher sets some of them."""
+"""Names and values of the environment variables that workers read."""
 
 from __future__ import annotations
 
 import os
 
-HANDSHAKE = "TF_REDSYNC_HANDSHAKE"  # "0": no rendezvous; set it for all workers or none
-JOB = "TF_REDSYNC_JOB"  # the job's secret, the same for all its workers; may be missing
-RESTART = "TF_REDSYNC_RESTART"  # how often the launcher has started the job anew, from 0
+HANDSHAKE = "TF_REDSYNC_HANDSHAKE"  # "0" disables the rendezvous; equal on all workers
+JOB = "TF_REDSYNC_JOB"  # optional secret of the job, equal on all its workers
+RESTART = "TF_REDSYNC_RESTART"  # number of restarts of the job by the launcher, from 0
 START_TIMEOUT = "TF_REDSYNC_START_TIMEOUT"  # seconds
 HEARTBEAT = "TF_REDSYNC_HEARTBEAT_SECONDS"
 
 
 def switched_on(variable: str) -> bool:
-    """Whether a variable is 1, or missing.
+    """Return whether a variable is 1 or not set.
 
     Raises:
-        ValueError: if it is neither 0 nor 1.
+        ValueError: it is neither 0 nor 1.
     """
     value = os.environ.get(variable) or "1"
     if value not in ("0", "1"):
@@ -24,10 +24,10 @@ def switched_on(variable: str) -> bool:
 
 
 def seconds(argument: str, value: float | None, variable: str, low: float = 0.0) -> float | None:
-    """Return an argument, or else what the environment says; `None` if neither does.
+    """Return an argument, or else the value of an environment variable; `None` without either.
 
     Raises:
-        ValueError: naming the one of both that is no number above `low`.
+        ValueError: the value is not a number above `low`; the message names its origin.
     """
     name: str = argument
     given: object = value

@@ -1,4 +1,4 @@
-"""The base class of errors in distributed training, and the main line of error messages."""
+"""The base class of errors in distributed training, and the main line of TensorFlow's messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FIRST_OF_SEVERAL = re.compile(r"^\s*\(0\) [A-Z_]+: +(.+)")  # root errors
 
 
 def main_line(message: str) -> str:
-    """Return the line of a message that has the reason; TensorFlow hides it below the stack."""
+    """Return the line of a message with the cause, which TensorFlow prints below the stack."""
     lines = message.splitlines() or [""]
     found = lines[0]
     if found.startswith("Graph execution error"):

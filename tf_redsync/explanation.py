@@ -1,4 +1,4 @@
-"""The table that `optimizer.explain()` prints: what happens to every variable."""
+"""The table of `optimizer.explain()`: the method of every variable, and the traffic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_redsync.tables import aligned
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of `Explanation`: a variable and what happens to it."""
+    """A row of `Explanation`: a variable and its method."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,19 +29,19 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What the exchange does with every variable; `str` prints a table.
+    """The method of every variable, and the traffic of a step; `str` returns a table.
 
     Attributes:
         rows: One for each variable, in the model's order.
         workers: Number of workers.
-        dense_bytes: Bytes a worker would send in a step without compression.
-        bytes_per_step: Bytes a worker sends in a step, after warm-up.
-        decision: How `Auto` came to it, if it did.
-        replicas: Number of replicas that are one worker together.
-        warm_up: How long all is dense at first, in words.
-        hints: What is known to cost accuracy.
-        carrier: What carries the collectives.
-        notes: What methods are not that their names may lead to expect.
+        dense_bytes: Bytes per worker and step without compression.
+        bytes_per_step: Bytes per worker and step, after warm-up.
+        decision: The measurements and the choice of `Auto`, as text; empty without `Auto`.
+        replicas: Number of replicas that form one worker.
+        warm_up: The dense warm-up of all methods, as text; empty without one.
+        hints: Texts of `AccuracyWarning`s about the settings.
+        carrier: Transport of the collectives, such as NCCL.
+        notes: Differences of methods from the papers whose names they have.
     """
 
     rows: tuple[Row, ...]
@@ -88,13 +88,13 @@ def explain(
     warm_up: str = "",
     carrier: str = "",
 ) -> Explanation:
-    """Make the table.
+    """Build the table.
 
     Args:
-        assignments: In the model's order.
+        assignments: The assignments, in the model's order.
         buckets: All buckets.
         workers: Number of workers.
-        sent: Bytes a worker sends in a step.
+        sent: Bytes per worker and step.
         decision: See `Explanation`.
         replicas: See `Explanation`.
         warm_up: See `Explanation`.
@@ -127,5 +127,5 @@ def explain(
 
 
 def dense_bytes(specs: Sequence[TensorSpec], workers: int) -> float:
-    """Bytes a worker sends in a ring all-reduce of all of `specs` as float32."""
+    """Return the bytes per worker of a ring all-reduce of `specs` in float32."""
     return driver.sent_factor(AllReduce, workers) * sum(s.bytes for s in specs)

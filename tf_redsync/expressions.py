@@ -1,8 +1,8 @@
-"""What is exchanged, as text: `RedSync(density=0.01, momentum=0.9), warm_up=DenseWarmUp(100)`.
+"""Parser of method expressions: `RedSync(density=0.01, momentum=0.9), warm_up=DenseWarmUp(100)`.
 
-It is what stands behind the inner optimizer in `DistributedOptimizer(optimizer, ...)`: a method, a
-policy or `Auto`, and perhaps named arguments. All of it is made of tf_redsync's methods, warm-ups,
-codings and policies, called with numbers, strings, tuples or such calls. Nothing else is evaluated.
+An expression has the arguments of `DistributedOptimizer` after the inner optimizer: a method, a
+policy or `Auto`, and optional keyword arguments. It may call tf_redsync's methods, warm-ups,
+codings and policies, with numbers, strings, tuples or such calls. Nothing else is evaluated.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True)
 class Expression:
-    """What an expression describes.
+    """The value of an expression.
 
     Attributes:
         method: A method, a policy or `Auto`.
-        options: The named arguments.
+        options: The keyword arguments.
     """
 
     method: Any
@@ -32,15 +32,15 @@ class Expression:
 
 
 def evaluate(text: str, others: Known = _NOTHING, more: Mapping[str, Any] = _NOTHING) -> Expression:
-    """Return what an expression describes.
+    """Return the value of an expression.
 
     Args:
-        text: As a program would write it, with or without `rs.` or `tf_redsync.` in front.
-        others: Further classes by name.
-        more: Arguments of the method besides those that are written.
+        text: The expression in Python, with or without the prefix `rs.` or `tf_redsync.`.
+        others: Additional classes by name.
+        more: Arguments of the method besides those in `text`.
 
     Raises:
-        ValueError: says what is wrong with it.
+        ValueError: the expression is invalid; the message says where.
     """
     from tf_redsync.auto import Auto
     from tf_redsync.exchange.method import Method
@@ -51,25 +51,25 @@ def evaluate(text: str, others: Known = _NOTHING, more: Mapping[str, Any] = _NOT
         call = ast.parse(f"f({text.strip()})", mode="eval").body
     except SyntaxError as error:
         raise ValueError(
-            "a method must be written as in a program, such as RedSync(density=0.01): "
+            "a method must be a Python expression, such as RedSync(density=0.01): "
             f"{error.msg}. Received: {text!r}"
         ) from error
     if not isinstance(call, ast.Call) or len(call.args) != 1:
-        raise ValueError(f"there must be one method, such as TopK(). Received: {text!r}")
+        raise ValueError(f"exactly one method is needed, such as TopK(). Received: {text!r}")
     first = call.args[0]
     if isinstance(first, ast.Call):
         method = _called(first, text, known, more)
     else:
         method = _value(first, text, known)
     if isinstance(method, type) and issubclass(method, Method):
-        raise ValueError(f"a method is called, as in {method.__name__}(). Received: {text!r}")
+        raise ValueError(f"a method must be called: {method.__name__}(). Received: {text!r}")
     if not isinstance(method, (Method, Policy, Auto)):
-        raise ValueError(f"this is not a method, nor a policy of methods. Received: {text!r}")
+        raise ValueError(f"the value must be a method or a policy. Received: {text!r}")
     return Expression(method, _named(call, text, known))
 
 
 def called(text: str) -> str:
-    """Return an expression, a call of it where it is a name alone.
+    """Return an expression; a call without arguments if it is only a name.
 
     Example:
         >>> called("RedSync"), called("RedSync(density=0.01)")
@@ -112,12 +112,12 @@ def _called(node: ast.Call, text: str, known: Known, more: Mapping[str, Any] = _
 def _named(node: ast.Call, text: str, known: Known) -> dict[str, Any]:
     named = {k.arg: _value(k.value, text, known) for k in node.keywords if k.arg is not None}
     if len(named) < len(node.keywords):
-        raise ValueError(f"arguments are written out, without **. Received: {text!r}")
+        raise ValueError(f"`**` is not supported in arguments. Received: {text!r}")
     return named
 
 
 def _known(others: Known) -> Known:
-    """The classes that a user may name."""
+    """Return the classes that an expression may name."""
     from tf_redsync.config import registered
 
     found = {n: c for n, c in registered().items() if c.__module__.startswith("tf_redsync.")}
@@ -125,7 +125,7 @@ def _known(others: Known) -> Known:
 
 
 def _class(node: ast.expr, text: str, known: Known) -> type:
-    """The class that a name stands for."""
+    """Return the class of a name."""
     from tf_redsync.exchange.method import Method
 
     parts = ast.unparse(node).split(".")
@@ -138,7 +138,7 @@ def _class(node: ast.expr, text: str, known: Known) -> type:
         hint = f"Did you mean {close[0]}? " if close else ""
         methods = [n for n, cls in known.items() if issubclass(cls, Method)]
         raise ValueError(
-            f"{name!r} is no class of tf_redsync. {hint}Methods: {', '.join(sorted(methods))}. "
+            f"{name!r} is not a class of tf_redsync. {hint}Methods: {', '.join(sorted(methods))}. "
             f"Received: {text!r}"
         )
     return known[name]

@@ -1,4 +1,4 @@
-"""Flags of absl for scripts: what the workers exchange, and where a run is recorded.
+"""Absl flags for training scripts: the method of the exchange, and the directory of the records.
 
     from absl import app
     from tf_redsync import flags
@@ -11,9 +11,9 @@
 
     app.run(main)
 
-`train.py --exchange="RedSync(density=0.01)"`, `--exchange=codedtopk --density=0.03`, and so on. The
-flags are checked while the command line is read, before a worker waits for another one. All workers
-have to get the same ones: the first step compares what they have made of them.
+Run `train.py --exchange="RedSync(density=0.01)"` or `--exchange=codedtopk --density=0.03`. Parsing
+the command line validates the flags, before workers wait for each other. All workers need the same
+flags: the first step compares their methods and raises if they differ.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ def define(
 
     Args:
         exchange: Default of `--exchange`.
-        values: Where to define them.
+        values: The container of the flags.
         run_dir: Default of `--run_dir`.
     """
     flags.DEFINE_string(
         "exchange",
         exchange,
-        "What the workers exchange: a method or a policy as in a program, such as "
-        "'RedSync(density=0.01, momentum=0.9)', also with named arguments of "
-        "DistributedOptimizer behind it, or a method's name alone, in any case.",
+        "Method or policy of the exchange as a Python expression, such as "
+        "'RedSync(density=0.01, momentum=0.9)', optionally followed by keyword arguments of "
+        "DistributedOptimizer; or the name of a method, in any case.",
         flag_values=values,
     )
     flags.DEFINE_string(
         "exchange_config",
         None,
-        "In place of --exchange: a config of a method or policy as JSON, as "
-        "tf_redsync.config.serialize makes it, or a file with one.",
+        "Replaces --exchange: the config of a method or policy from "
+        "tf_redsync.config.serialize, as JSON or as the path of a JSON file.",
         flag_values=values,
     )
     flags.DEFINE_float(
         "density",
         None,
-        "Density of the method, in place of its own: fraction of the elements that is sent.",
+        "Overrides the density of the method: the fraction of the elements that is sent.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -75,16 +75,16 @@ def define(
 
 
 def exchange(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
-    """Return what the flags say, as arguments of `DistributedOptimizer`.
+    """Return the arguments of `DistributedOptimizer` that the flags specify.
 
     Args:
-        values: Where they were defined.
+        values: The container of the flags.
 
     Returns:
-        `method`, and what else `--exchange` names, `warm_up` for example.
+        `method`, and the keyword arguments of `--exchange`, such as `warm_up`.
 
     Raises:
-        ValueError: for flags that do not describe a method.
+        ValueError: the flags do not describe a method.
     """
     return _arguments({name: getattr(values, name) for name in _NAMES})
 
@@ -109,7 +109,7 @@ def _arguments(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _called(text: str) -> str:
-    """An expression for a name alone."""
+    """Return an expression; for the name of a method in any case, a call of it."""
     if not text.isidentifier():
         return text
     from tf_redsync.auto import Auto
@@ -120,7 +120,7 @@ def _called(text: str) -> str:
         return f"{folded[text.lower()]}()"
     close = difflib.get_close_matches(text.lower(), folded, 1)
     hint = f" Did you mean {folded[close[0]]}?" if close else f" Methods: {', '.join(names)}."
-    raise ValueError(f"there is no method {text!r}.{hint}")
+    raise ValueError(f"unknown method {text!r}.{hint}")
 
 
 def _configured(text: str) -> Any:
@@ -128,18 +128,22 @@ def _configured(text: str) -> Any:
     inline = text.lstrip().startswith("{")
     if not inline and not path.is_file():
         raise ValueError(
-            f"--exchange_config must be JSON, or a file with JSON. Received: {text!r}, which is "
-            "no file"
+            "--exchange_config must be JSON, or the path of an existing JSON file. Received: "
+            f"{text!r}"
         )
     try:
         found = json.loads(text if inline else path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"--exchange_config is no JSON: {error}. Received: {text!r}") from error
+        raise ValueError(
+            f"--exchange_config is invalid JSON: {error}. Received: {text!r}"
+        ) from error
     return config.from_config(found)
 
 
 def _with_density(method: Any, density: float) -> Any:
     if "density" not in [f.name for f in dataclasses.fields(method)]:
         name = type(method).__name__
-        raise ValueError(f"--density is for methods that have one. Received: {density} with {name}")
+        raise ValueError(
+            f"--density needs a method with a density. Received: {density} with {name}"
+        )
     return dataclasses.replace(method, density=density)

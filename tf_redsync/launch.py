@@ -1,4 +1,4 @@
-"""Command line: `python -m tf_redsync.launch`. The code is in `tf_redsync.cli.launch`."""
+"""Public API of the launcher, and `python -m tf_redsync.launch`; see `cli/launch.py`."""
 
 import sys
 

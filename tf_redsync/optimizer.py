@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: wrap a Keras optimizer, whichever of the three families it is of."""
+"""`DistributedOptimizer`, the wrapper for optimizers of Keras 3, tf_keras and legacy tf_keras."""
 
 from __future__ import annotations
 
@@ -25,52 +25,54 @@ from tf_redsync.step.nonfinite import DEFAULT_LIMIT
 class DistributedOptimizer(Wrapper, abc.ABC):
     """An optimizer whose gradients are exchanged by a compressed method.
 
-    The all-reduce of gradients is replaced by the method's exchange; everything else (learning
-    rate, weight decay, clipping, EMA, slots) stays the inner optimizer's. Clipping in the inner
-    optimizer acts on each worker's own gradient, before the exchange, as in Keras.
+    The method's exchange replaces the all-reduce of gradients. Everything else (learning rate,
+    weight decay, clipping, EMA, slots) remains with the inner optimizer. As in Keras, clipping in
+    the inner optimizer acts on each worker's gradient before the exchange.
 
-    A step in which any worker contributes a non-finite value is applied by no worker: nothing
-    changes but `optimizer.exchange.skipped`, which counts such steps, and which `fit` shows for
-    each epoch as `skipped_steps`. After ten of them in a row a warning names worker and variable.
+    If any worker has a non-finite value in a step, all workers skip the step. It only increments
+    `optimizer.exchange.skipped`, which `fit` logs for each epoch as `skipped_steps`. Ten skipped
+    steps in a row are a warning that names the worker and the variable.
+
+    The constructor returns an optimizer of the family of the inner one, for `model.compile` or a
+    custom loop, which is also an instance of this class. Additional members are `explain()`,
+    `bytes_per_step()` and `exchange`. Unless `build(variables)` was called, the first step builds
+    the exchange for the variables of that step.
 
     Args:
-        optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer. Or what
-            `keras.optimizers.get` makes one of, a name such as `"adam"` or a config; with
-            TF_USE_LEGACY_KERAS=1 `tf_keras.optimizers.get`.
-        method: How to exchange: `RedSync(...)`, `Dense(...)`, a `Policy` that chooses by variable,
-            or `Auto(...)`, which chooses by measurement. `None`: `Auto()`.
+        optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer. Or an argument of
+            `keras.optimizers.get`: a name such as `"adam"`, or a config; with
+            TF_USE_LEGACY_KERAS=1 of `tf_keras.optimizers.get`.
+        method: The method of the exchange: `RedSync(...)`, `Dense(...)`, a `Policy` that chooses by
+            variable, or `Auto(...)`, which chooses by measurement. `None`: `Auto()`.
         warm_up: `DenseWarmUp(steps=...)`, or `DenseWarmUp(fraction=...)` of the steps that `fit`
-            will run: so long all gradients are all-reduced densely, whatever the method, which
-            begins after it. `None`: none but the method's own. See docs/warm-up.md.
+            will run. All gradients are all-reduced densely during the warm-up, and the method
+            begins after it. `None`: only the method's own warm-up, if any. See docs/warm-up.md.
         name: Name of the wrapper.
-        bucket_bytes: Tensors that share a method are exchanged together until they amount to this
-            many float32 bytes.
+        bucket_bytes: Maximum size of a bucket, in float32 bytes. Tensors of one method are
+            exchanged together in buckets.
         direct_collectives: Use single-round collectives where the strategy has them; `False`
             forces TensorFlow's public ones.
         two_levels: Whether a worker is a process with all of its replicas (GPUs). Their gradients
-            are then summed densely, on the first one's device, and the sum is exchanged with the
-            other processes: one selection, one residual and one message a process. In a single
-            process nothing is left to compress, and with one replica a process nothing changes.
-            `False`: every replica is a worker. `None`: `True` under MultiWorkerMirroredStrategy
-            with several processes and `direct_collectives`, else `False`.
-        max_skipped_steps: After so many skipped steps in a row all workers stop with an error;
-            `None` or 0: never.
-        check_every: In the first step and every so many steps after it, workers compare the bits
-            of their weights, the learning rate and the step counter; `None` or 0: never. Nor with
-            `direct_collectives=False`, or among replicas of one process.
-        on_drift: What they do about a difference in the weights: `"error"`: all of them stop, with
-            an error that names worker and variable; `"restore"`: they take over the weights and
-            slots of worker 0, with a warning that says so. Other differences are errors.
-
-    What is made is an optimizer of the family of the one inside, for `model.compile` or a custom
-    loop, and an instance of this class for `isinstance`. Besides the usual it has `explain()`,
-    `bytes_per_step()` and `exchange`. Its first step builds it with the variables of that step,
-    unless `build(variables)` was called before.
+            are then summed densely on the first replica's device, and the processes exchange the
+            sums: one selection, one residual and one message per process. A single process
+            exchanges nothing. With one replica per process it has no effect. `False`: every replica
+            is a worker. `None`: `True` under MultiWorkerMirroredStrategy with several processes
+            and `direct_collectives`, else `False`.
+        max_skipped_steps: Number of skipped steps in a row after which all workers raise; `None` or
+            0: no limit.
+        check_every: Number of steps between comparisons of the weights (bitwise), the learning
+            rate and the step counter of all workers, from the first step on; `None` or 0: no
+            comparisons. With `direct_collectives=False`, and among replicas of one process, there
+            are none either.
+        on_drift: Reaction to weights that differ: `"error"`: all workers raise an error that names
+            the worker and the variable; `"restore"`: they copy the weights and slots of worker 0
+            and warn. Other differences are always errors.
 
     Raises:
-        TypeError: for something that is not an optimizer.
-        ValueError: for a name that Keras does not know, an optimizer that is already wrapped, or
-            momentum on both sides; when it is built, for two levels without direct collectives.
+        TypeError: `optimizer` is not an optimizer.
+        ValueError: Keras does not know the optimizer's name, the optimizer is already wrapped, or
+            both the optimizer and the method have momentum. When it is built: two levels without
+            direct collectives.
 
     Example:
         >>> import keras, tf_redsync as rs
@@ -97,7 +99,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         check_every: int | None = DEFAULT_EVERY,
         on_drift: str = "error",
     ) -> DistributedOptimizer:
-        """Make the wrapper for the optimizer's family."""
+        """Create the wrapper for the optimizer's family."""
         if two_levels is not None:
             checks.boolean("two_levels", two_levels)
         if max_skipped_steps is not None:
@@ -127,12 +129,12 @@ class DistributedOptimizer(Wrapper, abc.ABC):
     @classmethod
     @override
     def __subclasshook__(cls, other: type) -> bool:
-        """The wrappers of all families, which lie below this class, are of its kind."""
+        """Return whether a class is a wrapper of some family; `Wrapper` is below this class."""
         return cls is DistributedOptimizer and issubclass(other, Wrapper)
 
 
 def _instance(optimizer: Any) -> Any:
-    """The optimizer that a name or a config means to Keras; anything else as it is."""
+    """Return the Keras optimizer of a name or a config; anything else unchanged."""
     if not isinstance(optimizer, (str, dict)):
         return optimizer
     family: Any = keras
@@ -144,8 +146,8 @@ def _instance(optimizer: Any) -> Any:
         return family.optimizers.get(copy.deepcopy(optimizer))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"`optimizer` must be one that `{family.__name__}.optimizers.get` knows, where it is a "
-            f"name or a config. Received: optimizer={optimizer!r} ({error})"
+            "`optimizer` must be an optimizer, or a name or a config for "
+            f"`{family.__name__}.optimizers.get`. Received: optimizer={optimizer!r} ({error})"
         ) from error
 
 
@@ -173,7 +175,7 @@ def _adapter(optimizer: Any) -> Any:
 
         return ScaledLegacyOptimizer if hasattr(optimizer, "loss_scale") else LegacyOptimizer
     swapped = isinstance(optimizer, (Method, Policy, Auto))
-    hint = ". The optimizer comes first, and then the method" if swapped else ""
+    hint = ". Pass the optimizer first and the method second" if swapped else ""
     raise TypeError(
         "`optimizer` must be an optimizer of keras, tf_keras or tf_keras.optimizers.legacy "
         f"(TensorFlow Addons). Received: optimizer={optimizer!r}{checks.if_class(optimizer)}"

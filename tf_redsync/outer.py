@@ -1,10 +1,10 @@
-"""Outer optimizers: what is done with the mean change of a round of local steps.
+"""Outer optimizers: updates of the shared weights after a round of local steps.
 
-With W the weights that all workers agree on and d the mean over the workers of their changes w - W
-in a round, the outer optimizer takes a step along d, as if -d were a gradient: DiLoCo's "outer
-gradient" (Douillard et al. 2023, arXiv 2311.08105, algorithm 1). Its slots are equal on all
-workers, so they cost no traffic. A method with local steps has one as its argument `outer`; without
-one the step is d itself, the average of the weights.
+Let W be the weights that all workers agree on, and d the mean over the workers of their changes
+w - W in a round. The outer optimizer takes a step along d, as if -d were a gradient: DiLoCo's
+"outer gradient" (Douillard et al. 2023, arXiv 2311.08105, algorithm 1). Its slots are equal on all
+workers and need no communication. Methods with local steps take it as their argument `outer`;
+without it, the step is d, which averages the weights.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Slots = dict[str, list[tf.Tensor]]
 @register
 @dataclasses.dataclass(frozen=True)
 class KerasSchedule(Configurable):
-    """A `LearningRateSchedule` of Keras, as text that can be compared and saved.
+    """A `LearningRateSchedule` of Keras as JSON, so that it can be compared and saved.
 
     Args:
-        text: Its config as JSON; `KerasSchedule.of` makes it.
+        text: The schedule's config as JSON; see `KerasSchedule.of`.
     """
 
     text: str
 
     @classmethod
     def of(cls, schedule: Any) -> KerasSchedule:
-        """Return the same schedule.
+        """Convert a schedule.
 
         Args:
-            schedule: A `LearningRateSchedule` of Keras 3 or of tf_keras. Its steps are rounds.
+            schedule: A `LearningRateSchedule` of Keras 3 or of tf_keras, of the number of rounds.
         """
         library = type(schedule).__module__.partition(".")[0]
         found = _library(library).optimizers.schedules.serialize(schedule)
@@ -69,7 +69,7 @@ def _library(name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outer(Configurable):
-    """An optimizer of the weights that all workers agree on. Frozen, pure.
+    """Base of optimizers of the weights that all workers agree on. Frozen, pure.
 
     Args:
         learning_rate: eta > 0, or a `LearningRateSchedule` of Keras, of the number of rounds.
@@ -88,23 +88,23 @@ class Outer(Configurable):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of its slots, each a float32 tensor for each variable, 0 at first."""
+        """Names of the slots: each has a float32 tensor per variable, initially 0."""
         return ()
 
     def rate(self, rounds: tf.Tensor) -> tf.Tensor | float:
-        """Return the learning rate after so many rounds."""
+        """Return the learning rate after `rounds` rounds."""
         scheduled = isinstance(self.learning_rate, KerasSchedule)
         return self.learning_rate(rounds) if scheduled else self.learning_rate
 
     def step(
         self, changes: list[tf.Tensor], slots: Slots, rounds: tf.Tensor
     ) -> tuple[list[tf.Tensor], Slots]:
-        """Return what to add to the weights, and the new slots.
+        """Return the update to add to the weights, and the new slots.
 
         Args:
-            changes: Means over the workers of the changes of the weights, float32.
-            slots: By name, one tensor for each of them.
-            rounds: int64 scalar, how many steps it has taken.
+            changes: The mean change of each variable over the workers, float32.
+            slots: By name, one tensor per variable.
+            rounds: int64 scalar, number of steps that it has taken.
         """
         raise NotImplementedError
 
@@ -121,7 +121,7 @@ class SGD(Outer):
     Args:
         learning_rate: eta, see `Outer`.
         momentum: In [0, 1).
-        nesterov: Nesterov's form.
+        nesterov: Whether to use Nesterov momentum.
 
     Example:
         >>> SGD(learning_rate=0.5).slots
@@ -159,7 +159,7 @@ class SGD(Outer):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nesterov(SGD):
-    """`SGD` with Nesterov's momentum, DiLoCo's outer optimizer (section 2: 0.7 and 0.9).
+    """`SGD` with Nesterov momentum, the outer optimizer of DiLoCo (section 2: 0.7 and 0.9).
 
     m <- momentum m + d;   W <- W + eta (d + momentum m)
     """
@@ -177,7 +177,7 @@ class Adam(Outer):
         m <- beta_1 m + (1 - beta_1) d;   v <- beta_2 v + (1 - beta_2) d^2
         W <- W + eta (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
 
-    Difference from the paper: the bias correction of Adam, which FedAdam leaves out.
+    Difference from the paper: FedAdam has no bias correction.
 
     Args:
         learning_rate: eta, see `Outer`; about the size of an element's change in a round.
@@ -229,7 +229,7 @@ def check(name: str, value: Any) -> None:
     """Check a method's argument `outer`.
 
     Raises:
-        ValueError: for anything but `None` and an outer optimizer.
+        ValueError: it is neither `None` nor an outer optimizer.
     """
     if value is not None and not isinstance(value, Outer):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Which variable is exchanged by which method."""
+"""Policies: the assignment of a method to every variable."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Assignment:
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule(Configurable):
-    """Variables whose name matches go to a method.
+    """A pattern of variable names, and the method of the variables that match.
 
     Args:
         pattern: Regular expression, searched in the variable's path.
-        method: The method for what matches.
+        method: The method of these variables.
     """
 
     pattern: str
@@ -48,16 +48,16 @@ class Rule(Configurable):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy(Configurable):
-    """Choose a method for every variable.
+    """A method for every variable, by rules.
 
-    The first rule whose pattern is found in the variable's name decides; without one `default`
-    does, unless it refuses the tensor (size, rank): then its dense method.
+    A variable gets the method of the first rule whose pattern matches its name, else `default`. If
+    that method refuses the tensor (size, rank), the variable gets the method's dense counterpart.
 
     Args:
-        default: Method for variables that no rule names.
-        rules: Tried in order.
+        default: Method of variables that no rule matches.
+        rules: The rules, by decreasing priority.
         output_layer: Regular expression for the names of the output layer's weights, which are
-            never quantised. `None`: the last variable that is no bias or norm.
+            never quantized. `None`: the last variable that is not a bias or norm.
 
     Example:
         >>> import tf_redsync as rs
@@ -87,7 +87,7 @@ class Policy(Configurable):
             clips = clipping(rule.method)
             if clips is not None:
                 raise ValueError(
-                    "`clip_norm` clips the whole gradient; give it to the policy's `default` "
+                    "`clip_norm` clips the whole gradient; set it in the policy's `default` "
                     f"method. Received: clip_norm={clips.clip_norm} in the rule {rule.pattern!r}"
                 )
         check_together(self.methods)
@@ -99,13 +99,13 @@ class Policy(Configurable):
 
     @property
     def trial_steps(self) -> int:
-        """The choice is the user's, so nothing is tried."""
+        """0, because the methods are given and need no trial."""
         return 0
 
     def resolve(
         self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int
     ) -> Policy:
-        """Nothing is left to decide."""
+        """Return the policy itself, which has no choice to make."""
         del specs, strategy, network, bucket_bytes
         return self
 
@@ -123,7 +123,7 @@ class Policy(Configurable):
         """Choose a method for each of `specs`, in their order.
 
         Raises:
-            ValueError: for an `output_layer` or a rule that matches none of them.
+            ValueError: `output_layer` or a rule matches none of them.
         """
         if self.output_layer is not None:
             _check_matches("output_layer", self.output_layer, specs)
@@ -139,22 +139,22 @@ class Policy(Configurable):
 
 
 class Resolved(Protocol):
-    """What assigns a method to every variable: a `Policy`, or what `Auto` decided."""
+    """Interface of an assignment of methods to variables: a `Policy`, or the choice of `Auto`."""
 
     @property
     def trial_steps(self) -> int:
-        """Training steps of each kind in which dense and compressed exchanges are compared."""
+        """Number of training steps of each kind in a trial of dense and compressed exchanges."""
 
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
         """Choose a method for each of `specs`, in their order."""
 
 
 class Undecided(Protocol):
-    """What can be given for a policy and becomes one when the optimizer is built."""
+    """Interface of `Policy` and `Auto` before the optimizer is built, which resolves them."""
 
     @property
     def default(self) -> Method:
-        """The method that clips, if any does."""
+        """The method whose `clip_norm` applies, if it has one."""
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -166,29 +166,29 @@ class Undecided(Protocol):
     def resolve(
         self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int
     ) -> Resolved:
-        """Decide; all workers call it at the same point, outside of any replica.
+        """Choose the methods; all workers call it at the same point, outside of any replica.
 
         Args:
             specs: The variables, in the model's order.
             strategy: The strategy.
-            network: What carries requests between its workers.
+            network: The network that answers requests.
             bucket_bytes: See `make_buckets`.
         """
 
 
 def check_together(methods: Sequence[Method]) -> None:
-    """Check that one model can be exchanged by all of `methods`.
+    """Check that `methods` can be combined in one model.
 
     Raises:
-        ValueError: for different momenta, local steps or delays.
+        ValueError: their momenta, local steps, delays or fragments differ.
     """
     momenta = {m.traits.momentum_in_exchange for m in methods}
     if len(momenta) > 1:
         found = ", ".join(f"{type(m).__name__} {m.traits.momentum_in_exchange}" for m in methods)
         raise ValueError(
-            "all methods of a policy must apply the same momentum: some variables would have "
-            f"none. Received: momentum of {found}. Give all of them the same one, as in "
-            "Dense(momentum=0.9), or none of them, and the momentum to the optimizer."
+            "all methods of a policy must apply the same momentum. Received: momentum of "
+            f"{found}. Set the same momentum in all of them, as in Dense(momentum=0.9), or set it "
+            "in the optimizer only."
         )
     schedules = {(m.sync_schedule.local_steps, m.sync_schedule.delay) for m in methods}
     if len(schedules) > 1:
@@ -214,7 +214,7 @@ def _check_matches(name: str, pattern: str, specs: Sequence[TensorSpec]) -> None
 
 
 def _in_fragments(assignments: list[Assignment]) -> list[Assignment]:
-    """Return assignments that say which fragment of the model each variable is in."""
+    """Return the assignments with each variable's fragment set, if the method has fragments."""
     fragmented = capability(assignments[0].method, Fragmented) if assignments else None
     if fragmented is None or not assignments[0].method.sync_schedule.fragments:
         return assignments
@@ -226,7 +226,7 @@ def _in_fragments(assignments: list[Assignment]) -> list[Assignment]:
 
 
 def or_dense(spec: TensorSpec, method: Method, reason: str) -> Assignment:
-    """Assign a tensor to a method for a reason, or, if it refuses, to its dense method."""
+    """Return the assignment of a tensor to a method, or to its dense one if it refuses."""
     refusal = method.refuses(spec)
     if refusal is None:
         return Assignment(spec, method, reason)

@@ -1,8 +1,7 @@
-"""What pip does not install with this package, and what to say where it is missing.
+"""Checks of the packages that pip does not install with this one: TensorFlow and tf_keras.
 
-TensorFlow comes as `tensorflow`, `tensorflow-cpu` and others, which share their files: whichever of
-them this package asked for would land on top of another one that is there. tf_keras asks for
-`tensorflow`.
+TensorFlow is distributed as `tensorflow`, `tensorflow-cpu` and others, which overwrite each other's
+files. So this package cannot depend on any of them. tf_keras depends on `tensorflow`.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ def check_tensorflow() -> None:
         if error.name != "tensorflow":
             raise
         version = ""
-    if not version:  # also where another package has left an empty folder of this name
+    if not version:  # also if another package left an empty folder of this name
         raise ImportError(
-            "tf_redsync needs TensorFlow, 2.16 to 2.21, and there is none: install `tensorflow`, "
-            "`tensorflow-cpu` or `tensorflow[and-cuda]` with pip."
+            "TensorFlow is not installed, and tf_redsync needs TensorFlow 2.16 to 2.21. Install "
+            "`tensorflow`, `tensorflow-cpu` or `tensorflow[and-cuda]` with pip."
         )
     found = tuple(map(int, version.split(".")[:2]))
     if found < _OLDEST:
@@ -48,10 +47,10 @@ def no_tf_keras() -> ImportError:
     try:
         importlib.metadata.version("tensorflow")
     except importlib.metadata.PackageNotFoundError:
-        command += " --no-deps"  # or `tensorflow` would land on top of what is there
+        command += " --no-deps"  # otherwise `tensorflow` would overwrite `tensorflow-cpu`
     return ImportError(
-        "tf_keras is not installed. Optimizers of tf_keras and of TensorFlow Addons need it, in "
-        f"the version of TensorFlow: {command}"
+        "tf_keras is not installed. Optimizers of tf_keras and of TensorFlow Addons need it in "
+        f"the same version as TensorFlow: {command}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Read a worker's part of the exchange's state from what Keras or TensorFlow has saved."""
+"""Reading a worker's part of the exchange's state from files of Keras or TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _CHECKPOINT_SUFFIX = f"{CHECKPOINT_KEY}/.ATTRIBUTES/py_state"
 
 
 def read_worker_state(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Return a worker's part of the exchange's state, from a file that the worker has saved.
+    """Return a worker's part of the exchange's state from a file that the worker saved.
 
-    To go on with another number of workers, read what all workers have saved, on every worker, and
-    give it to `optimizer.exchange.restore_worker_states`.
+    To resume with a different number of workers, read the files of all previous workers on every
+    worker, and pass the parts to `optimizer.exchange.restore_worker_states`.
 
     Args:
         path: A `.keras` or `.weights.h5` file, or the prefix of a `tf.train.Checkpoint`.
 
     Raises:
-        ValueError: for a file without such a part, or with several.
-        OSError: for one that cannot be read.
+        ValueError: the file has no such part, or several.
+        OSError: the file cannot be read.
 
     Example:
         parts = [tf_redsync.read_worker_state(f"worker_{rank}.keras") for rank in range(4)]
@@ -49,14 +49,14 @@ def read_worker_state(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         found = [arrays_of(reader.get_tensor(key)) for key in keys]
     if len(found) != 1:
         raise ValueError(
-            "`path` must be a file with the state of one exchange: one that was saved with a "
-            f"DistributedOptimizer, which was built. Received: path={name!r} with {len(found)}."
+            "`path` must be a file with the state of exactly one exchange, saved with a built "
+            f"DistributedOptimizer. Received: path={name!r} with {len(found)} states."
         )
     return found[0]
 
 
 def _in_h5(file: Any) -> list[dict[str, np.ndarray]]:
-    """The parts in a file of Keras."""
+    """Return the parts in an HDF5 file of Keras."""
     groups: list[Mapping[str, Any]] = []
 
     def visit(name: str, item: Any) -> None:

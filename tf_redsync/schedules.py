@@ -1,6 +1,6 @@
-"""Warm-up and schedules: how long the exchange stays dense at first, and how the density changes.
+"""Warm-up and density schedules.
 
-Steps are exchanges (optimizer steps), counted from 0 and the same on all workers.
+Steps are exchanges (optimizer steps), counted from 0 and equal on all workers.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tf_redsync.config import Configurable, register
 @register
 @dataclasses.dataclass(frozen=True)
 class DenseWarmUp(Configurable):
-    """Dense all-reduce during the first steps, RedSync's own warm-up.
+    """Dense all-reduce during the first steps, the warm-up of RedSync.
 
     RedSync trains its first epochs densely, since a ramp of densities costs more than the dense
     all-reduce once `workers * density` is near 1.
 
-    For all methods together it is an argument of `DistributedOptimizer`; the methods then begin,
-    with step 0 of whatever they do by steps, after it. Some methods have one of their own, in which
-    the tensors of other methods are exchanged as ever. See docs/warm-up.md.
+    As an argument of `DistributedOptimizer` it applies to all methods, whose step counts begin at 0
+    after it. Some methods have a `warm_up` argument that applies only to their own tensors. See
+    docs/warm-up.md.
 
     Args:
         steps: Number of dense steps, at least 1.
-        fraction: In place of `steps`, in (0, 1): this part of the steps that the first `fit` runs,
-            rounded, at least 1. For `DistributedOptimizer` only.
+        fraction: Alternative to `steps`, in (0, 1): the fraction of the steps that the first `fit`
+            runs, rounded, at least one step. For `DistributedOptimizer` only.
 
     Raises:
-        ValueError: unless one of both is given.
+        ValueError: neither or both are given, or one is out of range.
 
     Example:
         >>> DenseWarmUp(steps=100)
@@ -55,8 +55,8 @@ class DenseWarmUp(Configurable):
             return
         if self.steps is not None:
             raise ValueError(
-                "`steps` and `fraction` are two ways to say how long the warm-up is; give one of "
-                f"them. Received: steps={self.steps!r}, fraction={self.fraction!r}"
+                "exactly one of `steps` and `fraction` must be given. "
+                f"Received: steps={self.steps!r}, fraction={self.fraction!r}"
             )
         bounds: dict[str, Any] = {"low": 0.0, "high": 1.0, "low_open": True, "high_open": True}
         checks.real("fraction", self.fraction, **bounds)
@@ -74,11 +74,11 @@ class DenseWarmUp(Configurable):
 @register
 @dataclasses.dataclass(frozen=True)
 class ExponentialWarmUp(Configurable):
-    """Density that falls stage by stage to its final value, DGC's warm-up.
+    """Density that decreases in stages to its final value, the warm-up of DGC.
 
     Args:
         steps_per_stage: Length of a stage in steps, usually one epoch.
-        densities: Density of each stage, in (0, 1], not rising.
+        densities: Density of each stage, in (0, 1], non-increasing.
 
     Example:
         >>> ExponentialWarmUp(steps_per_stage=390).densities
@@ -102,29 +102,31 @@ class ExponentialWarmUp(Configurable):
         for value in self.densities:
             checks.real("densities", value, low=0.0, high=1.0, low_open=True)
         if list(self.densities) != sorted(self.densities, reverse=True):
-            raise ValueError(f"`densities` must not rise. Received: densities={self.densities}")
+            raise ValueError(
+                f"`densities` must be non-increasing. Received: densities={self.densities}"
+            )
 
     def stages(self, final: float) -> tuple[tuple[int, float], ...]:
-        """Return the step at which each stage begins, and its density, never less than `final`."""
+        """Return the first step and the density of each stage, at least `final`."""
         densities = (*(max(density, final) for density in self.densities), final)
         return tuple((i * self.steps_per_stage, d) for i, d in enumerate(densities))
 
     def density(self, step: int, final: float) -> float:
-        """Return the density at `step`: `final` after the last stage, and never less than it."""
+        """Return the density at `step`: at least `final`, which it is after the last stage."""
         return density_at(self.stages(final), step)
 
 
 @register
 @dataclasses.dataclass(frozen=True)
 class DensityStages(Configurable):
-    """A density that is constant in each of some stages, for `Scheduled`.
+    """Piecewise constant density, for `Scheduled`.
 
     Args:
-        begins: The step at which each stage begins, rising from 0.
-        densities: Their densities, in (0, 1]; the last one holds for ever.
+        begins: The first step of each stage, increasing from 0.
+        densities: The density of each stage, in (0, 1]; the last stage has no end.
 
     Raises:
-        ValueError: for something else, or another number of steps than of densities.
+        ValueError: a value is out of range, or the tuples differ in length.
 
     Example:
         >>> DensityStages(begins=(0, 200, 1000), densities=(0.1, 0.03, 0.01)).stages()
@@ -138,28 +140,28 @@ class DensityStages(Configurable):
         lists = isinstance(self.begins, tuple) and isinstance(self.densities, tuple)
         if not lists or not self.begins or len(self.begins) != len(self.densities):
             raise ValueError(
-                "`begins` and `densities` must be tuples of the same length, of a step and a "
-                f"density for each stage. Received: begins={self.begins!r}, "
+                "`begins` and `densities` must be non-empty tuples of the same length: the first "
+                f"step and the density of each stage. Received: begins={self.begins!r}, "
                 f"densities={self.densities!r}"
             )
         for begin in self.begins:
             checks.integer("begins", begin, low=0)
         if self.begins[0] != 0 or list(self.begins) != sorted(set(self.begins)):
-            raise ValueError(f"`begins` must rise from 0. Received: begins={self.begins}")
+            raise ValueError(f"`begins` must increase from 0. Received: begins={self.begins}")
         for density in self.densities:
             checks.real("densities", density, low=0.0, high=1.0, low_open=True)
 
     @classmethod
     def of(cls, schedule: Callable[[int], Any], begins: Iterable[int]) -> DensityStages:
-        """Return the stages of any schedule, of Keras for example.
+        """Sample a schedule, such as one of Keras, at the first step of each stage.
 
         Args:
             schedule: A function of the step, such as a `LearningRateSchedule` of Keras 3 or
-                tf_keras. A stage has the density that it returns for the step that begins it.
-            begins: The step at which each stage begins, from 0 on, such as `range(0, 2000, 500)`.
+                tf_keras, that returns a density.
+            begins: The first step of each stage, from 0, such as `range(0, 2000, 500)`.
 
         Raises:
-            ValueError: for a schedule that is no function, or a density that is not in (0, 1].
+            ValueError: `schedule` is not callable, or a density is not in (0, 1].
 
         Example:
             >>> import keras
@@ -169,14 +171,14 @@ class DensityStages(Configurable):
         """
         if not callable(schedule):
             raise ValueError(
-                "`schedule` must be a LearningRateSchedule of Keras, or another function of the "
-                f"step. Received: schedule={schedule!r}"
+                "`schedule` must be a function of the step, such as a LearningRateSchedule of "
+                f"Keras. Received: schedule={schedule!r}"
             )
         steps = tuple(int(begin) for begin in begins)
         return cls(steps, tuple(float(schedule(step)) for step in steps))
 
     def stages(self, final: float = 0.0) -> tuple[tuple[int, float], ...]:
-        """Return the step at which each stage begins, and its density; the last is its own."""
+        """Return the first step and the density of each stage; `final` is not used."""
         del final
         return tuple(zip(self.begins, self.densities, strict=True))
 
@@ -190,7 +192,7 @@ def check_warm_up(warm_up: Any, *kinds: type) -> None:
     """Check a method's `warm_up`.
 
     Raises:
-        ValueError: unless it is `None` or of one of `kinds`.
+        ValueError: it is neither `None` nor an instance of `kinds`, or it is a fraction.
     """
     if warm_up is not None and not isinstance(warm_up, kinds):
         *others, last = ["None", *(f"{kind.__name__}(...)" for kind in kinds)]
@@ -199,12 +201,12 @@ def check_warm_up(warm_up: Any, *kinds: type) -> None:
         )
     if isinstance(warm_up, DenseWarmUp) and warm_up.steps is None:
         raise ValueError(
-            "`warm_up` of a method must be given in steps: a method does not know what `fit` will "
-            f"run. Received: warm_up={warm_up!r}. Use DenseWarmUp(steps=...), or "
+            "`warm_up` of a method must be a number of steps: a method does not know how many "
+            f"steps `fit` runs. Received: warm_up={warm_up!r}. Use DenseWarmUp(steps=...), or "
             f"DistributedOptimizer(optimizer, method, warm_up={warm_up!r})."
         )
 
 
 def dense_steps(warm_up: Any) -> int:
-    """Return the number of dense steps that a method's `warm_up` begins with."""
+    """Return the number of dense steps in a method's `warm_up`."""
     return warm_up.steps or 0 if isinstance(warm_up, DenseWarmUp) else 0

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGUSR1: a scheduler asks this process to stop, with some time left to save.
+"""Preemption by a scheduler: handling of SIGTERM and SIGUSR1, and the exit code after them.
 
-Knows signals and the exit code, but neither training nor checkpoints. A callback listens while
-`fit` runs, looks at `requested` after each step, has the workers agree, saves, raises `Stopped`.
+This module knows nothing of training and checkpoints. A callback handles the signals during `fit`:
+it reads `requested` after each step, agrees with the other workers, saves and raises `Stopped`.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-# EX_TEMPFAIL of sysexits.h: "a temporary failure; the user is invited to retry". No failure of
-# Python (1, 2), of a shell (126, 127), of timeout(1) (124), of a signal (128 and more).
+# EX_TEMPFAIL of sysexits.h: "a temporary failure; the user is invited to retry". It differs from
+# the codes of Python (1, 2), shells (126, 127), timeout(1) (124) and signals (128 and more).
 EXIT_CODE = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-# A scheduler may signal every process of a job, and the launcher passes on what it gets.
+# A scheduler may signal every process of a job, and the launcher forwards its signals.
 SAME_SECONDS = 5.0
 _logger = logging.getLogger("tf_redsync")
 
 
-_listening: list[Requests] = []  # in the main thread, the last one to begin at the end
+_listening: list[StopSignals] = []  # in the main thread, in the order of `listen`
 
 
 @contextlib.contextmanager
-def given_back_by_errors() -> Iterator[None]:
-    """If this context is left by an error, who began to listen in it gives the signals back."""
+def restored_on_error() -> Iterator[None]:
+    """Context that restores the previous signal handlers if an error leaves it."""
     before = len(_listening)
     try:
         yield
     except BaseException:
         if threading.current_thread() is threading.main_thread():
-            for requests in reversed(_listening[before:]):
-                requests.close()
+            for signals in reversed(_listening[before:]):
+                signals.close()
         raise
 
 
 class Stopped(SystemExit):
-    """The training has stopped on request, with a checkpoint: the program ends by `EXIT_CODE`.
+    """Training has stopped on request, with a checkpoint; the program exits with `EXIT_CODE`.
 
-    No `Exception`: what catches the errors of a training lets it pass.
+    It is not an `Exception`, so that handlers of training errors do not catch it.
     """
 
     def __init__(self) -> None:
         super().__init__(EXIT_CODE)
 
 
-class Requests:
-    """What SIGTERM and SIGUSR1 ask for, between `listen` and `close`.
+class StopSignals:
+    """Handler of SIGTERM and SIGUSR1 between `listen` and `close`.
 
-    The first one is a request, while the main thread is in the `fit` that has called `listen`.
-    Another one, `SAME_SECONDS` later or more, ends the process at once, by 128 + its number, also
-    while the main thread waits in TensorFlow, where no handler of Python runs: signals come through
-    a file to a thread of its own. After a `fit` that has ended by an error, signals do what they
-    did before it: at once within `given_back_by_errors`, else from the next signal on.
+    While the main thread is in the `fit` that called `listen`, the first signal is a request to
+    stop. A second signal at least `SAME_SECONDS` later ends the process immediately, with exit code
+    128 + its number. A separate thread receives the signals through a socket, because Python runs
+    no handler while the main thread waits in TensorFlow. If an error ends `fit`, the previous
+    handlers apply again: immediately within `restored_on_error`, else from the next signal on.
     """
 
     def __init__(self) -> None:
@@ -68,25 +68,25 @@ class Requests:
         self._since = 0.0
         self._fit: CodeType | None = None
         self._before: dict[int, Any] = {}
-        self._file = -1  # of who listened before
+        self._file = -1  # the previous wakeup file descriptor
         self._sockets: tuple[socket.socket, socket.socket] | None = None
 
     @property
     def requested(self) -> str | None:
-        """The name of the signal that has asked for the end, or `None`."""
+        """The name of the signal that requested the stop, or `None`."""
         return self._requested
 
     def listen(self) -> None:
-        """Take over the signals; outside of the main thread, where Python cannot, warn.
+        """Install the handlers; warn outside of the main thread, where Python cannot.
 
-        A signal that came before the last `close` is still a request.
+        A signal received before the last `close` remains a request.
         """
         if self._sockets is not None:
             return
         if threading.current_thread() is not threading.main_thread():
             _logger.warning(
-                "`fit` does not run in the main thread, so SIGTERM and SIGUSR1 make no checkpoint: "
-                "they end this process."
+                "`fit` does not run in the main thread, so SIGTERM and SIGUSR1 end this process "
+                "without a checkpoint."
             )
             return
         self._fit = next((c for c in _running(sys._getframe()) if c.co_name == "fit"), None)
@@ -96,21 +96,21 @@ class Requests:
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         _listening.append(self)
         arguments = (read, self._file)
-        threading.Thread(target=self._hear, args=arguments, daemon=True, name="stopping").start()
+        threading.Thread(target=self._receive, args=arguments, daemon=True, name="stopping").start()
 
     def close(self) -> None:
-        """Give the signals back to who had them."""
+        """Restore the previous handlers."""
         if self._sockets is None:
             return
-        for number, handler in self._before.items():  # None: set by C, which Python cannot do
+        for number, handler in self._before.items():  # `None`: installed by C, not restorable
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._file)
         _listening.remove(self)
         _, write = self._sockets
         self._sockets = None
-        write.close()  # the end of the thread, which closes `read`
+        write.close()  # ends the thread, which closes `read`
 
-    def _hear(self, read: socket.socket, before: int) -> None:
+    def _receive(self, read: socket.socket, before: int) -> None:
         with read:
             while numbers := read.recv(64):
                 if before != -1:
@@ -118,10 +118,13 @@ class Requests:
                         os.write(before, numbers)
                 for number in numbers:
                     if number in SIGNALS:
-                        self._take(signal.Signals(number))
+                        self._handle_stop(signal.Signals(number))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread, when it comes to it. That there is a handler wakes the other one."""
+        """Restore the previous handlers if `fit` has ended; Python runs this in the main thread.
+
+        Python writes to the wakeup file descriptor only for signals that have a handler.
+        """
         if not self._in_fit(frame):
             self.close()
             os.kill(os.getpid(), number)
@@ -129,26 +132,26 @@ class Requests:
     def _in_fit(self, frame: FrameType | None) -> bool:
         return self._fit is None or self._fit in _running(frame)
 
-    def _take(self, number: signal.Signals) -> None:
+    def _handle_stop(self, number: signal.Signals) -> None:
         main = threading.main_thread().ident
         if main is not None and not self._in_fit(sys._current_frames().get(main)):
             return
         if self._requested is not None:
             if time.monotonic() - self._since < SAME_SECONDS:
                 return
-            _logger.error("%s: a further signal: this process ends at once", number.name)
+            _logger.error("%s: second signal: this process exits immediately", number.name)
             os._exit(128 + number)
         self._requested, self._since = number.name, time.monotonic()
         _logger.warning(
-            "%s: all workers make a checkpoint at the end of a step and end by exit code %d; a "
-            "further signal ends this process at once",
+            "%s: all workers save a checkpoint after a step and exit with code %d; a second "
+            "signal ends this process immediately",
             number.name,
             EXIT_CODE,
         )
 
 
 def _running(frame: FrameType | None) -> Iterator[CodeType]:
-    """The functions that run, from the innermost one."""
+    """Yield the code of the running functions, from the innermost one outwards."""
     while frame is not None:
         yield frame.f_code
         frame = frame.f_back

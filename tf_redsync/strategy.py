@@ -1,12 +1,12 @@
-"""`MultiWorkerMirroredStrategy` as Keras 3 needs it.
+"""`MultiWorkerMirroredStrategy` with support for Keras 3.
 
-What the subclass adds to TensorFlow's strategy:
+Additions to TensorFlow's strategy:
 
-* `reduce` accepts structures and scalars as Keras 3 passes them, without which `model.fit` fails,
-  and numbers of every dtype; `gather` concatenates by rank, strings too;
-* BatchNormalization's moving statistics, which every worker updates from its own batches, are
+* `reduce` accepts the structures and scalars that `model.fit` of Keras 3 passes, and numbers of
+  every dtype; `gather` concatenates by rank, also strings;
+* the moving statistics of BatchNormalization, which every worker updates from its own batches, are
   averaged over the workers after every step that changed them, in one small collective;
-* workers that build different models get one message with both shapes instead of a deadlock;
+* workers that build different models raise an error with both shapes instead of a deadlock;
 * TF_CONFIG is checked before any server starts; later strategies of a process share the server.
 """
 
@@ -46,29 +46,29 @@ first_batch.install(keras.Model)
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous training on several workers, with `model.fit` of Keras 3.
 
-    Reads the cluster from TF_CONFIG. Create it at the start of the program, before any other
-    TensorFlow operation. A later strategy in the same process, as of a notebook cell that is run
-    again, shares the running cluster; its `timeout_seconds` then counts for all of them.
+    It reads the cluster from TF_CONFIG. Create it at the start of the program, before any other
+    TensorFlow operation. A later strategy in the same process, for example of a notebook cell that
+    runs again, shares the running cluster; its `timeout_seconds` then applies to all of them.
 
     Args:
-        cluster_resolver: As of TensorFlow's strategy; default TF_CONFIG.
-        timeout_seconds: When a worker has not entered a step for this time that another one has
-            entered, training ends on all of them with an error that says where each one is.
-            `None` waits for ever. Default: 600.
-        communication_options: As of TensorFlow's strategy, without a `timeout_seconds` of its own.
-            Without an `implementation` NCCL is taken where every worker has GPUs of its own.
-        start_timeout: How many seconds the workers wait for each other here, saying for whom, until
-            an error names who is missing; may be `float("inf")`. Default: that of the environment,
-            `TF_REDSYNC_START_TIMEOUT`, else 600.
-        heartbeat_seconds: After how long without a sign of life a worker's process is lost and
-            training ends, above 10; the watchdog says so after half of it. A link may be down for
-            a quarter of it. Default: that of the environment, `TF_REDSYNC_HEARTBEAT_SECONDS`,
-            else 60, or any time with `timeout_seconds=None`.
+        cluster_resolver: As in TensorFlow's strategy; default TF_CONFIG.
+        timeout_seconds: Seconds that a worker may be behind another one that has entered a step.
+            After it all workers raise an error with the step of each worker. `None`: no limit.
+            Default: 600.
+        communication_options: As in TensorFlow's strategy, but without `timeout_seconds`. Without
+            an `implementation`, NCCL is used if every worker has GPUs that it does not share.
+        start_timeout: Seconds that the constructor waits for the other workers. It logs the missing
+            workers meanwhile and finally raises an error that names them. May be `float("inf")`.
+            Default: the environment variable `TF_REDSYNC_START_TIMEOUT`, else 600.
+        heartbeat_seconds: Seconds without a heartbeat after which a worker's process counts as lost
+            and training ends, above 10. The watchdog reports the worker after half of it.
+            Connections may be interrupted for a quarter of it. Default: the environment variable
+            `TF_REDSYNC_HEARTBEAT_SECONDS`, else 60; no limit with `timeout_seconds=None`.
 
     Raises:
-        ValueError: for a malformed TF_CONFIG, a port in use, a bad timeout, one in
-            `communication_options`, NCCL without GPUs for it, or unlike numbers of GPUs.
-        StartError: if not all workers came in time, or if this process is one too many.
+        ValueError: TF_CONFIG is malformed, a port is in use, a timeout is out of range or is set in
+            `communication_options`, NCCL lacks GPUs, or the numbers of GPUs differ.
+        StartError: some worker did not start in time, or this process is a duplicate.
 
     Example:
         strategy = tf_redsync.MultiWorkerMirroredStrategy()
@@ -76,7 +76,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             model = build_model()
     """
 
-    # Of the data that came last; see `keras/data_amounts.py` and `keras/generators.py`.
+    # Of the dataset distributed last; see `keras/data_amounts.py` and `keras/first_batch.py`.
     distributed_batches: int | None = None
     first_digest: str | None = None
 
@@ -95,7 +95,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             check_tf_config(os.environ.get("TF_CONFIG"), serves=coordination.joined())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         lost_after = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
-        native.backend()  # May build the native library: better now than with others waiting.
+        native.backend()  # may build the native library, so it runs before others wait for us
         cluster = Cluster.of(cluster_resolver)
         meeting = rendezvous.met(None if coordination.joined() else cluster, start_timeout)
         options = transport.copied(communication_options)
@@ -106,17 +106,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if collectives.worker_count(self) > 1:
             self._start_together(number, options, timeout_seconds, heartbeat_seconds)
         self._eager_assignments = statistics.EagerAssignments()
-        # By `tf.function`s that were given to `run`, see `_lifted`.
+        # By the `tf.function` that was passed to `run`; see `_lifted`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._network = collectives.for_strategy(self)  # for the averages
         self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
-        # See `average_statistics`: the function, and of how many statistics it is.
+        # See `average_statistics`: the function, and the number of its statistics.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
-        # Of the exchanges in the step that is traced; see `step/strategy_hooks.py`.
+        # Set by the exchanges of the step being traced; see `step/strategy_hooks.py`.
         self.skips: list[tuple[Callable[[], tf.Tensor], bool]] = []
-        # What they compare after it; see there as well.
-        self.checks: dict[Any, Callable[[], None]] = {}
-        # When to average them, from the exchange of the step that is traced; None: in every step.
+        self.checks: dict[Any, Callable[[], None]] = {}  # comparisons after the step
+        # Whether to average the statistics in the step; `None`: in every step.
         self.statistics_due: Callable[[], tf.Tensor] | None = None
         self.reduces_locally = False  # see `first_batch.py`
         groups.gather_by_rank(self)
@@ -140,13 +139,13 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         Args:
             reduce_op: `"SUM"`, `"MEAN"` or a `tf.distribute.ReduceOp`.
-            value: A tensor, a per-replica value, or a structure of them. The mean of integers,
-                which may be of any size, is float64.
-            axis: Axis to reduce within each replica, or `None`. Scalars have none.
+            value: A tensor, a per-replica value, or a structure of them. The mean of integers of
+                any size is float64.
+            axis: Axis to reduce within each replica, or `None`. Ignored for scalars.
 
         Raises:
-            TypeError: for what has no sum: strings, bools, ragged and sparse tensors.
-            tf.errors.InvalidArgumentError: for a sum of integers that its dtype does not hold.
+            TypeError: `value` has strings, bools, ragged or sparse tensors.
+            tf.errors.InvalidArgumentError: a sum of integers overflows its dtype.
         """
 
         def reduce_one(one: Any) -> Any:
@@ -180,7 +179,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return super().run(function, args=(value,))
 
     def _agree_on(self, what: str, value: Any, how: str) -> None:
-        """Before a collective outside of any function: all workers are to do the same."""
+        """Check, before an eager collective, that all workers run the same one."""
         if not tf.executing_eagerly():
             return
         parts = tf.nest.flatten(value)
@@ -190,7 +189,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def run(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
     ) -> Any:
-        """Run `fn` on every replica; afterwards average the statistics that it changed."""
+        """Run `fn` on every replica, then average the statistics that it changed."""
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lifted(fn)(*args, **(kwargs or {}))
 
@@ -227,10 +226,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             )
 
     def _lifted(self, function: Any) -> Any:
-        """Return a `tf.function` that runs what `function` is made of on every replica.
+        """Return a `tf.function` that runs the Python function of `function` on every replica.
 
-        As TensorFlow does: an optimizer brings the replicas together, which it cannot do inside of
-        a function that is traced for one of them.
+        TensorFlow does the same: an optimizer merges the replicas, which is impossible inside of a
+        function that is traced for one replica.
         """
         if function not in self._functions:
             on_one = function.python_function
@@ -242,20 +241,20 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return self._functions[function]
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """As TensorFlow's; notes how many batches there are."""
-        return self._noted(super().experimental_distribute_dataset(dataset, options))
+        """Distribute a dataset as TensorFlow's strategy does, and record its number of batches."""
+        return self._record_batches(super().experimental_distribute_dataset(dataset, options))
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
-        """As TensorFlow's; notes how many batches there are."""
-        return self._noted(super().distribute_datasets_from_function(dataset_fn, options))
+        """Distribute datasets as TensorFlow's strategy does, and record the number of batches."""
+        return self._record_batches(super().distribute_datasets_from_function(dataset_fn, options))
 
-    def _noted(self, data: Any) -> Any:
+    def _record_batches(self, data: Any) -> Any:
         self.distributed_batches = int(data.cardinality) if tf.executing_eagerly() else None
         return data
 
     @property
     def shared_statistics(self) -> list[Any]:
-        """The statistics that are the same on all workers after each step."""
+        """The statistics that are equal on all workers after each step."""
         return [v for v in self._statistics if statistics.drifts_apart(v)]
 
     def average_statistics(self) -> None:
@@ -267,7 +266,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if self._averages[1] != len(variables):  # a model was added
             run = super().run
 
-            def average() -> None:  # a lambda inside of one is more than AutoGraph can find
+            def average() -> None:  # AutoGraph finds no source of a lambda within a lambda
                 self._set_to_mean(variables)
 
             self._averages = tf.function(lambda: run(average)), len(variables)
@@ -291,7 +290,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return variable
 
     def _average(self, variables: Sequence[Any]) -> None:
-        """Set variables to their means over all replicas, if that is due after this step."""
+        """Set variables to their means over all replicas, if `statistics_due`."""
         if not variables:
             return
         if self.statistics_due is None:
@@ -303,8 +302,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Set each variable, in a replica context, to its mean over all replicas."""
         values = [v.read_value() for v in variables]
         sums = self._network.all_reduce(values)
-        # All workers have the same from before a step that they have skipped, and rounding must
-        # not change that.
+        # In a skipped step the values are equal on all workers, and averaging would round them.
         skipped = _any(skipped() for skipped, agreed in self.skips if agreed)
         for variable, value, total in zip(variables, values, sums, strict=True):
             mean = total / self.num_replicas_in_sync
@@ -345,7 +343,7 @@ def already_sharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) 
 
 
 def _any(flags: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Whether any of some flags is set."""
+    """Return whether any flag is set."""
     return tf.reduce_any([tf.constant(False), *flags])
 
 
@@ -355,13 +353,13 @@ def _dtype_name(value: Any) -> str:
 
 
 def _check_communication_options(options: Any) -> None:
-    """Refuse a time limit on collectives: TensorFlow parks a thread for each of them."""
+    """Raise `ValueError` for a timeout of collectives: each would block a thread for that time."""
     if options is not None and options.timeout_seconds:
         raise ValueError(
-            "`communication_options` must have no `timeout_seconds`: TensorFlow keeps a sleeping "
-            "thread for that time for every collective, thousands in a training. Received: "
-            f"timeout_seconds={options.timeout_seconds!r}. Give the strategy's `timeout_seconds`, "
-            "after which a watchdog says which worker stays away."
+            "`communication_options` must have no `timeout_seconds`: TensorFlow would block one "
+            "thread for that time for every collective. Received: "
+            f"timeout_seconds={options.timeout_seconds!r}. Pass `timeout_seconds` to the strategy: "
+            "its watchdog reports which worker does not respond."
         )
 
 

@@ -1,4 +1,4 @@
-"""The table that `optimizer.summary()` prints, beside Keras's `model.summary()`."""
+"""The table of `optimizer.summary()`, in the format of Keras's `model.summary()`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _RIGHT = (3, 4, 5, 7)
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A variable.
+    """A row of the table.
 
     Attributes:
-        position: Among the optimizer's variables.
-        cells: Of the table.
+        position: Index of the variable among the optimizer's variables.
+        cells: The texts of the row.
     """
 
     position: int
@@ -38,9 +38,9 @@ def lines(
 
     Args:
         buckets: All buckets.
-        states: Their `StateVariables`.
+        states: The `StateVariables` of each bucket.
         workers: Number of workers.
-        sent: Returns the bytes that a worker sends of a bucket in a step.
+        sent: Returns the bytes per worker and step of a bucket.
     """
     found, kept = [], 0
     for bucket, state in zip(buckets, states, strict=True):
@@ -62,14 +62,14 @@ def lines(
                 f"{share:,.0f}",
                 _ratio(dense, share),
                 bucket.method.describe(spec),
-                in_words(size),
+                format_bytes(size),
             )
             found.append(Line(spec.position, cells))
     return [line.cells for line in sorted(found, key=lambda line: line.position)], kept
 
 
 def density_of(method: Any, spec: Any) -> float:
-    """Return the share of a tensor's elements that a method is set to send in a step."""
+    """Return the fraction of a tensor's elements that a method sends in a step."""
     count = getattr(method, "k", None)  # of methods that select
     if callable(count):
         return float(count(spec)) / max(1, spec.size)
@@ -77,7 +77,7 @@ def density_of(method: Any, spec: Any) -> float:
 
 
 def _shares(bucket: Bucket, total: float) -> list[float]:
-    """Share out a bucket's bytes, by what each of its tensors would send alone."""
+    """Return the bytes of each tensor of a bucket, in proportion to the bytes it needs alone."""
     layout, specs = bucket.layout, bucket.layout.specs
     if len(specs) == 1 or not total:
         return [total / len(specs)] * len(specs)
@@ -95,8 +95,8 @@ def _ratio(dense: float, sent: float) -> str:
     return f"{dense / sent:,.1f}" if sent else "inf"
 
 
-def in_words(count: float) -> str:
-    """Return a number of bytes as Keras's `model.summary()` has it."""
+def format_bytes(count: float) -> str:
+    """Return a number of bytes in the format of Keras's `model.summary()`."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1024 or unit == "GB":
             break
@@ -108,13 +108,13 @@ def write(exchange: Any, name: str, print_fn: Callable[[str], Any] | None) -> No
     """Print the table; see `Wrapper.summary`.
 
     Args:
-        exchange: A `GradientExchange`, or what is there before it.
-        name: Of the optimizer.
-        print_fn: Called with each line; `print` if it is `None`.
+        exchange: A `GradientExchange`, or the `ExchangeBuilder` before it is built.
+        name: Name of the optimizer.
+        print_fn: Called with each line; `None`: `print`.
     """
     if print_fn is not None and not callable(print_fn):
         raise ValueError(
-            "`print_fn` must be a function that takes a line of text, or None. Received: "
+            "`print_fn` must be a function of one line of text, or None. Received: "
             f"print_fn={print_fn!r}"
         )
     if not exchange.built:
@@ -139,4 +139,4 @@ def of_exchange(exchange: Any, name: str) -> list[str]:
     rule = max(map(len, (head, *body)))
     table = [f'Optimizer: "{name}"', "=" * rule, head, "-" * rule, *body, "=" * rule]
     below_its_rows = str(made).splitlines()[1 + len(made.rows) :]
-    return [*table, *below_its_rows, f"state of the exchange on a worker: {in_words(kept)}"]
+    return [*table, *below_its_rows, f"state of the exchange on a worker: {format_bytes(kept)}"]

@@ -1,4 +1,4 @@
-"""Tables as text."""
+"""Formatting of tables as text."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Return a line for each row, with columns of equal width two blanks apart.
+    """Return a line for each row, with columns padded to equal width and two spaces between them.
 
     Args:
-        rows: Cells, as many in each row; the first row is the heading.
-        right: Columns whose cells stand at the right; all others stand at the left.
+        rows: The cells; all rows have the same length.
+        right: Indices of the right-aligned columns; the others are left-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

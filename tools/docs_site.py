@@ -75,9 +75,9 @@ def public_names() -> list[str]:
     """Returns the public names of the package that are no methods, read off its source."""
     path = ROOT / "tf_redsync" / "__init__.py"
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES":
             return list(ast.literal_eval(node.value))
-    raise PluginError(f"{path} has no `_HOMES`")
+    raise PluginError(f"{path} has no `_MODULES`")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,7 +107,7 @@ def test_a_run_that_was_stopped_and_failed_ends_as_one_that_was_not(tmp_path, nu
     outputs = "\n".join(worker.output for worker in stopped.workers)
     assert stopped.exit_code == stopping.EXIT_CODE == 75 and stopped.restarts == 0, outputs
     assert [worker.returncode for worker in stopped.workers] == [75, 75] and nothing is None
-    assert f"{number.name}: all workers make a checkpoint" in stopped.workers[1].output
+    assert f"{number.name}: all workers" in stopped.workers[1].output
 
     again, found = job(tmp_path, "run", "raise", max_restarts=1)
     assert again.exit_code == 0 and again.restarts == 1, again.message

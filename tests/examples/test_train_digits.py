@@ -190,7 +190,7 @@ def test_alone_it_trains_on_one_worker_and_warns(tmp_path):
     [
         (["--exchange=RedSync(momentum=0.9)", "--optimizer=momentum"], "momentum"),
         (["--exchange=RedSnyc"], "Did you mean RedSync?"),
-        (["--exchange=Dense", "--density=0.1"], "--density is for methods that have one"),
+        (["--exchange=Dense", "--density=0.1"], "Received: 0.1 with Dense"),
         (["--batch_size=5000"], "--batch_size"),
     ],
 )

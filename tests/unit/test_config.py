@@ -82,7 +82,7 @@ def test_own_methods(own_method):
 def test_a_name_that_is_taken(own_method):
     del own_method
     ours = rs.RedSync
-    with pytest.raises(ValueError, match="RedSync.*Give yours another name"):
+    with pytest.raises(ValueError, match=r"RedSync.*mine\.RedSync"):
         register(type("RedSync", (rs.Dense,), {"__module__": "mine"}))
     assert config.registered()["RedSync"] is ours
     register(ours)  # the same once more, as a notebook's cell
@@ -92,8 +92,8 @@ def test_a_name_that_is_taken(own_method):
     ("broken", "what"),
     [
         ({"class_name": "TopK"}, "'class_name' and 'config'"),
-        ({"class_name": "Rule", "config": {"pattern": "x"}}, "Rule lacks.*method"),
-        ({"class_name": "TopK", "config": {"nope": 1}}, "unknown arguments.*nope"),
+        ({"class_name": "Rule", "config": {"pattern": "x"}}, "Rule.*missing.*method"),
+        ({"class_name": "TopK", "config": {"nope": 1}}, "TopK.*unknown.*nope"),
         ({"class_name": "TopK", "config": None}, "must be a dict"),
     ],
 )

@@ -53,17 +53,17 @@ def test_expressions():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("RedSink()", "'RedSink' is no class of tf_redsync. Did you mean RedSync? Methods: ACPSGD"),
-        ("RedSync", "a method is called, as in RedSync()"),
-        ("RedSync(density=0.01", "a method must be written as in a program"),
+        ("RedSink()", "Did you mean RedSync? Methods: ACPSGD"),
+        ("RedSync", "RedSync(). Received: 'RedSync'"),
+        ("RedSync(density=0.01", "Received: 'RedSync(density=0.01'"),
         ("RedSync(density=2.0)", "`density` must be in (0, 1]. Received: density=2.0"),
         ("RedSync(densty=0.01)", "RedSync has no argument `densty`"),
-        ("Dense(), TopK()", "there must be one method"),
-        ("DenseWarmUp(3)", "this is not a method"),
-        ("__import__('os').system('true')", "is no class of tf_redsync"),
-        ("TopK(density=open('x'))", "'open' is no class of tf_redsync"),
+        ("Dense(), TopK()", "Received: 'Dense(), TopK()'"),
+        ("DenseWarmUp(3)", "Received: 'DenseWarmUp(3)'"),
+        ("__import__('os').system('true')", "class of tf_redsync"),
+        ("TopK(density=open('x'))", "'open' is not a class of tf_redsync"),
         ("TopK(density=0.1 if 1 else 2)", "arguments must be numbers"),
-        ("TopK(**{})", "written out"),
+        ("TopK(**{})", "`**`"),
     ],
 )
 def test_bad_expressions(text, words, capsys):

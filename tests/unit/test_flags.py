@@ -41,18 +41,18 @@ def test_configs(tmp_path):
 
 
 WRONG = {
-    "--exchange=redsnyc": "there is no method 'redsnyc'. Did you mean RedSync?",
+    "--exchange=redsnyc": "'redsnyc'. Did you mean RedSync?",
     "--exchange=RedSync(densty=0.1)": "Did you mean `density`?",
     "--exchange=RedSync(density=2)": "`density` must be in (0, 1]",
-    "--exchange=RedSync(": "a method must be written as in a program",
-    "--exchange=__import__('os')": "is no class of tf_redsync",
+    "--exchange=RedSync(": "Received: 'RedSync('",
+    "--exchange=__import__('os')": "__import__",
     "--exchange=RedSync": "",
-    "--density=0.1 --exchange=dense": "--density is for methods that have one",
+    "--density=0.1 --exchange=dense": "Received: 0.1 with Dense",
     "--density=7 --exchange=redsync": "`density` must be in (0, 1]",
     "--density=much": "could not convert string to float",
-    "--exchange_config=nowhere.json": "'nowhere.json', which is no file",
+    "--exchange_config=nowhere.json": "Received: 'nowhere.json'",
     "--exchange_config={}": "'class_name'",
-    "--exchange_config={]": "is no JSON",
+    "--exchange_config={]": "--exchange_config is invalid JSON",
 }
 
 

@@ -373,7 +373,10 @@ CLASSES = {
         lambda: rs.DistributedOptimizer(sgd(), rs.TopK(), warm_up=rs.DenseWarmUp),
         "call it, DenseWarmUp(...)",
     ),
-    "swapped": (lambda: rs.DistributedOptimizer(rs.TopK(), sgd()), "The optimizer comes first"),
+    "swapped": (
+        lambda: rs.DistributedOptimizer(rs.TopK(), sgd()),
+        "`optimizer` must be an optimizer",
+    ),
 }
 
 

@@ -22,7 +22,7 @@ def test_without_tensorflow(monkeypatch):
         requirements.check_tensorflow()
     # What an uninstalled package leaves behind is a folder that can be imported.
     monkeypatch.setitem(sys.modules, "tensorflow", types.ModuleType("tensorflow"))
-    with pytest.raises(ImportError, match="there is none"):
+    with pytest.raises(ImportError, match="`tensorflow-cpu` or `tensorflow.and-cuda.`"):
         requirements.check_tensorflow()
 
 

@@ -19,14 +19,14 @@ spec = importlib.util.spec_from_file_location("stopping", {stopping.__file__!r})
 stopping = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stopping)
 stopping.SAME_SECONDS = 0.3
-requests = stopping.Requests()
+requests = stopping.StopSignals()
 requests.listen()
 """
 
 
 @pytest.fixture
 def requests():
-    made = stopping.Requests()
+    made = stopping.StopSignals()
     made.listen()
     yield made
     made.close()
@@ -59,7 +59,7 @@ def test_a_signal_is_a_request(requests, number):
 
 
 def test_after_a_fit_that_failed_signals_do_what_they_did_before():
-    requests, later, before = stopping.Requests(), stopping.Requests(), []
+    requests, later, before = stopping.StopSignals(), stopping.StopSignals(), []
 
     def fit(requests, number):
         requests.listen()
@@ -87,7 +87,7 @@ def test_after_a_fit_that_failed_signals_do_what_they_did_before():
 def test_handlers_are_there_between_listen_and_close_only():
     before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
     running = set(threading.enumerate())  # other tests may have left theirs
-    requests = stopping.Requests()
+    requests = stopping.StopSignals()
     requests.listen()
     requests.listen()
     assert all(signal.getsignal(number) is not handler for number, handler in before.items())
@@ -98,26 +98,26 @@ def test_handlers_are_there_between_listen_and_close_only():
 
 
 def test_an_error_gives_back_what_was_taken_over_in_its_context():
-    outer, inner = stopping.Requests(), stopping.Requests()
+    outer, inner = stopping.StopSignals(), stopping.StopSignals()
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), stopping.given_back_by_errors():
+    with pytest.raises(KeyboardInterrupt), stopping.restored_on_error():
         outer.listen()
         own = signal.getsignal(signal.SIGTERM)
-        with pytest.raises(ValueError), stopping.given_back_by_errors():
+        with pytest.raises(ValueError), stopping.restored_on_error():
             inner.listen()
             assert signal.getsignal(signal.SIGTERM) not in (own, before)
             raise ValueError
         assert signal.getsignal(signal.SIGTERM) == own
         raise KeyboardInterrupt
     assert signal.getsignal(signal.SIGTERM) == before
-    with stopping.given_back_by_errors():
+    with stopping.restored_on_error():
         outer.listen()
     assert signal.getsignal(signal.SIGTERM) != before  # `close` is for an end without an error
     outer.close()
 
 
 def test_who_listened_to_signals_before_still_does():
-    requests = stopping.Requests()
+    requests = stopping.StopSignals()
     read, write = os.pipe()
     os.set_blocking(write, False)
     before = signal.set_wakeup_fd(write)
@@ -134,7 +134,7 @@ def test_who_listened_to_signals_before_still_does():
 
 
 def test_outside_of_the_main_thread_it_warns(caplog):
-    requests = stopping.Requests()
+    requests = stopping.StopSignals()
     thread = threading.Thread(target=requests.listen)
     thread.start()
     thread.join()
@@ -161,7 +161,7 @@ def test_a_second_signal_ends_the_process_at_once_wherever_it_waits(waits):
     with script("print('ready', flush=True)\n" + WAITS[waits]) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR1)
-        assert "SIGUSR1: all workers make a checkpoint" in process.stderr.readline()
+        assert "SIGUSR1: all workers" in process.stderr.readline()
         time.sleep(0.4)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)

@@ -189,7 +189,7 @@ def test_no_collective_has_a_timeout(timeout):
 
 def test_a_timeout_for_collectives_is_refused():
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=30.0)
-    with pytest.raises(ValueError, match="(?s)=30.0.*Give the strategy's `timeout_seconds`"):
+    with pytest.raises(ValueError, match="(?s)`communication_options`.*=30.0.*`timeout_seconds`"):
         rs.MultiWorkerMirroredStrategy(communication_options=options)
 
 

@@ -70,9 +70,9 @@ def wrapped(**options):
         (lambda: wrapped(warm_up=rs.ExponentialWarmUp(9)), "`warm_up` must be None, DenseWarmUp"),
         (
             lambda: rs.RedSync(warm_up=rs.DenseWarmUp(fraction=0.1)),
-            "must be given in steps.*DistributedOptimizer.*warm_up=DenseWarmUp.fraction=0.1",
+            "`warm_up`.*DistributedOptimizer.*warm_up=DenseWarmUp.fraction=0.1",
         ),
-        (lambda: rs.CDSGD(warm_up=rs.DenseWarmUp(fraction=0.1)), "must be given in steps"),
+        (lambda: rs.CDSGD(warm_up=rs.DenseWarmUp(fraction=0.1)), "`warm_up`.*fraction=0.1"),
     ],
 )
 def test_bad_arguments(make, words):

@@ -97,7 +97,7 @@ class Checkpoint(OfBothKeras):
         self.when_saved: Callable[[str, bool], None] | None = None
         self._at: StepBarrier | None = None  # during `fit`
         self._early = ""  # reason of a request before `fit`
-        self._signals = stopping.Requests()
+        self._signals = stopping.StopSignals()
         self._next_time = math.inf  # next checkpoint by the chief's clock
 
     def save_now(self, reason: str) -> None:

@@ -279,7 +279,7 @@ def watch_ends(model_class: Any) -> None:
     def watching(method: Any) -> Any:
         def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                with stopping.given_back_by_errors():
+                with stopping.restored_on_error():
                     return method(self, *args, **kwargs)
             except DistributedError as error:
                 if error.original is None:
