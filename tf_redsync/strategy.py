@@ -97,11 +97,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         lost_after = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
         native.backend()  # may build the native library, so it runs before others wait for us
         cluster = Cluster.of(cluster_resolver)
-        meeting = rendezvous.met(None if coordination.joined() else cluster, start_timeout)
+        startup = rendezvous.startup(None if coordination.joined() else cluster, start_timeout)
         options = transport.copied(communication_options)
         number = collectives.separate_keys(self)
         times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
-        with meeting as seconds, coordination.time_limits(cluster, lost_after, seconds, times):
+        with startup as seconds, coordination.time_limits(cluster, lost_after, seconds, times):
             super().__init__(cluster_resolver, options)
         if collectives.worker_count(self) > 1:
             self._start_together(number, options, timeout_seconds, heartbeat_seconds)
@@ -212,7 +212,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 result = fn(*fn_args, **fn_kwargs)
                 changed = statistics.assigned(self._statistics, graph, before)
             values.put_back(changed, _any(skipped() for skipped, _ in self.skips))
-            self._average([v for v in changed if statistics.drifts_apart(v)])
+            self._average([v for v in changed if statistics.needs_averaging(v)])
             for check in list(self.checks.values()):
                 check()
             return result
@@ -255,7 +255,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     @property
     def shared_statistics(self) -> list[Any]:
         """The statistics that are equal on all workers after each step."""
-        return [v for v in self._statistics if statistics.drifts_apart(v)]
+        return [v for v in self._statistics if statistics.needs_averaging(v)]
 
     def average_statistics(self) -> None:
         """Average the statistics over the workers now; all workers must call it."""

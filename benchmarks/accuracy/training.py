@@ -93,7 +93,8 @@ class Training:
                 raise ValueError(f"this argument needs --real. Received: {name}={value}")
         for one in self.policy.methods:
             apart = (
-                one.sync_schedule.own_weights and bool(one.sync_schedule.local_steps) != self.local
+                one.sync_schedule.per_worker_weights
+                and bool(one.sync_schedule.local_steps) != self.local
             )
             late = one.sync_schedule.delay and not one.sync_schedule.fragments
             late = late or one.sync_schedule.own_point or one.sync_schedule.intervals

@@ -112,7 +112,7 @@ def train(
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             """After a step."""
             sent.append(float(optimizer.exchange.bytes_sent.numpy()))
-            if batch + 1 in ends and not policy.default.sync_schedule.own_weights:
+            if batch + 1 in ends and not policy.default.sync_schedule.per_worker_weights:
                 measure(batch + 1)
 
     def measure(steps: int) -> None:

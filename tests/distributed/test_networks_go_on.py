@@ -178,7 +178,7 @@ def left(model):
     """Hashes of all that training has changed: by name, on this worker."""
     from tf_redsync.keras import training_state
 
-    state = training_state.own(model, with_metrics=False)
+    state = training_state.per_worker(model, with_metrics=False)
     shared = {name: read() for name, read in training_state.shared(model).items()}
     if model.optimizer.exchange.own_variables:  # each worker's own, and in its state
         shared = {n: a for n, a in shared.items() if not n.startswith("optimizer/")}

@@ -82,7 +82,7 @@ def test_one_too_many_ends_alone(tmp_path):
         assert f"running already: TensorFlow's server answers at {workers.addresses[rank]}" in text
     # That was from another machine; on this one:
     with pytest.raises(StartError, match="another process of this machine"):
-        rendezvous.meet(workers, 5.0)
+        rendezvous.wait_for_workers(workers, 5.0)
     assert thread.is_alive()
     (tmp_path / "go").touch()
     thread.join(60)

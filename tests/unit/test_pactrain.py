@@ -52,7 +52,7 @@ def test_all_workers_switch_in_the_same_step(mirrored):
     method = rs.contrib.PacTrain(sparsity=0.6, stable_steps=2, dense_below=0)
     strategy = mirrored(2)
     exchange = build(strategy, method)
-    exchange.awaited = True
+    exchange.expects_pruning = True
     step, found = make_step(strategy, exchange), random_masks(0.6)
     # Masks are written before steps 1 and 6; step 2 is not finite.
     dense = [True, True, True, True, False, False, True, True, False]

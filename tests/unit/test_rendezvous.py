@@ -39,10 +39,10 @@ def soon(monkeypatch):
 
 @pytest.fixture
 def started():
-    """A function that starts a worker and returns a future of its `meet`."""
+    """A function that starts a worker and returns a future of its `wait_for_workers`."""
     with ThreadPoolExecutor(32) as pool:
         yield lambda cluster, rank, timeout=10.0: pool.submit(
-            rendezvous.meet, dataclasses.replace(cluster, rank=rank), timeout
+            rendezvous.wait_for_workers, dataclasses.replace(cluster, rank=rank), timeout
         )
 
 
@@ -124,13 +124,13 @@ def test_a_missing_worker_is_named_by_all_and_ends_the_wait(started, soon, caplo
 def test_the_time_is_over_for_who_misses_a_cancellation(started, monkeypatch):
     """As `asyncio.wait_for` does now and then."""
 
-    async def meet(self):
+    async def connect(self):
         for _ in range(2):
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(60)
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(Member, "meet", meet)
+    monkeypatch.setattr(Member, "connect", connect)
     assert "start_timeout=0.5" in problem(started(cluster(2), 1, timeout=0.5))
 
 
@@ -162,7 +162,7 @@ def second(one):
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
         patch.setattr(rendezvous, "reserve_port", lambda cluster: None)
         patch.setattr(rendezvous, "listen", lambda c: listen(elsewhere(c, c.rank, port)))
-        return problem(pool.submit(rendezvous.meet, one, 5.0))
+        return problem(pool.submit(rendezvous.wait_for_workers, one, 5.0))
 
 
 def test_a_second_process_on_this_machine(started):
@@ -303,10 +303,10 @@ def test_whatever_comes_to_the_port_the_workers_meet(started):
 
 def test_it_can_be_switched_off(monkeypatch):
     monkeypatch.setenv(environment.HANDSHAKE, "0")
-    rendezvous.meet(cluster(2), 1.0)
+    rendezvous.wait_for_workers(cluster(2), 1.0)
     monkeypatch.setenv(environment.HANDSHAKE, "off")
     with pytest.raises(ValueError, match="`TF_REDSYNC_HANDSHAKE` must be 0 or 1.*'off'"):
-        rendezvous.meet(cluster(2), 1.0)
+        rendezvous.wait_for_workers(cluster(2), 1.0)
 
 
 ARGUMENTS = {

@@ -165,7 +165,7 @@ def goes_on(strategy, method):
 
 def on_replicas(name):
     """Whether the replicas of a process can be workers of a method."""
-    return not registered()[name]().sync_schedule.own_weights
+    return not registered()[name]().sync_schedule.per_worker_weights
 
 
 @pytest.mark.deep

@@ -88,7 +88,7 @@ def check_candidate(method: Method, alone: bool) -> None:
                 f"{method!r} in candidates"
             )
         return
-    if schedule.own_weights or begins or "residual" not in method.traits.state_kinds:
+    if schedule.per_worker_weights or begins or "residual" not in method.traits.state_kinds:
         raise ValueError(
             "`candidates` must exchange gradients in every step, without warm-up or phases, and "
             "keep a residual that a dense step can deliver, such as RedSync, DGC, TopK, PowerSGD, "

@@ -243,8 +243,8 @@ class Checkpoint(OfBothKeras):
         return self._files.save(
             described,
             training_state.shared(model),
-            training_state.own(model, with_metrics=batch > 0),
-            training_state.perhaps_own(model),
+            training_state.per_worker(model, with_metrics=batch > 0),
+            training_state.may_differ(model),
             lambda values: training_state.problem(model, values),
         )
 

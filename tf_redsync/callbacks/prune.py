@@ -66,7 +66,7 @@ class Prune(OfBothKeras):
         """Announce the masks to the exchange; check that `at_step` has not passed."""
         exchange = exchange_of(self)
         pruning.check_methods(exchange.policy, type(self).__name__)
-        exchange.awaited = True
+        exchange.expects_pruning = True
         self._done = False
         if self.at_step is not None and self._step() > self.at_step:
             self._must_be_pruned("at_step", self.at_step, f"step {self._step()}")

@@ -49,7 +49,7 @@ class StartError(DistributedError):
 
 
 @contextmanager
-def met(cluster: Cluster | None, start_timeout: float | None = None) -> Iterator[float]:
+def startup(cluster: Cluster | None, start_timeout: float | None = None) -> Iterator[float]:
     """Context in which TensorFlow starts, entered when all workers reach each other.
 
     Logs the missing workers meanwhile. Ends the process if another worker is lost while TensorFlow
@@ -71,17 +71,17 @@ def met(cluster: Cluster | None, start_timeout: float | None = None) -> Iterator
     """
     seconds = environment.seconds("start_timeout", start_timeout, environment.START_TIMEOUT)
     seconds = seconds or DEFAULT_TIMEOUT_SECONDS
-    with startup_monitor.watching(_meet(cluster, seconds), seconds):
+    with startup_monitor.watching(_connect(cluster, seconds), seconds):
         yield seconds
 
 
-def meet(cluster: Cluster | None, start_timeout: float | None = None) -> float:
-    """Wait for all workers as `met` does, without watching TensorFlow; return `start_timeout`."""
-    with met(cluster, start_timeout) as seconds:
+def wait_for_workers(cluster: Cluster | None, start_timeout: float | None = None) -> float:
+    """Wait for all workers without watching TensorFlow; return `start_timeout`. See `startup`."""
+    with startup(cluster, start_timeout) as seconds:
         return seconds
 
 
-def _meet(cluster: Cluster | None, seconds: float) -> dict[str, socket.socket]:
+def _connect(cluster: Cluster | None, seconds: float) -> dict[str, socket.socket]:
     """Wait for all workers; return open connections, by worker, for `startup_monitor`."""
     if cluster is None or not environment.switched_on(environment.HANDSHAKE):
         return {}
@@ -196,7 +196,7 @@ class Rendezvous:
             with listen(self.cluster) as port:
                 server = await asyncio.start_server(self._answer, sock=port, limit=handshake.LIMIT)
                 beside = [asyncio.create_task(self._log_missing())]
-                await self._within_timeout(self._first_of([self.meet(), self._call_myself()]))
+                await self._within_timeout(self._first_of([self.connect(), self._call_myself()]))
                 server.close()
         finally:
             for one in beside:
@@ -209,7 +209,7 @@ class Rendezvous:
             with contextlib.suppress(RuntimeError):  # `run` has ended
                 loop.call_soon_threadsafe(task.cancel)
 
-    async def meet(self) -> None:
+    async def connect(self) -> None:
         """Do this role's part until all workers reach each other."""
         raise NotImplementedError
 
@@ -406,7 +406,7 @@ class Chief(Rendezvous):
         self._cancelled = ""
 
     @override
-    async def meet(self) -> None:
+    async def connect(self) -> None:
         searches = [asyncio.create_task(self._search(rank)) for rank in self._reasons]
         try:
             while True:
@@ -544,7 +544,7 @@ class Member(Rendezvous):
         return self._waits
 
     @override
-    async def meet(self) -> None:
+    async def connect(self) -> None:
         seconds = _retry_delays()
         while True:
             try:

@@ -27,7 +27,7 @@ class WorkerReport:
         failed: The broadcast that failed, with the reason.
         error: The uncaught error that ended its program, if any.
         broken: Whether a collective has failed there for an unknown reason.
-        met: The last step in which it received the messages of all others.
+        exchanged: The last step in which it received the messages of all others.
         supplied: Number of steps whose arguments, the batch included, were available.
         asked: Number of batches that it has requested from finite datasets.
         answered: Number of those requests that its dataset has answered.
@@ -43,7 +43,7 @@ class WorkerReport:
     failed: str = ""
     error: str = ""
     broken: bool = False
-    met: int = 0
+    exchanged: int = 0
     supplied: int = 0
     asked: int = 0
     answered: int = 0
@@ -219,9 +219,9 @@ class StallDetector:
         seconds = min(STALLED_SECONDS, limit)
         for waiting, other in self._pairs():
             here, there = self._workers[waiting].report, self._workers[other].report
-            apart = here.waits is not None and there.waits is None and there.place > here.place
+            diverged = here.waits is not None and there.waits is None and there.place > here.place
             if (
-                apart
+                diverged
                 and self._stopped(waiting, seconds, now)
                 and self._stopped(other, seconds, now)
             ):
@@ -278,13 +278,14 @@ class StallDetector:
 
     def _steps_of_all(self, now: float) -> str:
         last = min(w.report.place for w in self._workers.values())
-        met = max(w.report.met for w in self._workers.values())
+        exchanged = max(w.report.exchanged for w in self._workers.values())
         lines = []
         for rank, worker in self._workers.items():
             silence = now - worker.heard if worker.heard is not None else 0.0
             quiet = worker.lost or (silence >= GONE_SECONDS and not worker.report.ended)
             heard = f"; last report {silence:.0f} s ago" if quiet else ""
-            known = WorkerReport(met) if quiet and met > worker.report.step else worker.report
+            report = worker.report
+            known = WorkerReport(exchanged) if quiet and exchanged > report.step else report
             special = quiet or worker.report.waits is not None or worker.report.place == last
             lines.append((not special, f"worker {rank} {known}{heard}"))
         shown = [text for _, text in sorted(lines, key=lambda line: line[0])]

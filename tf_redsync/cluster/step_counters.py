@@ -18,8 +18,8 @@ SUPPLIED = "supplied"  # steps whose arguments are available
 ASKED = "asked"  # batches requested from finite datasets
 ANSWERED = "answered"  # requests of `ASKED` answered by this worker's dataset
 ARRIVED = "arrived"  # steps whose gradients are available
-MET = "met"  # the last step that has received the messages of all workers
-_NAMES = (BEGUN, SUPPLIED, ASKED, ANSWERED, ARRIVED, MET)
+EXCHANGED = "exchanged"  # the last step that has received the messages of all workers
+_NAMES = (BEGUN, SUPPLIED, ASKED, ANSWERED, ARRIVED, EXCHANGED)
 
 _counters: dict[str, tf.Variable] = {}
 
@@ -60,11 +60,11 @@ def reach_exchange(gradient: Any, begins: bool) -> None:
 
 
 @tf.autograph.experimental.do_not_convert
-def note_meeting(received: tf.Tensor) -> None:
+def note_exchange(received: tf.Tensor) -> None:
     """Record, when `received` is available, that all workers have reached this step."""
     if _counters:
         with tf.control_dependencies([received]):
-            _counters[MET].assign(_counters[BEGUN].read_value(), read_value=False)
+            _counters[EXCHANGED].assign(_counters[BEGUN].read_value(), read_value=False)
 
 
 @tf.autograph.experimental.do_not_convert

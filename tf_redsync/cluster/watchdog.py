@@ -160,22 +160,22 @@ def end_broadcast() -> None:
 
 
 def verdict_after_failure(error: str) -> str | None:
-    """WorkerReport a failed broadcast; return the verdict if one comes within seconds."""
+    """Report a failed broadcast; return the verdict if one comes within seconds."""
     _process.failed = f"{_process.waits}: {error}"[: 2 * _MAX_TEXT]
     end_broadcast()
-    return _awaited_verdict()
+    return _wait_for_verdict()
 
 
 def verdict_after_loss() -> str | None:
-    """WorkerReport a failed collective; return the verdict if one comes within seconds."""
+    """Report a failed collective; return the verdict if one comes within seconds."""
     _process.broken = True
     try:
-        return _awaited_verdict()
+        return _wait_for_verdict()
     finally:
         _process.broken = False
 
 
-def _awaited_verdict() -> str | None:
+def _wait_for_verdict() -> str | None:
     watched = _process.thread is not None and _process.thread.is_alive()
     ends = time.monotonic() + (_FAILURE_SECONDS if watched else 0.0)
     while _process.verdict is None and time.monotonic() < ends:
@@ -212,7 +212,7 @@ class _Thread(threading.Thread):
         self._others = range(1, workers)
 
     def end(self) -> None:
-        """WorkerReport the end of the program to the other workers."""
+        """Report the end of the program to the other workers."""
         if os.getpid() == self._pid:  # a fork does not have the thread
             self._over.set()
             self.join(_LINGER_SECONDS + PERIOD_SECONDS)

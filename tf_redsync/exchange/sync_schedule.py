@@ -132,6 +132,6 @@ class SyncSchedule:
         return fragment * self.local_steps // max(1, self.fragments)
 
     @property
-    def own_weights(self) -> bool:
+    def per_worker_weights(self) -> bool:
         """Whether each worker computes its gradients at weights of its own."""
         return bool(self.local_steps or self.delay or self.own_point)

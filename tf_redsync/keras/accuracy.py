@@ -39,10 +39,10 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
         warn: Called with the text of each warning.
 
     Raises:
-        ValueError: see `conflicts.check_momentum` and `check_own_weights`.
+        ValueError: see `conflicts.check_momentum` and `check_per_worker_weights`.
     """
     conflicts.check_momentum(inner, policy)
-    conflicts.check_own_weights(inner, policy)
+    conflicts.check_per_worker_weights(inner, policy)
     conflicts.check_adam(inner, policy)
     if isinstance(policy, Auto):
         return policy.suited(lambda m: _unsuited(inner, m), momentum.movable(inner))
@@ -55,20 +55,20 @@ def _unsuited(inner: Any, method: Method) -> str | None:
     """Return the reason and remedy if a method does not suit an optimizer, else `None`."""
     found = momentum.of(inner)
     if _of_late_momentum(inner, method) is not None:
-        instead = found.removal
+        advice = found.removal
         if momentum.movable(inner):
-            instead = f"CodedGMC({found}) is considered instead"
+            advice = f"CodedGMC({found}) is considered instead"
         elif found.known and tuple(found.values) == ("momentum",):
-            instead += f" with Auto({found}), which considers CodedGMC({found})"
-        return f"{found} of the inner optimizer acts on stale gradients; {instead}"
+            advice += f" with Auto({found}), which considers CodedGMC({found})"
+        return f"{found} of the inner optimizer acts on stale gradients; {advice}"
     if _of_short_memory(inner, method) is not None:
         return (
             f"{found.optimizer}'s second moment decays before elements are sent; use AMSGrad, or a "
             "higher density"
         )
     if _of_factors(inner, method) is not None:
-        instead = f"{found.removal}, and " if found.values else ""
-        return f"low rank loses accuracy with {found.optimizer}; {instead}use CodedTopK"
+        advice = f"{found.removal}, and " if found.values else ""
+        return f"low rank loses accuracy with {found.optimizer}; {advice}use CodedTopK"
     return None
 
 

@@ -29,10 +29,10 @@ from tf_redsync.keras import (
     conflicts,
     consistency,
     momentum,
-    own_weights,
     pruning,
     slots,
     training_length,
+    weight_sync,
 )
 from tf_redsync.policy import Policy
 from tf_redsync.state.saveable_exchange import SaveableExchange
@@ -141,7 +141,7 @@ class Adapter:
         exchange = self.exchange.build(variables, sparse_totals, tensors, described)
         self.exchange = exchange
         conflicts.check_accumulation(self._inner, exchange)
-        own_weights.register(exchange)
+        weight_sync.register(exchange)
         training_length.watch(exchange)
         self._variables, self._given = tuple(tensors), tuple(variables)
         for position, forms in enumerate(zip(tensors, variables, strict=True)):

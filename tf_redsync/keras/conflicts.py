@@ -48,13 +48,13 @@ def _on_both_sides(found: momentum.Momentum, exchanged: float) -> ValueError:
     )
 
 
-def check_own_weights(inner: Any, policy: Policy | Auto) -> None:
+def check_per_worker_weights(inner: Any, policy: Policy | Auto) -> None:
     """Check that only the update changes weights that differ between workers.
 
     Raises:
         ValueError: the optimizer averages per-worker weights, or decays per-worker points.
     """
-    own = [m for m in policy.methods if m.sync_schedule.own_weights]
+    own = [m for m in policy.methods if m.sync_schedule.per_worker_weights]
     config = dict(config_numbers(inner.get_config()))
     if own and config.get("use_ema"):
         raise ValueError(

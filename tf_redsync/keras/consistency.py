@@ -76,10 +76,10 @@ def drift_of(
     """
     strategy, network = tf.distribute.get_strategy(), exchange.network
     # Without an exchange, weights are meant to differ.
-    apart = any(b.method.traits.requests == "none" for b in exchange.schedule.buckets)
-    if not every or network.workers == 1 or not network.in_branches or apart:
+    unexchanged = any(b.method.traits.requests == "none" for b in exchange.schedule.buckets)
+    if not every or network.workers == 1 or not network.in_branches or unexchanged:
         return None
-    local, own_steps = strategy.experimental_local_results, exchange.schedule.own_steps
+    local, skips_locally = strategy.experimental_local_results, exchange.schedule.skips_locally
     names, consensus = [s.name for s in exchange.specs], exchange.consensus
     if consensus is None:
         trainable = [Shared(n, local(v)) for n, v in zip(names, variables, strict=True)]
@@ -88,16 +88,16 @@ def drift_of(
         trainable = [Shared(n, pair, _agreed(consensus, *pair)) for n, *pair in pairs]
 
     def weights() -> list[Shared]:
-        shared = [] if own_steps else strategy_hooks.shared_statistics(strategy)
+        shared = [] if skips_locally else strategy_hooks.shared_statistics(strategy)
         return trainable + [Shared(v.name, local(v)) for v in shared]
 
     def numbers() -> dict[str, tf.Tensor]:
-        if own_steps:  # each worker counts its own steps, which a schedule may use
+        if skips_locally:  # each worker counts its own steps, which a schedule may use
             return {}
         return {"learning rate": rate(), "iterations": tf.convert_to_tensor(inner.iterations)}
 
     def all_slots() -> list[Shared]:
-        found = [] if own_steps else all_variables(inner)
+        found = [] if skips_locally else all_variables(inner)
         return [Shared(v.name, local(v)) for v in found if v.dtype.is_floating]
 
     return DriftDetector(network, every, on_drift, numbers, weights, all_slots)
@@ -116,7 +116,7 @@ def compare_rate(model: Any, when: str) -> None:
         when: Text for the message.
     """
     exchange = getattr(getattr(model, "optimizer", None), "exchange", None)
-    if exchange is None or not exchange.built or exchange.schedule.own_steps:
+    if exchange is None or not exchange.built or exchange.schedule.skips_locally:
         return
     rate = np.asarray(tf.convert_to_tensor(exchange.rate()))
     agreement.agree(

@@ -27,8 +27,8 @@ from tf_redsync.keras import (
     data_amounts,
     exchange_state,
     models,
-    own_weights,
     training_length,
+    weight_sync,
 )
 from tf_redsync.step import strategy_hooks
 
@@ -159,7 +159,7 @@ class FitHook(ForTfKeras):
         self._restores = backups.check(self.model, self.callbacks, self._at_a_step(what))
         data_amounts.compare(self.model, "fit", getattr(self, "params", {}))
         self._fits = True
-        own_weights.bring_together(self.model)
+        weight_sync.synchronize(self.model)
         rows = self._rows()
         if rows is not None:
             rows.begin()
@@ -187,7 +187,7 @@ class FitHook(ForTfKeras):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Run after the last step of an epoch and its validation; `logs` goes to the user."""
         self._compare_rows(f"end epoch {epoch + 1}")
-        own_weights.bring_together(self.model)
+        weight_sync.synchronize(self.model)
         exchange = models.exchange_of(self.model)
         if exchange is not None:
             # Again, in case it was not built or the steps were unknown when the epoch began.
@@ -200,19 +200,19 @@ class FitHook(ForTfKeras):
         self._fits = False
         self._agree("end `fit`")
         consistency.compare_rate(self.model, "fit ends")
-        own_weights.bring_together(self.model)
+        weight_sync.synchronize(self.model)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before an evaluation, within `fit` or alone."""
         self._agree("evaluate")
         data_amounts.compare(self.model, "evaluate", getattr(self, "params", {}), self._fits)
-        own_weights.bring_together(self.model)
+        weight_sync.synchronize(self.model)
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before a prediction."""
         self._agree("predict")
         data_amounts.compare(self.model, "predict", getattr(self, "params", {}))
-        own_weights.bring_together(self.model)
+        weight_sync.synchronize(self.model)
 
     def _warn_of_length(self, exchange: Any) -> None:
         """Warn once if the training is too short for its methods.

@@ -19,7 +19,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.config import imported_only
-from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, own_weights
+from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, weight_sync
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Inner, Wrapper, install
 from tf_redsync.network import collectives
@@ -133,7 +133,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         Raises:
             ValueError: the workers' weights differ at present.
         """
-        own_weights.check_together(self.exchange)
+        weight_sync.check_synchronized(self.exchange)
         self.inner_optimizer.save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:

@@ -67,12 +67,12 @@ def agree(scaler: Any, adapter: Any) -> None:
 
     def check_everywhere(grads: Any) -> Any:
         exchange = adapter.exchange
-        if exchange.schedule.own_steps:
+        if exchange.schedule.skips_locally:
             return tf.constant(True)
         return exchange.agree_on_finite(check(grads), grads)
 
     def apply_alone(grads: Any, trainable_variables: Any = None) -> None:
-        if not adapter.exchange.schedule.own_steps:
+        if not adapter.exchange.schedule.skips_locally:
             apply(grads, trainable_variables)
             return
         finite, scale = check(grads), tf.convert_to_tensor(scaler.dynamic_scale)

@@ -37,12 +37,12 @@ def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
         kwargs.get("trainable") is False
         and isinstance(variable, tf.distribute.DistributedValues)
         and variable.dtype.is_floating
-        and (averaged_by_others or drifts_apart(variable))
+        and (averaged_by_others or needs_averaging(variable))
         and _creator_is_a_layer()
     )
 
 
-def drifts_apart(variable: Any) -> bool:
+def needs_averaging(variable: Any) -> bool:
     """Return whether a statistic's copies stay different unless the strategy averages them.
 
     TensorFlow averages those of tf_keras when they are read outside of a replica.

@@ -63,7 +63,7 @@ def shared(model: Any) -> dict[str, Callable[[], np.ndarray]]:
     return {name: copies[0].numpy for name, copies in variables(model).items()}
 
 
-def perhaps_own(model: Any) -> set[str]:
+def may_differ(model: Any) -> set[str]:
     """Return names in `shared` whose values may differ between workers, such as statistics.
 
     Weights are excluded: per-worker weights are in the exchange's state.
@@ -74,7 +74,7 @@ def perhaps_own(model: Any) -> set[str]:
     }
 
 
-def own(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
+def per_worker(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
     """Return this worker's own values: of exchanges, metrics, and further replicas.
 
     Args:
@@ -237,7 +237,7 @@ def problem(model: Any, values: Mapping[str, np.ndarray]) -> str:
     of large gradients may be infinite. Other variables of the model may be user's masks with minus
     infinity, or statistics.
     """
-    of_the_user = training_state.perhaps_own(model)
+    of_the_user = training_state.may_differ(model)
     for name, copies in training_state.variables(model).items():
         variable = copies[0]
         for key in [k for k in (name, *training_state.replicas(name, copies)) if k in values]:

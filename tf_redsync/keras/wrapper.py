@@ -32,7 +32,7 @@ from tf_redsync.keras import (
     exchange_state,
     fit_hook,
     loss_scaling,
-    own_weights,
+    weight_sync,
 )
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.slots import Access
@@ -40,7 +40,7 @@ from tf_redsync.policy import Policy
 from tf_redsync.step.builder import ExchangeBuilder
 from tf_redsync.step.gradient_exchange import GradientExchange
 
-_OWN = ("name", "built")  # attributes of the wrapper itself, not forwarded
+_NOT_FORWARDED = ("name", "built")  # attributes of the wrapper itself, not forwarded
 _READ_ONLY = ("exchange", "inner_optimizer")
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -69,9 +69,9 @@ class PassingOn:
     exchange: Any
     _adapter: Any
 
-    def forget_own(self) -> None:
+    def delete_forwarded(self) -> None:
         """Delete attributes of the base class that the inner optimizer has, too."""
-        for name in [n for n in vars(self) if not n.startswith("_") and n not in _OWN]:
+        for name in [n for n in vars(self) if not n.startswith("_") and n not in _NOT_FORWARDED]:
             if name not in _READ_ONLY and hasattr(self.inner_optimizer, name):
                 del self.__dict__[name]
 
@@ -95,7 +95,7 @@ class PassingOn:
         else:
             self.pass_on(name, value)
 
-    def set_own(self, name: str, value: Any) -> None:
+    def set_on_wrapper(self, name: str, value: Any) -> None:
         """Set an attribute of the wrapper that users cannot set."""
         super().__setattr__(name, value)
 
@@ -203,21 +203,21 @@ class Wrapper(PassingOn):
         self._adapter = Adapter(inner_optimizer, method, self.saving, access, **options)
         self.exchange = self._adapter.exchange
         self.inner_optimizer = inner_optimizer
-        self.forget_own()
+        self.delete_forwarded()
         state = self.exchange_state_class(lambda: self.exchange, lambda: self.iterations)
-        self.set_own(exchange_state.ATTRIBUTE, state)
+        self.set_on_wrapper(exchange_state.ATTRIBUTE, state)
         return self._adapter
 
     def rewrap(self, inner_optimizer: Any) -> None:
         """Replace the wrapped optimizer by one that contains it."""
         self._adapter.rewrap(inner_optimizer)
-        self.set_own("inner_optimizer", inner_optimizer)
+        self.set_on_wrapper("inner_optimizer", inner_optimizer)
 
     def build_exchange(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
         """Build the exchange of the inner optimizer's variables, if it is not built."""
         self._adapter.build(variables, sparse_totals)
         if self.exchange is not self._adapter.exchange:
-            self.set_own("exchange", self._adapter.exchange)
+            self.set_on_wrapper("exchange", self._adapter.exchange)
 
     def build_once(self, variables: Sequence[Any]) -> None:
         """Build with the variables of the first step, unless `build` was called before."""
@@ -438,4 +438,4 @@ def install(library: Any) -> None:
     fit_hook.install(library.callbacks)
     fit_hook.watch_ends(library.Model)
     loss_scaling.install(library.Model)
-    own_weights.install(library.Model)
+    weight_sync.install(library.Model)

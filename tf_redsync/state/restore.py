@@ -90,7 +90,7 @@ def mark_restored(exchange: GradientExchange) -> None:
     for length in exchange.lengths:
         length.restored(exchange.strategy)
     if masks.any_pruned(exchange):
-        exchange.awaited = True
+        exchange.expects_pruning = True
 
 
 def _common_fingerprint(brought: list[list[Any]]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def _variables(exchange: GradientExchange, apart: bool) -> Iterator[tuple[str, s
     for name, length in zip(LENGTHS, (exchange.warm_up, exchange.training), strict=True):
         if length is not None:
             yield name, "shared", length.variable
-    if exchange.schedule.own_steps:
+    if exchange.schedule.skips_locally:
         for name, variable in exchange.nonfinite.here_only.items():
             yield f"skips/{name}", "own", variable
         for i, variable in enumerate(exchange.own_variables):
@@ -174,7 +174,7 @@ def needs_several_workers(name: str) -> bool:
 
 def capture(exchange: GradientExchange) -> dict[str, np.ndarray]:
     """Return the snapshot of this process; see `SaveableExchange.worker_state`."""
-    found = entries(exchange, exchange.apart)
+    found = entries(exchange, exchange.weights_differ)
     about = {
         "run": exchange.run,
         "kinds": {e.name: e.kind for e in found},

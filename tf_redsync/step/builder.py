@@ -54,7 +54,7 @@ class ExchangeBuilder:
         warm_up: The warm-up, shared with the built exchange; or `None`.
         training: The length of the training, shared likewise; `None` if no setting of a method is
             a fraction of it.
-        awaited: See `GradientExchange`.
+        expects_pruning: See `GradientExchange`.
         consensus: `None`: before `build` the weights are equal on all workers.
     """
 
@@ -71,7 +71,7 @@ class ExchangeBuilder:
         rate: Callable[[], Any] | None = None,
         kind: type[GradientExchange] = GradientExchange,
     ):
-        self.policy, self.rate, self.awaited = policy, rate, False
+        self.policy, self.rate, self.expects_pruning = policy, rate, False
         self._kind, self._counts_elements = kind, False
         self._bucket_bytes = bucket_bytes
         self._direct = direct_collectives
@@ -143,7 +143,7 @@ class ExchangeBuilder:
         # Which variables are created follows from what the workers agreed on.
         with agreement.agreed(strategy, "create the state of the exchange"):
             weights = variables if weights is None else weights
-            made = self._kind(setup, weights, self.rate, self.awaited)
+            made = self._kind(setup, weights, self.rate, self.expects_pruning)
         workers.warn_if_alone(strategy, worker.network.workers, self._two_levels)
         self._made = made
         if self._counts_elements:

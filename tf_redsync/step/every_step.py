@@ -148,8 +148,8 @@ class EveryStep:
         buckets: The buckets, in the order in which they are exchanged.
 
     Attributes:
-        own_weights: Whether each worker computes its gradients at weights of its own.
-        own_steps: Whether each worker skips non-finite steps by itself.
+        per_worker_weights: Whether each worker computes its gradients at weights of its own.
+        skips_locally: Whether each worker skips non-finite steps by itself.
         averages_statistics: Whether BatchNormalization's statistics are averaged only in steps that
             `statistics_due` selects, and not in every step.
         delay: Number of steps by which totals are stale.
@@ -159,8 +159,8 @@ class EveryStep:
         meter: Records how many elements are sent; `None` before `count_elements`.
     """
 
-    own_weights = False
-    own_steps = False
+    per_worker_weights = False
+    skips_locally = False
     averages_statistics = False
     delay = 0
     always_stored: tuple[str, ...] = ()
@@ -222,7 +222,7 @@ class EveryStep:
         """Handle a state that was restored from another process."""
 
     def before_update(self, consensus: Consensus) -> None:
-        """Prepare the weights for the optimizer's update, after `run`, if `own_weights`."""
+        """Prepare the weights for the optimizer's update, after `run`, if `per_worker_weights`."""
 
     def after_update(
         self,

@@ -47,11 +47,11 @@ def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) 
             flush_changes, exchange.consensus, exchange.states, exchange.network
         )
     with exchange.agreed("deliver residuals (`flush()`)"):
-        exchange.instead = functools.partial(_totals, exchange)
+        exchange.replacement = functools.partial(_totals, exchange)
         try:
             tf.function(lambda: exchange.strategy.run(step), autograph=False)()
         finally:
-            exchange.instead = None
+            exchange.replacement = None
 
 
 def may_hold_residuals(states: Sequence[Mapping[str, Sequence[Any]]]) -> list[bool]:
@@ -69,5 +69,5 @@ def _totals(
     with tf.control_dependencies(checks):
         states = [s.read() for s in exchange.states]
     outcome = exchange.schedule.flush(states, exchange.network)
-    flags = None if exchange.schedule.own_steps else exchange.nonfinite.flags(zeros)
+    flags = None if exchange.schedule.skips_locally else exchange.nonfinite.flags(zeros)
     return exchange.stored(outcome, states, positions, flags)

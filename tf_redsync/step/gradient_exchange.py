@@ -45,7 +45,7 @@ class GradientExchange(tf.Module):
         setup: The settings that the workers have agreed on.
         weights: The trainable variables, as `tf.Variable`s.
         rate: Returns the optimizer's learning rate.
-        awaited: Whether a pruning callback is registered; see `SyncSchedule.waits_for`.
+        expects_pruning: Whether a pruning callback is registered; see `SyncSchedule.waits_for`.
 
     Attributes:
         step: int64 variable, number of steps so far, skipped ones included.
@@ -66,7 +66,7 @@ class GradientExchange(tf.Module):
         called: Whether a step has been traced or run.
         length_checked: Whether the length of a training has been checked; see
             `keras/training_length.py`.
-        instead: Replaces the exchange in a step that is being traced; see `flushing.py`.
+        replacement: Replaces the exchange in a step that is being traced; see `flushing.py`.
     """
 
     built = True
@@ -76,12 +76,12 @@ class GradientExchange(tf.Module):
         setup: Setup,
         weights: Sequence[tf.Variable],
         rate: Callable[[], Any] | None = None,
-        awaited: bool = False,
+        expects_pruning: bool = False,
     ):
         super().__init__(name="gradient_exchange")
         self.strategy, self.specs = setup.strategy, setup.specs
         self.policy, self._buckets_of = setup.policy, setup.buckets
-        self.rate, self.awaited = rate, awaited
+        self.rate, self.expects_pruning = rate, expects_pruning
         self._worker, self.network = setup.worker, setup.worker.network
         self.workers = self.network.workers
         self.step = state_variables.counter("exchange_step")
@@ -98,7 +98,7 @@ class GradientExchange(tf.Module):
         self._counts_elements = False
         self.create_state(setup.resolved, setup.assignments)
         self.consensus: state_variables.Consensus | None = None
-        if self.schedule.own_weights:
+        if self.schedule.per_worker_weights:
             collectives.check_one_replica(self.strategy, self.network)
             self.consensus = state_variables.Consensus(weights)
         kept, number = tuple(weights), state_variables.random_number("exchange_run")
@@ -108,7 +108,7 @@ class GradientExchange(tf.Module):
         self.own_variables: tuple[tf.Variable, ...] = ()
         self._switched, self._switches = 0, state_variables.counter("exchange_switched")
         self.fresh, self.called, self.length_checked = True, False, False
-        self.instead: Callable[..., Any] | None = None
+        self.replacement: Callable[..., Any] | None = None
         self._present: set[int] | None = None
         self._gather: Callable[[], Any] | None = None  # see `to_consensus`
 
@@ -166,14 +166,14 @@ class GradientExchange(tf.Module):
         for check in self._before_steps:
             check(positions)
         self.called = True
-        self.nonfinite.watch(self.strategy, self.schedule.own_steps)
+        self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
         step_counters.reach_exchange(grads[:1], self._counts_steps)
         checks = self._check_current()
         with tf.control_dependencies(checks):
             dense = [as_float(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
-        exchange = functools.partial(self.instead or self._exchange, positions, checks)
-        meet = self._worker.meet
-        totals, finite = exchange(dense) if meet is None else meet(exchange, dense)
+        exchange = functools.partial(self.replacement or self._exchange, positions, checks)
+        merge = self._worker.merge
+        totals, finite = exchange(dense) if merge is None else merge(exchange, dense)
         for i, total in enumerate(totals):
             if isinstance(total, tf.Tensor):  # sparse totals stay float32
                 totals[i] = tf.cast(total, self.specs[positions[i]].dtype)
@@ -184,14 +184,14 @@ class GradientExchange(tf.Module):
         whole = list(positions) == list(range(len(self.specs)))
         grads = sums if whole else self._by_variable(positions, sums)
         schedule, step = self.schedule, self.step.read_value()
-        flags = None if schedule.own_steps else self.nonfinite.flags(grads)
+        flags = None if schedule.skips_locally else self.nonfinite.flags(grads)
         by_bucket = [list(map(grads.__getitem__, own)) for own in self._positions]
         with tf.control_dependencies(checks):  # with a delay, collectives depend on no gradient
             states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
         scale = self._clip_scale(by_bucket, self._clipping) if self._clipping else None
         outcome = schedule.run(Inputs(by_bucket, states, scale, step, self.network, schedule.meter))
-        if not schedule.own_steps:
-            step_counters.note_meeting(outcome.finite)
+        if not schedule.skips_locally:
+            step_counters.note_exchange(outcome.finite)
         if not whole:
             self._keep_absent(outcome, states, set(positions))
         return self.stored(outcome, states, positions, flags)
@@ -292,7 +292,7 @@ class GradientExchange(tf.Module):
             return not_finite(tensors)
 
         here = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
-        self.nonfinite.watch(tf.distribute.get_strategy(), self.schedule.own_steps)
+        self.nonfinite.watch(tf.distribute.get_strategy(), self.schedule.skips_locally)
         return self.in_worker(count, [1.0 - tf.cast(finite, tf.float32), here])
 
     def _skip(self, flags: tf.Tensor) -> None:
@@ -308,7 +308,7 @@ class GradientExchange(tf.Module):
         return tuple(filter(None, (self.warm_up, self.training)))
 
     @property
-    def apart(self) -> bool:
+    def weights_differ(self) -> bool:
         """Whether the workers' weights may differ now; equal on all workers."""
         return self.consensus is not None and int(self.consensus.steps.numpy()) > 0
 
@@ -328,8 +328,8 @@ class GradientExchange(tf.Module):
         Returns:
             The result of `function`.
         """
-        meet = self._worker.meet
-        return function(list(tensors)) if meet is None else meet(function, tensors)
+        merge = self._worker.merge
+        return function(list(tensors)) if merge is None else merge(function, tensors)
 
     def count_elements(self) -> bool:
         """Count the elements sent of each variable, from the next trace on; see `Meter`.
@@ -363,14 +363,14 @@ class GradientExchange(tf.Module):
     def _check_present(self, positions: Sequence[int]) -> None:
         """Check that a delayed exchange gets gradients of the same variables in every step."""
         present = set(positions)
-        if self.instead is None and self._present not in (None, present):
+        if self.replacement is None and self._present not in (None, present):
             names = [self.specs[p].name for p in sorted(present ^ (self._present or set()))]
             raise ValueError(
                 "with a delay of one step, all steps must have gradients of the same variables: "
                 "the stale total of a variable without a gradient could not be applied. Received: "
                 f"{', '.join(names)} in some steps only. Use a method without a delay."
             )
-        if self.instead is None:
+        if self.replacement is None:
             self._present = present
 
     def _keep_absent(self, outcome: Outcome, old_states: States, present: set[int]) -> None:
@@ -431,7 +431,7 @@ class GradientExchange(tf.Module):
         It is a no-op while the weights are equal. Otherwise all workers must call it, between two
         steps and outside of any replica.
         """
-        if self.consensus is None or not self.apart:
+        if self.consensus is None or not self.weights_differ:
             return
         if self._gather is None:
             arguments = (self.consensus, self.states, self.network)

@@ -57,8 +57,8 @@ class LocalSteps(ChangingSteps):
             two steps; `None` if it is not bounded.
     """
 
-    own_weights = True
-    own_steps = True
+    per_worker_weights = True
+    skips_locally = True
     averages_statistics = True
 
     def __init__(

@@ -24,7 +24,7 @@ class Masked(Protocol):
 
     schedule: EveryStep
     states: Sequence[StateVariables]
-    awaited: bool
+    expects_pruning: bool
 
 
 def has_masks(method: Any) -> bool:
@@ -54,7 +54,7 @@ def write(exchange: Masked, masks: Mapping[int, np.ndarray]) -> None:
         exchange: The exchange.
         masks: The masks by position, as in `variables`.
     """
-    exchange.awaited = True
+    exchange.expects_pruning = True
     for bucket, states in zip(exchange.schedule.buckets, exchange.states, strict=True):
         if has_masks(bucket.method):
             own = [masks[spec.position] for spec in bucket.layout.specs]
@@ -64,9 +64,9 @@ def write(exchange: Masked, masks: Mapping[int, np.ndarray]) -> None:
 def warn_if_no_masks_come(exchange: Masked) -> None:
     """Warn once if methods wait for masks and no pruning callback is registered."""
     methods = {b.method for b in exchange.schedule.buckets if b.method.sync_schedule.waits_for}
-    if not methods or exchange.awaited:
+    if not methods or exchange.expects_pruning:
         return
-    exchange.awaited = True
+    exchange.expects_pruning = True
     for method in methods:
         warnings.warn(
             f"{type(method).__name__} exchanges densely because it waits for "

@@ -63,18 +63,18 @@ class NonFiniteCounter:
             "here_first": self._here_first,
         }
 
-    def watch(self, strategy: Any, own_steps: bool) -> None:
+    def watch(self, strategy: Any, skips_locally: bool) -> None:
         """Register a check with our strategy of whether the step that is traced was skipped.
 
         After a skipped step the strategy restores BatchNormalization's statistics.
 
         Args:
             strategy: The strategy. Strategies of TensorFlow are left unchanged.
-            own_steps: Whether each worker skips steps by itself.
+            skips_locally: Whether each worker skips steps by itself.
         """
-        streak = self.here if own_steps else self.in_a_row
+        streak = self.here if skips_locally else self.in_a_row
         if hasattr(strategy, "skips"):
-            strategy.skips.append((lambda: streak.read_value() > 0, not own_steps))
+            strategy.skips.append((lambda: streak.read_value() > 0, not skips_locally))
 
     def flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return which of this worker's gradients are non-finite, by position: float32 0 or 1.

@@ -41,7 +41,7 @@ class PerturbedPoint(ChangingSteps):
         warm_up: A dense warm-up of all methods, or `None`.
     """
 
-    own_weights = True
+    per_worker_weights = True
     always_stored = ("pending",)
 
     def __init__(self, buckets: Sequence[Bucket], delay: int, warm_up: WarmUp | None = None):

@@ -31,11 +31,11 @@ class Replica:
     Attributes:
         network: As given.
         replicas: Number of replicas that form this worker: 1.
-        meet: Sums over those replicas; `None` for one replica. See `Host.meet_replicas`.
+        merge: Sums over those replicas; `None` for one replica. See `Host.merge_replicas`.
     """
 
     replicas = 1
-    meet: Callable[[Callable[..., Any], Sequence[tf.Tensor]], Any] | None = None
+    merge: Callable[[Callable[..., Any], Sequence[tf.Tensor]], Any] | None = None
 
     def __init__(self, network: Network):
         self.network = network
@@ -60,9 +60,9 @@ class Host(Replica):
         self.replicas = collectives.local_replicas(strategy)
         self._strategy = strategy
         self._device = strategy.extended.worker_devices[0]
-        self.meet = self.meet_replicas
+        self.merge = self.merge_replicas
 
-    def meet_replicas(
+    def merge_replicas(
         self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]
     ) -> Any:
         """Call `function` once for all replicas, outside of any branch of a single replica.
@@ -77,12 +77,12 @@ class Host(Replica):
         """
 
         @tf.autograph.experimental.do_not_convert
-        def met(strategy: Any, tensors: Any) -> Any:
+        def merged(strategy: Any, tensors: Any) -> Any:
             parts = [strategy.experimental_local_results(t) for t in tensors]
             with tf.device(self._device):
                 return function([tf.add_n(widened(p)) for p in parts])
 
-        return tf.distribute.get_replica_context().merge_call(met, args=(list(tensors),))
+        return tf.distribute.get_replica_context().merge_call(merged, args=(list(tensors),))
 
     @override
     def variable(self, value: tf.Tensor, kind: str, name: str) -> state_variables.HostVariable:

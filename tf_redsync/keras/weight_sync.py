@@ -1,7 +1,7 @@
 """Synchronization of per-worker weights before Keras reads or writes them.
 
 With local steps and per-worker points, the model's variables differ between workers from one
-exchange to the next. The `FitHook` calls `bring_together` at the end of epochs and before
+exchange to the next. The `FitHook` calls `synchronize` at the end of epochs and before
 evaluations and predictions. The model's saving methods call it, too.
 
 Names of Keras used here, all public: the methods `SAVING` of `Model`.
@@ -26,7 +26,7 @@ def register(exchange: Any) -> None:
         _exchanges[exchange] = None
 
 
-def bring_together(model: Any) -> None:
+def synchronize(model: Any) -> None:
     """Synchronize a model's weights; all workers must call it.
 
     A no-op unless an exchange with per-worker weights trains the model.
@@ -40,13 +40,13 @@ def bring_together(model: Any) -> None:
             exchange.to_consensus()
 
 
-def check_together(exchange: Any) -> None:
+def check_synchronized(exchange: Any) -> None:
     """Check that the weights of the model are equal on all workers.
 
     Raises:
         ValueError: the weights differ at present.
     """
-    if exchange.built and exchange.apart:
+    if exchange.built and exchange.weights_differ:
         raise ValueError(
             "the model's weights differ between workers until the next exchange. Call "
             "`optimizer.exchange.to_consensus()` on all workers before saving, or save with "
@@ -61,12 +61,12 @@ def install(model_class: type) -> None:
         model_class: `keras.Model` or `tf_keras.Model`.
     """
     for name in SAVING:
-        models.replace_once(model_class, name, _after_bringing_together)
+        models.replace_once(model_class, name, _synchronizing)
 
 
-def _after_bringing_together(method: Any) -> Any:
+def _synchronizing(method: Any) -> Any:
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bring_together(self)
+        synchronize(self)
         backups.compare(self, args[0] if args else kwargs.get("filepath"), method.__name__)
         return method(self, *args, **kwargs)
 
