@@ -208,7 +208,9 @@ def coded_sums(backend, value_bits, sizes, k):
     @tf.function(input_signature=[tf.TensorSpec([RANKS, None], tf.int32)])
     def sums(messages):
         layout = ops.MessageLayout.of(k)
-        return ops.decode(coded_selection.uncoded(messages, like, layout, value_bits), layout, like)
+        return ops.decode(
+            coded_selection.decode_messages(messages, like, layout, value_bits), layout, like
+        )
 
     return sums
 

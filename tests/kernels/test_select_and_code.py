@@ -102,7 +102,7 @@ def test_decoders_agree(value_bits):
 
 def sums(messages, k, value_bits):
     like, layout = [tf.zeros([n]) for n in SIZES], ops.MessageLayout.of([int(n) for n in k])
-    plain = coded.uncoded(tf.constant(messages), like, layout, value_bits)
+    plain = coded.decode_messages(tf.constant(messages), like, layout, value_bits)
     return ops.decode(plain, layout, like)
 
 
@@ -115,7 +115,9 @@ def test_plain_messages_are_those_of_the_composed_ops(value_bits):
     messages = np.stack([*rows, np.zeros_like(rows[0])])
     like, layout = [tf.zeros([n]) for n in SIZES], ops.MessageLayout.of([int(n) for n in k])
     expected, _ = coded.coding(value_bits).decode(tf.constant(messages), like, layout)
-    got = on("native", lambda: coded.uncoded(tf.constant(messages), like, layout, value_bits))
+    got = on(
+        "native", lambda: coded.decode_messages(tf.constant(messages), like, layout, value_bits)
+    )
     assert got.shape == (len(messages), layout.words)
     assert_same_bits(got, expected.numpy(), value_bits)
 
@@ -128,9 +130,9 @@ def test_positions_that_nobody_has_coded():
         messages = np.stack([good, good])
         messages[1, at] = bad
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"messages.*{text}"):
-            on("native", lambda: coded.uncoded(tf.constant(messages), like, layout, 2))  # noqa: B023
+            on("native", lambda: coded.decode_messages(tf.constant(messages), like, layout, 2))  # noqa: B023
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="messages"):
-        on("native", lambda: coded.uncoded(tf.zeros([2, 3], tf.int32), like, layout, 2))
+        on("native", lambda: coded.decode_messages(tf.zeros([2, 3], tf.int32), like, layout, 2))
 
 
 @needs_native

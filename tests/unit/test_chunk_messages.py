@@ -42,7 +42,7 @@ def sent(form, workers):
         message, delivered = form.message(TRUE, *zip(*chosen, strict=True))
         messages.append(message)
         pairs = zip(form.chunks, chosen, delivered, strict=True)
-        dense.append([form.alone(c, at, v).numpy() for c, (at, _), v in pairs])
+        dense.append([form.scattered(c, at, v).numpy() for c, (at, _), v in pairs])
     return tf.stack(messages), dense
 
 

@@ -9,7 +9,11 @@ from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.methods.common.integer_sums import digits_per_number, packed_digits, unpacked_digits
+from tf_redsync.methods.common.ternary_all_reduce import (
+    digits_per_number,
+    packed_digits,
+    unpacked_digits,
+)
 from tf_redsync.step.sync_schedules import EveryStep
 
 STOCHASTIC = (
@@ -94,7 +98,7 @@ def test_two_buckets_of_one_method_round_differently():
     assert len(program.buckets) == 2
     step = tf.constant(3, tf.int64)
     streams = [
-        STOCHASTIC[0].own_stream(Context(b.layout, 0, step)).numpy() for b in program.buckets
+        STOCHASTIC[0].worker_stream(Context(b.layout, 0, step)).numpy() for b in program.buckets
     ]
     assert not np.array_equal(*streams)
 

@@ -91,7 +91,7 @@ class DoReFa(StochasticQuantizer):
         totals, _ = yield from deliver_codes(
             grads,
             maxima,
-            own_stream=self.own_stream(ctx),
+            stream=self.worker_stream(ctx),
             mode="uniform",
             levels=2**self.bitwidth - 1,
         )

@@ -14,7 +14,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Payloads, State
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.random_numbers import of_worker, stream, uniform
+from tf_redsync.methods.common.random_numbers import stream, uniform, worker_seed
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, selected_payloads
 from tf_redsync.ops import MessageLayout, Selection, wire
 from tf_redsync.ops.message_layout import unsigned
@@ -103,7 +103,7 @@ class MSTopK(Sparsifier):
         sums = [v + g for v, g in zip(state["residual"], grads, strict=True)]
         counts, indices, values, residuals = self.counts(ctx.layout), [], [], []
         for spec, k, v in zip(ctx.layout.specs, counts, sums, strict=True):
-            seed = of_worker(stream(self.seed, ctx.step, spec.position), ctx.rank)
+            seed = worker_seed(stream(self.seed, ctx.step, spec.position), ctx.rank)
             vector = tf.reshape(v, [-1])
             chosen = self.select(tf.abs(vector), k, uniform([], seed, tf.float64))
             at = tf.cast(tf.where(chosen)[:k, 0], tf.int32)

@@ -77,7 +77,7 @@ class NaturalCompression(StochasticQuantizer):
         totals, _ = yield from deliver_codes(
             feedback.scaled(grads, ctx.scale),
             tf.zeros([0]),
-            own_stream=self.own_stream(ctx),
+            stream=self.worker_stream(ctx),
             mode="natural",
         )
         return totals, state

@@ -21,8 +21,15 @@ from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.quantizer import deliver_ternary, largest, own_stream
-from tf_redsync.methods.common.sparsifier import DENSE_BELOW, kept_elements, marked, too_small
+from tf_redsync.methods.common.quantizer import largest
+from tf_redsync.methods.common.random_numbers import worker_stream
+from tf_redsync.methods.common.sparsifier import (
+    DENSE_BELOW,
+    kept_elements,
+    propagate_nonfinite,
+    too_small,
+)
+from tf_redsync.methods.common.ternary_all_reduce import deliver_ternary
 from tf_redsync.methods.dense import Dense
 
 # Values of the state `stable` other than a number of steps.
@@ -196,10 +203,10 @@ class PacTrain(Waiting, Method):
             _gathered(g, m, p)
             for g, m, p in zip(grads, state["mask"], state["positions"], strict=True)
         ]
-        values = marked(compact, grads)
+        values = propagate_nonfinite(compact, grads)
         if self.ternary:
             scalers = tf.concat([largest(v[tf.newaxis]) for v in values], axis=0)
-            stream = own_stream(self.seed, ctx)
+            stream = worker_stream(self.seed, ctx)
             sums = yield from deliver_ternary(values, scalers, stream, ctx.layout.workers)
         else:
             sums = yield AllReduce(values)

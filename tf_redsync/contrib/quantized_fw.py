@@ -111,7 +111,7 @@ class QuantizedFW(StochasticQuantizer):
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         grads, workers, rank = feedback.scaled(grads, ctx.scale), ctx.layout.workers, ctx.rank
         blocks = [cut(g, s, workers) for g, s in zip(grads, ctx.layout.specs, strict=True)]
-        own_stream = self.own_stream(ctx)
+        own_stream = self.worker_stream(ctx)
 
         coded = _quantized(blocks, own_stream, self.levels)
         rows = yield AllToAll(for_each_worker(coded.message, len(blocks), workers))

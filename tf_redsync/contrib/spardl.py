@@ -17,9 +17,9 @@ from tf_redsync.exchange.requests import AllGather, AllToAll
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import (
     Sparsifier,
-    coding_of,
     element_count,
     flat,
+    message_coding,
     split,
 )
 from tf_redsync.ops import wire
@@ -125,7 +125,7 @@ def _select(
 
     In this step the messages are number `first`, `first + 1`, ... of this worker.
     """
-    n, coding = len(grads), coding_of(ctx)
+    n, coding = len(grads), message_coding(ctx)
     found = ops.accumulate_and_select(grads, residuals, [], [k] * n)
     rests = list(found.residuals)
     rows = moved(lambda m: tf.unstack(m, num=n), _rows(found.message, n))
@@ -140,7 +140,7 @@ def _read(
     messages: tf.Tensor, k: int, block: tf.Tensor, ctx: Context
 ) -> tuple[tf.Tensor, MessageLayout]:
     """Return messages of one block each after decoding their values and indices, and the layout."""
-    coding, layout = coding_of(ctx), MessageLayout.of([k])
+    coding, layout = message_coding(ctx), MessageLayout.of([k])
     return (messages, layout) if coding is None else coding.decode(messages, [block], layout)
 
 

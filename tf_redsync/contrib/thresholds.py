@@ -16,7 +16,7 @@ from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, delivered
+from tf_redsync.methods.common.sparsifier import Sparsifier, deliver, sum_messages
 from tf_redsync.methods.common.threshold_codes import ThresholdCodes
 from tf_redsync.ops import MessageLayout, Selection, wire
 from tf_redsync.ops.message_layout import Parts
@@ -185,7 +185,8 @@ class Strom(_Threshold):
             residuals.append(tf.reshape(flat, residual.shape))
         messages = yield AllGather(joined(*message))
         messages = self._unpacked(messages, selection.layout)
-        return delivered(ctx.layout, messages, selection.layout, residuals), {"residual": residuals}
+        totals = sum_messages(ctx.layout, messages, selection.layout, residuals)
+        return totals, {"residual": residuals}
 
     def _steps(self, negative: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         """Return tau or -tau in the first `count` slots of the last axis, 0 in the others."""

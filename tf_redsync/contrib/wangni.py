@@ -14,7 +14,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.random_numbers import of_worker, stream, uniform
+from tf_redsync.methods.common.random_numbers import stream, uniform, worker_seed
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, deliver, element_count
 from tf_redsync.ops import MessageLayout, Selection, wire
 from tf_redsync.ops.wire import padded
@@ -108,7 +108,7 @@ class Wangni(Sparsifier):
             grads = [v + g for v, g in zip(residuals, grads, strict=True)]
         parts, capacities = [], []
         for spec, grad in zip(ctx.layout.specs, grads, strict=True):
-            seed = of_worker(stream(self.seed, ctx.step, spec.position), ctx.rank)
+            seed = worker_seed(stream(self.seed, ctx.step, spec.position), ctx.rank)
             # One slot more than the sum of the probabilities, which may be rounded up.
             capacities.append(capacity(self.k(spec) + 1, spec.size))
             u = uniform([], seed, tf.float64)

@@ -17,7 +17,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.quantizer import own_stream
+from tf_redsync.methods.common.random_numbers import worker_stream
 from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.topk import TopK
 
@@ -154,9 +154,13 @@ class Coded(MethodWrapper):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        own = own_stream(self.seed, ctx)
+        stream = worker_stream(self.seed, ctx)
         coding = MessageCoding(
-            self.indices, self.values, self.error_feedback, seed=own[0] + own[2], stream=own
+            self.indices,
+            self.values,
+            self.error_feedback,
+            seed=stream[0] + stream[2],
+            stream=stream,
         )
         ctx = dataclasses.replace(ctx, coding=coding)
         return (yield from self.method.exchange(grads, state, ctx))

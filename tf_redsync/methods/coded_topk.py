@@ -141,7 +141,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
                 f"Received: outer={self.outer!r}, steps=1"
             )
         if self.steps > 1:
-            self._check_alone()
+            self._check_local_steps()
 
     @property
     @override
@@ -153,7 +153,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
             bits="density (2 + log2(1 / density) + value_bits) / steps",
         )
 
-    def _check_alone(self) -> None:
+    def _check_local_steps(self) -> None:
         """Check that nothing is asked for that gradients need and changes of weights cannot."""
         if self.momentum:
             raise ValueError(

@@ -142,18 +142,22 @@ class DeMo(Method):
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         form, grads = self._messages(ctx.layout), feedback.scaled(grads, ctx.scale)
         momenta = [self.decay * d + g for d, g in zip(state["velocity"], grads, strict=True)]
-        found = [dct(c.split(d)) for c, d in zip(form.chunks, momenta, strict=True)]
-        flat = [tf.reshape(f, [c.number, c.size]) for c, f in zip(form.chunks, found, strict=True)]
-        chosen = [chunked_top_k(f, form.k(c)) for c, f in zip(form.chunks, flat, strict=True)]
+        coefficients = [
+            tf.reshape(dct(c.split(d)), [c.number, c.size])
+            for c, d in zip(form.chunks, momenta, strict=True)
+        ]
+        chosen = [
+            chunked_top_k(f, form.k(c)) for c, f in zip(form.chunks, coefficients, strict=True)
+        ]
         positions, values = zip(*chosen, strict=True)
-        message, _ = form.message(wire.all_finite(flat), positions, values)
+        message, _ = form.message(wire.all_finite(coefficients), positions, values)
         messages = yield AllGather(message)
-        sent = [form.alone(c, *q) for c, q in zip(form.chunks, chosen, strict=True)]
-        left = [d - spatial(c, q) for c, d, q in zip(form.chunks, momenta, sent, strict=True)]
+        sent = [form.scattered(c, *q) for c, q in zip(form.chunks, chosen, strict=True)]
+        momenta = [d - spatial(c, q) for c, d, q in zip(form.chunks, momenta, sent, strict=True)]
         sums, senders = form.sums(messages)
         means = [tf.math.divide_no_nan(s, n) for s, n in zip(sums, senders, strict=True)]
         totals = [tf.sign(spatial(c, q)) for c, q in zip(form.chunks, means, strict=True)]
-        return totals, {"velocity": left}
+        return totals, {"velocity": momenta}
 
     dense_exchange = exchange  # a single worker's weights move as many workers' do
 

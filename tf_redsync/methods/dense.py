@@ -20,12 +20,31 @@ from tf_redsync.exchange.method import (
 )
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.own_momentum import OwnMomentum
+
+
+class MomentumInExchange(Method):
+    """A method whose exchange applies the momentum, in place of the inner optimizer.
+
+    Attributes:
+        momentum: In [0, 1); 0 leaves the momentum to the inner optimizer.
+    """
+
+    momentum: float
+
+    @property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            # Momentum adds to the gradients that the totals are compared with
+            conserves=self.momentum == 0.0,
+            momentum_in_exchange=self.momentum,
+        )
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dense(OwnMomentum):
+class Dense(MomentumInExchange):
     """All-reduce of the full gradients, with momentum on the total if asked for.
 
     With `m` the momentum and `G` the sum of the gradients over workers: `u <- m u + G`, total `u`

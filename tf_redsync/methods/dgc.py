@@ -21,7 +21,7 @@ from tf_redsync.methods.common.random_numbers import stream, uniform
 from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
 from tf_redsync.ops import MessageLayout
 
-SAMPLED_AT_LEAST = 10  # elements of the sample above the threshold
+MIN_SELECTED_SAMPLES = 10  # elements of the sample above the threshold
 
 
 @register
@@ -126,7 +126,7 @@ class DGC(MomentumCorrected):
 
     def stride(self, spec: TensorSpec) -> int:
         """Distance between two sampled elements, an odd number."""
-        wanted = max(self.sample_ratio * spec.size, SAMPLED_AT_LEAST / self.density)
+        wanted = max(self.sample_ratio * spec.size, MIN_SELECTED_SAMPLES / self.density)
         stride = int(spec.size / wanted)
         return max(1, stride - 1 + stride % 2)
 

@@ -18,16 +18,15 @@ from tf_redsync.exchange.method import Exchange, Method, Payloads, State
 from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.coded_selection import CodedSelection
-from tf_redsync.methods.common.own_momentum import OwnMomentum
 from tf_redsync.methods.common.sparsifier import Sparsifier, deliver
-from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.dense import Dense, MomentumInExchange
 from tf_redsync.methods.random_sparse import RandomBlock
 
 SELECTIONS = ("top_k", "random_block")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GlobalMomentum(OwnMomentum, Sparsifier):
+class GlobalMomentum(MomentumInExchange, Sparsifier):
     """A sparsifier of which every worker adds its share of one momentum, the last total's.
 
     Args:
@@ -65,9 +64,9 @@ class GlobalMomentum(OwnMomentum, Sparsifier):
         """All-reduce with the momentum of the total; the residual waits."""
         grads = self.with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
         totals = yield AllReduce(grads)
-        return totals, {**state, **self.before(totals)}
+        return totals, {**state, **self.momentum_state(totals)}
 
-    def share(self, layout: BucketLayout) -> float:
+    def worker_momentum(self, layout: BucketLayout) -> float:
         """Return by what this worker multiplies the last total: beta / K."""
         return self.momentum / layout.workers
 
@@ -75,13 +74,14 @@ class GlobalMomentum(OwnMomentum, Sparsifier):
         self, layout: BucketLayout, grads: list[tf.Tensor], state: State
     ) -> list[tf.Tensor]:
         """Return this worker's gradients, and its share of the momentum."""
-        return feedback.momentum_step(grads, state["before"], self.share(layout), nesterov=False)[0]
+        momentum = self.worker_momentum(layout)
+        return feedback.momentum_step(grads, state["before"], momentum, nesterov=False)[0]
 
     def with_dense_totals(self, ctx: Context) -> Context:
         """Return a context whose totals are dense, as the next step's momentum needs them."""
         return dataclasses.replace(ctx, layout=dataclasses.replace(ctx.layout, sparse_totals=False))
 
-    def before(self, totals: list[tf.Tensor]) -> State:
+    def momentum_state(self, totals: list[tf.Tensor]) -> State:
         """Return what the next step needs of the totals."""
         return {"before": list(totals) if self.momentum else []}
 
@@ -162,11 +162,11 @@ class GMC(GlobalMomentum):
         else:
             grads = self.with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
             block = RandomBlock(density=self.density, seed=self.seed)
-            totals, own = yield from block.exchange(
+            totals, new_state = yield from block.exchange(
                 grads, state, dataclasses.replace(ctx, scale=None)
             )
-            residuals = own["residual"]
-        return totals, {"residual": residuals, **self.before(totals)}
+            residuals = new_state["residual"]
+        return totals, {"residual": residuals, **self.momentum_state(totals)}
 
     def _top_k(
         self, grads: list[tf.Tensor], state: State, ctx: Context
@@ -178,7 +178,7 @@ class GMC(GlobalMomentum):
             state["before"],
             self.counts(ctx.layout),
             selectors="exact",
-            momentum=self.share(ctx.layout),
+            momentum=self.worker_momentum(ctx.layout),
             masking=False,
             scale=ctx.scale,
         )
@@ -266,7 +266,7 @@ class CodedGMC(CodedSelection, GlobalMomentum):
             state["residual"],
             state["before"],
             self.with_dense_totals(ctx),
-            momentum=self.share(ctx.layout),
+            momentum=self.worker_momentum(ctx.layout),
             masking=False,
         )
-        return totals, {"residual": selected.residuals, **self.before(totals)}
+        return totals, {"residual": selected.residuals, **self.momentum_state(totals)}

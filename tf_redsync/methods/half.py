@@ -15,7 +15,7 @@ from tf_redsync.exchange.context import BlockRounding, Context, Rounding
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, Payloads, State
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.rounded_all_reduce import all_reduced, rounded_payloads
+from tf_redsync.methods.common.rounded_all_reduce import all_reduce, rounded_payloads
 from tf_redsync.methods.common.wrapper import MethodWrapper
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.local_sgd import LocalSGD
@@ -29,7 +29,7 @@ class RoundingWrapper(MethodWrapper):
     """
 
     def __post_init__(self) -> None:
-        inside = self.adds_up
+        inside = self.delegate
         if not (inside is None or (isinstance(inside, Method) and inside.traits.rounds_values)):
             raise ValueError(
                 "`method` must be None for the dense gradients, or a method that sends values, "
@@ -51,7 +51,7 @@ class RoundingWrapper(MethodWrapper):
         raise NotImplementedError
 
     @property
-    def adds_up(self) -> Method | None:
+    def delegate(self) -> Method | None:
         """The method that adds up; `None` if this wrapper does, all of its input."""
         method = self.method
         if method == Dense():
@@ -61,7 +61,7 @@ class RoundingWrapper(MethodWrapper):
     @property
     @override
     def traits(self) -> Traits:
-        inside = self.adds_up
+        inside = self.delegate
         kinds = {"residual": "sum"} if self.rounding.error_feedback else {}
         return dataclasses.replace(
             super().traits,
@@ -77,7 +77,7 @@ class RoundingWrapper(MethodWrapper):
     @override
     def dense(self) -> Method:
         """Tensors that the method refuses are small: they travel in float32."""
-        return self if self.adds_up is None else self.adds_up.dense()
+        return self if self.delegate is None else self.delegate.dense()
 
     @override
     def describe(self, spec: TensorSpec) -> str:
@@ -85,11 +85,11 @@ class RoundingWrapper(MethodWrapper):
 
     @override
     def init(self, layout: BucketLayout) -> State:
-        return Method.init(self, layout) if self.adds_up is None else self.adds_up.init(layout)
+        return Method.init(self, layout) if self.delegate is None else self.delegate.init(layout)
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
-        if self.adds_up is not None:
+        if self.delegate is not None:
             return None
         elements = sum(s.size for s in layout.specs)
         return rounded_payloads(self.rounding, elements, layout.workers)
@@ -97,12 +97,12 @@ class RoundingWrapper(MethodWrapper):
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         ctx = dataclasses.replace(ctx, rounding=self.rounding)
-        if self.adds_up is not None:
-            return (yield from self.adds_up.exchange(grads, state, ctx))
+        if self.delegate is not None:
+            return (yield from self.delegate.exchange(grads, state, ctx))
         values = feedback.scaled(grads, ctx.scale)
         if self.rounding.error_feedback:
             values = [e + g for e, g in zip(state["residual"], values, strict=True)]
-        totals, errors = yield from all_reduced(ctx, values)
+        totals, errors = yield from all_reduce(ctx, values)
         return totals, {"residual": errors} if self.rounding.error_feedback else {}
 
 

@@ -23,21 +23,12 @@ from tf_redsync.exchange.method import (
 )
 from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.matrix_factors import (
-    Factors,
-    as_matrices,
-    as_tensors,
-    differences,
-    matrix_shape,
-    of_unit_length,
-    orthogonal,
-    products,
-    unflat,
-)
 from tf_redsync.methods.common.random_numbers import stream
-from tf_redsync.methods.common.rounded_all_reduce import all_reduced
+from tf_redsync.methods.common.rounded_all_reduce import all_reduce
 from tf_redsync.methods.common.sparsifier import flat
 from tf_redsync.methods.dense import Dense
+
+Factors = list[tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +105,7 @@ class PowerSGD(_LowRank):
         P <- orth(P)
         Q = M^T P                   all-reduce of Q
         total = P Q^T               with the Q of all workers
-        E <- M - P Q_own^T          with the Q before its all-reduce
+        E <- M - P Q_local^T          with the Q before its all-reduce
 
     Q starts out random, equal on all workers, and is kept from step to step: together the steps are
     a power iteration towards the leading singular vectors.
@@ -168,12 +159,12 @@ class PowerSGD(_LowRank):
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         matrices = as_matrices(ctx.layout, feedback.scaled(grads, ctx.scale), state["residual"])
         directions = [of_unit_length(q) for q in state["q"]]
-        own_p = [tf.matmul(m, q) for m, q in zip(matrices, directions, strict=True)]
-        p, _ = yield from all_reduced(ctx, own_p)
+        local_p = [tf.matmul(m, q) for m, q in zip(matrices, directions, strict=True)]
+        p, _ = yield from all_reduce(ctx, local_p)
         p = [orthogonal(f) for f in p]
-        own_q = [tf.matmul(m, f, transpose_a=True) for m, f in zip(matrices, p, strict=True)]
-        q, errors = yield from all_reduced(ctx, own_q)
-        delivered = products(p, differences(own_q, errors))
+        local_q = [tf.matmul(m, f, transpose_a=True) for m, f in zip(matrices, p, strict=True)]
+        q, errors = yield from all_reduce(ctx, local_q)
+        delivered = products(p, differences(local_q, errors))
         totals = as_tensors(ctx.layout, products(p, q))
         residuals = as_tensors(ctx.layout, differences(matrices, delivered))
         return totals, {"residual": residuals, "q": list(q)}
@@ -197,7 +188,7 @@ class ACPSGD(_LowRank):
         P = M Q                             Q = M^T P
         all-reduce of P                     all-reduce of Q
         total = P Q^T                       total = P Q^T
-        E <- M - P_own Q^T                  E <- M - P Q_own^T
+        E <- M - P_local Q^T                  E <- M - P Q_local^T
 
     "own" is before the all-reduce. P and Q start out random, equal on all workers, and are kept
     from step to step: together the steps are a power iteration towards the leading singular
@@ -271,22 +262,76 @@ class ACPSGD(_LowRank):
             return p, q, flat(q)
 
         # The one that is sent has another size in even and in odd steps, so it travels flat.
-        own_p, own_q, sent = _choose(even, p_step, q_step)
-        (received,), (error,) = yield from all_reduced(ctx, [sent])
-        p, q = _with(received, even, own_p, own_q)
+        local_p, local_q, sent = _cond(even, p_step, q_step)
+        (received,), (error,) = yield from all_reduce(ctx, [sent])
+        p, q = _with_factor(received, even, local_p, local_q)
         totals = as_tensors(ctx.layout, products(p, q))
-        delivered = products(*_with(sent - error, even, own_p, own_q))
+        delivered = products(*_with_factor(sent - error, even, local_p, local_q))
         residuals = as_tensors(ctx.layout, differences(matrices, delivered))
         return totals, {"residual": residuals, "p": list(p), "q": list(q)}
 
 
-def _with(vector: tf.Tensor, even: tf.Tensor | bool, p: Factors, q: Factors) -> Any:
+def _with_factor(vector: tf.Tensor, even: tf.Tensor | bool, p: Factors, q: Factors) -> Any:
     """Both factors, with the elements of `vector` as P in even steps and as Q in odd ones."""
-    return _choose(even, lambda: (unflat(vector, p), q), lambda: (p, unflat(vector, q)))
+    return _cond(even, lambda: (unflat(vector, p), q), lambda: (p, unflat(vector, q)))
 
 
-def _choose(condition: tf.Tensor | bool, yes: Callable[..., Any], no: Callable[..., Any]) -> Any:
+def _cond(condition: tf.Tensor | bool, yes: Callable[..., Any], no: Callable[..., Any]) -> Any:
     """`tf.cond`, decided at once where the condition is known."""
     if isinstance(condition, bool):
         return yes() if condition else no()
     return tf.cond(condition, yes, no)
+
+
+def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix: its first axes, and the others.
+
+    Of all splits of the axes the one with the smallest sum of rows and columns, since that is what
+    factors of a rank cost; of equal ones the last.
+    """
+    shape = spec.shape
+    if len(shape) < 2:
+        return 1, spec.size
+    ends = range(len(shape) - 1, 0, -1)
+    return min(((math.prod(shape[:i]), math.prod(shape[i:])) for i in ends), key=sum)
+
+
+def orthogonal(factor: tf.Tensor) -> tf.Tensor:
+    """Return an orthonormal basis of the columns of `factor` `[rows, r]`, of the same shape."""
+    return tf.linalg.qr(factor).q
+
+
+def of_unit_length(factor: tf.Tensor) -> tf.Tensor:
+    """Return `factor` `[rows, r]` with columns of length 1; a column of zeros stays."""
+    largest = tf.reduce_max(tf.abs(factor), axis=0)  # or the squares would overflow
+    scaled = tf.math.divide_no_nan(factor, largest)
+    return tf.math.divide_no_nan(scaled, tf.norm(scaled, axis=0))
+
+
+def as_matrices(layout: BucketLayout, grads: Factors, residuals: Factors) -> list[tf.Tensor]:
+    """Return `grads + residuals` as matrices."""
+    return [
+        tf.reshape(g + e, matrix_shape(s))
+        for s, g, e in zip(layout.specs, grads, residuals, strict=True)
+    ]
+
+
+def as_tensors(layout: BucketLayout, matrices: Factors) -> list[tf.Tensor]:
+    """Undo `as_matrices`."""
+    return [tf.reshape(m, s.shape) for s, m in zip(layout.specs, matrices, strict=True)]
+
+
+def products(p: Factors, q: Factors) -> list[tf.Tensor]:
+    """Return `P Q^T` of every pair of factors."""
+    return [tf.matmul(a, b, transpose_b=True) for a, b in zip(p, q, strict=True)]
+
+
+def differences(a: list[tf.Tensor], b: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Return `a - b` of every pair."""
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def unflat(vector: tf.Tensor, like: Factors) -> Factors:
+    """Return the factors, of the shapes of `like`, whose elements are in `vector`."""
+    sizes = [f.shape.num_elements() for f in like]
+    return [tf.reshape(v, f.shape) for v, f in zip(tf.split(vector, sizes), like, strict=True)]

@@ -18,11 +18,11 @@ from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.quantizer import (
     StochasticQuantizer,
     deliver_codes,
-    deliver_ternary,
     l2_norm,
     largest,
     rms,
 )
+from tf_redsync.methods.common.ternary_all_reduce import deliver_ternary
 from tf_redsync.ops.quantization import bucketed
 from tf_redsync.ops.quantized_format import check_bucket_size, check_levels, code_bits
 
@@ -102,7 +102,7 @@ class QSGD(StochasticQuantizer):
         totals, _ = yield from deliver_codes(
             grads,
             tf.concat(norms, axis=0),
-            own_stream=self.own_stream(ctx),
+            stream=self.worker_stream(ctx),
             mode="stochastic",
             levels=self.levels,
             bucket_size=self.bucket_size,
@@ -130,9 +130,9 @@ class TernGrad(StochasticQuantizer):
     part.
 
     Scaler sharing takes the largest c of all workers, by an all-gather of these numbers. The codes
-    are then integers of one unit and can be added up on the way, in an all-reduce of numbers whose
-    digits are sums of codes (`common/integer_sums.py`). This sends less than an all-gather of 2-bit
-    codes from 5 workers on, and rounds more coarsely.
+    are then integers with a common scale, and an all-reduce can sum them as digits of float32
+    numbers (`common/ternary_all_reduce.py`). From 5 workers on this sends less than an all-gather
+    of 2-bit codes, but it rounds more coarsely.
 
     Differences from the paper
 
@@ -186,7 +186,7 @@ class TernGrad(StochasticQuantizer):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        grads, own_stream = feedback.scaled(grads, ctx.scale), self.own_stream(ctx)
+        grads, stream = feedback.scaled(grads, ctx.scale), self.worker_stream(ctx)
         rows = [tf.reshape(g, [1, -1]) for g in grads]
         scalers = tf.concat([largest(r) for r in rows], axis=0)
         if self.clip is not None:
@@ -195,10 +195,8 @@ class TernGrad(StochasticQuantizer):
             ]
             scalers = tf.minimum(scalers, tf.concat(limits, axis=0))
         if not self.shared_scaler:  # a code of 1 is the scaler, which clips what is larger
-            totals, _ = yield from deliver_codes(
-                grads, scalers, own_stream=own_stream, mode="stochastic"
-            )
+            totals, _ = yield from deliver_codes(grads, scalers, stream=stream, mode="stochastic")
             return totals, state
 
-        totals = yield from deliver_ternary(grads, scalers, own_stream, ctx.layout.workers)
+        totals = yield from deliver_ternary(grads, scalers, stream, ctx.layout.workers)
         return totals, state

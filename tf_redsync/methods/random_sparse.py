@@ -15,8 +15,8 @@ from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.random_numbers import stream, uniform
-from tf_redsync.methods.common.rounded_all_reduce import all_reduced
-from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, marked
+from tf_redsync.methods.common.rounded_all_reduce import all_reduce
+from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, propagate_nonfinite
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class _SharedRandom(Sparsifier):
         chosen = [self.choose(s, stream(self.seed, ctx.step, s.position)) for s in specs]
         places = [tf.cast(at, tf.int64)[:, tf.newaxis] for at in chosen]  # GPUs keep these
         values = [tf.gather_nd(v, at) for v, at in zip(sends, places, strict=True)]
-        sums, errors = yield from all_reduced(ctx, marked(values, sends))
+        sums, errors = yield from all_reduce(ctx, propagate_nonfinite(values, sends))
         totals, residuals = [], []
         for spec, send, at, total, error in zip(specs, sends, places, sums, errors, strict=True):
             totals.append(tf.reshape(tf.scatter_nd(at, total, [spec.size]), spec.shape))

@@ -151,7 +151,7 @@ class SBC(Sparsifier):
         finite, means, positions, counts = _select(sums, layout)
         coded = Golomb().encode(positions, counts, capacities, tf.constant(0))
         messages = yield AllGather(wire.message(finite, tf.stack(means), coded.words))
-        totals = _add_up(messages, layout, capacities, sums)
+        totals = _sum_messages(messages, layout, capacities, sums)
         residuals = [
             tf.tensor_scatter_nd_sub(tf.reshape(a, [-1]), as_column(at, n), tf.fill([n], mean))
             for a, at, n, mean in zip(
@@ -192,7 +192,7 @@ def _select(
     return finite, [mean[0] for mean in means], positions, counts
 
 
-def _add_up(
+def _sum_messages(
     messages: tf.Tensor, layout: MessageLayout, capacities: Capacity, like: list[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Sums of the messages of all workers, of the shapes of `like`."""

@@ -74,8 +74,8 @@ class Scheduled(Staged, MethodWrapper):
                 "`stages` must be DensityStages(begins, densities), DensityStages.of(schedule, "
                 f"begins) or ExponentialWarmUp(steps_per_stage). Received: stages={self.stages!r}"
             )
-        own = _density(self.method)
-        if own is None:
+        density = _density(self.method)
+        if density is None:
             raise ValueError(
                 "`method` must have a density, as RedSync, CodedTopK, TopK, DGC or SBC do, or be "
                 "Coded or HalfPrecision around one that has. Received: "
@@ -86,8 +86,8 @@ class Scheduled(Staged, MethodWrapper):
                 "`method` must not have a schedule of its own (ExponentialWarmUp). Received: "
                 f"method={self.method!r}. Give it warm_up=None, and the schedule to `stages`."
             )
-        last = self.stages.stages(own)[-1][1]
-        object.__setattr__(self, "method", _changed(self.method, density=last))
+        last = self.stages.stages(density)[-1][1]
+        object.__setattr__(self, "method", _replace(self.method, density=last))
 
     @property
     @override
@@ -102,9 +102,9 @@ class Scheduled(Staged, MethodWrapper):
     @property
     def begins(self) -> tuple[tuple[int, float], ...]:
         """The step at which each stage begins, and its density."""
-        own = _density(self.method)
-        assert own is not None
-        return self.stages.stages(own)
+        density = _density(self.method)
+        assert density is not None
+        return self.stages.stages(density)
 
     @property
     @override
@@ -117,14 +117,14 @@ class Scheduled(Staged, MethodWrapper):
         method, inner = self.method, innermost(self.method)
         if isinstance(self.stages, ExponentialWarmUp) and isinstance(inner, MomentumCorrected):
             # As inside of the method: what the last stage does, all do.
-            method = _changed(method, masking=inner.masks)
-        return _changed(method, density=density_at(self.begins, step))
+            method = _replace(method, masking=inner.masks)
+        return _replace(method, density=density_at(self.begins, step))
 
     @override
     def describe(self, spec: TensorSpec) -> str:
         (_, first), *others = self.begins
-        told = [f"{first:.4g}", *(f"{d:.4g} from step {begin:,} on" for begin, d in others)]
-        return f"{self.method.describe(spec)}; density {', '.join(told)}"
+        densities = [f"{first:.4g}", *(f"{d:.4g} from step {begin:,} on" for begin, d in others)]
+        return f"{self.method.describe(spec)}; density {', '.join(densities)}"
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
@@ -144,9 +144,9 @@ def _density(method: Any) -> float | None:
     return getattr(inner, "density", None) if isinstance(inner, Method) else None
 
 
-def _changed(method: Any, **values: Any) -> Any:
+def _replace(method: Any, **values: Any) -> Any:
     """A method with other hyper-parameters, or a wrapper around one."""
     inner = getattr(method, "method", None)
     if isinstance(inner, Method):
-        return dataclasses.replace(method, method=_changed(inner, **values))
+        return dataclasses.replace(method, method=_replace(inner, **values))
     return dataclasses.replace(method, **values)

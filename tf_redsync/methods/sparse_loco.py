@@ -162,8 +162,8 @@ class SparseLoCo(Method):
         positions, values = zip(*chosen, strict=True)
         message, sent = form.message(wire.all_finite(rows), positions, values)
         messages = yield AllGather(message)
-        left = [
-            e - c.join(form.alone(c, at, q))
+        residuals = [
+            e - c.join(form.scattered(c, at, q))
             for c, e, at, q in zip(form.chunks, errors, positions, sent, strict=True)
         ]
         sums, senders = form.sums(messages)
@@ -173,4 +173,4 @@ class SparseLoCo(Method):
                 for s, n in zip(sums, senders, strict=True)
             ]
         totals = [c.join(s) for c, s in zip(form.chunks, sums, strict=True)]
-        return totals, {"residual": left}
+        return totals, {"residual": residuals}

@@ -211,11 +211,11 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
             return totals, state
         if self.value_bits == 16:
             rounded = dataclasses.replace(ctx, rounding=_HALF)
-            totals, _ = yield from rounded_all_reduce.all_reduced(rounded, grads)
+            totals, _ = yield from rounded_all_reduce.all_reduce(rounded, grads)
             return totals, state
         sizes = [s.size for s in ctx.layout.specs]
         vector = tf.concat([tf.reshape(g, [-1]) for g in grads], axis=0)
-        sums = yield from small_floats.all_reduced(ctx, vector, self.value_bits)
+        sums = yield from small_floats.all_reduce(ctx, vector, self.value_bits)
         parts = tf.split(sums, sizes)
         return [tf.reshape(p, s.shape) for p, s in zip(parts, ctx.layout.specs, strict=True)], state
 

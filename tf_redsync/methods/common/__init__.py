@@ -1,12 +1,15 @@
-"""What methods share. Nothing here is public.
+"""Private building blocks that several methods share.
 
-* `sparsifier`: base class and delivery of methods that send selected elements;
-  `momentum_correction`: those of them with momentum before the selection;
-* `quantizer`: base class and delivery of methods that send a few bits of every element;
-  `threshold_codes`: the base class of those that send two bits; `integer_sums`: small integers
-  added up without rounding;
-* `rounded_all_reduce`: sums in 16 bits;
-* `matrix_factors`: tensors as products of two factors;
-* `random_numbers`: equal on all workers, or of a worker's own;
-* `wrapper`: a method around another one.
+* `sparsifier`: base class of methods that send selected elements, and their all-gather;
+  `momentum_correction`: sparsifiers with momentum before the selection;
+  `coded_selection`: sparsifiers with Golomb-coded positions and values of a few bits;
+* `quantizer`: base class of methods that send a few bits of every element, and their all-gather;
+  `threshold_codes`: quantisers to a threshold, its negative and zero;
+  `ternary_all_reduce`: sums of ternary codes by an all-reduce;
+* `rounded_all_reduce`: all-reduces in 16 bits or in blocks of integers, with error feedback;
+  `small_floats`: all-reduces in floats of 4 or 8 bits, without error feedback;
+* `chunking`: tensors cut into chunks; `chunk_messages`: messages of k elements of each chunk;
+  `two_bit_values`: their values in two bits;
+* `random_numbers`: random streams, equal on all workers or one for each worker;
+* `wrapper`: base class of methods that wrap another one.
 """

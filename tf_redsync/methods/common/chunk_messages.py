@@ -30,17 +30,17 @@ class ChunkMessages:
 
     Attributes:
         chunks: How each tensor is cut.
-        most: k, how many elements of a chunk are sent; of a smaller chunk all.
+        top_k: k, how many elements of a chunk are sent; of a smaller chunk all.
         value_bits: 32 or 2, of a value.
     """
 
     chunks: tuple[Chunks, ...]
-    most: int
+    top_k: int
     value_bits: int = 32
 
     def k(self, chunks: Chunks) -> int:
         """Return how many elements of a tensor's chunks are sent."""
-        return min(self.most, chunks.size)
+        return min(self.top_k, chunks.size)
 
     @property
     def capacities(self) -> list[int]:
@@ -122,20 +122,20 @@ class ChunkMessages:
         indices, values, following = [], [], iter(parts)
         for chunks, count in zip(self.chunks, capacities, strict=True):
             at = unpacked(next(following), _bits(chunks), count)
-            indices.append(self._places(chunks, at))
-            own = [next(following) for _ in self._words(chunks)]
-            values.append(self._values(chunks, own))
+            indices.append(self._unsigned_positions(chunks, at))
+            words = [next(following) for _ in self._words(chunks)]
+            values.append(self._values(chunks, words))
         counts = tf.repeat(tf.constant([capacities], tf.int32), workers, axis=0)
         layout = MessageLayout.of(capacities)
         like = [tf.zeros([c.number, c.size]) for c in self.chunks]
 
-        def added(numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        def summed(numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             plain = layout.join(Parts(flags, counts, indices, numbers))
             return list(ops.decode(plain, layout, like))
 
-        return added(values), added([tf.ones_like(v) for v in values])
+        return summed(values), summed([tf.ones_like(v) for v in values])
 
-    def alone(self, chunks: Chunks, positions: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    def scattered(self, chunks: Chunks, positions: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
         """Return what one worker sends of a tensor, with zeros elsewhere, float32 `[number, size]`.
 
         Args:
@@ -143,18 +143,18 @@ class ChunkMessages:
             positions: int32 `[number, k]`.
             values: float32 `[number, k]`.
         """
-        at = self._numbers(chunks, _flat(positions))[:, tf.newaxis]
+        at = self._flat_positions(chunks, _flat(positions))[:, tf.newaxis]
         flat = tf.scatter_nd(at, tf.reshape(values, [-1]), [chunks.number * chunks.size])
         return tf.reshape(flat, [chunks.number, chunks.size])
 
-    def _numbers(self, chunks: Chunks, positions: tf.Tensor) -> tf.Tensor:
+    def _flat_positions(self, chunks: Chunks, positions: tf.Tensor) -> tf.Tensor:
         """Positions in all chunks in a row, int64, of those in each, int32 `[..., number * k]`."""
         first = chunks.size * tf.range(chunks.number, dtype=tf.int64)
         return tf.cast(positions, tf.int64) + tf.repeat(first, self.k(chunks))
 
-    def _places(self, chunks: Chunks, positions: tf.Tensor) -> tf.Tensor:
+    def _unsigned_positions(self, chunks: Chunks, positions: tf.Tensor) -> tf.Tensor:
         """The same as 32 bits without a sign, in int32."""
-        return signed(self._numbers(chunks, positions))
+        return signed(self._flat_positions(chunks, positions))
 
 
 def _flat(words: tf.Tensor) -> tf.Tensor:

@@ -26,7 +26,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Payloads
 from tf_redsync.exchange.requests import AllGather, Request
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.sparsifier import Sparsifier, delivered, element_count, too_small
+from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, sum_messages, too_small
 from tf_redsync.ops import native, wire
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.native import runs_natively
@@ -147,8 +147,8 @@ class CodedSelection(Sparsifier):
         )
         messages = yield AllGather(selected.message)
         like = selected.residuals
-        messages = uncoded(messages, like, selected.layout, self.value_bits)
-        return delivered(ctx.layout, messages, selected.layout, like), selected
+        messages = decode_messages(messages, like, selected.layout, self.value_bits)
+        return sum_messages(ctx.layout, messages, selected.layout, like), selected
 
 
 class Selected(NamedTuple):
@@ -217,7 +217,7 @@ def select_and_code(
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
     if runs_natively(grads):
-        return _one_op(grads, residuals, velocities, layout, scale, value_bits, **options)
+        return _native_op(grads, residuals, velocities, layout, scale, value_bits, **options)
     chosen = ops.accumulate_and_select(
         grads, residuals, velocities, k, selectors=selectors, scale=scale, **options
     )
@@ -225,7 +225,7 @@ def select_and_code(
     return Selected(message, kept, list(chosen.velocities), layout)
 
 
-def _one_op(
+def _native_op(
     grads: list[tf.Tensor],
     residuals: list[tf.Tensor],
     velocities: list[tf.Tensor],
@@ -250,7 +250,7 @@ def _one_op(
     return Selected(message, kept, moving, layout)
 
 
-def uncoded(
+def decode_messages(
     messages: tf.Tensor, like: Sequence[tf.Tensor], layout: MessageLayout, value_bits: int
 ) -> tf.Tensor:
     """Return plain messages, which `ops.decode` takes, for those that workers have coded.

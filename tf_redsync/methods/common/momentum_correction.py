@@ -16,9 +16,8 @@ from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.own_momentum import OwnMomentum
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count
-from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.dense import Dense, MomentumInExchange
 from tf_redsync.schedules import (
     DenseWarmUp,
     ExponentialWarmUp,
@@ -31,7 +30,7 @@ MASKED_BELOW = 0.1  # the density; see `MomentumCorrected.masks`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MomentumCorrected(Clipping, OwnMomentum, Sparsifier):
+class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
     """A sparsifier whose momentum is applied before the selection.
 
     Args:

@@ -13,13 +13,11 @@ from tf_redsync import checks
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Method
-from tf_redsync.exchange.requests import AllGather, AllReduce, Request
+from tf_redsync.exchange.requests import AllGather, Request
 from tf_redsync.exchange.traits import Traits
-from tf_redsync.methods.common.integer_sums import packed_digits, unpacked_digits
-from tf_redsync.methods.common.random_numbers import stream
-from tf_redsync.methods.common.sparsifier import DENSE_BELOW, flat, too_small
+from tf_redsync.methods.common.random_numbers import worker_stream
+from tf_redsync.methods.common.sparsifier import DENSE_BELOW, too_small
 from tf_redsync.methods.dense import Dense
-from tf_redsync.ops import wire
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 
 
@@ -75,18 +73,9 @@ class StochasticQuantizer(Quantizer):
             conserves=False,
         )
 
-    def own_stream(self, ctx: Context) -> tf.Tensor:
-        """Return this worker's stream for `ops.quantize`, int32 `[3]`; see `own_stream`."""
-        return own_stream(self.seed, ctx)
-
-
-def own_stream(seed: int, ctx: Context) -> tf.Tensor:
-    """Return this worker's stream for `ops.quantize`, int32 `[3]`.
-
-    A function of the seed, the step, the rank and the position of the bucket's first tensor.
-    """
-    word, number = tf.unstack(stream(seed, ctx.step, ctx.layout.specs[0].position))
-    return tf.stack([word, tf.cast(ctx.rank, tf.int32), number])
+    def worker_stream(self, ctx: Context) -> tf.Tensor:
+        """Return this worker's stream for `ops.quantize`, int32 `[3]`."""
+        return worker_stream(self.seed, ctx)
 
 
 def deliver_codes(
@@ -97,7 +86,7 @@ def deliver_codes(
     levels: int = 1,
     bucket_size: int | None = None,
     errors: bool = False,
-    own_stream: tf.Tensor | None = None,
+    stream: tf.Tensor | None = None,
 ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
     """All-gather the codes of tensors and add up what they stand for.
 
@@ -110,7 +99,7 @@ def deliver_codes(
         levels: See there.
         bucket_size: See there.
         errors: Whether what the codes leave out is wanted.
-        own_stream: As `ops.quantize` wants its `stream`.
+        stream: See there.
 
     Returns:
         For every tensor the sum over workers; and this worker's errors, an empty list unless
@@ -118,45 +107,11 @@ def deliver_codes(
     """
     coded = quantize(
         tensors, scales, mode=mode, levels=levels, bucket_size=bucket_size, errors=errors,
-        stream=own_stream,
+        stream=stream,
     )  # fmt: skip
     messages = yield AllGather(coded.message)
     totals = dequantize_sum(messages, tensors, mode=mode, levels=levels, bucket_size=bucket_size)
     return totals, list(coded.errors)
-
-
-def deliver_ternary(
-    tensors: Sequence[tf.Tensor], scalers: tf.Tensor, own_stream: tf.Tensor, workers: int
-) -> Generator[Request, Any, list[tf.Tensor]]:
-    """All-reduce codes -1, 0 and 1 of one unit a tensor: the largest scaler of all workers.
-
-    Use it as `totals = yield from deliver_ternary(...)`.
-
-    Args:
-        tensors: Float32 tensors of any shape. What is larger than its scaler is clipped.
-        scalers: This worker's, float32, one for each tensor.
-        own_stream: As `ops.quantize` wants its `stream`.
-        workers: Number of workers.
-
-    Returns:
-        For every tensor the sum over workers.
-    """
-    messages = yield AllGather(wire.message(wire.all_finite(tensors), scalers))
-    shared = tf.reduce_max(wire.split(messages, len(tensors))[1], axis=0)
-    clipped = [
-        tf.clip_by_value(t, -c, c) for t, c in zip(tensors, tf.unstack(scalers), strict=True)
-    ]
-    coded = quantize(clipped, shared, stream=own_stream, mode="stochastic")
-    own = dequantize_sum(coded.message[tf.newaxis], tensors, mode="stochastic")
-    codes = flat([tf.sign(t) for t in own])
-    (sums,) = yield AllReduce([packed_digits(codes, workers)])
-    integers = tf.split(
-        unpacked_digits(sums, codes.shape[0], workers), [t.shape.num_elements() for t in tensors]
-    )
-    return [
-        c * tf.reshape(n, t.shape)
-        for c, n, t in zip(tf.unstack(shared), integers, tensors, strict=True)
-    ]
 
 
 def largest(rows: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_redsync.exchange.context import Context
+
 _PHILOX = tf.random.Algorithm.PHILOX.value
 
 
@@ -27,7 +29,7 @@ def stream(seed: int, step: tf.Tensor, position: int) -> tf.Tensor:
     return tf.stack([tf.constant(fixed - 2**31, tf.int32), tf.cast(step, tf.int32)])
 
 
-def of_worker(seed: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
+def worker_seed(seed: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
     """Return the seed of a stream of one worker's own, from that of all workers.
 
     Args:
@@ -35,6 +37,15 @@ def of_worker(seed: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
         rank: The worker's, int32 scalar.
     """
     return seed + tf.stack([tf.cast(rank, tf.int32) * 0x5851F42D, 0])
+
+
+def worker_stream(seed: int, ctx: Context) -> tf.Tensor:
+    """Return this worker's stream for `ops.quantize`, int32 `[3]`.
+
+    A function of the seed, the step, the rank and the position of the bucket's first tensor.
+    """
+    word, number = tf.unstack(stream(seed, ctx.step, ctx.layout.specs[0].position))
+    return tf.stack([word, tf.cast(ctx.rank, tf.int32), number])
 
 
 def uniform(shape: Sequence[int], seed: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:

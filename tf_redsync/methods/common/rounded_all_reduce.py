@@ -35,12 +35,12 @@ from tf_redsync.ops.wire import joined, moved, only_row
 Tensors = list[tf.Tensor]
 
 
-def all_reduced(
+def all_reduce(
     ctx: Context, values: Sequence[tf.Tensor]
 ) -> Generator[Request, Any, tuple[Tensors, Tensors]]:
     """Add up values over the workers, in the format of `ctx.rounding`.
 
-    Use it as `sums, errors = yield from all_reduced(...)`.
+    Use it as `sums, errors = yield from all_reduce(...)`.
 
     Args:
         ctx: The exchange's.
@@ -58,17 +58,17 @@ def all_reduced(
         sums = yield AllReduce([tf.cast(v, rounding.dtype) for v in values])
         return [tf.cast(s, tf.float32) for s in sums], zeros
     vector = tf.concat([tf.reshape(v, [-1]) for v in values], axis=0)
-    exchange = _gathered if _gathers(rounding, ctx.layout.workers) else _in_blocks
+    exchange = _all_gather if _uses_all_gather(rounding, ctx.layout.workers) else _reduce_scatter
     sums, errors = yield from exchange(ctx, vector, _format(rounding))
     return _split(sums, values), _split(errors, values)
 
 
 def rounded_payloads(rounding: Rounding | BlockRounding, elements: int, workers: int) -> Payloads:
-    """Return the payloads of `all_reduced` for so many elements of so many workers."""
+    """Return the payloads of `all_reduce` for so many elements of so many workers."""
     if isinstance(rounding, Rounding) and not rounding.error_feedback:
         return [(AllReduce, elements * tf.as_dtype(rounding.dtype).size)]
     form = _format(rounding)
-    if _gathers(rounding, workers):
+    if _uses_all_gather(rounding, workers):
         return [(AllGather, wire.BYTES_PER_WORD * form.words(_row(form, elements, 1)))]
     message = wire.BYTES_PER_WORD * form.words(_row(form, elements, workers))
     return [(AllToAll, workers * message), (AllGather, message)]
@@ -108,7 +108,7 @@ class _Halves:
         pairs = tf.bitcast(moved(lambda m: m[:, wire.HEADER_WORDS :], messages), self.dtype)
         return tf.reshape(tf.cast(pairs, tf.float32), [messages.shape[0], -1])
 
-    def added(self, messages: tf.Tensor, size: Any) -> tf.Tensor:
+    def decode_sum(self, messages: tf.Tensor, size: Any) -> tf.Tensor:
         """Return the sum of the rows that `decode` returns."""
         return tf.add_n(tf.unstack(self.decode(messages, size), num=messages.shape[0]))
 
@@ -130,7 +130,7 @@ class _Blocks:
     def decode(self, messages: tf.Tensor, size: Any) -> tf.Tensor:
         return block_quantization.block_dequantize(messages, size, bits=self.bits, block=self.block)
 
-    def added(self, messages: tf.Tensor, size: Any) -> tf.Tensor:
+    def decode_sum(self, messages: tf.Tensor, size: Any) -> tf.Tensor:
         return block_quantization.block_dequantize(
             messages, size, bits=self.bits, block=self.block, add=True
         )
@@ -147,11 +147,11 @@ def _row(form: _Halves | _Blocks, size: Any, rows: int) -> Any:
     return form.unit * -(-size // (form.unit * rows))
 
 
-def _gathers(rounding: Rounding | BlockRounding, workers: int) -> bool:
+def _uses_all_gather(rounding: Rounding | BlockRounding, workers: int) -> bool:
     return isinstance(rounding, BlockRounding) and workers <= 2
 
 
-def _in_blocks(
+def _reduce_scatter(
     ctx: Context, vector: tf.Tensor, form: _Halves | _Blocks
 ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
     """The two phases for one vector: its sum and this worker's error."""
@@ -161,15 +161,15 @@ def _in_blocks(
 
     message, errors = form.encode(blocks)
     rows = yield AllToAll(message)
-    own = form.added(rows, length) + tf.gather(errors, rank)
-    message, own_error = form.encode(own[tf.newaxis])
+    total = form.decode_sum(rows, length) + tf.gather(errors, rank)
+    message, sum_error = form.encode(total[tf.newaxis])
     messages = yield AllGather(only_row(message))
     sums = tf.reshape(form.decode(messages, length), [-1])[:size]
-    mine = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
-    return sums, tf.reshape(tf.where(mine, own_error, errors), [-1])[:size]
+    is_own = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
+    return sums, tf.reshape(tf.where(is_own, sum_error, errors), [-1])[:size]
 
 
-def _gathered(
+def _all_gather(
     ctx: Context, vector: tf.Tensor, form: _Halves | _Blocks
 ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
     """One all-gather of whole vectors: the sum and this worker's error."""
@@ -177,7 +177,7 @@ def _gathered(
     length = _row(form, size, 1)
     message, errors = form.encode(tf.pad(vector, [[0, length - size]])[tf.newaxis])
     messages = yield AllGather(only_row(message))
-    return form.added(messages, length)[:size], errors[0, :size]
+    return form.decode_sum(messages, length)[:size], errors[0, :size]
 
 
 def _size(vector: tf.Tensor) -> Any:

@@ -89,10 +89,10 @@ def _magnitudes(numbers: tf.Tensor, bits: int) -> tf.Tensor:
     return tf.bitcast(tf.cast(words, tf.int32), tf.float32)
 
 
-def all_reduced(ctx: Context, vector: tf.Tensor, bits: int) -> Generator[Request, Any, tf.Tensor]:
+def all_reduce(ctx: Context, vector: tf.Tensor, bits: int) -> Generator[Request, Any, tf.Tensor]:
     """Add up a vector over the workers.
 
-    Use it as `sums = yield from all_reduced(...)`.
+    Use it as `sums = yield from all_reduce(...)`.
 
     Args:
         ctx: The exchange's.
@@ -106,13 +106,13 @@ def all_reduced(ctx: Context, vector: tf.Tensor, bits: int) -> Generator[Request
     runs = _runs(size, workers)
     padded = tf.pad(vector, [[0, workers * runs * RUN - size]])
     rows = yield AllToAll(_messages(tf.reshape(padded, [workers, runs, RUN]), bits))
-    own = tf.add_n(tf.unstack(_values(rows, runs, bits), num=workers))
-    messages = yield AllGather(only_row(_messages(own[tf.newaxis], bits)))
+    total = tf.add_n(tf.unstack(_values(rows, runs, bits), num=workers))
+    messages = yield AllGather(only_row(_messages(total[tf.newaxis], bits)))
     return tf.reshape(_values(messages, runs, bits), [-1])[:size]
 
 
 def payloads(size: int, workers: int, bits: int) -> Payloads:
-    """Return the payloads of `all_reduced` of `size` elements."""
+    """Return the payloads of `all_reduce` of `size` elements."""
     runs = _runs(size, workers)
     words = wire.HEADER_WORDS + runs + packed_words(runs * RUN, bits)
     message = wire.BYTES_PER_WORD * words

@@ -25,7 +25,9 @@ from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.selection import coordinates
 
-SHORTER_BY = 16  # touching single elements costs about as much as streaming over a cache line
+SPARSE_TOTAL_FACTOR = (
+    16  # touching single elements costs about as much as streaming over a cache line
+)
 DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more than they save
 
 
@@ -83,7 +85,7 @@ class Sparsifier(Method):
         return dataclasses.replace(
             super().traits,
             state_kinds={"residual": "sum"},
-            # All values go through `deliver` or `all_reduced`
+            # All values go through `deliver` or `all_reduce`
             rounds_values=True,
             waiting_steps=1.0 / self.density,
             sends_selected=True,
@@ -123,14 +125,14 @@ def deliver(
         For every tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
     message, residuals, plain = selection.message, list(selection.residuals), selection.layout
-    coding = ctx.coding if ctx.rounding is None else coding_of(ctx)
+    coding = ctx.coding if ctx.rounding is None else message_coding(ctx)
     sent = plain.counts(message)
     if coding is not None:
         message, residuals = coding.encode(message, residuals, plain)
     messages = yield AllGather(message, sent)
     if coding is not None:
         messages, plain = coding.decode(messages, residuals, plain)
-    return delivered(ctx.layout, messages, plain, residuals), residuals
+    return sum_messages(ctx.layout, messages, plain, residuals), residuals
 
 
 def selected_payloads(plain: MessageLayout) -> Payloads:
@@ -138,7 +140,7 @@ def selected_payloads(plain: MessageLayout) -> Payloads:
     return [(AllGather, wire.BYTES_PER_WORD * plain.words)]
 
 
-def coding_of(ctx: Context) -> MessageCoding | None:
+def message_coding(ctx: Context) -> MessageCoding | None:
     """Return how selected elements travel in an exchange, `None` for as they are."""
     rounding = ctx.rounding
     if ctx.coding is not None or rounding is None:
@@ -149,7 +151,7 @@ def coding_of(ctx: Context) -> MessageCoding | None:
     return MessageCoding(values=half, error_feedback=rounding.error_feedback)
 
 
-def delivered(
+def sum_messages(
     layout: BucketLayout, messages: tf.Tensor, plain: MessageLayout, like: Sequence[tf.Tensor]
 ) -> list[Any]:
     """Add up the messages of all workers.
@@ -164,12 +166,12 @@ def delivered(
     """
     if layout.sparse_totals and plain.is_static:
         size = sum([s.size for s in layout.specs])
-        if SHORTER_BY * layout.workers * sum(plain.capacities) <= size:
+        if SPARSE_TOTAL_FACTOR * layout.workers * sum(plain.capacities) <= size:
             return coordinates(messages, plain)
     return ops.decode(messages, plain, like)
 
 
-def marked(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def propagate_nonfinite(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return `values` to all-reduce, with a NaN among them if anything in `sums` is not finite.
 
     For methods that send a part of `sums` without a message's flag: a bad element that is not sent
