@@ -87,7 +87,7 @@ class SelectionVariant(rs.GMC):
             [tf.reshape(x, s) for x, s in zip(tensors, shapes, strict=True)]
             for tensors in (totals, kept, waited)
         )
-        return totals, {"residual": kept, "waited": waited, **self.before(totals)}
+        return totals, {"residual": kept, "waited": waited, **self.momentum_state(totals)}
 
     def _chosen(self, v: tf.Tensor, waited: tf.Tensor, k: int) -> tf.Tensor:
         """The positions of k elements, int32."""

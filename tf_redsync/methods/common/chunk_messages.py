@@ -1,11 +1,12 @@
-"""Messages of k elements of every chunk: positions in the chunk, in as few bits as these have.
+"""Messages of k elements per chunk, with positions relative to the chunk.
 
-    [flag] then for every tensor, in order,
-        [positions in the chunk, ceil(log2(size)) bits each, in whole words] [values]
+    [flag] then for each tensor, in order,
+        [positions in the chunk, ceil(log2(size)) bits each, padded to whole words] [values]
 
-Values are float32; or two bits each, in whole words, then a scale for each chunk and two levels,
-see `two_bit_values.py`. All chunks of a tensor send as many, so there is no count, and a position
-in 64 x 64 elements takes 12 bits where one in the tensor takes 32.
+Values are float32; or two bits each, padded to whole words, followed by a scale per chunk and two
+levels, see `two_bit_values.py`. All chunks of a tensor send the same number of elements, so the
+message has no count. A position in a chunk of 64 x 64 elements takes 12 bits; a position in a whole
+tensor takes 32.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from tf_redsync.ops.wire import cut, moved
 
 @dataclasses.dataclass(frozen=True)
 class ChunkMessages:
-    """The messages about the tensors of a bucket.
+    """Encoder and decoder of the messages of one bucket.
 
     Attributes:
-        chunks: How each tensor is cut.
-        top_k: k, how many elements of a chunk are sent; of a smaller chunk all.
-        value_bits: 32 or 2, of a value.
+        chunks: The chunks of each tensor.
+        top_k: k, the number of elements sent per chunk. A smaller chunk is sent whole.
+        value_bits: Bits per value, 32 or 2.
     """
 
     chunks: tuple[Chunks, ...]
@@ -39,27 +40,27 @@ class ChunkMessages:
     value_bits: int = 32
 
     def k(self, chunks: Chunks) -> int:
-        """Return how many elements of a tensor's chunks are sent."""
+        """Return the number of elements sent per chunk of a tensor."""
         return min(self.top_k, chunks.size)
 
     @property
     def capacities(self) -> list[int]:
-        """How many elements of each tensor are sent."""
+        """Number of elements sent of each tensor."""
         return [c.number * self.k(c) for c in self.chunks]
 
     @property
     def payload(self) -> int:
-        """Bytes of a message."""
+        """Size of a message in bytes."""
         return wire.BYTES_PER_WORD * (wire.HEADER_WORDS + sum(self._lengths))
 
     @property
     def _lengths(self) -> list[int]:
-        """Words of the parts of each tensor, in the order of the message."""
+        """Words of each part of the message, in order."""
         pairs = zip(self.chunks, self.capacities, strict=True)
         return [n for c, count in pairs for n in (packed_words(count, _bits(c)), *self._words(c))]
 
     def _words(self, chunks: Chunks) -> list[int]:
-        """Words of the parts of a tensor's values."""
+        """Return the words of each part of a tensor's values."""
         count = chunks.number * self.k(chunks)
         if self.value_bits == two_bit_values.BITS:
             codes = packed_words(count, two_bit_values.BITS)
@@ -69,7 +70,7 @@ class ChunkMessages:
     def message(
         self, finite: tf.Tensor, positions: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Code what one worker sends.
+        """Encode the message of one worker.
 
         Args:
             finite: Bool scalar.
@@ -77,8 +78,8 @@ class ChunkMessages:
             values: For each tensor float32 `[number, k]`.
 
         Returns:
-            The message, int32 `[words]`, all zero unless `finite`; and the values that it stands
-            for, as `values`.
+            The message, int32 `[words]`, all zero unless everything is finite; and the values that
+            the receivers decode, in the shapes of `values`.
         """
         parts, delivered = [], []
         for chunks, at, value in zip(self.chunks, positions, values, strict=True):
@@ -94,12 +95,12 @@ class ChunkMessages:
         return wire.message(finite, *parts), delivered
 
     def _values(self, chunks: Chunks, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The values of a tensor that all workers have sent, float32 `[workers, number * k]`."""
+        """Decode the values of a tensor, float32 `[workers, number * k]`."""
         if self.value_bits != two_bit_values.BITS:
             return wire.from_words(parts[0])
         count = chunks.number * self.k(chunks)
         codes = unpacked(parts[0], two_bit_values.BITS, count)
-        workers = tf.shape(codes)[0]  # not -1, which an empty tensor leaves open
+        workers = tf.shape(codes)[0]  # -1 would be ambiguous for an empty tensor
         shape = [workers, chunks.number, self.k(chunks)]
         codes = moved(lambda c: tf.reshape(c, shape), codes)
         scales, levels = map(wire.from_words, parts[1:])
@@ -107,14 +108,14 @@ class ChunkMessages:
         return tf.reshape(values, [workers, count])
 
     def sums(self, messages: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Add up the messages of all workers, rank by rank.
+        """Sum the messages of all workers, in rank order.
 
         Args:
             messages: int32 `[workers, words]`.
 
         Returns:
-            For each tensor float32 `[number, size]`: the sums of the values, and how many workers
-            have sent each element.
+            For each tensor the sums of the values, and the number of workers that sent each
+            element; both float32 `[number, size]`.
         """
         lengths = [wire.HEADER_WORDS, *self._lengths]
         flags, *parts = cut(messages, lengths)
@@ -136,10 +137,10 @@ class ChunkMessages:
         return summed(values), summed([tf.ones_like(v) for v in values])
 
     def scattered(self, chunks: Chunks, positions: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-        """Return what one worker sends of a tensor, with zeros elsewhere, float32 `[number, size]`.
+        """Scatter the elements that one worker sends into zeros, float32 `[number, size]`.
 
         Args:
-            chunks: How the tensor is cut.
+            chunks: The chunks of the tensor.
             positions: int32 `[number, k]`.
             values: float32 `[number, k]`.
         """
@@ -148,20 +149,20 @@ class ChunkMessages:
         return tf.reshape(flat, [chunks.number, chunks.size])
 
     def _flat_positions(self, chunks: Chunks, positions: tf.Tensor) -> tf.Tensor:
-        """Positions in all chunks in a row, int64, of those in each, int32 `[..., number * k]`."""
+        """Return int64 positions in the flat chunks for positions `[..., number * k]` in each."""
         first = chunks.size * tf.range(chunks.number, dtype=tf.int64)
         return tf.cast(positions, tf.int64) + tf.repeat(first, self.k(chunks))
 
     def _unsigned_positions(self, chunks: Chunks, positions: tf.Tensor) -> tf.Tensor:
-        """The same as 32 bits without a sign, in int32."""
+        """Return `_flat_positions` as unsigned 32-bit numbers, in int32."""
         return signed(self._flat_positions(chunks, positions))
 
 
 def _flat(words: tf.Tensor) -> tf.Tensor:
-    """All words of a tensor, one after the other."""
+    """Flatten a tensor of words."""
     return moved(lambda w: tf.reshape(w, [-1]), words)
 
 
 def _bits(chunks: Chunks) -> int:
-    """Of a position in a chunk."""
+    """Return the bits per position in a chunk."""
     return (chunks.size - 1).bit_length()

@@ -1,12 +1,12 @@
-"""Tensors in chunks: small blocks of a matrix, each of which is compressed by itself.
+"""Tensors cut into chunks: small blocks of a matrix that are compressed independently.
 
-A tensor is a matrix: of rank 2 as it is, of a higher rank `[product of the other axes, last axis]`,
-a vector is one row. A chunk is a block of it whose sides are the largest divisors of the matrix's
-sides that are within a limit, so that all chunks of a tensor are equal and nothing is padded.
+A tensor of rank 2 is a matrix. A tensor of a higher rank is reshaped to `[product of the other
+axes, last axis]`, and a vector is one row. The sides of a chunk are the largest divisors of the
+matrix's sides up to a limit, so all chunks of a tensor have the same size and none is padded.
 
-A side that is prime and above the limit has no divisor but 1: its chunks are that thin, a vector's
-of a single element. Where a method sends k elements of a chunk, it then sends more of the tensor,
-of single elements all. A vocabulary or a layer of a number with small factors costs nothing.
+A prime side above the limit has only the divisor 1, so its chunks are one element thick; those of a
+vector are single elements. A method that sends k elements per chunk then sends more of the tensor,
+all of it for single elements. Choose sizes of vocabularies and layers with small factors.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import math
 
 import tensorflow as tf
 
-SIDE = 64  # of a chunk of a matrix, at most
-LENGTH = SIDE * SIDE  # of a chunk of a vector, at most
+SIDE = 64  # largest side of a chunk of a matrix
+LENGTH = SIDE * SIDE  # largest length of a chunk of a vector
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """Return the largest divisor of a number >= 0 that is at most `limit`; of 0 it is 1.
+    """Return the largest divisor of a number that is at most `limit`; 1 for the number 0.
 
     Example:
         >>> largest_divisor(96, 64), largest_divisor(67, 64)
@@ -32,10 +32,10 @@ def largest_divisor(number: int, limit: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """How a tensor is cut.
+    """The division of a tensor into chunks.
 
     Attributes:
-        shape: Of the tensor.
+        shape: Shape of the tensor.
         height: Rows of a chunk; 1 for vectors.
         width: Columns of a chunk.
     """
@@ -46,12 +46,12 @@ class Chunks:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], side: int = SIDE, length: int = LENGTH) -> Chunks:
-        """Return how a tensor of a shape is cut.
+        """Return the chunks of a tensor of a shape.
 
         Args:
-            shape: Static.
-            side: The most rows and columns of a chunk of a matrix.
-            length: The most elements of a chunk of a vector.
+            shape: Static shape.
+            side: Largest side of a chunk of a matrix.
+            length: Largest length of a chunk of a vector.
 
         Example:
             >>> Chunks.of((3, 3, 16, 256)).size, Chunks.of((5000,)).size
@@ -64,22 +64,22 @@ class Chunks:
 
     @property
     def size(self) -> int:
-        """Elements of a chunk."""
+        """Number of elements of a chunk."""
         return self.height * self.width
 
     @property
     def number(self) -> int:
-        """How many chunks there are."""
+        """Number of chunks."""
         return math.prod(self.shape) // self.size
 
     @property
     def _grid(self) -> tuple[int, int]:
-        """How many chunks are above each other, and how many side by side."""
+        """Number of chunks along the rows, and along the columns, of the matrix."""
         columns = self.shape[-1] if self.shape else 1
         return math.prod(self.shape[:-1]) // self.height, columns // self.width
 
     def split(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return a tensor's chunks, `[number, height, width]`, row by row of chunks."""
+        """Return the chunks of a tensor, `[number, height, width]`, in row-major order."""
         down, across = self._grid
         blocks = tf.reshape(tensor, [down, self.height, across, self.width])
         blocks = tf.transpose(blocks, [0, 2, 1, 3])

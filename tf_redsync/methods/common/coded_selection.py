@@ -1,9 +1,9 @@
-"""Exact top-k in a coded message, of large and small tensors alike.
+"""Exact top-k in a coded message, for large and small tensors.
 
-`select_and_code` is `ops.accumulate_and_select` and then `MessageCoding.encode` with `Golomb`
-positions and values in few bits. Natively one op does both: the selected elements stay in a scratch
-buffer, and their errors go into the residual in place. So it is with `uncoded`, which is
-`MessageCoding.decode`. In pure TensorFlow the ops are composed; the bits are the same.
+`select_and_code` fuses `ops.accumulate_and_select` with `MessageCoding.encode`, for `Golomb`
+positions and few-bit values. Its native op keeps the selected elements in a scratch buffer and adds
+their quantisation errors to the residual in place. `decode_messages` is `MessageCoding.decode` as a
+native op. Without the native library both are composed of other ops, with equal bits.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ VALUE_BITS = (*range(1, MAX_BITS + 1), HALF_BITS)
 class CodedSelection(Sparsifier):
     """A sparsifier that sends the k largest elements as Golomb-coded positions and few-bit values.
 
-    Biases and norms would cost more than everything else if they were all-reduced densely, as by
-    other sparsifiers. In a code an element of them is no dearer than one of a matrix, so they
-    travel in the same message, at a density of their own.
+    Other sparsifiers all-reduce biases and norms densely, which would cost more bytes here than
+    the coded matrices do. Small tensors therefore share the coded message, at a density of their
+    own.
 
     Args:
         density: Fraction of a tensor's elements that is sent, in (0, 1].
-        small_density: The same for small tensors: biases, norms, and those of fewer than
-            `dense_below` bytes. No less than `density` in any case. `None` to all-reduce them
-            densely.
-        value_bits: Bits of a value: 1 for a sign, each further one, up to 4, for twice as many
-            magnitudes; 16 for bfloat16.
+        small_density: Density of small tensors: biases, norms, and tensors of fewer than
+            `dense_below` bytes. At least `density` is used. `None`: all-reduce them densely.
+        value_bits: Bits per value. 1 is a sign, 2 to 4 add one of 2, 4 or 8 magnitudes, and 16 is
+            bfloat16.
         dense_below: Tensors of fewer float32 bytes are small.
     """
 
@@ -74,7 +73,7 @@ class CodedSelection(Sparsifier):
     def traits(self) -> Traits:
         return dataclasses.replace(
             super().traits,
-            # They have codes of their own
+            # The message already has a coding
             rounds_values=False,
             sends_selected=False,
             notes=self._notes,
@@ -97,7 +96,7 @@ class CodedSelection(Sparsifier):
 
     @override
     def k(self, spec: TensorSpec, density: float | None = None) -> int:
-        """Number of elements of a tensor that are sent at a density (default: the method's)."""
+        """Return the number of elements to send at a density (default: the method's)."""
         density = self.density if density is None else density
         if self.small_density is not None and too_small(spec, self.dense_below):
             density = max(density, self.small_density)
@@ -122,19 +121,19 @@ class CodedSelection(Sparsifier):
         ctx: Context,
         **momentum: Any,
     ) -> Generator[Request, Any, tuple[list[Any], Selected]]:
-        """Accumulate, select, all-gather the coded messages, add them up.
+        """Accumulate, select, all-gather the coded messages, and sum them.
 
         Use it as `totals, selected = yield from self.select_and_deliver(...)`.
 
         Args:
             grads: Gradients.
-            residuals: What waits.
-            velocities: Of the momentum; empty without.
-            ctx: The exchange's.
+            residuals: Residuals.
+            velocities: Velocities; empty without momentum.
+            ctx: Context of the exchange.
             **momentum: `momentum`, `nesterov` and `masking` of `ops.accumulate_and_select`.
 
         Returns:
-            For every tensor the sum over workers, dense or a `SparseTotal`; and what is kept.
+            For each tensor the sum over workers, dense or a `SparseTotal`; and the selection.
         """
         selected = select_and_code(
             grads,
@@ -155,10 +154,10 @@ class Selected(NamedTuple):
     """Result of `select_and_code`.
 
     Attributes:
-        message: int32 vector, what this worker sends.
-        residuals: list of float32 tensors, what it keeps.
-        velocities: list of float32 tensors; empty without momentum.
-        layout: of the message before it was coded.
+        message: This worker's coded message, int32 vector.
+        residuals: New residuals, list of float32 tensors.
+        velocities: New velocities, list of float32 tensors; empty without momentum.
+        layout: Layout of the message before coding.
     """
 
     message: tf.Tensor
@@ -168,7 +167,7 @@ class Selected(NamedTuple):
 
 
 def coding(value_bits: int) -> MessageCoding:
-    """How the message is coded: positions by `Golomb`, values in `value_bits` bits each."""
+    """Return the coding of a message: `Golomb` positions, values in `value_bits` bits each."""
     if value_bits == HALF_BITS:
         return MessageCoding(Golomb(), Half(dtype="bfloat16"))
     return MessageCoding(Golomb(), SignedLevels(bits=value_bits))
@@ -186,28 +185,28 @@ def select_and_code(
     masking: bool = True,
     scale: tf.Tensor | float | None = None,
 ) -> Selected:
-    """Adds gradients to the residuals, moves the k largest elements into a coded message.
+    """Add gradients to the residuals, and move the k largest elements into a coded message.
 
     Args:
-        grads: See `ops.accumulate_and_select`, as for the other arguments that it has.
-        residuals: See there.
-        velocities: See there.
-        k: Elements to select of each tensor, Python ints.
+        grads: As in `ops.accumulate_and_select`.
+        residuals: As in `ops.accumulate_and_select`.
+        velocities: As in `ops.accumulate_and_select`.
+        k: Number of elements to select of each tensor, Python ints.
         value_bits: One of `VALUE_BITS`.
-        momentum: See there.
-        nesterov: See there.
-        masking: See there.
-        scale: See there.
+        momentum: As in `ops.accumulate_and_select`.
+        nesterov: As in `ops.accumulate_and_select`.
+        masking: As in `ops.accumulate_and_select`.
+        scale: As in `ops.accumulate_and_select`.
 
     Returns:
-        `Selected`. The message is all zero, and the rest unspecified, if anything accumulated is
-        not finite, or too large for bfloat16.
+        `Selected`. If an accumulated element is non-finite, or too large for bfloat16, the message
+        is all zero and the other fields are unspecified.
 
     Raises:
-        ValueError: for wrong lengths, shapes, `value_bits` or a bad momentum; or more than
-            2^31 - 1 elements.
-        TypeError: for tensors of dtypes that `ops.accumulate_and_select` does not take.
-        tf.errors.InvalidArgumentError: when run, for `k` out of range.
+        ValueError: If lengths, shapes, `value_bits` or the momentum are invalid, or more than
+            2^31 - 1 elements are selected.
+        TypeError: If `ops.accumulate_and_select` does not accept a dtype.
+        tf.errors.InvalidArgumentError: At run time, if `k` is out of range.
     """
     if value_bits not in VALUE_BITS:
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
@@ -253,19 +252,19 @@ def _native_op(
 def decode_messages(
     messages: tf.Tensor, like: Sequence[tf.Tensor], layout: MessageLayout, value_bits: int
 ) -> tf.Tensor:
-    """Return plain messages, which `ops.decode` takes, for those that workers have coded.
+    """Decode the messages of all workers to plain messages, as `ops.decode` takes them.
 
     Args:
-        messages: int32 `[workers, words]`, of `select_and_code`.
-        like: Tensors of the shapes that were selected from.
-        layout: As `select_and_code` has returned it, and that of the result.
-        value_bits: As given to `select_and_code`.
+        messages: Coded messages of `select_and_code`, int32 `[workers, words]`.
+        like: Tensors in the shapes of the gradients.
+        layout: Layout of the plain messages, from `select_and_code`.
+        value_bits: As in `select_and_code`.
 
     Returns:
         int32 `[workers, layout.words]`.
 
     Raises:
-        tf.errors.InvalidArgumentError: when run, for positions that nobody has coded.
+        tf.errors.InvalidArgumentError: At run time, if a message has malformed positions.
     """
     if not runs_natively([messages]):
         plain, _ = coding(value_bits).decode(messages, like, layout)
@@ -283,7 +282,7 @@ def decode_messages(
 
 
 def _streams(capacity: Capacity) -> tuple[list[int], list[int]]:
-    """For each tensor the number of its stream, and for each stream the bits sent as they are."""
+    """Return the stream number of each tensor, and the Rice parameter of each stream."""
     streams, rice = [0] * len(capacity.slots), []
     for number, group in enumerate(groups(capacity)):
         rice.append(group.rice)

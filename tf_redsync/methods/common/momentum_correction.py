@@ -1,4 +1,4 @@
-"""What RedSync and DGC share around their selection: momentum, clipping, warm-up."""
+"""Momentum correction, factor masking, local clipping and warm-up of sparsifiers."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from tf_redsync.schedules import (
     density_at,
 )
 
-MASKED_BELOW = 0.1  # the density; see `MomentumCorrected.masks`
+MASKED_BELOW = 0.1  # density; see `MomentumCorrected.masks`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
-    """A sparsifier whose momentum is applied before the selection.
+    """A sparsifier with momentum correction: the residual accumulates velocities.
 
     Args:
         density: Fraction of a tensor's elements that is sent, in (0, 1].
         momentum: m of the momentum correction, in [0, 1). The inner optimizer must then have none.
-        nesterov: Nesterov's form of the momentum.
-        masking: Clear the velocity where a value was sent (momentum factor masking). `None`: below
-            a density of 10 %; see `masks`.
+        nesterov: Whether to use Nesterov momentum.
+        masking: Clear the velocity of sent elements (momentum factor masking). `None`: below a
+            density of 10 %; see `masks`.
         clip_norm: Clip each worker's whole gradient to `clip_norm / sqrt(workers)` before it is
             accumulated. `None` for no clipping.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
@@ -76,11 +76,11 @@ class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
 
     @property
     def masks(self) -> bool:
-        """Whether the velocity is cleared where a value was sent: `masking`, or what suits.
+        """Whether velocities of sent elements are cleared: `masking`, or a default by density.
 
-        Masking takes the momentum from what is sent often: at density 1 all of it. From
-        `MASKED_BELOW` on it costs more than it helps. The density is the final one, in the stages
-        of an `ExponentialWarmUp` too, which its paper masks.
+        Masking removes the momentum of elements that are sent often; at density 1, of all. From
+        a density of `MASKED_BELOW` on, it loses more accuracy than it gains. The final density
+        decides, also during an `ExponentialWarmUp`, as in the DGC paper.
         """
         return self.density < MASKED_BELOW if self.masking is None else self.masking
 
@@ -100,7 +100,7 @@ class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
 
     @override
     def k(self, spec: TensorSpec, density: float | None = None) -> int:
-        """Number of elements of a tensor that are sent at a density (default: the final one)."""
+        """Return the number of elements to send at a density (default: the final one)."""
         return element_count(self.density if density is None else density, spec.size)
 
     @override
@@ -110,16 +110,16 @@ class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """All-reduce of the momentum-corrected gradients; velocities go on as in `exchange`."""
+        """All-reduce the momentum-corrected gradients, and update velocities as `exchange` does."""
         grads, u = feedback.scaled(grads, ctx.scale), state["velocity"]
         contributions, velocity = feedback.momentum_step(grads, u, self.momentum, self.nesterov)
         totals = yield AllReduce(contributions)
         return totals, {**state, "velocity": velocity}
 
     def _k(self, layout: BucketLayout, step: tf.Tensor) -> list[int] | tf.Tensor:
-        """Elements to send of every tensor at `step`.
+        """Return the number of elements to send of each tensor at `step`.
 
-        Python integers; int32 `[tensors]` where they depend on a step not known in the trace.
+        Python ints, or int32 `[tensors]` if they depend on a step that is symbolic in the trace.
         """
         ramp = self.warm_up
         if not isinstance(ramp, ExponentialWarmUp):
@@ -128,7 +128,7 @@ class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
         known = tf.get_static_value(step)
         if known is not None:
             return [self.k(s, density_at(stages, int(known))) for s in layout.specs]
-        # Python's rounding for every stage, picked by step: all workers see the same integers.
+        # Counts are rounded in Python for each stage, so that all workers have equal integers.
         counts = [[self.k(s, density) for s in layout.specs] for _, density in stages]
         begun = tf.cast(step >= tf.constant([begin for begin, _ in stages], tf.int64), tf.int32)
         return tf.constant(counts, tf.int32)[tf.reduce_sum(begun) - 1]

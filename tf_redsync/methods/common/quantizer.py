@@ -1,4 +1,4 @@
-"""What quantisers share: who is served, the delivery of codes, norms."""
+"""Base classes of quantisers, the all-gather of their codes, and norms."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Quantizer(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StochasticQuantizer(Quantizer):
-    """A quantiser that rounds at random, right on average: it keeps nothing.
+    """An unbiased quantiser: it rounds stochastically and has no residual.
 
     Args:
-        seed: Of the random numbers; the same on all workers, who draw different ones even so.
+        seed: Seed of the rounding, equal on all workers. Their random streams differ by rank.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
     """
 
@@ -69,12 +69,12 @@ class StochasticQuantizer(Quantizer):
     def traits(self) -> Traits:
         return dataclasses.replace(
             super().traits,
-            # Right on average only
+            # In expectation only
             conserves=False,
         )
 
     def worker_stream(self, ctx: Context) -> tf.Tensor:
-        """Return this worker's stream for `ops.quantize`, int32 `[3]`."""
+        """Return this worker's random stream for `ops.quantize`, int32 `[3]`."""
         return worker_stream(self.seed, ctx)
 
 
@@ -88,22 +88,22 @@ def deliver_codes(
     errors: bool = False,
     stream: tf.Tensor | None = None,
 ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
-    """All-gather the codes of tensors and add up what they stand for.
+    """All-gather quantised tensors and sum them over the workers.
 
     Use it as `totals, errors = yield from deliver_codes(...)`.
 
     Args:
         tensors: Float32 tensors of any shape.
-        scales: As `ops.quantize` wants them.
-        mode: See there.
-        levels: See there.
-        bucket_size: See there.
-        errors: Whether what the codes leave out is wanted.
-        stream: See there.
+        scales: As in `ops.quantize`.
+        mode: As in `ops.quantize`.
+        levels: As in `ops.quantize`.
+        bucket_size: As in `ops.quantize`.
+        errors: Whether to return the quantisation errors.
+        stream: As in `ops.quantize`.
 
     Returns:
-        For every tensor the sum over workers; and this worker's errors, an empty list unless
-        asked for.
+        For each tensor the sum over workers; and this worker's quantisation errors, an empty list
+        unless `errors`.
     """
     coded = quantize(
         tensors, scales, mode=mode, levels=levels, bucket_size=bucket_size, errors=errors,
@@ -115,17 +115,17 @@ def deliver_codes(
 
 
 def largest(rows: tf.Tensor) -> tf.Tensor:
-    """Largest magnitude of each row, 0 of an empty one."""
+    """Return the largest magnitude of each row; 0 for an empty row."""
     return tf.maximum(tf.reduce_max(tf.abs(rows), axis=1), 0.0)
 
 
 def l2_norm(rows: tf.Tensor) -> tf.Tensor:
-    """Euclidean norm of each row, without overflow or underflow of the squares."""
+    """Return the Euclidean norm of each row, without overflow or underflow of the squares."""
     unit = largest(rows)
-    shares = tf.math.divide_no_nan(rows, unit[:, tf.newaxis])
-    return unit * tf.sqrt(tf.reduce_sum(tf.square(shares), axis=1))
+    scaled = tf.math.divide_no_nan(rows, unit[:, tf.newaxis])
+    return unit * tf.sqrt(tf.reduce_sum(tf.square(scaled), axis=1))
 
 
 def rms(rows: tf.Tensor, size: int) -> tf.Tensor:
-    """Root mean square of each row of `size` elements."""
+    """Return the root mean square of each row of `size` elements."""
     return l2_norm(rows) / max(size, 1) ** 0.5

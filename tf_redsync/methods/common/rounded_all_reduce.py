@@ -1,21 +1,21 @@
-"""All-reduced values in 16 bits or in blocks of integers: added up in float32, nothing lost.
+"""All-reduce in 16 bits or in blocks of integers, with float32 sums and known rounding errors.
 
-An all-reduce of 16-bit numbers rounds each partial sum, and no worker learns by how much. Here a
-vector is cut into K blocks, and worker b adds up block b in float32, as in `one_bit.py`. With Q(x)
-the values that x is rounded to, on worker w, for values p:
+A plain all-reduce of 16-bit numbers rounds each partial sum, and no worker knows the errors. Here a
+vector is cut into K blocks, and worker b sums block b in float32: a reduce-scatter followed by an
+all-gather. With Q(x) the rounded x, on worker w, for values p:
 
-    Q(p[b]) goes to worker b, for every block b                 one all-to-all
+    send Q(p[b]) to worker b, for every block b                 one all-to-all
     error[b] = p[b] - Q(p[b])                                    for every b other than w
-    s = p[w] + sum over the other workers of their Q(p[w])
-    Q(s) goes to all workers                                     one all-gather
+    s = p[w] + sum over the other workers of Q(p[w])
+    send Q(s) to all workers                                     one all-gather
     error[w] = s - Q(s)
 
-A worker sends as much as in a ring all-reduce of such numbers. The sums, and the errors of all
-workers, add up to the values. Two workers that send integers exchange Q(p) in one all-gather: it
-has as many bytes, one latency instead of two, and rounds once.
+A worker sends as many bytes as in a ring all-reduce of the rounded values. The returned sums plus
+the errors of all workers equal the sum of the values. Two workers that send integers exchange Q(p)
+in one all-gather, which has the same bytes, one latency instead of two, and a single rounding.
 
-A method that adds up everything here or by `sparse.deliver`, and keeps the errors in its residual,
-declares the trait `rounds_values`: `HalfPrecision` and `BlockQuantized` take such methods.
+A method declares the trait `rounds_values` if it sums all values here or by `sparsifier.deliver`
+and keeps the errors in its residual. `HalfPrecision` and `BlockQuantized` accept such methods.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Tensors = list[tf.Tensor]
 def all_reduce(
     ctx: Context, values: Sequence[tf.Tensor]
 ) -> Generator[Request, Any, tuple[Tensors, Tensors]]:
-    """Add up values over the workers, in the format of `ctx.rounding`.
+    """Sum values over the workers, in the format of `ctx.rounding`.
 
     Use it as `sums, errors = yield from all_reduce(...)`.
 
     Args:
-        ctx: The exchange's.
+        ctx: Context of the exchange.
         values: Float32 tensors of any shapes.
 
     Returns:
-        The sums, float32; and what of this worker's values they leave out, zeros where that is
-        nothing or is not known.
+        The sums, float32; and this worker's rounding errors, zeros if values are not rounded or the
+        errors are unknown.
     """
     rounding, zeros = ctx.rounding, [tf.zeros_like(v) for v in values]
     if rounding is None:
@@ -64,7 +64,7 @@ def all_reduce(
 
 
 def rounded_payloads(rounding: Rounding | BlockRounding, elements: int, workers: int) -> Payloads:
-    """Return the payloads of `all_reduce` for so many elements of so many workers."""
+    """Return the payloads of `all_reduce` for a number of elements and workers."""
     if isinstance(rounding, Rounding) and not rounding.error_feedback:
         return [(AllReduce, elements * tf.as_dtype(rounding.dtype).size)]
     form = _format(rounding)
@@ -76,24 +76,24 @@ def rounded_payloads(rounding: Rounding | BlockRounding, elements: int, workers:
 
 @dataclasses.dataclass(frozen=True)
 class _Halves:
-    """16-bit numbers, two in a word."""
+    """Format of 16-bit numbers, two per word."""
 
     dtype: tf.DType
-    unit: ClassVar[int] = 2  # elements of a row are a multiple
+    unit: ClassVar[int] = 2  # the length of a row is a multiple of this
 
     def words(self, size: int) -> int:
-        """Words of a message for a row of `size` elements."""
+        """Return the number of words of a message for a row of `size` elements."""
         return wire.HEADER_WORDS + size // 2
 
     def encode(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return rows of values as messages, and the errors.
+        """Encode rows of values; return messages and rounding errors.
 
         Args:
             rows: float32 `[rows, size]`.
 
         Returns:
-            int32 `[rows, words]`, all zero unless all values are finite as rounded; and float32 of
-            the shape of `rows`.
+            Messages, int32 `[rows, words]`, all zero unless all rounded values are finite; and
+            errors, float32 in the shape of `rows`.
         """
         halves = tf.cast(rows, self.dtype)
         pairs = tf.reshape(halves, [rows.shape[0], -1, 2])
@@ -103,7 +103,7 @@ class _Halves:
         return wire.zero_unless(finite, message), rows - tf.cast(halves, tf.float32)
 
     def decode(self, messages: tf.Tensor, size: Any) -> tf.Tensor:
-        """Undo `encode`, as float32 `[rows, size]`."""
+        """Decode messages to float32 `[rows, size]`."""
         del size
         pairs = tf.bitcast(moved(lambda m: m[:, wire.HEADER_WORDS :], messages), self.dtype)
         return tf.reshape(tf.cast(pairs, tf.float32), [messages.shape[0], -1])
@@ -115,7 +115,7 @@ class _Halves:
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-    """Integers of a few bits with a shared scale per block. Methods as those of `_Halves`."""
+    """Format of few-bit integers with a shared scale per block; same methods as `_Halves`."""
 
     bits: int
     block: int
@@ -143,7 +143,7 @@ def _format(rounding: Rounding | BlockRounding) -> _Halves | _Blocks:
 
 
 def _row(form: _Halves | _Blocks, size: Any, rows: int) -> Any:
-    """Elements of each of so many rows that hold `size` elements."""
+    """Return the length of each of `rows` rows that together hold `size` elements."""
     return form.unit * -(-size // (form.unit * rows))
 
 
@@ -154,7 +154,7 @@ def _uses_all_gather(rounding: Rounding | BlockRounding, workers: int) -> bool:
 def _reduce_scatter(
     ctx: Context, vector: tf.Tensor, form: _Halves | _Blocks
 ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
-    """The two phases for one vector: its sum and this worker's error."""
+    """Reduce-scatter by an all-to-all, then all-gather; return the sum and this worker's error."""
     workers, rank, size = ctx.layout.workers, ctx.rank, _size(vector)
     length = _row(form, size, workers)
     blocks = tf.reshape(tf.pad(vector, [[0, workers * length - size]]), [workers, length])
@@ -172,7 +172,7 @@ def _reduce_scatter(
 def _all_gather(
     ctx: Context, vector: tf.Tensor, form: _Halves | _Blocks
 ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
-    """One all-gather of whole vectors: the sum and this worker's error."""
+    """All-gather whole vectors; return the sum and this worker's error."""
     size = _size(vector)
     length = _row(form, size, 1)
     message, errors = form.encode(tf.pad(vector, [[0, length - size]])[tf.newaxis])
@@ -181,7 +181,7 @@ def _all_gather(
 
 
 def _size(vector: tf.Tensor) -> Any:
-    """Elements of a vector: an int where it is known, else an int64 scalar."""
+    """Return the length of a vector: an int if it is static, else an int64 scalar."""
     return vector.shape[0] if vector.shape[0] is not None else tf.size(vector, tf.int64)
 
 

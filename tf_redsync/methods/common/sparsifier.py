@@ -1,4 +1,4 @@
-"""What sparsifiers share: how many elements to send, which tensors are too small, the delivery."""
+"""Base class of sparsifiers, their element counts, and the all-gather of selected elements."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.selection import coordinates
 
-SPARSE_TOTAL_FACTOR = (
-    16  # touching single elements costs about as much as streaming over a cache line
-)
-DENSE_BELOW = 4096  # bytes; below, indices and a place in the message cost more than they save
+# A sparse update of one element costs about as much as a dense update of a cache line of them.
+SPARSE_TOTAL_FACTOR = 16
+DENSE_BELOW = 4096  # bytes; a sparse message saves nothing for smaller tensors
 
 
 def element_count(density: float, size: int) -> int:
-    """Number of elements to send: `density * size`, rounded, at least 1 and at most `size`."""
+    """Return `density * size`, rounded, at least 1 and at most `size`."""
     return min(max(1, int(density * size + 0.5)), size)
 
 
 def kept_elements(sparsity: float, size: int) -> int:
-    """Number of elements that are kept of `size`: ceil((1 - sparsity) size), in exact decimals.
+    """Return the number of elements kept by pruning: ceil((1 - sparsity) size), exactly.
 
     Example:
         >>> kept_elements(0.7, 10), kept_elements(0.29, 100), kept_elements(0.5, 3)
@@ -47,14 +46,14 @@ def kept_elements(sparsity: float, size: int) -> int:
 
 
 def capacity(count: float, size: int) -> int:
-    """Elements that a message has room for: `count`, rounded up, at most all of the tensor's."""
+    """Return the capacity of a message: `count`, rounded up, at most `size`."""
     return min(math.ceil(count), size)
 
 
 def too_small(spec: TensorSpec, dense_below: int) -> str | None:
-    """Return why a tensor is better sent densely, or `None`.
+    """Return the reason to send a tensor densely, or `None`.
 
-    Biases and norms are few, sensitive and cheap; and so is every small tensor.
+    Biases, norms and small tensors cost few bytes, and training is sensitive to their errors.
     """
     if spec.is_bias_or_norm:
         return f"rank {len(spec.shape)} (bias, norm)"
@@ -85,14 +84,14 @@ class Sparsifier(Method):
         return dataclasses.replace(
             super().traits,
             state_kinds={"residual": "sum"},
-            # All values go through `deliver` or `all_reduce`
+            # `deliver` and `all_reduce` round all values
             rounds_values=True,
             waiting_steps=1.0 / self.density,
             sends_selected=True,
         )
 
     def k(self, spec: TensorSpec) -> int:
-        """Return how many elements of a tensor are sent."""
+        """Return the number of elements to send of a tensor."""
         return element_count(self.density, spec.size)
 
     def counts(self, layout: BucketLayout) -> list[int]:
@@ -112,17 +111,16 @@ def deliver(
     ctx: Context,
     selection: ops.Selection,
 ) -> Generator[Request, Any, tuple[list[Any], list[tf.Tensor]]]:
-    """All-gather selected elements and add them up.
+    """All-gather selected elements and sum them over the workers.
 
     Use it as `totals, residuals = yield from deliver(...)`.
 
     Args:
-        ctx: The exchange's. Its `coding` or `rounding` says how elements travel.
-        selection: From `ops.accumulate_and_select`. If its layout is static, short totals stay
-            coordinates where the receiver takes these.
+        ctx: Context of the exchange, whose `coding` or `rounding` applies to the elements.
+        selection: From `ops.accumulate_and_select`.
 
     Returns:
-        For every tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
+        For each tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
     message, residuals, plain = selection.message, list(selection.residuals), selection.layout
     coding = ctx.coding if ctx.rounding is None else message_coding(ctx)
@@ -136,12 +134,12 @@ def deliver(
 
 
 def selected_payloads(plain: MessageLayout) -> Payloads:
-    """Return the payload of `deliver` without a coding, for messages of a layout."""
+    """Return the payload of `deliver` without a coding."""
     return [(AllGather, wire.BYTES_PER_WORD * plain.words)]
 
 
 def message_coding(ctx: Context) -> MessageCoding | None:
-    """Return how selected elements travel in an exchange, `None` for as they are."""
+    """Return the coding of selected elements in an exchange; `None` for plain words."""
     rounding = ctx.rounding
     if ctx.coding is not None or rounding is None:
         return ctx.coding
@@ -154,15 +152,14 @@ def message_coding(ctx: Context) -> MessageCoding | None:
 def sum_messages(
     layout: BucketLayout, messages: tf.Tensor, plain: MessageLayout, like: Sequence[tf.Tensor]
 ) -> list[Any]:
-    """Add up the messages of all workers.
+    """Return the sums over workers of plain messages, dense or as a `SparseTotal`.
 
     Args:
-        layout: The bucket.
+        layout: Layout of the bucket. With `sparse_totals`, short totals stay coordinates.
         messages: int32 `[workers, words]`.
-        plain: Their layout. If it is static, short totals stay coordinates where the receiver takes
-            these.
-        like: Float32 tensors of the shapes of the totals. Residuals, best: gradients are done with,
-            and may be in another dtype.
+        plain: Layout of the messages. Only a static layout can give sparse totals.
+        like: Float32 tensors in the shapes of the totals. Pass residuals, since gradients may have
+            another dtype and their memory can be freed.
     """
     if layout.sparse_totals and plain.is_static:
         size = sum([s.size for s in layout.specs])
@@ -172,10 +169,11 @@ def sum_messages(
 
 
 def propagate_nonfinite(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return `values` to all-reduce, with a NaN among them if anything in `sums` is not finite.
+    """Return `values`, with a NaN in the first tensor if any element of `sums` is non-finite.
 
-    For methods that send a part of `sums` without a message's flag: a bad element that is not sent
-    has to stop the step on all workers too. Adds nothing otherwise, in no other element.
+    For methods that all-reduce selected elements of `sums` and so have no flag in a message: all
+    workers must also skip the step for a non-finite element that is not selected. Finite `sums`
+    leave the values unchanged.
     """
     zero = 0.0 * tf.add_n([tf.reduce_sum(s) for s in sums])
     first = next((i for i, v in enumerate(values) if v.shape.num_elements() != 0), None)
@@ -183,11 +181,11 @@ def propagate_nonfinite(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> l
 
 
 def flat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return all elements of `tensors` as one vector."""
+    """Return the tensors flattened and concatenated to one vector."""
     return tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
 
 
 def split(vector: tf.Tensor, specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
-    """Undo `flat`."""
+    """Split a vector of `flat` into tensors of the shapes of `specs`."""
     parts = tf.split(vector, [s.size for s in specs])
     return [tf.reshape(p, s.shape) for p, s in zip(parts, specs, strict=True)]

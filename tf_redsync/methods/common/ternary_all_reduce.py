@@ -17,24 +17,24 @@ from tf_redsync.methods.common.sparsifier import flat
 from tf_redsync.ops import wire
 from tf_redsync.ops.quantization import dequantize_sum, quantize
 
-MAX_INTEGER = 2**24  # float32 has all integers up to here
+MAX_INTEGER = 2**24  # float32 is exact for integers up to this
 
 
 def deliver_ternary(
     tensors: Sequence[tf.Tensor], scalers: tf.Tensor, stream: tf.Tensor, workers: int
 ) -> Generator[Request, Any, list[tf.Tensor]]:
-    """All-reduce codes -1, 0 and 1 of one unit a tensor: the largest scaler of all workers.
+    """All-reduce ternary codes, scaled by the largest scaler of all workers for each tensor.
 
     Use it as `totals = yield from deliver_ternary(...)`.
 
     Args:
-        tensors: Float32 tensors of any shape. What is larger than its scaler is clipped.
-        scalers: This worker's, float32, one for each tensor.
-        stream: As `ops.quantize` wants its `stream`.
+        tensors: Float32 tensors of any shape. Elements are clipped at this worker's scaler.
+        scalers: This worker's scalers, float32, one for each tensor.
+        stream: Random stream, as in `ops.quantize`.
         workers: Number of workers.
 
     Returns:
-        For every tensor the sum over workers.
+        For each tensor the sum over workers.
     """
     messages = yield AllGather(wire.message(wire.all_finite(tensors), scalers))
     shared = tf.reduce_max(wire.split(messages, len(tensors))[1], axis=0)
@@ -42,8 +42,8 @@ def deliver_ternary(
         tf.clip_by_value(t, -c, c) for t, c in zip(tensors, tf.unstack(scalers), strict=True)
     ]
     coded = quantize(clipped, shared, stream=stream, mode="stochastic")
-    own = dequantize_sum(coded.message[tf.newaxis], tensors, mode="stochastic")
-    codes = flat([tf.sign(t) for t in own])
+    local = dequantize_sum(coded.message[tf.newaxis], tensors, mode="stochastic")
+    codes = flat([tf.sign(t) for t in local])
     (sums,) = yield AllReduce([packed_digits(codes, workers)])
     integers = tf.split(
         unpacked_digits(sums, codes.shape[0], workers), [t.shape.num_elements() for t in tensors]
@@ -55,7 +55,7 @@ def deliver_ternary(
 
 
 def digits_per_number(workers: int) -> int:
-    """D, the number of codes that travel in a float32.
+    """Return D, the number of codes in one float32.
 
     Example:
         >>> [digits_per_number(workers) for workers in (1, 2, 8, 64)]
@@ -77,7 +77,7 @@ def packed_digits(codes: tf.Tensor, workers: int) -> tf.Tensor:
 
 
 def unpacked_digits(sums: tf.Tensor, size: int, workers: int) -> tf.Tensor:
-    """Return the sums of the codes, float32 `[size]`, of the sums of the packed numbers."""
+    """Return the sums of the codes, float32 `[size]`, from the sums of the packed numbers."""
     base, digits = 2 * workers + 1, digits_per_number(workers)
     rest = tf.cast(sums, tf.int32) + (base**digits - 1) // 2  # digits 0 .. 2 K
     places = []

@@ -1,4 +1,4 @@
-"""Codes of three values: a threshold, its negative and zero."""
+"""Ternary quantisation to a threshold, its negative and zero, with error feedback."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ UNITS = ("rms", "absolute")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ThresholdCodes(Quantizer):
-    """Sends every element as a positive threshold, its negative, or zero, with error feedback.
+    """A quantiser to a threshold, its negative, or zero, in two bits, with error feedback.
 
     Args:
-        threshold: What is sent of an element that reaches it, above 0.
-        unit: `"rms"`: in units of the root mean square of gradient plus residual, of each tensor in
-            each step. `"absolute"`: of the gradient as the optimizer gets it.
+        threshold: Threshold, and the magnitude that is sent of an element that reaches it; above 0.
+        unit: `"rms"`: the threshold is in units of the root mean square of gradient plus residual,
+            of each tensor in each step. `"absolute"`: in units of the optimizer's gradients.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     threshold: float = 1.0
@@ -58,8 +58,8 @@ class ThresholdCodes(Quantizer):
         if self.unit == "rms":
             rows = [tf.reshape(p, [1, -1]) for p in sums]
             units = [rms(r, s.size) for r, s in zip(rows, ctx.layout.specs, strict=True)]
-            most = tf.concat([largest(r) for r in rows], axis=0)
-            thresholds = tf.minimum(thresholds * tf.concat(units, axis=0), most)
+            maxima = tf.concat([largest(r) for r in rows], axis=0)
+            thresholds = tf.minimum(thresholds * tf.concat(units, axis=0), maxima)
         totals, residuals = yield from deliver_codes(
             sums, thresholds, errors=True, mode="threshold"
         )

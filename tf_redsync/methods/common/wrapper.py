@@ -1,4 +1,4 @@
-"""A method around another one: what it leaves to the method inside."""
+"""Base class of methods that wrap another one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tf_redsync.exchange.traits import Traits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MethodWrapper(Wrapping, Method):
-    """A method that changes how another one's messages travel, and nothing else.
+    """A method that changes the messages of another one.
 
-    It answers as the method inside, or as `Method` without one; a wrapper overrides what it
-    changes. `payloads` is not forwarded, because messages differ. Capabilities of the method inside
-    are found by `exchange/capabilities.py`.
+    It forwards all members but `payloads`, since messages differ, to the wrapped method, or to
+    `Method` without one. Subclasses override the members that they change.
+    `exchange/capabilities.py` finds the capabilities of the wrapped method.
 
     Args:
-        method: The method inside; `None` where the wrapper is a method by itself.
+        method: The wrapped method; `None` for a wrapper that is used by itself.
     """
 
     method: Method | None = None
@@ -42,7 +42,7 @@ class MethodWrapper(Wrapping, Method):
             paper="",
             requests="",
             bits="",
-            # Its messages have a form already: another wrapper cannot give them a second one.
+            # Its messages are already coded or rounded, so a second wrapper must not do so.
             sends_selected=False,
             rounds_values=False,
         )
@@ -78,6 +78,6 @@ class MethodWrapper(Wrapping, Method):
 
 
 def innermost(method: Any) -> Any:
-    """Return the method inside of wrappers; what is none, as it is."""
+    """Return the innermost wrapped method; an object that is no wrapper is returned unchanged."""
     inner = getattr(method, "method", None)
     return innermost(inner) if isinstance(inner, Method) else method
