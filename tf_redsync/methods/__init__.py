@@ -1,7 +1,7 @@
-"""The methods that users choose from, one file a family, each named after its papers.
+"""The stable methods, one file per family, named after their papers.
 
-`table()` lists them and those of `contrib`. A class with `@register` in a module of this folder is
-`rs.TopK` and `rs.methods.TopK`; nothing else names it.
+`table()` lists these and the methods of `contrib`. A class with `@register` in a module of this
+folder is exported as `rs.TopK` and `rs.methods.TopK` without further declarations.
 """
 
 from __future__ import annotations

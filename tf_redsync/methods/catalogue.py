@@ -1,4 +1,4 @@
-"""The list of all methods, as a table to print."""
+"""A printable table of all methods."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _YES_NO = {True: "yes", False: "no", None: "-"}
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One method, as it is with its default hyper-parameters."""
+    """The traits of one method with default hyper-parameters."""
 
     name: str
     paper: str
     requests: str
     bits: str
-    conserves: bool | None  # `None`, and "-" above, where a hyper-parameter has no default
+    conserves: bool | None  # `None`, and "-" in other columns, if a hyper-parameter has no default
     contrib: bool = False
 
     @property
     def called(self) -> str:
-        """The method's name in `tf_redsync`."""
+        """Name of the method in `tf_redsync`."""
         return f"contrib.{self.name}" if self.contrib else self.name
 
 
 @dataclasses.dataclass(frozen=True)
 class Catalogue:
-    """All methods; `str` prints a table."""
+    """All methods; `str` returns a table."""
 
     entries: tuple[Entry, ...]
 
@@ -46,15 +46,15 @@ class Catalogue:
 
 
 def methods_in(package: str) -> dict[str, type[Method]]:
-    """Import all modules of a package, and return the methods that they register, by name."""
+    """Import all modules of a package; return the methods that they register, by name."""
     return {n: c for n, c in registered_in(package).items() if issubclass(c, Method)}
 
 
 def table() -> Catalogue:
-    """Return all methods: paper, requests, bits sent per element, conservation of the gradient.
+    """Return all methods with paper, requests, bits sent per element, and conservation.
 
-    `conserves` tells whether what is not sent now is sent later: the sum over the workers of
-    gradient and old residual equals the total plus the sum of the new residuals.
+    A method conserves gradients if it sends all of them sooner or later: the sum over workers of
+    gradient and old residual equals the total plus the sum over workers of the new residual.
 
     Example:
         >>> next(e.paper for e in table().entries if e.name == "PowerSGD")

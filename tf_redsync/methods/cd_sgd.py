@@ -1,4 +1,4 @@
-"""Compression and delay compensation."""
+"""CD-SGD: gradient compression with delay compensation."""
 
 from __future__ import annotations
 
@@ -22,46 +22,49 @@ from tf_redsync.schedules import DenseWarmUp, check_warm_up, dense_steps
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CDSGD(EvaluationPoint, ThresholdCodes):
-    """CD-SGD: compression with a delay of one step, which a local update makes up for.
+    """CD-SGD: compressed gradients applied one step late, with a local update in between.
 
-    The inner optimizer must be SGD, with or without momentum. The model's weights are each worker's
-    own while it trains. Epochs end at weights that all agree on, and evaluations and saving begin
-    with them; in a custom loop call `optimizer.exchange.to_consensus()`.
+    The inner optimizer must be SGD, with or without momentum. During training, each worker has its
+    own weights. The workers return to the common weights when an epoch ends and before an
+    evaluation or a save; in a custom loop call `optimizer.exchange.to_consensus()`.
 
     Enda Yu, Dezun Dong, Yemao Xu, Shuo Ouyang, Xiangke Liao (2021), "CD-SGD: Distributed Stochastic
     Gradient Descent with Compression and Delay Compensation", ICPP, arXiv 2106.10796.
 
-    With W the weights that all workers agree on, w a worker's own, r the residual, in every step:
+    With the common weights W, this worker's weights w and the residual r, in every step:
 
         g = gradient at w
-        W <- optimizer(W, sum over workers of what was sent of the last step's g)
-        w <- W - local_learning_rate g              own point: the update that is still under way
-        send g while the next step's gradient is being computed: 2-bit codes of r + g, as `TwoBit`;
-        every k-th step all of g, and r waits           k-step correction
+        W <- optimizer(W, sum over workers of the messages of the last step)
+        w <- W - local_learning_rate g              local update, in place of the delayed total
+        send 2-bit codes of r + g, as `TwoBit`      while the next gradient is computed
+        r <- r + g - codes
+        every k-th step: send g in full; r stays        k-step correction
 
-    With plain SGD of the same learning rate, the mean of the workers' w is where W would be without
-    the delay, so on a quadratic, sent in full, CD-SGD takes the steps of synchronous SGD.
+    With plain SGD of the same learning rate, the mean of the workers' w is the W that training
+    without the delay would have. On a quadratic loss with full gradients, CD-SGD therefore takes
+    the steps of synchronous SGD.
 
     Differences from the paper
 
-    * No parameter server: codes are all-gathered, full gradients all-reduced, and every worker
-      applies the sum by the same optimizer. The gradient there is the sum that Keras expects.
+    * No parameter server: codes are all-gathered, full gradients are all-reduced, and every worker
+      applies the sum with the same optimizer.
     * The threshold is in units of the root mean square of r + g; see `TwoBit`.
     * Biases, norms and small tensors are sent in full in every step, with the same delay.
-    * The first step after the warm-up applies a gradient of zero, and the last one's is not
-      applied.
+    * The first step after the warm-up applies a gradient of zero, and the gradient of the last step
+      is not applied.
 
     Args:
         threshold: See `TwoBit`.
         unit: See `TwoBit`.
-        full_every: k: every so many steps the full gradient is sent; 1: always.
-        local_learning_rate: Of the local update. `None`: the optimizer's, which is what makes up
-            for the delay.
-        warm_up: `DenseWarmUp(steps)`: so many synchronous steps first; `None`: none.
+        full_every: k, the interval in steps between full gradients; 1: always send in full.
+        local_learning_rate: Learning rate of the local update. `None`: the optimizer's, which
+            compensates for the delay.
+        warm_up: `DenseWarmUp(steps)`, the number of synchronous steps at the start; `None`: no
+            warm-up.
         dense_below: Tensors of fewer float32 bytes are sent in full in every step.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     full_every: int = 5
@@ -119,14 +122,14 @@ class CDSGD(EvaluationPoint, ThresholdCodes):
         rate: tf.Tensor,
         workers: int,
     ) -> list[tf.Tensor]:
-        """Keras has divided the loss by the workers: g is `workers * grad`."""
+        """Return `w - rate g`. Keras divided the loss by the workers, so g is `workers * grad`."""
         if self.local_learning_rate is not None:
             rate = tf.constant(self.local_learning_rate, tf.float32)
         return [w - rate * (workers * g) for w, g in zip(weights, grads, strict=True)]
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Exchange the gradients of the previous step, which `PerturbedPoint` passes."""
+        """Exchange the gradients of the previous step."""
         if self.full_every > 1:
             return (yield from super().exchange(grads, state, ctx))
         return (yield from self.dense_exchange(grads, state, ctx))

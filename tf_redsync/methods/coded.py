@@ -1,4 +1,4 @@
-"""Coded messages: the positions and values of any sparsifier in fewer bits."""
+"""Codings of the positions and values that a sparsifier sends."""
 
 from __future__ import annotations
 
@@ -27,30 +27,32 @@ from tf_redsync.methods.topk import TopK
 class Coded(MethodWrapper):
     """Coded messages: the positions and values of any sparsifier in fewer bits.
 
-    The split in two independent codings is that of Hang Xu, Kelly Kostopoulou, Aritra Dutta, Xin
+    Independent codings of positions and values, as in Hang Xu, Kelly Kostopoulou, Aritra Dutta, Xin
     Li, Alexandros Ntoulas, Panos Kalnis (2021), "DeepReduce: A Sparse-tensor Communication
     Framework for Federated Deep Learning", NeurIPS.
 
-    A sparsifier selects elements S of its tensors and sends [indices of S, values]. Here
+    A sparsifier selects the elements S of its tensors, with values p, and sends [indices of S, p].
+    With codings, on every worker:
 
         message = [code of the indices, code of the values]     all-gather
-        S', c   = what all workers decode
+        S', c   = decode(message)
         total   = sum over workers of c on S'
-        residual <- what the sparsifier keeps, and what the codes have changed: p on S - c on S'
+        residual <- residual of the sparsifier + (p on S) - (c on S')
 
-    with p the true values: rounding errors, positions that did not fit into a code of fixed length,
-    and positions that a lossy code adds are all made up for in later steps.
+    The residual thus receives rounding errors, positions that exceed a code of fixed length, and
+    false positions of a lossy code. Later steps correct them.
 
     The paper's codings: `Bloom` with the policies P0, P1, P2 and leftmost, `RunLength` and
     `Huffman` for indices; `PolynomialFit`, `DoubleExponentialFit` and `QSGDValues` for values. The
-    other ones are shorter: Golomb codes (the default, where they win) are 5 % above what random
-    positions need at 0.1 %, 6 % at 1 % and 9 % at 10 %, have room for any other positions, and lose
-    nothing.
+    other codings give shorter messages. Golomb codes, which the default uses if they are the
+    shortest, are lossless and have capacity for any positions. Their length exceeds the entropy of
+    random positions by 5 % at a density of 0.1 %, 6 % at 1 % and 9 % at 10 %.
 
-    Message over dense gradient, of 2^18 Laplace gradients, and in the paper (other nets):
+    Size of the message relative to the dense gradient, for 2^18 Laplace gradients, and in the paper
+    (other networks):
 
                                                10 %     paper          1 %      paper
-        top-k, as it is                        .200     .203, .207     .020     .020
+        top-k, uncoded                         .200     .203, .207     .020     .020
         Bloom, P0                              .140     .143, .148     .016     .015
         Bloom, P0, QSGD (`DeepReduce`)         .058     .062, .071     .007
         PolynomialFit, 32-bit indices          .147     .104, .109
@@ -60,26 +62,26 @@ class Coded(MethodWrapper):
 
     Differences from the paper
 
-    * Messages have a length that all workers can compute, so that one all-gather does. Codes of
-      varying length have room for the longest one.
-    * Where the paper fits values and leaves indices as they are, it sends these in the order of the
-      sorted values. Here indices ascend, for the sake of their own coding, and every value's place
-      in the sorted order is sent, ceil(log2 k) bits, as where the paper combines both. With Golomb
-      codes that is shorter than 32 bits for an index.
-    * No Deflate: there is nothing like it in TensorFlow's graphs.
+    * Messages have a length that all workers can compute, so that one all-gather suffices. A code
+      of variable length is padded to its longest length.
+    * The paper sends plain indices in the order of the values sorted for a curve fit. Here indices
+      ascend, as their coding requires, and the message has the rank of each value in the sorted
+      order, ceil(log2 k) bits, as the paper does if it codes both. With Golomb codes this is
+      shorter than 32 bits per index.
+    * No Deflate, for which TensorFlow has no op.
 
     Args:
-        method: A method that sends selected elements: `TopK`, `RedSync`, `DGC`, `SIDCo`, `GMC`,
-            `FixedThreshold`, `SparDL` ...
-        indices: Coding of the positions, one of `tf_redsync.codings`; by default the shortest
-            lossless one for each bucket.
-        values: Coding of the values, one of `tf_redsync.codings`.
-        error_feedback: Whether the method's residual keeps what values lose by their coding. What
-            a coding of positions leaves out waits there in any case.
-        seed: Of codings that draw random numbers.
+        method: A method that sends selected elements, such as `TopK`, `RedSync`, `DGC`, `SIDCo`,
+            `GMC`, `FixedThreshold` or `SparDL`.
+        indices: Coding of the positions, from `tf_redsync.codings`. Default: the shortest lossless
+            coding for each bucket.
+        values: Coding of the values, from `tf_redsync.codings`.
+        error_feedback: Whether the residual keeps the errors of the value coding. It always keeps
+            those of the position coding.
+        seed: Seed of stochastic codings.
 
     Raises:
-        ValueError: for something that is no coding, or a method whose messages cannot be coded.
+        ValueError: If a coding is invalid, or the method's messages cannot be coded.
 
     Example:
         >>> import tf_redsync as rs
@@ -109,7 +111,7 @@ class Coded(MethodWrapper):
         if not (isinstance(self.method, Method) and self.method.traits.sends_selected):
             raise ValueError(
                 "`method` must send selected elements with their positions, as TopK, RedSync, DGC, "
-                "SIDCo, GMC, FixedThreshold, CompAMS and SparDL do: others have nothing to code. "
+                "SIDCo, GMC, FixedThreshold, CompAMS and SparDL do. "
                 f"Received: method={self.method!r}{checks.if_class(self.method)}"
             )
         if self.method.traits.density_changes:
@@ -132,8 +134,8 @@ class Coded(MethodWrapper):
         fixed = [type(c).__name__ for c in (self.indices, self.values) if not c.any_slots]
         if fixed:
             raise ValueError(
-                "`method` sends other numbers of elements in other steps (ExponentialWarmUp), and "
-                f"the length of {' and '.join(fixed)} must be the same in all of them. Use "
+                "`method` changes its density (ExponentialWarmUp), but messages of "
+                f"{' and '.join(fixed)} have the same length in all steps. Use "
                 "indices=RawIndices() with values=Float32() or Half(), or warm_up=None here "
                 "and Scheduled(method=Coded(...), stages=ExponentialWarmUp(...)). "
                 f"Received: method={self.method!r}"
@@ -146,7 +148,7 @@ class Coded(MethodWrapper):
 
     @override
     def init(self, layout: BucketLayout) -> State:
-        """With a residual for what the codes change, if the method has none."""
+        """Return the method's state, with a residual for coding errors if it has none."""
         state = self.method.init(layout)
         if "residual" in self.traits.state_kinds and "residual" not in state:
             state = {**state, "residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}

@@ -1,4 +1,4 @@
-"""The largest elements, exactly, in a coded message."""
+"""Exact top-k with coded positions and values of a few bits."""
 
 from __future__ import annotations
 
@@ -33,34 +33,36 @@ class CodedTopK(CodedSelection, MomentumCorrected):
 
     Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2020), "Robust and
     Communication-Efficient Federated Learning from Non-IID Data", IEEE Transactions on Neural
-    Networks and Learning Systems, arXiv 1903.02891 ("sparse ternary compression"): what a worker
-    sends is the sign of each of the k largest elements, their mean magnitude, and a Golomb code of
-    the positions.
+    Networks and Learning Systems, arXiv 1903.02891 ("sparse ternary compression"), for the
+    message: the signs of the k largest elements, their mean magnitude, and a Golomb code of the
+    positions.
 
     Jiarui Fang, Haohuan Fu, Guangwen Yang, Cho-Jui Hsieh (2019), "RedSync: Reducing Synchronization
     Bandwidth for Distributed Deep Learning Training System", Journal of Parallel and Distributed
-    Computing, arXiv 1808.04357: the selection, with momentum correction and masking of Lin et al.
-    (2018).
+    Computing, arXiv 1808.04357, for the selection, with the momentum correction and factor masking
+    of Lin et al. (2018).
 
     On every worker, with residual v and velocity u, for each tensor of n elements, k = density n:
 
         u <- m u + g;  v <- v + u                   accumulate          (Nesterov: v <- v + u + g)
         S  = the k largest of |v|                   exactly; the lower index among equals
-        q  = sign(v[S]) times a mean of |v[S]|      value_bits for each; see `codings.SignedLevels`
-        message = [Golomb code of S, means, codes of q]     one all-gather for a bucket of tensors
+        q  = sign(v[S]) times a mean of |v[S]|      value_bits each; see `codings.SignedLevels`
+        message = [Golomb code of S, means, codes of q]     one all-gather per bucket of tensors
         v[S] <- v[S] - q,  u[S] <- 0                error feedback, momentum factor masking
         total = sum over workers of q on S
 
-    An element takes 2 + log2(1 / density) bits for its position, whatever the positions are, and
-    `value_bits` for its value: with n = 2^22 and a density of 0.1 % or 1 % a whole message with one
-    bit a value is 4.6 % to 5.2 % above log2(C(n, k)) + k value_bits, which random positions need.
-    One bit a value serves best: magnitudes above a threshold differ little, and what they differ by
-    waits in the residual. The network of `benchmarks/methods/methods.py` ends with the same loss
-    whether values have 1 bit or 16, which is 2.1 to 2.5 times the bytes. The share of the energy of
-    the top-k that a message carries, and that share per bit of the message relative to one bit a
-    value:
+    An element takes 2 + log2(1 / density) bits for its position, for any positions, and
+    `value_bits` for its value. With n = 2^22, a density of 0.1 % or 1 % and one bit per value, a
+    message is 4.6 % to 5.2 % longer than log2(C(n, k)) + k value_bits, the entropy of random
+    positions plus values.
 
-    | bits of a value | Laplace, 0.1 % | | Laplace, 1 % | | Student t(3), 1 % | |
+    One bit per value is the best choice. The magnitudes of the top-k differ little, and the
+    residual keeps their errors. The network of `benchmarks/methods/methods.py` reaches the same
+    loss with 1 bit as with 16, which cost 2.1 to 2.5 times the bytes. The table has the share of
+    the top-k's energy (squared norm) in a message, and that share per bit of the message relative
+    to one bit per value:
+
+    | bits per value | Laplace, 0.1 % | | Laplace, 1 % | | Student t(3), 1 % | |
     |---|---|---|---|---|---|---|
     | 1 | 98.4 % | 1 | 96.8 % | 1 | 74.7 % | 1 |
     | 2 | 99.3 % | 0.94 | 98.7 % | 0.92 | 83.0 % | 1.00 |
@@ -70,54 +72,52 @@ class CodedTopK(CodedSelection, MomentumCorrected):
 
     (2^22 elements; `benchmarks/methods/value_bits.py`.)
 
-    Biases and norms would cost more than everything else if they were all-reduced densely, as other
-    methods do: 0.8 % of the weights of that network take 72 % of the bytes at a density of 1 %. In
-    a code an element of them is no dearer than one of a matrix, so they travel in the same message,
-    a tenth of their elements in each step.
+    Biases and norms share the coded message, with a tenth of their elements per step. Other methods
+    all-reduce them densely, which would cost more bytes than the coded matrices: in that network at
+    a density of 1 %, 0.8 % of the weights would take 72 % of the bytes.
 
-    For training with momentum see `CodedGMC`, which loses less than momentum correction does.
+    For training with momentum prefer `CodedGMC`, which loses less accuracy than momentum
+    correction.
 
-    With `steps` above 1 the workers train alone in between, and g is the change of the weights
-    since the last exchange; see `step/local_steps.py`.
+    With `steps` above 1 the workers take local steps, and g is the change of the weights since the
+    last exchange; see `step/local_steps.py`.
 
     Differences from the papers
 
-    * Sparse ternary compression has no momentum correction, and compresses what a server sends,
-      too; here all workers add up what all have sent.
-    * Magnitudes may have up to 3 bits more, or be bfloat16.
-    * The positions of all tensors of a bucket with about the same density are one stream of gaps.
-      Its code has a fixed length, with room for the worst positions.
-    * A density that changes from step to step would change the length of the code, so the only
-      warm-up is `DenseWarmUp`.
-    * RedSync sends small tensors densely.
+    * Sparse ternary compression has no momentum correction, and a server compresses the sum again.
+      Here every worker sums the messages of all workers.
+    * Magnitudes may take up to 3 bits, or be bfloat16.
+    * The positions of all tensors of a bucket with about the same density form one stream of gaps.
+      Its code has a fixed length, with capacity for any positions.
+    * A changing density would change the length of the code, so the only warm-up is `DenseWarmUp`.
+    * RedSync all-reduces small tensors densely.
 
     Args:
         density: Fraction of a tensor's elements that is sent, in (0, 1]. A tensor of n elements
             sends k = max(1, round(density n)). At the default a message takes 0.25 bits per
             weight; docs/accuracy.md has the accuracy at this and lower densities.
-        small_density: The same for small tensors: biases, norms, and those of fewer than
-            `dense_below` bytes. No less than `density` in any case. `None` to all-reduce them
-            densely.
-        steps: Steps that each worker takes between two exchanges. Above 1 the weights differ in
+        small_density: Density of small tensors: biases, norms, and tensors of fewer than
+            `dense_below` bytes. At least `density` is used. `None`: all-reduce them densely.
+        steps: Number of local steps between two exchanges. Above 1, the workers' weights differ in
             between; see `SBC`.
-        outer: With `steps` above 1, takes a step along the mean of what is sent; see
-            `tf_redsync.outer`. `None`: that mean is the step.
+        outer: With `steps` above 1, the outer optimizer, which takes a step along the mean of the
+            sent changes; see `tf_redsync.outer`. `None`: the mean is added to the weights.
         momentum: m of the momentum correction, in [0, 1). The inner optimizer must then have none.
-            0 where `steps` is above 1: there the inner optimizer has it.
-        nesterov: Nesterov's form of the momentum.
-        masking: Clear the velocity where a value was selected (momentum factor masking). `None`:
-            below a density of 10 %; see `RedSync` for figures. With `steps` above 1 it is the inner
-            optimizer's momentum, which `None` clears at any density, as `SBC` does.
-        value_bits: Bits of a value: 1 for a sign, each further one, up to 4, for twice as many
-            magnitudes; 16 for bfloat16. At a density of 1 this is sign compression with error
-            feedback; dense training is `Dense()`.
-        clip_norm: Clip each worker's whole gradient to `clip_norm / sqrt(workers)` before it is
-            accumulated. `None` for no clipping, as it must be where `steps` is above 1.
+            With `steps` above 1 it must be 0; give momentum to the inner optimizer.
+        nesterov: Whether to use Nesterov momentum.
+        masking: Clear the velocity of selected elements (momentum factor masking). `None`: below a
+            density of 10 %; see `RedSync` for figures. With `steps` above 1 this clears the
+            momentum of the inner optimizer, and `None` does so at any density, as `SBC` does.
+        value_bits: Bits per value. 1 is a sign, 2 to 4 add one of 2, 4 or 8 magnitudes, and 16 is
+            bfloat16. At a density of 1 this is sign compression with error feedback; use `Dense()`
+            for dense training.
+        clip_norm: Clip the norm of each worker's whole gradient to `clip_norm / sqrt(workers)`
+            before it is accumulated. `None`: no clipping. Must be `None` with `steps` above 1.
         dense_below: Tensors of fewer float32 bytes are small.
         warm_up: `None` or `DenseWarmUp(steps)`, which counts exchanges.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> import tf_redsync as rs
@@ -137,7 +137,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
         outer.check("outer", self.outer)
         if self.outer is not None and self.steps == 1:
             raise ValueError(
-                "`outer` is for `steps` above 1; with one the inner optimizer is the only one. "
+                "`outer` needs `steps` above 1; with 1 the inner optimizer applies the totals. "
                 f"Received: outer={self.outer!r}, steps=1"
             )
         if self.steps > 1:
@@ -154,17 +154,16 @@ class CodedTopK(CodedSelection, MomentumCorrected):
         )
 
     def _check_local_steps(self) -> None:
-        """Check that nothing is asked for that gradients need and changes of weights cannot."""
+        """Check that no option applies to gradients only, since weight changes are exchanged."""
         if self.momentum:
             raise ValueError(
-                "`momentum` must be 0 with `steps` above 1; give it to the inner optimizer, whose "
-                f"steps the workers take alone. Received: momentum={self.momentum}, "
-                f"steps={self.steps}"
+                "`momentum` must be 0 with `steps` above 1; give it to the inner optimizer, which "
+                f"takes the local steps. Received: momentum={self.momentum}, steps={self.steps}"
             )
         if self.clip_norm is not None:
             raise ValueError(
-                "`clip_norm` must be None with `steps` above 1: what is exchanged are changes of "
-                "weights; let the inner optimizer clip gradients. Received: "
+                "`clip_norm` must be None with `steps` above 1, since it exchanges weight changes. "
+                "Let the inner optimizer clip gradients. Received: "
                 f"clip_norm={self.clip_norm}, steps={self.steps}"
             )
 

@@ -1,4 +1,4 @@
-"""DeMo: decoupled momentum."""
+"""DeMo, decoupled momentum optimization."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tf_redsync.methods.common.chunking import SIDE, Chunks
 from tf_redsync.ops import wire
 from tf_redsync.ops.selection import chunked_top_k
 
-MAX_CHUNK = 256  # the transform takes as many multiplications an element, twice
+MAX_CHUNK = 256  # the transform takes 2 * chunk multiplications per element
 
 
 @register
@@ -37,51 +37,54 @@ class DeMo(Method):
     Bowen Peng, Jeffrey Quesnelle, Diederik P. Kingma (2024), "DeMo: Decoupled Momentum
     Optimization", arXiv 2411.19870.
 
-    Tensors are cut into chunks of at most 64 x 64 elements. On every worker, with gradient g,
-    momentum d, which no other worker knows, and the discrete cosine transform of each chunk:
+    Tensors are cut into chunks of at most 64 x 64 elements. On every worker, with gradient g, local
+    momentum d, and the discrete cosine transform (DCT) of each chunk:
 
         d <- beta d + g
-        q = the k coefficients of DCT(d) of the largest magnitude, of each chunk
+        q = the k coefficients of DCT(d) with the largest magnitude, in each chunk
         message = [positions in the chunk, values] of q         one all-gather
         d <- d - IDCT(q)
-        Q = of each coefficient the mean over the workers that sent it
+        Q = mean of each coefficient over the workers that sent it
         total = sign(IDCT(Q))
 
-    What moves slowly stays in the workers' momenta, where it adds up until it is sent. A position
-    in 64 x 64 takes 12 bits. Totals are -1, 0 and 1, whatever the gradient's unit: every step moves
-    a weight by the learning rate, so it has to be much smaller than SGD's, like Adam's. The inner
-    optimizer is SGD without momentum, and the paper's decoupled weight decay is that of Keras,
-    `SGD(learning_rate=r, weight_decay=l)`: w <- (1 - r l) w - r total. All tensors are served,
-    since dense totals next to these would need another learning rate.
+    Slow components stay in the local momenta and accumulate until they are sent. A position in a
+    chunk of 64 x 64 takes 12 bits.
 
-    The transform is orthonormal, of type II: C_h X C_w^T of a chunk X, with C[u, x] =
-    sqrt(2 / n) cos(pi (2 x + 1) u / (2 n)), the row u = 0 divided by sqrt(2).
+    Totals are -1, 0 and 1, so every step changes a weight by the learning rate. Use a much smaller
+    learning rate than with SGD, about that of Adam. The inner optimizer is SGD without momentum.
+    The paper's decoupled weight decay is `SGD(learning_rate=r, weight_decay=l)` in Keras:
+    w <- (1 - r l) w - r total. No tensor is sent densely, since dense totals would need another
+    learning rate.
 
-    A chunk's sides are the largest divisors of the tensor's sides that are at most `chunk`; a
-    vector's chunks are as long at most, and tensors of a higher rank are matrices [product of the
-    others, last axis]. A side that is prime makes thin chunks, of which more is sent: a vocabulary
-    of 50,257 = 29 x 1733 words has chunks of 29 rows, one of 50,261, a prime, of a single row. The
-    line of `explain()` says what was made of a tensor.
+    The transform is the orthonormal DCT-II: C_h X C_w^T of a chunk X, with C[u, x] =
+    sqrt(2 / n) cos(pi (2 x + 1) u / (2 n)), and the row u = 0 divided by sqrt(2).
+
+    The sides of a chunk are the largest divisors of the tensor's sides that are at most `chunk`,
+    and the chunks of a vector have at most `chunk` elements. A tensor of a higher rank is reshaped
+    to a matrix [product of the other axes, last axis]. A prime side gives thin chunks, of which a
+    larger fraction is sent: a vocabulary of 50,257 = 29 x 1733 words has chunks of 29 rows; one of
+    50,261 words, a prime, has chunks of a single row. `explain()` prints the chunks of each tensor.
 
     Differences from the paper
 
-    * The momentum is in units of the gradient: the learning rate is applied to the total, by the
-      optimizer. The paper's is in units of the update; the two are the same while the learning rate
-      is constant, since a sign has no unit.
-    * The mean is that of the authors' code, over the workers that sent a coefficient. Where only
-      one did, it counts as much as one that all have sent.
+    * The momentum is in units of the gradient, and the optimizer applies the learning rate to the
+      total. In the paper the momentum is in units of the update. Both give the same totals while
+      the learning rate is constant.
+    * As in the authors' code, the mean is over the workers that sent a coefficient. A coefficient
+      that a single worker sent thus has the same weight as one that all workers sent.
     * Values are float32.
-    * With one worker the total is still the sign.
+    * With one worker the total is also a sign.
 
-    All workers compute the sign of the same Q, to the same bits on the same kind of processor.
+    All workers compute the sign of the same Q, with equal bits on the same kind of processor.
 
     Args:
         decay: beta of the momentum, in [0, 1).
-        top_k: k, how many coefficients of a chunk are sent; of a smaller chunk all.
-        chunk: Sides of a chunk of a matrix, and length of one of a vector, at most; up to 256.
+        top_k: k, the number of coefficients sent per chunk. A smaller chunk is sent whole.
+        chunk: Largest side of a chunk of a matrix, and largest length of a chunk of a vector; at
+            most 256.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> DeMo().describe(TensorSpec("w", (768, 3072)))
@@ -109,14 +112,14 @@ class DeMo(Method):
             bits="k (32 + 2 log2(s)) / s^2, s = 64",
             state_kinds={"velocity": "sum"},
             votes=True,
-            # Only signs are delivered
+            # Totals are signs
             conserves=False,
             momentum_in_exchange=self.decay,
         )
 
     @override
     def dense(self) -> Method:
-        """There is no tensor that it refuses."""
+        """Return the method itself: it refuses no tensor."""
         return self
 
     @override
@@ -159,11 +162,11 @@ class DeMo(Method):
         totals = [tf.sign(spatial(c, q)) for c, q in zip(form.chunks, means, strict=True)]
         return totals, {"velocity": momenta}
 
-    dense_exchange = exchange  # a single worker's weights move as many workers' do
+    dense_exchange = exchange  # a single worker also applies signs
 
 
 def spatial(chunks: Chunks, coefficients: tf.Tensor) -> tf.Tensor:
-    """Return the tensor of which these are the coefficients, `[number, size]`."""
+    """Return the tensor with the DCT coefficients `[number, size]`."""
     blocks = tf.reshape(coefficients, [chunks.number, chunks.height, chunks.width])
     return chunks.join(idct(blocks))
 
@@ -175,13 +178,13 @@ def dct(chunks: tf.Tensor) -> tf.Tensor:
 
 
 def idct(coefficients: tf.Tensor) -> tf.Tensor:
-    """Undo `dct`: the transpose, since the transform is orthonormal."""
+    """Return the inverse DCT of blocks, by the transposed matrices."""
     vertical, horizontal = _matrices(coefficients)
     return tf.matmul(vertical, tf.matmul(coefficients, horizontal), transpose_a=True)
 
 
 def _matrices(blocks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Of the columns and of the rows."""
+    """Return the DCT matrices of the columns and of the rows of blocks."""
     _, height, width = blocks.shape
     return tf.constant(dct_matrix(height)), tf.constant(dct_matrix(width))
 

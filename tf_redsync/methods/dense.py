@@ -1,4 +1,4 @@
-"""No compression: the all-reduce that every other method is measured against."""
+"""Dense all-reduce without compression, and no exchange: the baselines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MomentumInExchange(Method):
     def traits(self) -> Traits:
         return dataclasses.replace(
             super().traits,
-            # Momentum adds to the gradients that the totals are compared with
+            # Momentum adds to the totals
             conserves=self.momentum == 0.0,
             momentum_in_exchange=self.momentum,
         )
@@ -45,18 +45,18 @@ class MomentumInExchange(Method):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dense(MomentumInExchange):
-    """All-reduce of the full gradients, with momentum on the total if asked for.
+    """All-reduce of the full gradients, optionally with momentum on the total.
 
     With `m` the momentum and `G` the sum of the gradients over workers: `u <- m u + G`, total `u`
-    (Nesterov: `u <- m (u + G)`, total `u + G`). Methods with momentum correction serve their
-    uncompressed tensors (biases, norms) this way, so that all parameters see the same momentum.
+    (Nesterov: `u <- m (u + G)`, total `u + G`). Methods with momentum correction use it for their
+    uncompressed tensors (biases, norms), so that all variables have the same momentum.
 
     Args:
-        momentum: In [0, 1). 0 means that the inner optimizer alone decides.
-        nesterov: Nesterov's form; needs momentum.
+        momentum: Momentum of the exchange, in [0, 1). 0 leaves the momentum to the inner optimizer.
+        nesterov: Whether to use Nesterov momentum; needs `momentum`.
 
     Raises:
-        ValueError: for a momentum outside [0, 1), or `nesterov` without momentum.
+        ValueError: If the momentum is outside [0, 1), or `nesterov` is set without momentum.
     """
 
     momentum: float = 0.0
@@ -74,7 +74,7 @@ class Dense(MomentumInExchange):
             requests="all-reduce",
             bits="32",
             state_kinds={"velocity": "shared"},
-            # Without momentum they are what the all-reduce returned
+            # Without momentum, totals are results of the all-reduce
             totals_may_overflow=self.momentum != 0.0,
         )
 
@@ -114,9 +114,9 @@ class Dense(MomentumInExchange):
 class NoExchange(Method):
     """Exchange nothing: every worker applies its own gradients.
 
-    Workers drift apart, so this trains nothing useful. It shows the bound that no exchange can
-    beat: the step time without communication. Nothing is agreed on either: a step with non-finite
-    gradients is applied.
+    The workers' weights diverge, so this is for measurements only: it gives the step time without
+    communication, a lower bound for all methods. Workers do not agree on non-finite steps either,
+    so a step with non-finite gradients is applied.
     """
 
     @property
@@ -128,7 +128,7 @@ class NoExchange(Method):
             requests="none",
             bits="0",
             conserves=False,
-            # Workers have different totals, so they could not skip a step together
+            # Totals differ between workers, which therefore cannot agree to skip a step
             totals_may_overflow=False,
         )
 

@@ -1,4 +1,4 @@
-"""Deep Gradient Compression."""
+"""DGC, deep gradient compression."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tf_redsync.methods.common.random_numbers import stream, uniform
 from tf_redsync.methods.common.sparsifier import deliver, selected_payloads
 from tf_redsync.ops import MessageLayout
 
-MIN_SELECTED_SAMPLES = 10  # elements of the sample above the threshold
+MIN_SELECTED_SAMPLES = 10  # smallest number of sampled elements above the threshold
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DGC(MomentumCorrected):
-    """Deep Gradient Compression: top-k by a threshold from a sample, with corrected momentum.
+    """Deep Gradient Compression: top-k by a sampled threshold, with momentum correction.
 
     Yujun Lin, Song Han, Huizi Mao, Yu Wang, William J. Dally (2018), "Deep Gradient Compression:
     Reducing the Communication Bandwidth for Distributed Training", ICLR, arXiv 1712.01887.
@@ -39,46 +39,47 @@ class DGC(MomentumCorrected):
         v <- v + u                                  accumulate          (Nesterov: v <- v + u + g)
         t  = smallest of the largest k/n of a sample of |v|
         t <- 0.8 t, at most 10 times, while fewer than 0.8 k elements reach it
-        S  = the elements with |v| >= t; if these are more than k, the k largest of them
-        message = [indices of S, values v[S]]           one all-gather for a whole bucket of tensors
+        S  = the elements with |v| >= t; the k largest of them if there are more than k
+        message = [indices of S, values v[S]]           one all-gather per bucket of tensors
         v[S] <- 0,  u[S] <- 0                           residual and momentum factor masking
         total = sum over workers of the messages        scatter-add, rank by rank
 
-    The sample is every s-th element from a random start, s odd, so that it does not follow the rows
-    of a matrix. In the first epochs the density falls stage by stage (`ExponentialWarmUp`).
+    The sample is every s-th element from a random start. s is odd, so that the sample is not
+    aligned with the rows of a matrix. In the first epochs the density decreases in stages
+    (`ExponentialWarmUp`).
 
     Differences from the paper
 
-    * A message holds k elements, so all that pass are compared exactly as soon as they are more
-      than k. The authors' code does so from 1.3 k on, and below that sends the first k.
-    * A sample has at least `10 / density` elements, so that no single one decides about a small
-      tensor.
-    * Here the exact selection is one native pass over memory, and the count of what reaches the
-      threshold takes another: `TopK`'s and `RedSync`'s selection is the faster one.
-    * The weight decay is the inner optimizer's, applied after the exchange.
+    * A message has capacity for k elements, so the exact top-k runs as soon as more than k elements
+      pass. The authors' code runs it from 1.3 k on, and below that sends the first k.
+    * A sample has at least `10 / density` elements, so that the threshold of a small tensor does
+      not depend on a single element.
+    * The exact selection is one native pass over memory, and counting the elements above the
+      threshold takes a second pass. The selections of `TopK` and `RedSync` are faster.
+    * The inner optimizer applies weight decay, after the exchange.
 
     Args:
-        density: Fraction of a tensor's elements that is sent at most, in (0, 1]. A tensor of n
+        density: Largest fraction of a tensor's elements that is sent, in (0, 1]. A tensor of n
             elements sends up to k = max(1, round(density n)).
         momentum: m of the momentum correction, in [0, 1). The inner optimizer must then have none.
-        nesterov: Nesterov's form of the momentum.
-        masking: Clear the velocity where a value was sent (momentum factor masking). `None`: below
-            a density of 10 %. The final one counts: in the stages of
-            `ExponentialWarmUp` it is on, as in the paper. See `RedSync` for figures.
-        clip_norm: Clip each worker's whole gradient to `clip_norm / sqrt(workers)` before it is
-            accumulated. `None` for no clipping. Keeps communication from overlapping with the
-            backward pass, since it needs all gradients.
+        nesterov: Whether to use Nesterov momentum.
+        masking: Clear the velocity of sent elements (momentum factor masking). `None`: below a
+            density of 10 %. The final density decides, so masking is on in the stages of
+            `ExponentialWarmUp`, as in the paper. See `RedSync` for figures.
+        clip_norm: Clip the norm of each worker's whole gradient to `clip_norm / sqrt(workers)`
+            before it is accumulated. `None`: no clipping. Clipping needs all gradients, so
+            communication cannot overlap with the backward pass.
         warm_up: `ExponentialWarmUp(steps_per_stage)` as in the paper, `DenseWarmUp(steps)` or
             `None`.
         sample_ratio: Fraction of a tensor's elements that is sampled, in (0, 1].
-        lower_bound: The threshold is lowered while fewer than this fraction of k reach it, and by
-            this factor; in (0, 1).
-        max_adaptations: Number of times that the threshold is lowered at most.
-        seed: Of the sample's start; the same on all workers.
+        lower_bound: The threshold is multiplied by this factor while fewer than this fraction of k
+            elements reach it; in (0, 1).
+        max_adaptations: Largest number of times that the threshold is lowered.
+        seed: Seed of the sample's start, equal on all workers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> import tf_redsync as rs
@@ -116,7 +117,7 @@ class DGC(MomentumCorrected):
         if self.warm_up is not None:
             return ()
         return (
-            "DGC without a warm-up: the paper's density falls in its first epochs, as with "
+            "DGC without a warm-up: the paper decreases the density in the first epochs, as with "
             "warm_up=ExponentialWarmUp(steps_per_stage=steps_per_epoch)",
         )
 
@@ -125,13 +126,13 @@ class DGC(MomentumCorrected):
         return f"threshold from {self.sample_size(spec)} of {spec.size} elements"
 
     def stride(self, spec: TensorSpec) -> int:
-        """Distance between two sampled elements, an odd number."""
+        """Return the stride of the sample, an odd number."""
         wanted = max(self.sample_ratio * spec.size, MIN_SELECTED_SAMPLES / self.density)
         stride = int(spec.size / wanted)
         return max(1, stride - 1 + stride % 2)
 
     def sample_size(self, spec: TensorSpec) -> int:
-        """Number of elements that are sampled."""
+        """Return the number of sampled elements."""
         return spec.size // self.stride(spec)
 
     def sample(self, spec: TensorSpec, draw: tf.Tensor) -> tf.Tensor:
@@ -139,14 +140,14 @@ class DGC(MomentumCorrected):
 
         Args:
             spec: The tensor.
-            draw: float32 scalar in [0, 1) that decides where to start.
+            draw: Random number that determines the start, float32 scalar in [0, 1).
         """
         stride = self.stride(spec)
         start = tf.minimum(tf.cast(draw * stride, tf.int32), stride - 1)
         return tf.cast(start, tf.int64) + stride * tf.range(self.sample_size(spec), dtype=tf.int64)
 
     def draw(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the random number of a step, for `sample`."""
+        """Return the random number of a step for `sample`."""
         return uniform([], stream(self.seed, step, -1))
 
     def threshold(
@@ -157,8 +158,8 @@ class DGC(MomentumCorrected):
         Args:
             spec: The tensor, of at least one element.
             magnitudes: |v|, float32 `[n]`.
-            k: int or int64 scalar. If it is n, all elements reach the threshold.
-            draw: See `sample`.
+            k: int or int64 scalar. For k = n the threshold is 0.
+            draw: As in `sample`.
         """
         sample = tf.gather(magnitudes, self.sample(spec, draw))
         largest = -(-k * self.sample_size(spec) // spec.size)  # k/n of the sample
@@ -213,7 +214,7 @@ class DGC(MomentumCorrected):
         k: Sequence[int | tf.Tensor],
         step: tf.Tensor,
     ) -> tf.Tensor:
-        """The threshold of every tensor, float32 `[tensors]`."""
+        """Return the threshold of each tensor, float32 `[tensors]`."""
         velocities, draw, thresholds = state["velocity"], self.draw(step), []
         sums = feedback.accumulated(
             state["residual"], grads, velocities, self.momentum, self.nesterov

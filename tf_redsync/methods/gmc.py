@@ -1,4 +1,4 @@
-"""GMC, GMC+ and CodedGMC: sparse communication with one global momentum."""
+"""GMC and CodedGMC: sparse communication with a global momentum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SELECTIONS = ("top_k", "random_block")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GlobalMomentum(MomentumInExchange, Sparsifier):
-    """A sparsifier of which every worker adds its share of one momentum, the last total's.
+    """A sparsifier whose workers each add 1 / K of the last total's momentum before the selection.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
@@ -51,7 +51,7 @@ class GlobalMomentum(MomentumInExchange, Sparsifier):
 
     @override
     def dense(self) -> Method:
-        """Nothing held back, global momentum is SGD's."""
+        """Return `Dense` with momentum, which global momentum is without a residual."""
         return Dense(momentum=self.momentum)
 
     @override
@@ -61,28 +61,28 @@ class GlobalMomentum(MomentumInExchange, Sparsifier):
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """All-reduce with the momentum of the total; the residual waits."""
+        """All-reduce gradients with global momentum; the residual is unchanged."""
         grads = self.with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
         totals = yield AllReduce(grads)
         return totals, {**state, **self.momentum_state(totals)}
 
     def worker_momentum(self, layout: BucketLayout) -> float:
-        """Return by what this worker multiplies the last total: beta / K."""
+        """Return beta / K, this worker's factor of the last total."""
         return self.momentum / layout.workers
 
     def with_momentum(
         self, layout: BucketLayout, grads: list[tf.Tensor], state: State
     ) -> list[tf.Tensor]:
-        """Return this worker's gradients, and its share of the momentum."""
+        """Return this worker's gradients plus its part of the global momentum."""
         momentum = self.worker_momentum(layout)
         return feedback.momentum_step(grads, state["before"], momentum, nesterov=False)[0]
 
     def with_dense_totals(self, ctx: Context) -> Context:
-        """Return a context whose totals are dense, as the next step's momentum needs them."""
+        """Return a context with dense totals, since the next step adds them as momentum."""
         return dataclasses.replace(ctx, layout=dataclasses.replace(ctx.layout, sparse_totals=False))
 
     def momentum_state(self, totals: list[tf.Tensor]) -> State:
-        """Return what the next step needs of the totals."""
+        """Return the state that the next step's momentum needs."""
         return {"before": list(totals) if self.momentum else []}
 
 
@@ -94,18 +94,19 @@ class GMC(GlobalMomentum):
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
     Compression for Sparse Communication in Distributed Learning", arXiv 1905.12948.
 
-    Other sparsifiers with momentum keep a velocity on every worker, which follows that worker's own
-    data. Here all workers add the same momentum, the last update, and it costs no communication. In
-    the paper's units, updates, with learning rate eta, K workers, weights w, residual e and
-    momentum beta:
+    With momentum correction, each worker has a velocity that depends on its own data. Here all
+    workers add the same momentum, that of the last update, which needs no communication. In the
+    paper's units, updates, with learning rate eta, K workers, weights w, residual e and momentum
+    beta:
 
         a <- e + eta g(w) + beta before
-        c <- C(a)                               top-k, or a random block that all workers share
+        c <- C(a)                               top-k, or the same random block on all workers
         e <- a - c
         before <- mean over workers of c,  w <- w - before
 
-    Divided by K eta, which the compressor C lets pass, this is what a worker does here. It gets
-    g / K and leaves the learning rate to the inner optimizer, SGD without momentum:
+    The compressor C commutes with scaling. Divided by K eta, the steps are those of this method,
+    whose workers receive g / K and leave the learning rate to the inner optimizer, SGD without
+    momentum:
 
         a <- v + g / K + (beta / K) before      v = e / (K eta)
         c <- C(a),  v <- a - c
@@ -114,21 +115,21 @@ class GMC(GlobalMomentum):
 
     Differences from the paper
 
-    * The two forms are the same as long as the learning rate is constant. If it changes from eta to
-      eta', residual and momentum shrink by eta' / eta here, as in SGD with a momentum of gradients;
-      in the paper's form they keep the size of the old rate.
-    * Weight decay is the inner optimizer's, outside of the residual.
-    * With random blocks GMC needs a small learning rate: use `GMCPlus`.
+    * Both forms are equal while the learning rate is constant. If it changes from eta to eta',
+      residual and momentum are scaled by eta' / eta here, as in SGD with a momentum of gradients.
+      In the paper's form they are still scaled by eta.
+    * The inner optimizer applies weight decay, outside of the residual.
+    * With random blocks GMC needs a small learning rate. Use `GMCPlus` instead.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
         momentum: beta, in [0, 1). The inner optimizer must then have none.
-        selection: `"top_k"`, or `"random_block"`: the same elements in a row on all workers.
-        seed: Of the blocks; the same on all workers.
+        selection: `"top_k"`, or `"random_block"`: the same contiguous elements on all workers.
+        seed: Seed of the blocks, equal on all workers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely, with the same momentum.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     selection: str = "top_k"
@@ -171,7 +172,7 @@ class GMC(GlobalMomentum):
     def _top_k(
         self, grads: list[tf.Tensor], state: State, ctx: Context
     ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
-        """Totals and residuals. The op's velocity is the last total, which it need not return."""
+        """Return totals and residuals. The last total takes the place of the op's velocity."""
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],
@@ -191,51 +192,52 @@ class CodedGMC(CodedSelection, GlobalMomentum):
     """Global momentum in coded messages, 0.25 bits per weight at the default density.
 
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
-    Compression for Sparse Communication in Distributed Learning", arXiv 1905.12948: the momentum.
+    Compression for Sparse Communication in Distributed Learning", arXiv 1905.12948, for the
+    momentum.
 
     Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2020), "Robust and
     Communication-Efficient Federated Learning from Non-IID Data", IEEE Transactions on Neural
-    Networks and Learning Systems, arXiv 1903.02891 ("sparse ternary compression"): the message.
+    Networks and Learning Systems, arXiv 1903.02891 ("sparse ternary compression"), for the message.
 
     On every one of K workers, with gradient g, residual v and momentum beta, for each tensor of n
     elements, k = density n:
 
-        v <- v + g / K + (beta / K) before          every worker adds its share of the last update
+        v <- v + g / K + (beta / K) before          before: the last total
         S  = the k largest of |v|                   exactly; the lower index among equals
-        q  = sign(v[S]) times a mean of |v[S]|      value_bits for each; see `codings.SignedLevels`
-        message = [Golomb code of S, means, codes of q]     one all-gather for a bucket of tensors
+        q  = sign(v[S]) times a mean of |v[S]|      value_bits each; see `codings.SignedLevels`
+        message = [Golomb code of S, means, codes of q]     one all-gather per bucket of tensors
         v[S] <- v[S] - q                            error feedback
         total = sum over workers of q on S
         before <- total
 
-    Both halves serve accuracy. A position and a bit take an eighth of the bits of index and value,
-    so eight times as many elements travel for the same bytes, and wait an eighth as long. And the
-    momentum goes through the same selection as the gradients: it is added where something has
-    arrived, not to a velocity of every worker's own, which goes on pushing an element that waits,
-    and which `masking` then has to cut off. There is no warm-up and no masking to be set.
-    docs/accuracy.md has what came of each of these, beside dense training.
+    Both parts improve accuracy. A coded position and value take an eighth of the bits of a 32-bit
+    index and value, so the same bytes hold eight times as many elements, and an element stays in
+    the residual an eighth as long. The momentum passes through the same selection as the gradients.
+    With momentum correction, in contrast, the velocity of an unsent element keeps accumulating
+    until `masking` clears it. CodedGMC needs neither masking nor a warm-up. docs/accuracy.md
+    compares both parts with dense training.
 
     Differences from the papers
 
-    * `GMC` has those from its paper, which hold here too.
-    * Sparse ternary compression has no momentum, and compresses what a server sends, too; here all
-      workers add up what all have sent.
-    * Small tensors are in the message too; see `CodedTopK`, of which that is a part.
+    * Those of `GMC`.
+    * Sparse ternary compression has no momentum, and a server compresses the sum again. Here every
+      worker sums the messages of all workers.
+    * Small tensors share the coded message, as in `CodedTopK`.
 
     Args:
         density: Fraction of a tensor's elements that is sent, in (0, 1]. A tensor of n elements
             sends k = max(1, round(density n)).
-        small_density: The same for small tensors: biases, norms, and those of fewer than
-            `dense_below` bytes. No less than `density` in any case. `None` to all-reduce them
-            densely, with the same momentum.
+        small_density: Density of small tensors: biases, norms, and tensors of fewer than
+            `dense_below` bytes. At least `density` is used. `None`: all-reduce them densely, with
+            the same momentum.
         momentum: beta, in [0, 1). The inner optimizer must then have none.
-        value_bits: Bits of a value: 1 for a sign, each further one, up to 4, for twice as many
-            magnitudes; 16 for bfloat16. At a density of 1 this is sign compression with error
-            feedback; dense training is `Dense()`.
+        value_bits: Bits per value. 1 is a sign, 2 to 4 add one of 2, 4 or 8 magnitudes, and 16 is
+            bfloat16. At a density of 1 this is sign compression with error feedback; use `Dense()`
+            for dense training.
         dense_below: Tensors of fewer float32 bytes are small.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> import keras, tf_redsync as rs

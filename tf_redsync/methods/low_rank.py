@@ -1,4 +1,4 @@
-"""PowerSGD and ACP-SGD: gradients as products of two thin matrices."""
+"""PowerSGD and ACP-SGD: low-rank gradients, as products of two thin matrices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Factors = list[tf.Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LowRank(Method):
-    """What both methods share: matrices, their factors, and who is served."""
+    """Base class: the ranks, shapes and initial factors of tensors as matrices."""
 
     rank: int = 4
     min_compression_rate: float = 2.0
@@ -70,15 +70,15 @@ class _LowRank(Method):
         return f"rank {self.rank_of(spec)} of {rows} x {columns}"
 
     def rank_of(self, spec: TensorSpec) -> int:
-        """Rank of a tensor's factors: no more than its matrix can have."""
+        """Return the rank of a tensor's factors, at most that of its matrix."""
         return min(self.rank, *matrix_shape(spec))
 
     def factor_payload(self, layout: BucketLayout, side: int) -> tuple[type[Request], int]:
-        """The all-reduce of all factors of a side, P for side 0, Q for side 1, in float32."""
+        """Return the all-reduce payload of all factors P (side 0) or Q (side 1), in float32."""
         return AllReduce, 4 * sum(self.rank_of(s) * matrix_shape(s)[side] for s in layout.specs)
 
     def random_factors(self, layout: BucketLayout, side: int) -> Factors:
-        """Normal random factors, the same on all workers: P for side 0, Q for side 1."""
+        """Return normal random factors P (side 0) or Q (side 1), equal on all workers."""
         return [
             tf.random.stateless_normal(
                 [matrix_shape(s)[side], self.rank_of(s)],
@@ -105,34 +105,35 @@ class PowerSGD(_LowRank):
         P <- orth(P)
         Q = M^T P                   all-reduce of Q
         total = P Q^T               with the Q of all workers
-        E <- M - P Q_local^T          with the Q before its all-reduce
+        E <- M - P Q_local^T        with the local Q
 
-    Q starts out random, equal on all workers, and is kept from step to step: together the steps are
-    a power iteration towards the leading singular vectors.
+    "local" is before the all-reduce. Q is random at the start, equal on all workers, and kept
+    between steps (warm start), so that the steps form a power iteration towards the leading
+    singular vectors.
 
     Differences from the paper
 
-    * The first axes of a tensor make the rows, the others the columns, split where n + m is least.
-      For dense and convolutional kernels these are [in, out] and [height width in, out], as in the
-      paper (whose PyTorch has the transposes), but for convolutions of few outputs: [height width,
-      in out]. Attention's kernels [in, heads, size] are [in, heads size].
-    * Sums instead of averages: the totals here are sums over workers.
-    * The residual subtracts the worker's own product, not the common one. The sum over the workers
-      is the same; PowerSGD's authors do so in their later package.
-    * Q's columns are scaled to length 1 before the product. orth(P) is the same, but P stays of
-      M's size, where `HalfPrecision` would overflow with a Q of the last gradient's.
-    * orth is the QR decomposition. Workers must compute it to the same bits, so all should run on
-      the same kind of processor.
+    * The first axes of a tensor are the rows and the others the columns, split where n + m is
+      smallest. Dense and convolutional kernels are [in, out] and [height width in, out], as in the
+      paper (transposed there, as in PyTorch). Convolutions with few outputs are [height width,
+      in out], and attention kernels [in, heads, size] are [in, heads size].
+    * Totals are sums over workers, not averages.
+    * The residual subtracts the local product, not the total's. The sum over workers is the same,
+      and the authors' later package does so too.
+    * The columns of Q are scaled to length 1 before the product. orth(P) is the same, but P keeps
+      the magnitude of M; with an unscaled Q it could overflow in `HalfPrecision`.
+    * orth is the QR decomposition. All workers must compute equal bits, so use the same kind of
+      processor on all of them.
 
     Args:
-        rank: r, the number of columns of both factors; 1 to 4 for convolutional networks, 32 and
+        rank: r, the number of columns of both factors: 1 to 4 for convolutional networks, 32 or
             more for transformers.
         min_compression_rate: Tensors of n x m elements with `r (n + m)` above `n m` divided by
             this are all-reduced densely; so are biases and norms.
-        seed: Of the first factors; the same on all workers.
+        seed: Seed of the initial factors, equal on all workers.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     @property
@@ -178,7 +179,7 @@ class ACPSGD(_LowRank):
     Lin Zhang, Longteng Zhang, Shaohuai Shi, Xiaowen Chu, Bo Li (2023), "Evaluation and Optimization
     of Gradient Compression for Distributed Deep Learning", ICDCS, arXiv 2306.08881.
 
-    Half of PowerSGD's traffic, and one all-reduce instead of two that wait for each other. A tensor
+    It sends half the bytes of PowerSGD, in one all-reduce instead of two sequential ones. A tensor
     is a matrix of n rows and m columns. On every worker, with gradient G, residual E, rank r,
     P [n, r], Q [m, r]:
 
@@ -190,30 +191,30 @@ class ACPSGD(_LowRank):
         total = P Q^T                       total = P Q^T
         E <- M - P_local Q^T                  E <- M - P Q_local^T
 
-    "own" is before the all-reduce. P and Q start out random, equal on all workers, and are kept
-    from step to step: together the steps are a power iteration towards the leading singular
+    "local" is before the all-reduce. P and Q are random at the start, equal on all workers, and
+    kept between steps, so that the steps form a power iteration towards the leading singular
     vectors.
 
     Differences from the paper
 
-    * The first axes of a tensor make the rows, the others the columns, split where n + m is least.
-      For dense and convolutional kernels these are [in, out] and [height width in, out], as in the
-      paper (whose PyTorch has the transposes), but for convolutions of few outputs: [height width,
-      in out]. Attention's kernels [in, heads, size] are [in, heads size].
-    * Sums instead of averages: the totals here are sums over workers.
-    * The residual subtracts the worker's own product, not the common one. The sum over the workers
-      is the same; PowerSGD's authors do so in their later package.
-    * orth is the QR decomposition. Workers must compute it to the same bits, so all should run on
-      the same kind of processor.
+    * The first axes of a tensor are the rows and the others the columns, split where n + m is
+      smallest. Dense and convolutional kernels are [in, out] and [height width in, out], as in the
+      paper (transposed there, as in PyTorch). Convolutions with few outputs are [height width,
+      in out], and attention kernels [in, heads, size] are [in, heads size].
+    * Totals are sums over workers, not averages.
+    * The residual subtracts the local product, not the total's. The sum over workers is the same,
+      and the later package of PowerSGD's authors does so too.
+    * orth is the QR decomposition. All workers must compute equal bits, so use the same kind of
+      processor on all of them.
 
     Args:
         rank: r, the number of columns of both factors.
         min_compression_rate: Tensors of n x m elements with `r (n + m)` above `n m` divided by
             this are all-reduced densely; so are biases and norms.
-        seed: Of the first factors; the same on all workers.
+        seed: Seed of the initial factors, equal on all workers.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     @property
@@ -225,7 +226,7 @@ class ACPSGD(_LowRank):
             requests="all-reduce of one factor, in turn",
             bits="16 r (n + m) / (n m)",
             state_kinds={"residual": "sum", "p": "shared", "q": "shared"},
-            # P and Q in turn
+            # P and Q alternate
             period=2,
         )
 
@@ -261,7 +262,7 @@ class ACPSGD(_LowRank):
             p, q = project(state["p"], transpose=True)
             return p, q, flat(q)
 
-        # The one that is sent has another size in even and in odd steps, so it travels flat.
+        # P and Q differ in shape, so the sent factor is flattened.
         local_p, local_q, sent = _cond(even, p_step, q_step)
         (received,), (error,) = yield from all_reduce(ctx, [sent])
         p, q = _with_factor(received, even, local_p, local_q)
@@ -272,22 +273,22 @@ class ACPSGD(_LowRank):
 
 
 def _with_factor(vector: tf.Tensor, even: tf.Tensor | bool, p: Factors, q: Factors) -> Any:
-    """Both factors, with the elements of `vector` as P in even steps and as Q in odd ones."""
+    """Return both factors, with the elements of `vector` as P in even steps, as Q in odd ones."""
     return _cond(even, lambda: (unflat(vector, p), q), lambda: (p, unflat(vector, q)))
 
 
 def _cond(condition: tf.Tensor | bool, yes: Callable[..., Any], no: Callable[..., Any]) -> Any:
-    """`tf.cond`, decided at once where the condition is known."""
+    """Return `tf.cond`, evaluated in Python if the condition is static."""
     if isinstance(condition, bool):
         return yes() if condition else no()
     return tf.cond(condition, yes, no)
 
 
 def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix: its first axes, and the others.
+    """Return the rows and columns of a tensor as a matrix: its first axes, and the others.
 
-    Of all splits of the axes the one with the smallest sum of rows and columns, since that is what
-    factors of a rank cost; of equal ones the last.
+    The axes are split where the sum of rows and columns is smallest, to which the size of the
+    factors is proportional. Ties go to the last split.
     """
     shape = spec.shape
     if len(shape) < 2:
@@ -302,8 +303,8 @@ def orthogonal(factor: tf.Tensor) -> tf.Tensor:
 
 
 def of_unit_length(factor: tf.Tensor) -> tf.Tensor:
-    """Return `factor` `[rows, r]` with columns of length 1; a column of zeros stays."""
-    largest = tf.reduce_max(tf.abs(factor), axis=0)  # or the squares would overflow
+    """Return `factor` `[rows, r]` with columns of length 1; zero columns are unchanged."""
+    largest = tf.reduce_max(tf.abs(factor), axis=0)  # avoids overflow of the squares
     scaled = tf.math.divide_no_nan(factor, largest)
     return tf.math.divide_no_nan(scaled, tf.norm(scaled, axis=0))
 
@@ -317,7 +318,7 @@ def as_matrices(layout: BucketLayout, grads: Factors, residuals: Factors) -> lis
 
 
 def as_tensors(layout: BucketLayout, matrices: Factors) -> list[tf.Tensor]:
-    """Undo `as_matrices`."""
+    """Return matrices as tensors in the shapes of the bucket."""
     return [tf.reshape(m, s.shape) for s, m in zip(layout.specs, matrices, strict=True)]
 
 
@@ -332,6 +333,6 @@ def differences(a: list[tf.Tensor], b: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def unflat(vector: tf.Tensor, like: Factors) -> Factors:
-    """Return the factors, of the shapes of `like`, whose elements are in `vector`."""
+    """Split a vector into factors in the shapes of `like`."""
     sizes = [f.shape.num_elements() for f in like]
     return [tf.reshape(v, f.shape) for v, f in zip(tf.split(vector, sizes), like, strict=True)]

@@ -1,4 +1,4 @@
-"""QSGD and TernGrad: a few bits for every element, right on average."""
+"""QSGD and TernGrad: unbiased stochastic quantisation to a few bits per element."""
 
 from __future__ import annotations
 
@@ -40,13 +40,12 @@ class QSGD(StochasticQuantizer):
     On every worker, with gradient g, in buckets of d elements, with s levels:
 
         c = ||g||_2, or max |g|
-        code = sign(g) s |g| / c, rounded up or down at random
+        code = sign(g) s |g| / c, rounded stochastically
         total = sum over workers of c code / s              one all-gather of codes and c
 
-    Elements are rounded up or down at random, so that the expectation is exact and no residual is
-    needed. Every worker draws numbers of its own: the errors are independent and cancel out in
-    part. The variance that rounding adds is at most `min(d / s^2, sqrt(d) / s)` times the square of
-    the norm.
+    Stochastic rounding is unbiased, so no residual is needed. The workers' random streams are
+    independent, so their errors partly cancel. Rounding adds a variance of at most
+    `min(d / s^2, sqrt(d) / s)` times the squared norm.
 
     Differences from the paper
 
@@ -56,13 +55,14 @@ class QSGD(StochasticQuantizer):
     Args:
         levels: s, the number of magnitudes besides 0, at most 32767. A code has
             `ceil(log2(2 s + 1))` bits.
-        bucket_size: d, elements that share a norm, a multiple of 32; `None`: all of a tensor.
-        norm: `"l2"`, or `"max"`, with which the largest element of a bucket is exact.
-        seed: Of the rounding; the same on all workers, who draw different numbers even so.
+        bucket_size: d, the number of elements that share a norm, a multiple of 32; `None`: a whole
+            tensor.
+        norm: `"l2"`, or `"max"`, for which the largest element of a bucket is exact.
+        seed: Seed of the rounding, equal on all workers. Their random streams differ by rank.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     levels: int = 7
@@ -121,15 +121,14 @@ class TernGrad(StochasticQuantizer):
 
     On every worker, for each tensor g:
 
-        c = min(max |g|, 2.5 sigma)                         elements beyond c are clipped
+        c = min(max |g|, 2.5 sigma)                         gradients are clipped at c
         code = sign(g) with probability |g| / c, else 0
         total = sum over workers of c code                  one all-gather of codes and c
 
-    Elements are rounded up or down at random, so that the expectation is exact and no residual is
-    needed. Every worker draws numbers of its own: the errors are independent and cancel out in
-    part.
+    Stochastic rounding is unbiased, so no residual is needed. The workers' random streams are
+    independent, so their errors partly cancel.
 
-    Scaler sharing takes the largest c of all workers, by an all-gather of these numbers. The codes
+    Scaler sharing uses the largest c of all workers, from an all-gather of the scalers. The codes
     are then integers with a common scale, and an all-reduce can sum them as digits of float32
     numbers (`common/ternary_all_reduce.py`). From 5 workers on this sends less than an all-gather
     of 2-bit codes, but it rounds more coarsely.
@@ -137,19 +136,18 @@ class TernGrad(StochasticQuantizer):
     Differences from the paper
 
     * Biases, norms and small tensors are all-reduced densely.
-    * sigma is about zero, the mean that the paper assumes; about the real mean it would be 0 for a
-      constant tensor, and clip all of it away.
+    * sigma is the root mean square, for the mean of zero that the paper assumes. The standard
+      deviation of a constant tensor is 0, which would clip it to zero.
 
     Args:
-        clip: Elements are clipped at so many standard deviations of their tensor; `None`: not.
-        shared_scaler: Whether all workers use the largest scaler among theirs.
-        output_layer: Whether the weights of the output layer are ternary too; the paper leaves
-            them out.
-        seed: Of the rounding; the same on all workers, who draw different numbers even so.
+        clip: Clipping threshold in standard deviations of the tensor; `None`: no clipping.
+        shared_scaler: Whether all workers use the largest of their scalers.
+        output_layer: Whether to quantise the weights of the output layer. The paper does not.
+        seed: Seed of the rounding, equal on all workers. Their random streams differ by rank.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     clip: float | None = 2.5
@@ -194,7 +192,7 @@ class TernGrad(StochasticQuantizer):
                 self.clip * rms(r, s.size) for r, s in zip(rows, ctx.layout.specs, strict=True)
             ]
             scalers = tf.minimum(scalers, tf.concat(limits, axis=0))
-        if not self.shared_scaler:  # a code of 1 is the scaler, which clips what is larger
+        if not self.shared_scaler:  # quantisation clips at the scaler, which is the code 1
             totals, _ = yield from deliver_codes(grads, scalers, stream=stream, mode="stochastic")
             return totals, state
 

@@ -1,4 +1,4 @@
-"""Random-k and random block: all workers send the same random elements."""
+"""Random-k and random block: selections that are equal on all workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, prop
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _SharedRandom(Sparsifier):
-    """What random-k and random block share: everything but the choice of the elements."""
+    """Base class: an all-reduce of the elements that `choose` selects."""
 
     seed: int = 0
 
@@ -38,18 +38,18 @@ class _SharedRandom(Sparsifier):
             paper="Foroutan Eghlidi, Jaggi 2020",
             requests="all-reduce of values",
             bits="32 density",
-            # They are what the all-reduce returned, and zeros
+            # Totals are results of the all-reduce, and zeros
             totals_may_overflow=False,
-            # Values alone: all workers know the positions
+            # Messages have no positions
             sends_selected=False,
         )
 
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
-        """Return the elements to send, int32 `[k]`, distinct positions in the flat tensor.
+        """Return the positions to send, int32 `[k]`, distinct in the flat tensor.
 
         Args:
             spec: The tensor.
-            seed: int32 `[2]`, the same on all workers.
+            seed: int32 `[2]`, equal on all workers.
         """
         raise NotImplementedError
 
@@ -61,7 +61,8 @@ class _SharedRandom(Sparsifier):
         ]
         specs = ctx.layout.specs
         chosen = [self.choose(s, stream(self.seed, ctx.step, s.position)) for s in specs]
-        places = [tf.cast(at, tf.int64)[:, tf.newaxis] for at in chosen]  # GPUs keep these
+        # int64, since int32 would move to host memory.
+        places = [tf.cast(at, tf.int64)[:, tf.newaxis] for at in chosen]
         values = [tf.gather_nd(v, at) for v, at in zip(sends, places, strict=True)]
         sums, errors = yield from all_reduce(ctx, propagate_nonfinite(values, sends))
         totals, residuals = [], []
@@ -84,28 +85,27 @@ class RandomK(_SharedRandom):
 
         v <- v + g
         S = k random elements of n,
-            drawn from (seed, step, tensor): the same on all workers, so no index is sent
+            drawn from (seed, step, tensor), equal on all workers, so no index is sent
         total[S] = sum over workers of v[S]             one all-reduce for all tensors
         v[S] <- 0
 
     Differences from the paper
 
-    * The values are not scaled by n / k: error feedback delivers the rest later, so scaling would
-      count it twice.
-    * Elements are drawn without repetition, by sorting random numbers.
+    * The values are not scaled by n / k, since error feedback sends the other elements later.
+    * Elements are drawn without replacement, by sorting random numbers.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
-        seed: Of the choice; the same on all workers.
+        seed: Seed of the selection, equal on all workers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     @override
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
-        """Return k distinct random elements."""
+        """Return k distinct random positions."""
         draws = uniform([spec.size], seed)
         return tf.math.top_k(draws, element_count(self.density, spec.size), sorted=False)[1]
 
@@ -113,7 +113,7 @@ class RandomK(_SharedRandom):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomBlock(_SharedRandom):
-    """Random block: all workers send the same elements in a row of each tensor.
+    """Random block: all workers send the same contiguous elements of each tensor.
 
     Negar Foroutan Eghlidi, Martin Jaggi (2020), "Sparse Communication for Training Deep Networks",
     arXiv 2009.09271. It is also a baseline in Thijs Vogels, Sai Praneeth Karimireddy, Martin Jaggi
@@ -122,32 +122,31 @@ class RandomBlock(_SharedRandom):
     On every worker, with gradient g and residual v, for each tensor of n elements:
 
         v <- v + g
-        S = k elements in a row, wrapping around, from a random start,
-            drawn from (seed, step, tensor): the same on all workers, so no index is sent
+        S = k contiguous elements, with wrap-around, from a random start,
+            drawn from (seed, step, tensor), equal on all workers, so no index is sent
         total[S] = sum over workers of v[S]             one all-reduce for all tensors
         v[S] <- 0
 
     Differences from the paper
 
-    * The values are not scaled by n / k: error feedback delivers the rest later, so scaling would
-      count it twice.
+    * The values are not scaled by n / k, since error feedback sends the other elements later.
 
-    Cheaper than random elements, since memory is read and written in a row. With error feedback
-    alone it needs a moderate density: an element waits for about 1 / density steps.
+    This is faster than random-k, since memory access is contiguous. Use a moderate density: an
+    element stays in the residual for about 1 / density steps.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
-        seed: Of the choice; the same on all workers.
+        seed: Seed of the selection, equal on all workers.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     @override
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
-        """Return k elements in a row from a random start, wrapping around."""
+        """Return k contiguous positions from a random start, with wrap-around."""
         k, size = element_count(self.density, spec.size), spec.size
-        # Not a random integer: its range must not be empty, and a size may be 0.
+        # A random integer would need a non-empty range, but the size may be 0.
         start = tf.cast(uniform([], seed, tf.float64) * size, tf.int64)
         return tf.cast((start + tf.range(k, dtype=tf.int64)) % max(size, 1), tf.int32)
