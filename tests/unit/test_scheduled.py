@@ -170,11 +170,11 @@ def scheduled(**options):
 @loop(
     ("make", "words"),
     [
-        (scheduled(method=rs.PowerSGD()), "`method` must have a density.*PowerSGD"),
-        (scheduled(method=0.1), "`method` must have a density.*0.1"),
+        (scheduled(method=rs.PowerSGD()), "`method`.*Received: method=PowerSGD"),
+        (scheduled(method=0.1), "`method`.*Received: method=0.1"),
         (scheduled(stages=0.1), "`stages` must be DensityStages.*Received: stages=0.1"),
-        (scheduled(method=rs.RedSync(warm_up=RAMP)), "schedule of its own.*warm_up=None"),
-        (scheduled(method=scheduled()()), "schedule of its own"),
+        (scheduled(method=rs.RedSync(warm_up=RAMP)), "`method`.*Received: method=RedSync.*warm_up=None"),
+        (scheduled(method=scheduled()()), "`method`.*Received: method=Scheduled.*`stages`"),
         (lambda: rs.DensityStages((0, 5), (0.1,)), "the same length.*begins=.0, 5."),
         (lambda: rs.DensityStages([0], [0.1]), "`begins` and `densities`"),
         (lambda: rs.DensityStages((), ()), "`begins` and `densities`"),

@@ -1,4 +1,4 @@
-"""Sparse binary compression."""
+"""SBC, sparse binary compression."""
 
 from __future__ import annotations
 
@@ -32,47 +32,49 @@ _PRESETS = {1: (1, 0.001), 2: (10, 0.01), 3: (100, 0.01)}
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SBC(Sparsifier):
-    """Sparse binary compression: local steps, then one signed mean a tensor and coded positions.
+    """Sparse binary compression: local steps, then a signed mean per tensor and coded positions.
 
-    Between two exchanges the workers' weights differ. A round ends early where an epoch ends and
-    where an evaluation or saving begins, so that all agree on the weights there; in a custom loop
+    Between two exchanges the workers' weights differ. The workers exchange early when an epoch ends
+    and before an evaluation or a save, so that they have common weights there; in a custom loop
     call `optimizer.exchange.to_consensus()`.
 
     Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2019), "Sparse Binary
     Compression: Towards Distributed Deep Learning with minimal Communication", IJCNN, arXiv
     1805.08768.
 
-    On every worker, in rounds of `steps` steps, with dW the change of the weights in the round and
-    R the residual, for each tensor of n elements, k = ceil(density n):
+    On every worker, in rounds of `steps` local steps, with dW the change of the weights in the
+    round and R the residual, for each tensor of n elements, k = ceil(density n):
 
         A = R + dW
         v+ = the k largest of A,  v- = the k largest of -A,  m+, m- = their means
         if m+ >= m-:  dW* = +m+ at the positions of v+,  else:  dW* = -m- at the positions of v-
-        R <- A - dW*;  momentum of the local optimizer <- 0 where dW* is not 0
+        R <- A - dW*;  momentum of the inner optimizer <- 0 where dW* is not 0
         message = [m of each tensor, Golomb code of the positions]          one all-gather
         W <- W + mean over workers of dW*
 
-    A gap d between positions is coded as (d - 1) >> b ones, a zero and the b low bits of d - 1. Of
-    a fraction p of random positions that is b + 1 / (1 - (1 - p)^(2^b)) bits on average, of any
-    positions b + 1 + (1 / p - 1) / 2^b at most.
+    The Golomb code of a gap d between positions is (d - 1) >> b ones, a zero, and the b low bits of
+    d - 1. For a fraction p of random positions it takes b + 1 / (1 - (1 - p)^(2^b)) bits per
+    position on average, and for any positions at most b + 1 + (1 / p - 1) / 2^b.
 
     Differences from the paper
 
-    * The positions of all tensors of a bucket with about the same density are one stream of gaps,
+    * The positions of all tensors of a bucket with about the same density form one stream of gaps,
       so that a small tensor costs one mean and no header.
-    * Messages have a fixed length, with room for the worst positions: 3 % to 5 % more than on
-      average.
-    * Tensors below `dense_below` are averaged densely: with one sign a round they oscillate.
+    * Messages have a fixed length, with capacity for any positions. This is 3 % to 5 % more than
+      the average length.
+    * Tensors below `dense_below` are averaged densely, since they oscillate if each round changes
+      them in one direction only.
 
     Args:
-        steps: Steps that each worker takes between two exchanges.
+        steps: Number of local steps between two exchanges.
         density: Fraction of the elements that is sent in an exchange, in (0, 1].
-        masking: Clear the local optimizer's momentum where a change was sent.
-        outer: Takes a step along the mean of dW*; `None`: that mean is the step.
+        masking: Clear the inner optimizer's momentum of sent elements.
+        outer: Outer optimizer, which takes a step along the mean of dW*; `None`: the mean is added
+            to the weights.
         dense_below: Tensors of fewer float32 bytes are averaged densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> SBC.preset(3)  # the paper's SBC (3)
@@ -107,11 +109,11 @@ class SBC(Sparsifier):
         """Return the paper's SBC (1), (2) or (3).
 
         Args:
-            number: 1: every step, 0.1 %; 2: every 10 steps, 1 %; 3: every 100 steps, 1 %.
+            number: 1: every step, density 0.1 %; 2: every 10 steps, 1 %; 3: every 100 steps, 1 %.
             options: Further hyper-parameters.
 
         Raises:
-            ValueError: for another number.
+            ValueError: If `number` is not 1, 2 or 3.
         """
         if number not in _PRESETS:
             raise ValueError(f"`number` must be 1, 2 or 3. Received: number={number!r}")
@@ -141,7 +143,7 @@ class SBC(Sparsifier):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Here the gradients are the changes of the weights."""
+        """Exchange the changes of the weights, which take the place of gradients."""
         specs = ctx.layout.specs
         layout = MessageLayout.of(self.counts(ctx.layout), quantized=True)
         capacities = Capacity(tuple(s.size for s in specs), layout.capacities)
@@ -169,9 +171,11 @@ class SBC(Sparsifier):
 def _select(
     sums: list[tf.Tensor], layout: MessageLayout
 ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
-    """Whether all is finite; and of every tensor the side with the larger mean.
+    """Select the sign with the larger mean magnitude for each tensor.
 
-    Its mean and its positions, int32 `[k]`, and how many of these each tensor has, int32 `[N]`.
+    Returns:
+        Whether all elements are finite, bool scalar; then for each tensor the signed mean, the
+        positions, int32 `[k]`, and their number, in one int32 `[tensors]`.
     """
     zeros = [tf.zeros_like(a) for a in sums]
     above, below = (
@@ -195,7 +199,7 @@ def _select(
 def _sum_messages(
     messages: tf.Tensor, layout: MessageLayout, capacities: Capacity, like: list[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Sums of the messages of all workers, of the shapes of `like`."""
+    """Return the sums of the messages of all workers, in the shapes of `like`."""
     flags, means, words = wire.split(messages, len(like))
     positions = Golomb().decode(words, capacities, tf.constant(0))
     values = tf.split(means, len(like), axis=1)

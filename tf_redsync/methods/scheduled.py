@@ -1,4 +1,4 @@
-"""A density that changes in stages while a model trains."""
+"""A density that changes in stages during training."""
 
 from __future__ import annotations
 
@@ -30,31 +30,30 @@ from tf_redsync.schedules import DensityStages, ExponentialWarmUp, density_at
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheduled(Staged, MethodWrapper):
-    """Any method with a density, in stages of other densities.
+    """A wrapper that changes the density of any method in stages.
 
     With stages that begin at the steps b_0 = 0 < b_1 < ... and have the densities d_0, d_1, ...:
 
-        total, state <- the exchange of the method with density d_i, where b_i <= step < b_(i+1)
+        total, state <- the method's exchange with density d_i, where b_i <= step < b_(i+1)
 
-    So messages have the size, and codings the length, of the stage, and all workers change at the
-    same step. State (residuals, velocities) goes on from stage to stage. What a method decides by
-    its density (`masking`) it decides in each stage, but in those of `ExponentialWarmUp`, which are
-    masked as the last one is.
+    Each stage has its own size of messages and length of codes, and all workers change the stage at
+    the same step. State (residuals, velocities) is kept between stages. A default that depends on
+    the density (`masking`) is chosen in each stage; the stages of `ExponentialWarmUp` use that of
+    the last stage.
 
-    Steps are exchanges, counted from 0, or from the end of a dense warm-up of all methods; with
-    local steps they are rounds. Each stage is traced, so use a few, and powers rather than small
-    steps: a density that falls to two thirds makes little difference to a training.
+    Steps are exchanges (rounds with local steps), counted from 0 or from the end of a dense warm-up
+    of all methods. Each stage adds an exchange to the traced graph, so use few stages whose
+    densities differ by large factors. A factor of 2/3 has little effect on training.
 
     Args:
-        method: A method with a `density`, such as `RedSync`, `CodedTopK`, `TopK`, `SBC`; or `Coded`
-            or `HalfPrecision` around one.
-        stages: `ExponentialWarmUp(steps_per_stage)`, which ends at the method's own density;
-            `DensityStages(begins, densities)`, whose last one takes its place, so that the
-            method's own does not matter; `DensityStages.of(schedule, begins)` for any
-            `LearningRateSchedule` of Keras.
+        method: A method with a `density`, such as `RedSync`, `CodedTopK`, `TopK` or `SBC`; or
+            `Coded` or `HalfPrecision` around one.
+        stages: `ExponentialWarmUp(steps_per_stage)`, which ends at the method's density;
+            `DensityStages(begins, densities)`, which replaces the method's density; or
+            `DensityStages.of(schedule, begins)` for any Keras `LearningRateSchedule`.
 
     Raises:
-        ValueError: for a method without a density, or with a schedule of its own.
+        ValueError: If the method has no density, or already has a density schedule.
 
     Example:
         >>> import tf_redsync as rs
@@ -77,14 +76,14 @@ class Scheduled(Staged, MethodWrapper):
         density = _density(self.method)
         if density is None:
             raise ValueError(
-                "`method` must have a density, as RedSync, CodedTopK, TopK, DGC or SBC do, or be "
-                "Coded or HalfPrecision around one that has. Received: "
+                "`method` must have a density, as RedSync, CodedTopK, TopK, DGC and SBC do, or be "
+                "Coded or HalfPrecision around such a method. Received: "
                 f"method={self.method!r}{checks.if_class(self.method)}"
             )
         if self.method.traits.density_changes or self.method.sync_schedule.stages:
             raise ValueError(
-                "`method` must not have a schedule of its own (ExponentialWarmUp). Received: "
-                f"method={self.method!r}. Give it warm_up=None, and the schedule to `stages`."
+                "`method` must not have a density schedule (ExponentialWarmUp). Received: "
+                f"method={self.method!r}. Pass the schedule as `stages`, and warm_up=None to it."
             )
         last = self.stages.stages(density)[-1][1]
         object.__setattr__(self, "method", _replace(self.method, density=last))
@@ -101,7 +100,7 @@ class Scheduled(Staged, MethodWrapper):
 
     @property
     def begins(self) -> tuple[tuple[int, float], ...]:
-        """The step at which each stage begins, and its density."""
+        """First step and density of each stage."""
         density = _density(self.method)
         assert density is not None
         return self.stages.stages(density)
@@ -116,7 +115,7 @@ class Scheduled(Staged, MethodWrapper):
     def at(self, step: int) -> Method:
         method, inner = self.method, innermost(self.method)
         if isinstance(self.stages, ExponentialWarmUp) and isinstance(inner, MomentumCorrected):
-            # As inside of the method: what the last stage does, all do.
+            # As in the method itself, the final density decides about masking.
             method = _replace(method, masking=inner.masks)
         return _replace(method, density=density_at(self.begins, step))
 
@@ -132,10 +131,10 @@ class Scheduled(Staged, MethodWrapper):
 
     @override
     def exchange(self, grads: list[Any], state: State, ctx: Context) -> Exchange:
-        """Of a step that is known: a program runs the exchange of each stage (`at`)."""
+        """Run the exchange of the stage of a static step. The sync schedule calls `at` instead."""
         step = tf.get_static_value(ctx.step)
         if step is None:
-            raise ValueError("the step must be known: run `at(step)` in each stage")
+            raise ValueError("`ctx.step` must be static. Run `at(step)` in each stage")
         return (yield from self.at(int(step)).exchange(grads, state, ctx))
 
 
@@ -145,7 +144,7 @@ def _density(method: Any) -> float | None:
 
 
 def _replace(method: Any, **values: Any) -> Any:
-    """A method with other hyper-parameters, or a wrapper around one."""
+    """Return the method with other hyper-parameters; of a wrapper, those of the wrapped method."""
     inner = getattr(method, "method", None)
     if isinstance(inner, Method):
         return dataclasses.replace(method, method=_replace(inner, **values))

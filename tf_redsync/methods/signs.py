@@ -1,4 +1,4 @@
-"""SignSGD with majority vote, Signum, and signs with error feedback."""
+"""SignSGD with majority vote, and EF-SignSGD."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from tf_redsync.methods.common.quantizer import Quantizer, deliver_codes
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SignSGD(Method):
-    """SignSGD with majority vote: the sign on which most workers agree.
+    """SignSGD with majority vote: the sign of the majority of workers.
 
     Jeremy Bernstein, Yu-Xiang Wang, Kamyar Azizzadenesheli, Anima Anandkumar (2018), "signSGD:
     Compressed Optimisation for Non-Convex Problems", ICML, arXiv 1802.04434.
 
-    On every worker, with gradient g, and one bit an element:
+    On every worker, with gradient g, in one bit per element:
 
         send sign(g)                            one all-gather
         total = sign(sum over workers of signs)
 
-    Totals are -1, 0 and 1, whatever the gradient's unit: every step moves a weight by the learning
-    rate or not at all, so it has to be much smaller than SGD's, like Adam's. All tensors are
-    served, since dense totals next to these would need another learning rate. A tie of the votes,
-    as an even number of workers can have, is 0: the weight stays.
+    Totals are -1, 0 and 1, so every step changes a weight by the learning rate or not at all. Use a
+    much smaller learning rate than with SGD, about that of Adam. No tensor is sent densely, since
+    dense totals would need another learning rate. A tie, possible for an even number of workers,
+    gives 0 and leaves the weight unchanged.
 
     Differences from the paper
 
-    * A bit has no value for zero. An element whose gradient is exactly 0 (a unit that is off, a
-      word that does not occur) votes for 1 and -1 in turn, by step and worker, where the usual code
-      `g >= 0` would always vote for 1 and make weights without a gradient drift.
-    * With one worker the total is still the sign of its gradient.
+    * One bit cannot represent zero. The vote for a gradient of exactly 0 (an inactive unit, an
+      absent word) alternates between 1 and -1 by step and worker. The common code `g >= 0` would
+      always vote for 1, so that weights without a gradient drift.
+    * With one worker the total is also a sign.
 
     Example:
         >>> import keras, tf_redsync as rs
@@ -55,15 +55,15 @@ class SignSGD(Method):
             requests="all-gather of signs",
             bits="1",
             votes=True,
-            # Only signs are delivered, and nothing is kept
+            # Totals are signs, and there is no residual
             conserves=False,
-            # They are -1, 0 and 1
+            # Totals are -1, 0 and 1
             totals_may_overflow=False,
         )
 
     @override
     def dense(self) -> Method:
-        """There is no tensor that it refuses."""
+        """Return the method itself: it refuses no tensor."""
         return self
 
     @override
@@ -84,13 +84,13 @@ class SignSGD(Method):
         sums, _ = yield from deliver_codes(votes, tf.ones([len(votes)]), mode="sign")
         return [tf.sign(s) for s in sums], state
 
-    dense_exchange = exchange  # a single worker's weights move as many workers' do
+    dense_exchange = exchange  # a single worker also applies signs
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EFSignSGD(Quantizer):
-    """EF-SignSGD: signs times the mean magnitude, with error feedback.
+    """EF-SignSGD: signs scaled by the mean magnitude, with error feedback.
 
     Sai Praneeth Karimireddy, Quentin Rebjock, Sebastian Stich, Martin Jaggi (2019), "Error Feedback
     Fixes SignSGD and other Gradient Compression Schemes", ICML, arXiv 1901.09847.
@@ -98,17 +98,17 @@ class EFSignSGD(Quantizer):
     On every worker, with gradient g and residual e, for each tensor of d elements:
 
         p = g + e
-        D = (||p||_1 / d) sign(p)               a bit an element and a scale a tensor
+        D = (||p||_1 / d) sign(p)               one bit per element and a scale per tensor
         send D;  e <- p - D                     one all-gather
         total = sum over workers of D
 
     Differences from the paper
 
-    * A bit has no value for zero: an element that is exactly 0 is sent as a positive one, and the
-      residual keeps the error.
-    * The residual is in units of the gradient: the learning rate is applied to the total, by the
-      optimizer. The paper's is in units of the update; the two are the same while the learning rate
-      is constant.
+    * One bit cannot represent zero: an element of exactly 0 is sent as positive, and the residual
+      keeps the error.
+    * The residual is in units of the gradient, and the optimizer applies the learning rate to the
+      total. In the paper the residual is in units of the update. Both are equal while the learning
+      rate is constant.
     * Biases, norms and small tensors are all-reduced densely.
     * With one worker it is plain SGD.
 
@@ -116,7 +116,7 @@ class EFSignSGD(Quantizer):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     @property

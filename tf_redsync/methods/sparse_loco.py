@@ -1,4 +1,4 @@
-"""SparseLoCo: local steps, and the largest changes of each chunk in two bits."""
+"""SparseLoCo: local steps, chunk-wise top-k of their changes, and 2-bit values."""
 
 from __future__ import annotations
 
@@ -36,55 +36,55 @@ _VALUE_BITS = (2, 32)
 class SparseLoCo(Method):
     """SparseLoCo: DiLoCo with sparse, quantised changes, and error feedback for outer momentum.
 
-    Between two exchanges the workers' weights differ. A round ends early where an epoch ends and
-    where an evaluation or saving begins, so that all agree on the weights there; in a custom loop
+    Between two exchanges the workers' weights differ. The workers exchange early when an epoch ends
+    and before an evaluation or a save, so that they have common weights there; in a custom loop
     call `optimizer.exchange.to_consensus()`.
 
     Amir Sarfi, Benjamin Thérien, Joel Lidin, Eugene Belilovsky (2025), "Communication Efficient LLM
     Pre-training with SparseLoCo", arXiv 2508.15706.
 
     Tensors are cut into chunks of at most 64 x 64 elements, vectors into chunks of 4,096. On every
-    worker, with dW the change of the weights in a round of `steps` steps and e the error:
+    worker, with dW the change of the weights in a round of `steps` steps and residual e:
 
         e <- beta e + dW
-        q = the k largest |e| of each chunk, their values in two bits
+        q = the k largest |e| of each chunk, with values in two bits
         message = [positions in the chunk, 12 bits each; codes of q; scales]    one all-gather
         e <- e - q
         W <- W + eta (sum over workers of q) / K                                `outer`, eta = 1
 
-    What is held back decays by beta in each round: what has waited for long no longer fits, and the
-    error, which grows where changes agree, takes the place of DiLoCo's outer momentum.
+    The residual decays by beta in each round, so that stale changes lose weight. It accumulates
+    consistent changes and thus acts as DiLoCo's outer momentum.
 
     Differences from the paper
 
-    * All chunks of a tensor are of one size, the largest divisors of its sides that are at most
-      `chunk`; see `DeMo` for sides that are prime.
-    * The levels of a value are a sign, and the mean of the small or of the large magnitudes of the
-      tensor, in units of the chunk's mean; see `methods/common/two_bit_values.py`.
-    * Tensors of all sizes are sent so.
+    * All chunks of a tensor have the same size. Their sides are the largest divisors of the
+      tensor's sides that are at most `chunk`; see `DeMo` for prime sides.
+    * The levels of a value are a sign times the mean of the tensor's small or large magnitudes, in
+      units of the chunk's mean; see `methods/common/two_bit_values.py`.
+    * Tensors of all sizes are compressed.
 
     Differences from the authors' training runs
 
     * They exchange every 30 steps: `steps=30`.
-    * They average an element over the workers that have sent it: `divide_by="senders"`.
-    * They scale each peer's message down to the median norm of all messages, for peers are
-      strangers. Workers of one job trust each other, and no message is scaled.
+    * They average an element over the workers that sent it: `divide_by="senders"`.
+    * They scale each message down to the median norm of all messages, since their peers are
+      untrusted. The workers of a job trust each other, so messages are not scaled here.
 
     Args:
-        steps: Steps that each worker takes between two exchanges, 15 to 250 in the paper.
-        top_k: k, how many elements of a chunk are sent, 32 to 128 in the paper; of a smaller chunk
-            all.
-        decay: beta of the error, in [0, 1]: 0.95 in the paper, 0.999 in the authors' code.
-        value_bits: Bits of a value, 2, or 32 for float32.
-        divide_by: `"workers"`: K, all of them, as in the paper. `"senders"`: of each element, those
-            that have sent it, as in the authors' code; then what one worker alone has sent counts
-            in full.
-        chunk: Sides of a chunk of a matrix, at most; a vector's has as many elements.
-        outer: Takes a step along the mean, an optimizer of `tf_redsync.outer`. `None`: the mean is
-            the step, eta = 1; the paper has rates of 0.7 to 1 and no momentum.
+        steps: Number of local steps between two exchanges, 15 to 250 in the paper.
+        top_k: k, the number of elements sent per chunk, 32 to 128 in the paper. A smaller chunk is
+            sent whole.
+        decay: beta of the residual, in [0, 1]: 0.95 in the paper, 0.999 in the authors' code.
+        value_bits: Bits per value, 2, or 32 for float32.
+        divide_by: `"workers"`: divide sums by K, as in the paper. `"senders"`: divide each element
+            by the number of workers that sent it, as in the authors' code.
+        chunk: Largest side of a chunk of a matrix; a chunk of a vector has up to `chunk`^2
+            elements.
+        outer: Outer optimizer, which takes a step along the mean; see `tf_redsync.outer`. `None`:
+            the mean is added, eta = 1. The paper uses rates of 0.7 to 1 without momentum.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> SparseLoCo().describe(TensorSpec("w", (768, 3072)))
@@ -116,7 +116,7 @@ class SparseLoCo(Method):
             requests="all-gather of positions in chunks and codes",
             bits="(k (2 log2(s) + 2) + 32) / (s^2 steps), s = 64",
             state_kinds={"residual": "sum"},
-            # Not with a decaying residual, or with a mean over the senders of an element
+            # Neither a decaying residual nor a mean over senders conserves
             conserves=self.decay == 1.0 and self.divide_by == "workers",
         )
 
@@ -127,7 +127,7 @@ class SparseLoCo(Method):
 
     @override
     def dense(self) -> Method:
-        """There is no tensor that it refuses."""
+        """Return the method itself: it refuses no tensor."""
         return self
 
     @override
@@ -151,7 +151,7 @@ class SparseLoCo(Method):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Here the gradients are the changes of the weights, divided by the workers."""
+        """Exchange the changes of the weights, divided by the number of workers."""
         form, changes = self._messages(ctx.layout), feedback.scaled(grads, ctx.scale)
         errors = [self.decay * e + d for e, d in zip(state["residual"], changes, strict=True)]
         rows = [

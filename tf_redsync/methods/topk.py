@@ -1,4 +1,4 @@
-"""Top-k with memory."""
+"""Top-k with error feedback (memory)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SCOPES = ("layer", "model")
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TopK(Sparsifier):
-    """Top-k with memory: send the largest elements, keep the others for later.
+    """Top-k with memory: send the largest elements, keep the others in the residual.
 
     Sebastian U. Stich, Jean-Baptiste Cordonnier, Martin Jaggi (2018), "Sparsified SGD with Memory",
-    NeurIPS, arXiv 1809.07599. Selection by layer or in the whole model: Negar Foroutan Eghlidi,
+    NeurIPS, arXiv 1809.07599. Selection per layer or in the whole model: Negar Foroutan Eghlidi,
     Martin Jaggi (2020), "Sparse Communication for Training Deep Networks", arXiv 2009.09271.
 
     On every worker, with gradient g and residual v:
@@ -44,20 +44,20 @@ class TopK(Sparsifier):
 
     Differences from the paper
 
-    * The residual is in units of the gradient: the learning rate is applied to the total, by the
-      optimizer. Mem-SGD keeps `learning rate * gradient`; the two are the same while the learning
+    * The residual is in units of the gradient, and the optimizer applies the learning rate to the
+      total. In Mem-SGD the residual is in units of the update. Both are equal while the learning
       rate is constant.
-    * Biases, norms and small tensors are all-reduced densely, unless the selection is over the
-      whole model, which is over all tensors.
+    * Biases, norms and small tensors are all-reduced densely with scope `"layer"`. Scope `"model"`
+      selects from all tensors.
 
     Args:
         density: Fraction of the elements that is sent, in (0, 1].
-        scope: `"layer"` selects in each tensor, `"model"` in all of them at once. The latter sends
-            more of the gradient's energy and may leave small layers waiting for long.
+        scope: `"layer"` selects in each tensor, `"model"` in all tensors together. `"model"` sends
+            more of the gradient's energy, but small layers may stay in the residual for long.
         dense_below: With scope `"layer"`, tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     scope: str = "layer"
@@ -87,7 +87,7 @@ class TopK(Sparsifier):
         return selected_payloads(MessageLayout.of(self.counts(self._selected_from(layout))))
 
     def _selected_from(self, layout: BucketLayout) -> BucketLayout:
-        """The layout of what is selected from: one vector takes the place of a whole model."""
+        """Return the layout to select from; with scope `"model"`, one vector of all tensors."""
         if self.scope != "model":
             return layout
         vector = TensorSpec("model", (sum(s.size for s in layout.specs),))
