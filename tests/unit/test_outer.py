@@ -56,7 +56,7 @@ def test_a_rate_is_a_schedule_of_rounds(library):
         (lambda: rs.outer.SGD(learning_rate=0.0), "`learning_rate` must be"),
         (lambda: rs.outer.Nesterov(momentum=1.0), "`momentum` must be in"),
         (lambda: rs.outer.Adam(beta_2=1.5), "`beta_2` must be in"),
-        (lambda: rs.CodedTopK(outer=rs.outer.SGD()), "`outer` is for `steps` above 1"),
+        (lambda: rs.CodedTopK(outer=rs.outer.SGD()), "Received: outer=SGD("),
         (lambda: rs.contrib.PostLocalSGD(start=0), "`start` must be a number of steps"),
     ],
 )  # fmt: skip

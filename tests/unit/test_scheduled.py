@@ -173,7 +173,10 @@ def scheduled(**options):
         (scheduled(method=rs.PowerSGD()), "`method`.*Received: method=PowerSGD"),
         (scheduled(method=0.1), "`method`.*Received: method=0.1"),
         (scheduled(stages=0.1), "`stages` must be DensityStages.*Received: stages=0.1"),
-        (scheduled(method=rs.RedSync(warm_up=RAMP)), "`method`.*Received: method=RedSync.*warm_up=None"),
+        (
+            scheduled(method=rs.RedSync(warm_up=RAMP)),
+            "`method`.*Received: method=RedSync.*warm_up=None",
+        ),
         (scheduled(method=scheduled()()), "`method`.*Received: method=Scheduled.*`stages`"),
         (lambda: rs.DensityStages((0, 5), (0.1,)), "the same length.*begins=.0, 5."),
         (lambda: rs.DensityStages([0], [0.1]), "`begins` and `densities`"),

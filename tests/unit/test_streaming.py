@@ -87,7 +87,7 @@ def test_what_is_refused(given, said):
     ("given", "said"),
     [
         (("block", "embedding"), "variable 'head'"),
-        ((".", "block"), "'block', which is not"),
+        ((".", "block"), "`fragments`.*unmatched: 'block'"),
     ],
 )
 def test_fragments_that_do_not_fit_the_model(given, said):

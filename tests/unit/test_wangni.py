@@ -156,7 +156,7 @@ def test_clusters_leave_no_residual():
 
 
 def test_half_precision_has_no_residual_to_use():
-    with pytest.raises(ValueError, match="no numbers to round"):
+    with pytest.raises(ValueError, match="`method`.*Received: method=Wangni"):
         rs.HalfPrecision(method=rs.contrib.Wangni())
 
 

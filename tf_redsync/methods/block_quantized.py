@@ -1,4 +1,4 @@
-"""Sums of values that travel as integers of 8, 4 or 2 bits with a shared scale per block."""
+"""BlockQuantized: sums of 8-, 4- or 2-bit integers with a shared scale per block."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ from tf_redsync.ops.block_quantization import check_block_format
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockQuantized(RoundingWrapper):
-    """Integers of 8, 4 or 2 bits on the wire, for dense gradients or another method's values.
+    """8-, 4- or 2-bit integers on the wire, for dense gradients or the values of another method.
 
-    Elements of a block share a scale, and every rounding error stays in the residual of the worker
-    that made it. On every worker w of K, with gradient g, residual e, p = e + g cut into K parts,
-    and Q(x) the quantised x:
+    The elements of a block share a scale. Each worker keeps its own quantisation errors in its
+    residual. On every worker w of K, with gradient g, residual e, p = e + g cut into K parts, and
+    Q(x) the quantised x:
 
         send Q(p[b]) to worker b                      one all-to-all
         e[b] <- p[b] - Q(p[b])                        for every b other than w
-        s = p[w] + sum over the others of their Q(p[w]), in float32
-        send Q(s) to all                              one all-gather
+        s = p[w] + sum over the other workers of Q(p[w]), in float32
+        send Q(s) to all workers                      one all-gather
         e[w] <- s - Q(s)
         total = Q(s) of all parts
 
-    Two workers exchange Q(p) in one all-gather: as many bytes, half the latency, one rounding.
+    Two workers exchange Q(p) in one all-gather: the same bytes, half the latency, one rounding.
 
-    Quantised all-reduces with feedback on both sides: Xie et al. (2024), "LoCo: Low-Bit
+    Quantised all-reduces with error feedback for both roundings: Xie et al. (2024), "LoCo: Low-Bit
     Communication Adaptor for Large-scale Model Training", arXiv 2407.04480, 4 bits; Tang et al.
     (2021), "1-bit Adam", arXiv 2102.02888, section 5, one bit. Around `DiLoCo` it quantises the
-    changes of weights, as Thérien et al. (2025), "MuLoCo", arXiv 2505.23725, with error feedback.
+    changes of the weights with error feedback, as in Thérien et al. (2025), "MuLoCo", arXiv
+    2505.23725.
 
     Format. With L = 2^(bits - 1) - 1 and the scale c of a block, rounded up to bfloat16, values are
     the multiples of c / L from -c to c. c is the largest magnitude; with 2 bits, the best of four
-    shares of it. A scale takes 16 / `block` bits per element. `ops/block_quantization.py` has the
-    arithmetic, docs/methods/BlockQuantized.md the errors of other levels, scales and blocks.
+    fractions of it. A scale takes 16 / `block` bits per element. `ops/block_quantization.py` has
+    the arithmetic, docs/methods/BlockQuantized.md the errors of other levels, scales and blocks.
 
     Differences from the papers
 
     * LoCo keeps an average of past errors in 8 bits; here the residual is float32.
-    * Sums are quantised with feedback too, as by 1-bit Adam.
+    * Sums are also quantised with error feedback, as in 1-bit Adam.
 
     Args:
-        method: Whose values: `None` or `Dense()` for the dense gradients, a method that sends
-            values, such as `PowerSGD`, `ACPSGD`, `TopK`, `RedSync` or `RandomBlock`, or `LocalSGD`,
-            `DiLoCo` or `StreamingDiLoCo(value_bits=32)`. The residual of that method, or one of
-            this wrapper, keeps the rounding errors. Positions of selected elements keep 32 bits.
-        bits: 8, 4 or 2.
-        block: Elements that share a scale, a multiple of 32.
+        method: The method whose values are quantised: `None` or `Dense()` for the dense gradients,
+            or a method that sends values, such as `PowerSGD`, `ACPSGD`, `TopK`, `RedSync`,
+            `RandomBlock`, `LocalSGD`, `DiLoCo` or `StreamingDiLoCo(value_bits=32)`. The residual of
+            that method, or of this wrapper, keeps the quantisation errors. Positions of selected
+            elements have 32 bits.
+        bits: Bits per value, 8, 4 or 2.
+        block: Number of elements that share a scale, a multiple of 32.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range, or a method whose values cannot be
-            rounded on the way.
+        ValueError: If a hyper-parameter is out of range, or the method's values cannot be rounded.
 
     Example:
         >>> import tf_redsync as rs

@@ -1,4 +1,4 @@
-"""Sums of values that travel in 16 bits."""
+"""HalfPrecision: sums of 16-bit values, with error feedback."""
 
 from __future__ import annotations
 
@@ -23,36 +23,35 @@ from tf_redsync.methods.local_sgd import LocalSGD
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundingWrapper(MethodWrapper):
-    """Rounds what is added up over the workers, and keeps the errors in a residual.
+    """A wrapper that rounds the values of sums, and keeps the errors in a residual.
 
     Subclasses define `rounding` and `name`.
     """
 
     def __post_init__(self) -> None:
-        inside = self.delegate
-        if not (inside is None or (isinstance(inside, Method) and inside.traits.rounds_values)):
+        method = self.delegate
+        if not (method is None or (isinstance(method, Method) and method.traits.rounds_values)):
             raise ValueError(
                 "`method` must be None for the dense gradients, or a method that sends values, "
                 "such as RedSync, DGC, TopK, MSTopK, SIDCo, GMC, FixedThreshold, SparDL, "
-                "RandomK, RandomBlock, PowerSGD, ACPSGD, LocalSGD or DiLoCo: what others send are "
-                "no numbers to round, Coded rounds by itself, with values=codings.Half(), and "
-                "StreamingDiLoCo does so unless value_bits=32. "
+                "RandomK, RandomBlock, PowerSGD, ACPSGD, LocalSGD or DiLoCo. Coded rounds with "
+                "values=codings.Half(); StreamingDiLoCo needs value_bits=32 here. "
                 f"Received: method={self.method!r}"
             )
 
     @property
     def rounding(self) -> Rounding | BlockRounding:
-        """How values travel."""
+        """The rounding of values."""
         raise NotImplementedError
 
     @property
     def name(self) -> str:
-        """The format in a word or two."""
+        """Name of the format, for `describe`."""
         raise NotImplementedError
 
     @property
     def delegate(self) -> Method | None:
-        """The method that adds up; `None` if this wrapper does, all of its input."""
+        """The method that makes the exchange; `None` if this wrapper sums its input itself."""
         method = self.method
         if method == Dense():
             return None
@@ -70,13 +69,13 @@ class RoundingWrapper(MethodWrapper):
             state_kinds=kinds if inside is None else inside.traits.state_kinds,
             conserves=self.rounding.error_feedback
             and (self.method is None or self.method.traits.conserves),
-            # Dense totals are numbers that were received
+            # Totals of the wrapper itself are received numbers
             totals_may_overflow=inside is not None and inside.traits.totals_may_overflow,
         )
 
     @override
     def dense(self) -> Method:
-        """Tensors that the method refuses are small: they travel in float32."""
+        """Return the method for refused tensors, which are small and sent in float32."""
         return self if self.delegate is None else self.delegate.dense()
 
     @override
@@ -109,35 +108,36 @@ class RoundingWrapper(MethodWrapper):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HalfPrecision(RoundingWrapper):
-    """16-bit numbers on the wire, for dense gradients or for the values that another method sends.
+    """16-bit values on the wire, for dense gradients or for the values of another method.
 
-    The cheapest compression there is, and the one that every other has to beat. On every worker,
-    with gradient g, residual e, and H(x) the 16-bit number next to x:
+    It has the smallest overhead of all methods and is the baseline for the others. On every worker,
+    with gradient g, residual e, and H(x) the nearest 16-bit number:
 
         p = g + e
-        total = the sum over workers of H(p), in float32, rounded by H once more
-        e <- p - what the total has of it
+        s = sum over workers of H(p), in float32        each worker sums one part
+        total = H(s)
+        e <- p - H(p);  in the part that this worker sums: e <- s - H(s)
 
-    Selected elements of a sparsifier are gathered as H(p), two in a word, and p - H(p) goes back
-    into the residual: 48 bits an element rather than 64 (`codings/`).
+    A sparsifier's selected elements are gathered as H(p), two per word, and its residual receives
+    p - H(p): 48 bits per element instead of 64 (`codings/`).
 
-    Formats. float16 has 11 significant bits between 6e-5 and 65504, bfloat16 has 8 and float32's
-    range. What is too small for float16 waits in the residual. What is too large, or has too large
-    a sum, is not finite: all workers skip the step, and `exchange.skipped` counts it. Gradients
-    come divided by the number of workers, so that their sums hardly grow with it.
+    Formats. float16 has 11 significant bits between 6e-5 and 65504; bfloat16 has 8, and the range
+    of float32. The residual keeps values that are too small for float16. A value or sum that is too
+    large is non-finite: all workers skip the step, and `exchange.skipped` counts it. Gradients are
+    divided by the number of workers, so their sums hardly grow with it.
 
-    Without error feedback the 16-bit numbers are all-reduced as they are, the usual practice: every
-    partial sum is rounded, what is too small is lost, and there is no residual to store.
+    Without error feedback the 16-bit numbers are all-reduced directly, as is common. Each partial
+    sum is then rounded, small values are lost, and there is no residual.
 
     Args:
-        method: Whose values: `None` for the dense gradients, else a method that sends values, such
-            as `RedSync`, `TopK`, `RandomBlock` or `PowerSGD`. It keeps the rounding errors in its
-            residual. Methods that send signs or codes have no values to round.
+        method: The method whose values are rounded: `None` for the dense gradients, or a method
+            that sends values, such as `RedSync`, `TopK`, `RandomBlock` or `PowerSGD`, whose
+            residual keeps the rounding errors. Methods that send signs or codes are refused.
         dtype: `"float16"` or `"bfloat16"`.
-        error_feedback: Whether rounding errors are kept and sent later.
+        error_feedback: Whether the residual keeps rounding errors.
 
     Raises:
-        ValueError: for an unknown dtype, or a method whose values cannot be rounded on the way.
+        ValueError: If the dtype is unknown, or the method's values cannot be rounded.
 
     Example:
         >>> import tf_redsync as rs

@@ -1,4 +1,4 @@
-"""Averaged weights every so many steps, and DiLoCo's step along their mean change."""
+"""Local SGD and DiLoCo: local steps, then an average or an outer step."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from tf_redsync.outer import Nesterov, Outer
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalSGD(Method):
-    """Local SGD: workers train alone for some steps, then their weights are averaged.
+    """Local SGD: workers take local steps, then average their weights.
 
-    Between two exchanges the workers' weights differ. A round ends early where an epoch ends and
-    where an evaluation or saving begins, so that all agree on the weights there; in a custom loop
+    Between two exchanges the workers' weights differ. The workers exchange early when an epoch ends
+    and before an evaluation or a save, so that they have common weights there; in a custom loop
     call `optimizer.exchange.to_consensus()`.
 
     Sebastian U. Stich (2019), "Local SGD Converges Fast and Communicates Little", ICLR, arXiv
     1805.09767. H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas
     (2017), "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS.
 
-    With W the weights that all agree on, on every worker, in rounds of `steps` steps:
+    With the common weights W, on every worker, in rounds of `steps` steps:
 
         w <- W;  in each step: w <- optimizer(w, gradient at w)
         W <- W + mean over workers of (w - W)           one all-reduce
 
-    With an outer optimizer, which then takes a step along that mean, it is `DiLoCo`.
+    With an outer optimizer, which takes a step along that mean, it is `DiLoCo`.
 
     Differences from the papers
 
     * All workers take part in every round, with the same number of steps.
-    * Any optimizer of Keras does the local steps. Its slots are each worker's own and stay so.
+    * Any Keras optimizer can take the local steps. Each worker has its own optimizer slots, which
+      are never averaged.
 
     Args:
-        steps: Steps that each worker takes between two exchanges.
-        outer: Takes a step along the mean change, an optimizer of `tf_redsync.outer`. `None`: the
-            mean change is the step.
+        steps: Number of local steps between two exchanges.
+        outer: Outer optimizer, which takes a step along the mean change; see `tf_redsync.outer`.
+            `None`: the mean change is added to the weights.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     steps: int = 8
@@ -64,7 +65,7 @@ class LocalSGD(Method):
             paper="Stich 2019; McMahan et al. 2017",
             requests="all-reduce of weights' changes",
             bits="32 / steps",
-            # They are what the all-reduce returned
+            # Totals are results of the all-reduce
             totals_may_overflow=False,
         )
 
@@ -87,38 +88,38 @@ class LocalSGD(Method):
         then = "" if self.outer is None else f", then {self.outer!r}"
         return f"all-reduce every {self.steps} steps{then}"
 
-    exchange = Method.dense_exchange  # here the gradients are the changes of the weights
+    exchange = Method.dense_exchange  # of weight changes in place of gradients
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiLoCo(LocalSGD):
-    """DiLoCo: hundreds of local steps, then a step of an outer optimizer along their mean change.
+    """DiLoCo: hundreds of local steps, then an outer step along the mean change of the weights.
 
-    Between two exchanges the workers' weights differ. A round ends early where an epoch ends and
-    where an evaluation or saving begins, so that all agree on the weights there; in a custom loop
+    Between two exchanges the workers' weights differ. The workers exchange early when an epoch ends
+    and before an evaluation or a save, so that they have common weights there; in a custom loop
     call `optimizer.exchange.to_consensus()`.
 
     Arthur Douillard, Qixuan Feng, Andrei A. Rusu, Rachita Chhaparia, Yani Donchev, Adhiguna
     Kuncoro, Marc'Aurelio Ranzato, Arthur Szlam, Jiajun Shen (2023), "DiLoCo: Distributed
     Low-Communication Training of Language Models", arXiv 2311.08105.
 
-    With W the weights that all agree on, on every worker, in rounds of `steps` steps:
+    With the common weights W, on every worker, in rounds of `steps` steps:
 
         w <- W;  in each step: w <- optimizer(w, gradient at w)     AdamW in the paper
         d = mean over workers of (w - W)                            one all-reduce
-        m <- 0.9 m + d;   W <- W + 0.7 (d + 0.9 m)                  `outer`, Nesterov's momentum
+        m <- 0.9 m + d;   W <- W + 0.7 (d + 0.9 m)                  `outer`, Nesterov momentum
 
-    The inner optimizer's slots are each worker's own and are never exchanged; those of the outer
-    one are equal on all workers. A single worker trains with the inner optimizer alone.
+    Each worker has its own slots of the inner optimizer, which are never exchanged. The slots of
+    the outer optimizer are equal on all workers. A single worker uses the inner optimizer only.
 
     Args:
-        steps: Steps that each worker takes between two exchanges, H in the paper: 500 there, 15 to
-            500 in use.
-        outer: The outer optimizer. `None`: the weights are averaged, as by `LocalSGD`.
+        steps: Number of local steps between two exchanges, H: 500 in the paper, 15 to 500 in
+            practice.
+        outer: Outer optimizer. `None`: the weights are averaged, as by `LocalSGD`.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
     """
 
     steps: int = 500

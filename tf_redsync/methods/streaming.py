@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: the fragments of a model in turn, late, and in few bits."""
+"""Streaming DiLoCo: fragments of the model exchanged in turn, overlapped and quantised."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tf_redsync.methods.common import rounded_all_reduce, small_floats
 from tf_redsync.methods.local_sgd import DiLoCo
 
 _VALUE_BITS = (4, 8, 16, 32)
-_FRAGMENTS, _OVERLAP = 4, 5  # where there are steps enough for them
-_HALF = Rounding("bfloat16", error_feedback=True)  # so that sums are of float32
+_FRAGMENTS, _OVERLAP = 4, 5  # defaults, at most what `steps` allows
+_HALF = Rounding("bfloat16", error_feedback=True)  # error feedback sums in float32
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamingDiLoCo(Fragmented, DiLoCo):
-    """Streaming DiLoCo: DiLoCo whose traffic has no peaks.
+    """Streaming DiLoCo: DiLoCo with communication spread evenly over the steps.
 
-    Between two exchanges the workers' weights differ, and after one of them those of the other
-    fragments still do. All agree where an epoch ends and where an evaluation or saving begins:
-    there all fragments are exchanged at once, and rounds begin anew; in a custom loop call
+    Between two exchanges the workers' weights differ, and each exchange averages only one fragment.
+    All fragments are exchanged at once, and the rounds restart, when an epoch ends and before an
+    evaluation or a save, so that the workers have common weights there; in a custom loop call
     `optimizer.exchange.to_consensus()`.
 
     Arthur Douillard, Yanislav Donchev, Keith Rush, Satyen Kale, Zachary Charles, Zachary Garrett,
@@ -43,42 +43,43 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
     Marc'Aurelio Ranzato, Paul Barham (2025), "Streaming DiLoCo with Overlapping Communication:
     Towards a Distributed Free Lunch", arXiv 2501.18512.
 
-    The model is in F fragments, of which number p is exchanged every H = `steps` steps, p H / F
-    steps after the others' turn has begun. With W the weights of a fragment that all workers agree
-    on, on every worker, after step t of its turn:
+    The model is divided into F fragments. Fragment p is exchanged every H = `steps` steps, with an
+    offset of p H / F steps. With the common weights W of a fragment, on every worker, after step t
+    in which its exchange begins:
 
         d_i = w - W                                             in `value_bits` bits
-        d = mean over workers of d_i                            beside steps t + 1 .. t + overlap
+        d = mean over workers of d_i                            during steps t + 1 .. t + overlap
         W <- W + outer(d)                                       after step t + overlap
         w <- mixing w + (1 - mixing) W
 
-    So a step sends a fragment, or 1 / `overlap` of one, in place of the whole model:
-    its part of the message depends on nothing that the step computes, and travels while it does.
+    A step thus sends a fragment, or 1 / `overlap` of one, instead of the whole model. That part
+    does not depend on the step's computation, so that both overlap.
     `fragments=1, overlap=0, mixing=0, value_bits=32` is `DiLoCo`.
 
     Differences from the paper
 
-    * A message travels in `overlap` parts, one in each step. In the paper it is one, on its way for
-      as long.
-    * In 4 and 8 bits the sums of the workers' values are rounded once more on their way back, and
-      each run of 256 values has a scale; see `methods/common/small_floats.py`.
+    * A message is sent in `overlap` parts, one in each step. In the paper it is a single transfer
+      of the same duration.
+    * With 4 and 8 bits the sums are rounded a second time before the all-gather, and each run of
+      256 values has a scale; see `methods/common/small_floats.py`.
 
     Args:
-        steps: Steps between two exchanges of a fragment, H; 100 in most of the paper.
-        outer: See `DiLoCo`; each fragment has slots and a number of rounds of its own.
-        fragments: F, at most `steps`: layer l belongs to fragment l mod F, where a layer is all
-            that has its path up to the last slash in common. With fewer layers some turns pass. Or
-            regular expressions, one for each fragment, searched in the variables' paths: the first
-            one found decides. `None`: 4, or `steps` if these are fewer.
-        overlap: Steps that a message takes, tau: from 0 to `steps` / F and below `steps`, so that
-            one is on its way at a time. `None`: 5, as in the paper, or the most if that is less.
-        mixing: Share of a worker's own weights that is kept when a fragment is renewed, alpha in
+        steps: H, the number of steps between two exchanges of a fragment; 100 in most of the paper.
+        outer: As in `DiLoCo`. Each fragment has its own slots and round counter.
+        fragments: F, at most `steps`. Layer l, the variables whose paths are equal up to the last
+            slash, belongs to fragment l mod F. Fragments without a layer are skipped. Or regular
+            expressions, one per fragment, searched in the variables' paths; the first match
+            decides. `None`: 4, or `steps` if that is smaller.
+        overlap: tau, the number of steps that an exchange takes, from 0 to `steps` / F and below
+            `steps`, so that one exchange runs at a time. `None`: 5, as in the paper, or the maximum
+            if that is smaller.
+        mixing: alpha, the weight of the worker's local weights when a fragment is updated, in
             [0, 1).
-        value_bits: Of an element of a message: 4 (E3M0), 8 (E4M3), 16 (bfloat16) or 32. With 32,
-            `BlockQuantized` and `HalfPrecision` around it round the values, with error feedback.
+        value_bits: Bits per value: 4 (E3M0), 8 (E4M3), 16 (bfloat16) or 32. With 32, wrap the
+            method in `BlockQuantized` or `HalfPrecision` to round values with error feedback.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> StreamingDiLoCo(outer=None).describe(TensorSpec("block_1/kernel", (64, 64), fragment=1))
@@ -102,15 +103,15 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
             checks.integer("fragments", self.fragments, low=1)
         if self.count > self.steps:
             raise ValueError(
-                "`fragments` must not be more than `steps`: each has a turn in so many steps. "
+                "`fragments` must not exceed `steps`, since a step begins at most one exchange. "
                 f"Received: fragments={self.fragments}, steps={self.steps}"
             )
         if self.overlap is not None:
             checks.integer("overlap", self.overlap, low=0)
         if self.late > self.most_overlap:
             raise ValueError(
-                f"`overlap` must be at most {self.most_overlap}, for then the next fragment's turn "
-                f"comes. Received: overlap={self.overlap}, steps={self.steps}, "
+                f"`overlap` must be at most {self.most_overlap}, when the next exchange begins. "
+                f"Received: overlap={self.overlap}, steps={self.steps}, "
                 f"fragments={self.fragments}"
             )
         checks.real("mixing", self.mixing, low=0.0, high=1.0, high_open=True)
@@ -124,9 +125,9 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
             paper="Douillard et al. 2025",
             requests="all-to-all, then all-gather, of a fragment's changes",
             bits="(4 + 1 / 8) (1 + 1 / K) / steps",
-            # A fragment is one bucket
+            # Each fragment is one bucket
             whole_model=True,
-            # Unless values are rounded
+            # Rounding errors of values are dropped
             conserves=self.value_bits == 32,
         )
 
@@ -139,12 +140,12 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
 
     @property
     def most_overlap(self) -> int:
-        """The largest `overlap`: one message is on its way at a time."""
+        """The largest `overlap`, since one exchange runs at a time."""
         return min(self.steps // self.count, self.steps - 1)
 
     @property
     def late(self) -> int:
-        """Steps that a message takes."""
+        """Number of steps that an exchange takes."""
         return min(_OVERLAP, self.most_overlap) if self.overlap is None else self.overlap
 
     @property
@@ -177,9 +178,10 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
         missing = set(range(self.count)) - set(found)
         if missing:
             raise ValueError(
-                "each of `fragments` must be found first in the path of some variable. Received: "
-                f"{', '.join(repr(self.fragments[i]) for i in sorted(missing))}, which is not. The "
-                f"variables are: {', '.join(s.name for s in specs)}."
+                "each pattern of `fragments` must be the first match of some variable's path. "
+                "Received unmatched: "
+                f"{', '.join(repr(self.fragments[i]) for i in sorted(missing))}. The variables "
+                f"are: {', '.join(s.name for s in specs)}."
             )
         return found
 
@@ -204,7 +206,7 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Here the gradients are the changes of a fragment's weights, divided by the workers."""
+        """Exchange the changes of a fragment's weights, divided by the number of workers."""
         grads = feedback.scaled(grads, ctx.scale)
         if self.value_bits == 32:
             totals = yield AllReduce(grads)
@@ -228,7 +230,7 @@ def _first_found(patterns: Sequence[str], spec: TensorSpec) -> int:
     found = [i for i, pattern in enumerate(patterns) if re.search(pattern, spec.name)]
     if not found:
         raise ValueError(
-            "one of `fragments` must be found in the path of each variable. Received: "
+            "a pattern of `fragments` must match the path of each variable. Received: "
             f"fragments={tuple(patterns)}, and a variable {spec.name!r}"
         )
     return found[0]
