@@ -86,7 +86,7 @@ class Chunks:
         return tf.reshape(blocks, [self.number, self.height, self.width])
 
     def join(self, chunks: tf.Tensor) -> tf.Tensor:
-        """Undo `split`.
+        """Join chunks into the tensor.
 
         Args:
             chunks: `[number, height, width]`, or the same elements as `[number, size]`.
