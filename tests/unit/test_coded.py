@@ -186,7 +186,7 @@ def test_a_falling_density():
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({}, "Cheapest must"),
+        ({}, "Cheapest"),
         (
             {"indices": codings.Golomb(), "values": rs.contrib.codings.QSGDValues()},
             "Golomb and QSGDValues",

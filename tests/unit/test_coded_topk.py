@@ -161,8 +161,8 @@ def test_halves_at_the_mean_beat_equal_steps():
         ({"small_density": 0.0}, "`small_density` must be in"),
         ({"small_density": 1.5}, "`small_density` must be in"),
         ({"steps": 0}, "`steps` must be an integer >= 1. Received: steps=0"),
-        ({"steps": 5, "momentum": 0.9}, "give it to the inner optimizer.*momentum=0.9, steps=5"),
-        ({"steps": 5, "clip_norm": 1.0}, "let the inner optimizer clip.*clip_norm=1.0, steps=5"),
+        ({"steps": 5, "momentum": 0.9}, "`momentum`.*momentum=0.9, steps=5"),
+        ({"steps": 5, "clip_norm": 1.0}, "`clip_norm`.*clip_norm=1.0, steps=5"),
     ],
 )
 def test_bad_arguments(options, text):

@@ -151,8 +151,7 @@ def test_state_has_one_form_in_all_stages():
         try:
             method = rs.Scheduled(method=cls(), stages=STAGES)
         except ValueError as error:
-            refused = "`method` must have a density", "`method` must not have a schedule"
-            assert str(error).startswith(refused) or name == "Scheduled", name
+            assert f"Received: method={name}(" in str(error) or name == "Scheduled", name
             continue
         forms = [
             tf.nest.map_structure(lambda t: (tuple(t.shape), t.dtype), method.at(s).init(layout))

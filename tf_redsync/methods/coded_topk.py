@@ -162,7 +162,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
             )
         if self.clip_norm is not None:
             raise ValueError(
-                "`clip_norm` must be None with `steps` above 1, since it exchanges weight changes. "
+                "`clip_norm` must be None with `steps` above 1, which exchanges weight changes. "
                 "Let the inner optimizer clip gradients. Received: "
                 f"clip_norm={self.clip_norm}, steps={self.steps}"
             )
