@@ -1,4 +1,4 @@
-"""No import of the package runs upwards, and none in a circle."""
+"""Import layers of the package: no module imports a higher layer, and no imports are circular."""
 
 import ast
 import functools
@@ -11,8 +11,8 @@ import tf_redsync as rs
 
 PACKAGE = Path(rs.__file__).parent
 
-# Bottom up. A folder is a unit, as is each module of the top level. A unit may import its own layer
-# and those below.
+# From the lowest layer to the highest. A unit is a folder or a top-level module. A unit may import
+# its own layer and lower ones.
 LAYERS = (
     (
         "checks.py",
@@ -55,14 +55,14 @@ def layer_of(module):
 
 
 def unit_of(module):
-    """The folder of a module, or the module itself at the top level."""
+    """Return the folder of a module, or the module itself at the top level."""
     folder, slash, _ = module.partition("/")
     return folder + slash
 
 
 @functools.cache
 def imported(text):
-    """Pairs of a name of this package that is imported, and the package that it is taken from."""
+    """Return the imports from this package in a source text, as pairs `(name, package)`."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -74,7 +74,7 @@ def imported(text):
 
 
 def imports(texts):
-    """By module, the modules of the package that it imports, in functions and for types as well."""
+    """Return the modules that each module imports, including imports in functions and for types."""
 
     def file_of(name):
         path = name.removeprefix("tf_redsync").removeprefix(".").replace(".", "/")

@@ -59,11 +59,11 @@ class Inner:
 
     def __set__(self, wrapper: Any, value: Any) -> None:
         if "inner_optimizer" in vars(wrapper):  # otherwise within the base class's constructor
-            wrapper.pass_on(self._name, value)
+            wrapper.forward_attribute(self._name, value)
 
 
-class PassingOn:
-    """Forwarding of attributes; a base of `Wrapper`."""
+class AttributeForwarding:
+    """Forwarding of attributes to the inner optimizer or the exchange; a base of `Wrapper`."""
 
     inner_optimizer: Any
     exchange: Any
@@ -93,13 +93,13 @@ class PassingOn:
         if not wrapped or own or self._owner(name) is None:
             super().__setattr__(name, value)
         else:
-            self.pass_on(name, value)
+            self.forward_attribute(name, value)
 
     def set_on_wrapper(self, name: str, value: Any) -> None:
         """Set an attribute of the wrapper that users cannot set."""
         super().__setattr__(name, value)
 
-    def pass_on(self, name: str, value: Any) -> None:
+    def forward_attribute(self, name: str, value: Any) -> None:
         """Set an attribute of the inner optimizer.
 
         Raises:
@@ -167,7 +167,7 @@ class PassingOn:
         return next((o for o in candidates if hasattr(o, name)), None)
 
 
-class Wrapper(PassingOn):
+class Wrapper(AttributeForwarding):
     """Base of the wrappers, which precedes the family's base class.
 
     Hyper-parameters of the inner optimizer can be read and set on the wrapper.
@@ -256,7 +256,7 @@ class Wrapper(PassingOn):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        self.pass_on("learning_rate", value)
+        self.forward_attribute("learning_rate", value)
 
     lr = learning_rate  # alias of tf_keras and legacy optimizers
 
