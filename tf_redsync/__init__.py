@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # tests/unit/test_exports.py compares these with the public n
     from tf_redsync.exchange.method import Method as Method
     from tf_redsync.keras.accuracy import AccuracyWarning as AccuracyWarning
     from tf_redsync.keras.amsgrad import AMSGrad as AMSGrad
+    from tf_redsync.keras.muon import Muon as Muon
     from tf_redsync.methods.block_quantized import BlockQuantized as BlockQuantized
     from tf_redsync.methods.cd_sgd import CDSGD as CDSGD
     from tf_redsync.methods.coded import Coded as Coded
@@ -114,6 +115,7 @@ _MODULES = {
     "DistributedError": "tf_redsync.errors",
     "DistributedOptimizer": "tf_redsync.optimizer",
     "Method": "tf_redsync.exchange.method",
+    "Muon": "tf_redsync.keras.muon",
     "Policy": "tf_redsync.policy",
     "Rule": "tf_redsync.policy",
     "DenseWarmUp": "tf_redsync.schedules",
@@ -180,9 +182,12 @@ def _prepare() -> None:
     """Check the installation, and register the optimizers for `keras.saving.load_model`."""
     requirements.check_tensorflow()
     requirements.check_legacy_keras()
-    _check_backend(importlib.import_module("keras").backend.backend())
+    keras = importlib.import_module("keras")
+    _check_backend(keras.backend.backend())
     importlib.import_module("tf_redsync.keras.keras3")
     importlib.import_module("tf_redsync.keras.amsgrad")
+    if hasattr(keras.optimizers, "Muon"):  # since Keras 3.11
+        importlib.import_module("tf_redsync.keras.muon")
 
 
 def _is_command_line(words: Sequence[str]) -> bool:

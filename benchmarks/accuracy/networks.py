@@ -144,7 +144,7 @@ def transformer(
         x = layers.Add()([x, y])
         y = layers.Dense(4 * width, "gelu")(layers.LayerNormalization()(x))
         x = layers.Add()([x, layers.Dense(width)(y)])
-    logits = layers.Dense(classes)(layers.LayerNormalization()(x))
+    logits = layers.Dense(classes, name="logits")(layers.LayerNormalization()(x))
     return keras.Model(inputs, logits, name="transformer")
 
 

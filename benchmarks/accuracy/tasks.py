@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Network = Callable[[tuple[int, ...], int], "keras.Model"]
 SCHEDULES = ("constant", "cosine", "warm_cosine", "steps")
 WARM_UP = 0.1  # of the steps, in which the rate of "warm_cosine" rises
-OPTIMIZERS = ("sgd", "adam", "adamw", "amsgrad", "adam_amsgrad")
+OPTIMIZERS = ("sgd", "adam", "adamw", "amsgrad", "adam_amsgrad", "muon")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,8 @@ class Settings:
         steps: Length of the training.
         batch: Examples of a worker and step.
         optimizer: The inner optimizer, one of `OPTIMIZERS`: `"amsgrad"` is `rs.AMSGrad`, that of
-            COMP-AMS, and `"adam_amsgrad"` Keras's `Adam(amsgrad=True)`, which corrects the bias.
+            COMP-AMS, `"adam_amsgrad"` Keras's `Adam(amsgrad=True)`, which corrects the bias, and
+            `"muon"` is `rs.Muon` with a momentum of 0.95 for matrices.
         learning_rate: Of the inner optimizer.
         momentum: Of SGD, or beta_1 of the others, unless the method has momentum of its own.
         weight_decay: Of AdamW and of SGD, decoupled from the gradient: each step subtracts
@@ -186,6 +187,16 @@ class Settings:
             return keras.optimizers.AdamW(weight_decay=self.weight_decay, **common)
         if self.optimizer == "amsgrad":
             return rs.AMSGrad(**common)
+        if self.optimizer == "muon":
+            return rs.Muon(
+                rate,
+                momentum=0.95 if momentum else 0.0,
+                adam_beta_1=momentum,
+                weight_decay=self.weight_decay,
+                adam_weight_decay=self.weight_decay,
+                global_clipnorm=clip,
+                exclude_layers=["positions", "characters", "logits"],  # of `networks.transformer`
+            )
         return keras.optimizers.Adam(amsgrad=self.optimizer == "adam_amsgrad", **common)
 
     def rows(self, examples: int, seed: int) -> Rows:

@@ -326,7 +326,7 @@ def test_workers_that_train_alone():
 def test_optimizers():
     flags = ["--steps", "1", "--evaluations", "1", "--learning_rate", "0.01", "--optimizer"]
     kinds = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "amsgrad": "AMSGrad"}
-    kinds["adam_amsgrad"] = "Adam"
+    kinds |= {"adam_amsgrad": "Adam", "muon": "Muon"}
     for name, kind in kinds.items():
         assert type(settings(*flags, name).inner_optimizer(0.0)).__name__ == kind
     assert settings(*flags[:4]).inner_optimizer(0.0).momentum == 0.9

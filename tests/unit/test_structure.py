@@ -29,6 +29,7 @@ ADAPTERS = (
     "keras/keras3.py",
     "keras/tf_keras.py",
     "keras/legacy.py",
+    "keras/muon.py",
     "keras/fit_resume.py",
     "keras/slots.py",
 )

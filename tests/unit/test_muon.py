@@ -1,0 +1,81 @@
+"""`rs.Muon` against Keras's Muon of the same matrices, and which variables are left to AdamW."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+import tf_redsync as rs
+
+WIDTH, HEADS, SIZE, STEPS = 12, 3, 4, 4
+# Kernels of attention, and the matrices [inputs, outputs] that they are.
+KERNELS = {
+    "attention/query/kernel": ((WIDTH, HEADS, SIZE), (WIDTH, HEADS * SIZE)),
+    "attention/key/kernel": ((WIDTH, HEADS, 2), (WIDTH, HEADS * 2)),
+    "attention/value/kernel": ((WIDTH, HEADS, SIZE), (WIDTH, HEADS * SIZE)),
+    "attention/attention_output/kernel": ((HEADS, SIZE, WIDTH), (HEADS * SIZE, WIDTH)),
+}
+
+
+def variable(path, value):
+    *layers, name = path.split("/")
+    with contextlib.ExitStack() as scopes:
+        for layer in layers:
+            scopes.enter_context(keras.name_scope(layer))
+        return keras.Variable(value, name=name)
+
+
+def after_steps(optimizer, path, start, gradients):
+    weights = variable(path, start)
+    optimizer.build([weights])
+    for gradient in gradients:
+        optimizer.apply([gradient], [weights])
+    return np.asarray(weights.numpy())
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("path", KERNELS)
+def test_kernels_of_attention_are_matrices(path, nesterov):
+    shape, matrix = KERNELS[path]
+    generator = np.random.default_rng(1)
+    start = generator.normal(size=shape).astype("float32")
+    gradients = generator.normal(size=(STEPS, *shape)).astype("float32")
+    options = {"learning_rate": 0.03, "nesterov": nesterov, "weight_decay": 0.1}
+    found = after_steps(rs.Muon(**options), path, start, gradients)
+    expected = after_steps(
+        keras.optimizers.Muon(**options),
+        "dense/kernel",
+        start.reshape(matrix),
+        gradients.reshape(STEPS, *matrix),
+    )
+    np.testing.assert_allclose(found.reshape(matrix), expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(found - start).max() > 0.01
+
+
+def test_adamw_has_what_is_no_matrix_and_what_is_excluded():
+    inputs = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(7, WIDTH)(inputs)
+    x = keras.layers.MultiHeadAttention(HEADS, SIZE, name="last_attention")(x, x)
+    x = keras.layers.MultiHeadAttention(HEADS, SIZE, name="attention")(x, x)
+    x = keras.layers.Dense(WIDTH)(keras.layers.LayerNormalization()(x))
+    model = keras.Model(inputs, keras.layers.Dense(7, name="logits")(x))
+    optimizer = rs.Muon(exclude_layers=["logits", "last_attention"])
+    optimizer.build(model.trainable_variables)
+    by_muon = {
+        v.path
+        for v, second in zip(model.trainable_variables, optimizer.adam_velocities, strict=True)
+        if second is None
+    }
+    kinds = ("query", "key", "value", "attention_output")
+    assert {p for p in by_muon if "attention" in p} == {f"attention/{k}/kernel" for k in kinds}
+    assert len(by_muon) == 5 and not any("logits" in p or "embedding" in p for p in by_muon)
+
+
+def test_is_saved_and_loaded():
+    optimizer = rs.DistributedOptimizer(
+        rs.Muon(0.02, exclude_layers=["logits"]), rs.DiLoCo(steps=5)
+    )
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer))
+    assert type(again.inner_optimizer) is rs.Muon
+    assert again.inner_optimizer.exclude_layers == ["logits"]

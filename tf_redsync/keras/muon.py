@@ -1,0 +1,80 @@
+"""Muon for Keras 3, with the kernels of attention as matrices.
+
+Private names of Keras 3 used here, on the optimizer itself: `_get_variable_index(variable)`,
+`_should_use_adamw(variable)` and `_muon_update_step(gradient, variable, learning_rate, momentum)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+if not hasattr(keras.optimizers, "Muon"):
+    raise ImportError(
+        "rs.Muon needs `keras.optimizers.Muon`. "
+        f"Received: Keras {keras.__version__}. Install a newer Keras 3."
+    )
+
+# Kernels of `MultiHeadAttention` and `GroupedQueryAttention`, and how many of their leading axes
+# are the inputs: [width, heads, size] of the projections, [heads, size, width] of the output.
+_INPUT_AXES = {"query": 1, "key": 1, "value": 1, "attention_output": 2}
+_OF_ATTENTION = re.compile(rf"(?:^|/)({'|'.join(_INPUT_AXES)})/(kernel|bias)$")
+
+
+@keras.saving.register_keras_serializable(package="tf_redsync", name="Muon")
+class Muon(keras.optimizers.Muon):
+    """`keras.optimizers.Muon` that updates the kernels of attention by Muon as well.
+
+    Keras's Muon leaves all variables but those with two axes to AdamW. Kernels of its attention
+    layers have three, their biases two. Here the kernels are matrices [inputs, outputs], whose step
+    is that of the kernel reshaped, and AdamW updates the biases.
+
+    Arguments: those of `keras.optimizers.Muon`; give the output layer's name to `exclude_layers`.
+
+    Example:
+        >>> import tf_redsync as rs
+        >>> inner = rs.Muon(3e-3, exclude_layers=["logits"])
+        >>> optimizer = rs.DistributedOptimizer(inner, rs.DiLoCo(steps=30))
+
+    Reference:
+        Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks"; Liu et al.
+        (2025), "Muon is Scalable for LLM Training", arXiv 2502.16982.
+    """
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the slots."""
+        if self.built:
+            return
+        super().build(variables)
+        self._shapes = [_matrix(v) for v in variables]  # steps get variables without a path
+
+    def _should_use_adamw(self, variable: Any) -> bool:
+        found = _OF_ATTENTION.search(variable.path)
+        if found is None or (found[2] == "kernel" and _matrix(variable) is None):
+            return bool(super()._should_use_adamw(variable))
+        return found[2] == "bias" or any(
+            re.search(keyword, variable.path) for keyword in self.exclude_layers
+        )
+
+    def _muon_update_step(self, gradient: Any, variable: Any, lr: Any, m: Any) -> None:
+        shape = self._shapes[self._get_variable_index(variable)]
+        if shape is None:
+            super()._muon_update_step(gradient, variable, lr, m)
+            return
+        self.assign_add(m, ops.add(gradient, m * (self.momentum - 1)))
+        ahead = ops.add(gradient, self.momentum * m) if self.nesterov else m
+        step = self.zeropower_via_newtonschulz5(ops.reshape(ahead, shape), self.ns_steps)
+        self.assign_sub(variable, ops.reshape(self.lr_adjust(lr * step), variable.shape))
+
+
+def _matrix(variable: Any) -> tuple[int, int] | None:
+    """Return the shape of an attention kernel as a matrix; `None` for another variable."""
+    found = _OF_ATTENTION.search(variable.path)
+    if found is None or found[2] != "kernel" or len(variable.shape) != 3:
+        return None
+    a, b, c = variable.shape
+    return (a, b * c) if _INPUT_AXES[found[1]] == 1 else (a * b, c)
