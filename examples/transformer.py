@@ -58,7 +58,8 @@ def build_model(characters: int) -> keras.Model:
         y = layers.LayerNormalization()(x)
         y = layers.Dense(4 * FLAGS.width, activation="gelu")(y)
         x += layers.Dense(FLAGS.width)(y)
-    return keras.Model(inputs, layers.Dense(characters)(layers.LayerNormalization()(x)))
+    logits = layers.Dense(characters, name="logits")(layers.LayerNormalization()(x))
+    return keras.Model(inputs, logits)
 
 
 def windows(text: np.ndarray, seed: int) -> tf.data.Dataset:
@@ -72,15 +73,22 @@ def windows(text: np.ndarray, seed: int) -> tf.data.Dataset:
     return starts.map(lambda s: window(s % (len(text) - FLAGS.window)))
 
 
-def main(argv):
-    """Trains on the workers of TF_CONFIG; alone without one."""
+def adamw(rate) -> keras.optimizers.Optimizer:
+    """AdamW, without weight decay of biases and normalizations."""
+    inner = keras.optimizers.AdamW(rate, weight_decay=0.1, beta_1=FLAGS.beta_1)
+    inner.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    return inner
+
+
+def train(inner) -> None:
+    """Trains on the workers of TF_CONFIG, alone without one; `inner(rate)` makes an optimizer."""
     strategy = rs.MultiWorkerMirroredStrategy()
     first = rs.rank() == 0
     keras.utils.set_random_seed(FLAGS.seed)
-    train, test = datasets.text(FLAGS.data_dir)
-    alphabet = sorted(set(train + test))
+    texts = datasets.text(FLAGS.data_dir)
+    alphabet = sorted(set("".join(texts)))
     number = {c: i for i, c in enumerate(alphabet)}
-    train, test = (np.array([number[c] for c in t], "int32") for t in (train, test))
+    text, test = (np.array([number[c] for c in t], "int32") for t in texts)
 
     with strategy.scope():
         model = build_model(len(alphabet))
@@ -91,15 +99,13 @@ def main(argv):
             warmup_target=FLAGS.learning_rate,
             warmup_steps=FLAGS.steps // 2,
         )
-        inner = keras.optimizers.AdamW(rate, weight_decay=0.1, beta_1=FLAGS.beta_1)
-        inner.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
-        optimizer = rs.DistributedOptimizer(inner, **tf_redsync.flags.exchange())
+        optimizer = rs.DistributedOptimizer(inner(rate), **tf_redsync.flags.exchange())
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss)
 
     def each_worker(context):
         """Its own windows: each worker draws them for itself."""
-        data = windows(train, FLAGS.seed + context.input_pipeline_id)
+        data = windows(text, FLAGS.seed + context.input_pipeline_id)
         return data.batch(FLAGS.batch_size, drop_remainder=True).prefetch(2)
 
     model.fit(
@@ -123,4 +129,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(lambda argv: train(adamw))

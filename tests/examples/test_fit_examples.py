@@ -133,3 +133,16 @@ def test_every_example_is_in_the_list():
     others = {"datasets.py", "quickstart.py"}
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")} - others
     assert {name for name in scripts if f"[{name}]({name})" not in page} == set()
+
+
+def test_muloco(tmp_path):
+    text_at(tmp_path)
+    flags = ["--epochs=2", "--steps=6", "--width=16", "--batch_size=4", "--window=16"]
+    exchange = "--exchange=BlockQuantized(method=DiLoCo(steps=3), bits=4)"
+    first, _ = run_example(
+        "muloco", f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", *flags, exchange
+    )
+    found = [float(loss) for loss in re.findall(r" - loss: ([\d.]+)", first)]
+    assert len(found) == 2 and found[1] < found[0]
+    assert re.search(r"perplexity [\d.]+ a character", first)
+    assert (tmp_path / "run" / "transformer.keras").is_file()
