@@ -55,11 +55,9 @@ def message_parts(message, size, bits, block):
     halves = np.ascontiguousarray(message[1 : 1 + -(-blocks // 2)]).view(np.uint16)[:blocks]
     scales = (halves.astype(np.uint32) << 16).view(np.float32)
     words = message[1 + -(-blocks // 2) :].view(np.uint32)
-    codes = []
-    for i in range(size):
-        code = int(words[i * bits // 32]) >> (i * bits % 32) & (2**bits - 1)
-        codes.append(code - 2**bits if code >= 2 ** (bits - 1) else code)
-    return message[0], np.array(codes), scales
+    first = np.arange(size) * bits  # the number of a code's first bit
+    codes = (words[first // 32] >> (first % 32)).astype(np.int64) & (2**bits - 1)
+    return message[0], np.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes), scales
 
 
 class BlockOracle:
