@@ -41,7 +41,7 @@ def check_tensorflow() -> None:
 
 
 def no_tf_keras() -> ImportError:
-    """The error that says what to install where `import tf_keras` fails."""
+    """Return the error that says what to install where `import tf_keras` fails."""
     version: str = importlib.import_module("tensorflow").__version__
     command = f"pip install 'tf_keras=={'.'.join(version.split('.')[:2])}.*'"
     try:
