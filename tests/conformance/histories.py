@@ -54,7 +54,7 @@ class _Bucket:
 @dataclasses.dataclass(frozen=True)
 class _Schedule:
     buckets: tuple[_Bucket, ...]
-    own_steps: bool = False
+    skips_locally: bool = False
 
     def resumed(self) -> None:
         pass

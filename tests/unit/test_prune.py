@@ -252,7 +252,7 @@ def test_too_late_never_and_nobody(mirrored):
     strategy = mirrored(2)
     model = small_model(keras, strategy, lambda: keras.optimizers.SGD(0.01))
     data = problems.dataset(16, 8)
-    with pytest.warns(UserWarning, match=r"waits for the weights to be pruned: give tf_redsync\."):
+    with pytest.warns(UserWarning, match=r"pruned: .*tf_redsync\.callbacks\.Prune"):
         model.fit(data, verbose=0)
     refused(
         ValueError,
