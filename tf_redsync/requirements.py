@@ -41,7 +41,7 @@ def check_tensorflow() -> None:
 
 
 def no_tf_keras() -> ImportError:
-    """Return the error that says what to install where `import tf_keras` fails."""
+    """Return the error for a missing tf_keras, with the command that installs it."""
     version: str = importlib.import_module("tensorflow").__version__
     command = f"pip install 'tf_keras=={'.'.join(version.split('.')[:2])}.*'"
     try:
@@ -55,12 +55,12 @@ def no_tf_keras() -> ImportError:
 
 
 def wants_legacy_keras() -> bool:
-    """Whether `tf.keras` is to be tf_keras, as TensorFlow decides it."""
+    """Return whether `tf.keras` is tf_keras, by the rule of TensorFlow."""
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")
 
 
 def check_legacy_keras() -> None:
-    """Warn where `tf.keras` is to be tf_keras and cannot: TensorFlow's error does not say so."""
+    """Warn if `tf.keras` must be tf_keras, which is not installed; TensorFlow's error omits it."""
     if wants_legacy_keras() and importlib.util.find_spec("tf_keras") is None:
         warnings.warn(
             f"TF_USE_LEGACY_KERAS is set, so `tf.keras` is tf_keras. {no_tf_keras()}", stacklevel=2

@@ -1,4 +1,4 @@
-"""Local SGD and its like: what they exchange. `tests/distributed/test_own_weights.py` has when."""
+"""Exchanges of local SGD and its variants; `tests/distributed/test_own_weights.py` tests when."""
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
