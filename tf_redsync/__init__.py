@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # tests/unit/test_exports.py compares these with the public n
     from tf_redsync import ops as ops
     from tf_redsync import outer as outer
     from tf_redsync.auto import Auto as Auto
+    from tf_redsync.auto.bit_budget import BitBudget as BitBudget
     from tf_redsync.cluster.tf_config import rank as rank
     from tf_redsync.cluster.tf_config import size as size
     from tf_redsync.errors import DistributedError as DistributedError
@@ -111,6 +112,7 @@ _MODULES = {
     "AMSGrad": "tf_redsync.keras.amsgrad",
     "AccuracyWarning": "tf_redsync.keras.accuracy",
     "Auto": "tf_redsync.auto",
+    "BitBudget": "tf_redsync.auto.bit_budget",
     "already_sharded": "tf_redsync.strategy",
     "DistributedError": "tf_redsync.errors",
     "DistributedOptimizer": "tf_redsync.optimizer",

@@ -104,7 +104,7 @@ class Policy(Configurable):
 
     def resolve(
         self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int
-    ) -> Policy:
+    ) -> Resolved:
         """Return the policy itself, which has no choice to make."""
         del specs, strategy, network, bucket_bytes
         return self

@@ -1,6 +1,7 @@
 """Choice of an exchange by measurement.
 
 * `auto`: `Auto`, the users' interface;
+* `bit_budget`: `BitBudget`, which chooses each variable's setting by its error;
 * `candidates`: the methods that `Auto` may choose;
 * `probe`: measures the network and the methods' computation;
 * `cost`: predicts the time of an exchange;

@@ -1,0 +1,76 @@
+"""`BitBudget` on two real workers: one choice for all, kept by a run that goes on."""
+
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+
+def train(folder):
+    """Train with a budget, save, and load into an optimizer that would choose otherwise."""
+    import os
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    x, y = problems.regression(24)
+    path = os.path.join(folder, f"worker-{problems.rank()}.weights.h5")
+
+    def made(sample):
+        with strategy.scope():
+            model = problems.network(keras)
+
+            def one(rows, targets):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(rows) - targets) ** 2)
+                return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+            def gradients():
+                for rows in np.array_split(np.arange(len(x)), 3):
+                    yield sample(strategy.run(one, (x[rows], y[rows])))
+
+            method = rs.CodedTopK(density=0.03, dense_below=0)
+            budget = rs.BitBudget(default=method, bits=1.2, gradients=gradients)
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.02), budget)
+            model.compile(optimizer, "mse")
+            optimizer.build(model.trainable_variables)
+        return model, optimizer
+
+    def chosen(optimizer):
+        return repr([a.method for a in optimizer.exchange.assignments])
+
+    # Each worker knows another part of the gradient best.
+    model, optimizer = made(
+        lambda g: [(1 + 9 * (problems.rank() == i % 2)) * t for i, t in enumerate(g)]
+    )
+    found = {"first": chosen(optimizer), "explained": optimizer.explain().decision}
+    model.fit(x, y, batch_size=12, epochs=2, verbose=0, shuffle=False)
+    model.save_weights(path)
+    found["weights"] = problems.digest(model)
+
+    model, optimizer = made(lambda g: [tf.ones_like(t) for t in g])
+    found["other"] = chosen(optimizer)
+    model.load_weights(path)
+    found["kept"] = chosen(optimizer)
+    model.fit(x, y, batch_size=12, epochs=1, verbose=0, shuffle=False)
+    return found | {"later": problems.digest(model)}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return run_workers(train, args=(str(tmp_path_factory.mktemp("budget")),), timeout=200)
+
+
+def test_all_workers_choose_the_same(found):
+    for key in ("first", "explained", "weights", "other", "kept", "later"):
+        assert found[0][key] == found[1][key], key
+    assert "of 1.2 bits per element" in found[0]["explained"]
+
+
+def test_a_run_that_goes_on_keeps_its_choice(found):
+    assert found[0]["other"] != found[0]["first"]
+    assert found[0]["kept"] == found[0]["first"]

@@ -1,0 +1,135 @@
+"""`BitBudget`: the choice is the best within the budget, by the errors that exchanges leave."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.auto.bit_budget import allocate
+from tf_redsync.config import from_config, serialize
+from tf_redsync.exchange.layout import TensorSpec
+
+SHAPES = ((40, 30), (30,), (50, 20), (20, 10))
+SPECS = tuple(TensorSpec(f"layer_{i}/kernel", s, position=i) for i, s in enumerate(SHAPES))
+STEPS = 3
+
+
+class OneWorker:
+    workers = 1
+
+
+def gradients():
+    """Spread out in the first layer, a few large elements in the third, low rank in the last."""
+    rng = np.random.default_rng(0)
+    for _ in range(STEPS):
+        spread = rng.choice([-1.0, 1.0], SHAPES[0])
+        few = rng.standard_t(1.5, SHAPES[2])
+        product = rng.normal(size=(20, 1)) @ rng.normal(size=(1, 10))
+        yield [tf.constant(g, tf.float32) for g in (spread, np.ones(30), few, product)]
+
+
+def resolved(policy):
+    strategy = tf.distribute.get_strategy()
+    return policy.resolve(SPECS, strategy, OneWorker(), 1 << 20)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_is_the_best_of_all_choices(seed):
+    rng = np.random.default_rng(seed)
+    errors = [rng.exponential(size=rng.integers(1, 5)).tolist() for _ in range(5)]
+    costs = [rng.integers(1, 50, len(row)).astype(float).tolist() for row in errors]
+    budget = 1.3 * sum(map(min, costs))
+    chosen = allocate(errors, costs, budget)
+    sums = {
+        choice: (
+            sum(e[c] for e, c in zip(errors, choice, strict=True)),
+            sum(k[c] for k, c in zip(costs, choice, strict=True)),
+        )
+        for choice in itertools.product(*(range(len(row)) for row in errors))
+    }
+    assert sums[tuple(chosen)][1] <= budget
+    # Costs that end within a part of the budget may count as more.
+    within = [error for error, cost in sums.values() if cost <= 0.9995 * budget]
+    assert sums[tuple(chosen)][0] <= min(within) + 1e-9
+
+
+def test_a_budget_that_nothing_fits_is_an_error():
+    with pytest.raises(ValueError, match="`bits` is too small.* 3 times"):
+        allocate([[0.0, 1.0], [0.5]], [[4.0, 2.0], [4.0]], 2.0)
+
+
+def test_errors_are_smaller_than_those_of_any_uniform_setting():
+    policy = rs.BitBudget(
+        default=rs.CodedTopK(density=0.03, dense_below=0), bits=0.6, gradients=gradients
+    )
+    found = resolved(policy)
+    assert found.bits <= 0.6
+    methods = [row.method for row in found.rows]
+    assert len({m.density for m in methods}) > 1
+    chosen = sum(row.error for row in found.rows)
+    for method in policy.options:
+        uniform = resolved(rs.BitBudget(bits=64.0, candidates=(method,), gradients=gradients))
+        if uniform.bits <= 0.6:
+            assert chosen <= sum(row.error for row in uniform.rows)
+    assert f"{found.bits:.3f} of 0.6 bits" in str(found)
+    assert [a.method for a in found.assign(SPECS)] == methods
+
+
+def test_a_large_budget_leaves_no_error_and_a_rule_is_kept():
+    policy = rs.BitBudget(
+        default=rs.PowerSGD(rank=1, min_compression_rate=0),
+        bits=40.0,
+        gradients=gradients,
+        rules=(rs.Rule(pattern="layer_2", method=rs.Dense()),),
+    )
+    found = resolved(policy)
+    assert found.rows[2].method == rs.Dense() and found.rows[2].error == 0.0
+    assert found.rows[3].method.rank >= 1 and found.rows[3].error < 1e-3
+    assert found.rows[1].bits == 32 * 30  # a vector, which PowerSGD refuses
+
+
+def test_momentum_of_the_exchange_is_no_error():
+    """At a density of 1 the totals are those of momentum SGD."""
+    energy = sum(float(tf.reduce_sum(g * g)) for step in gradients() for g in step)
+    for method in (rs.Dense(momentum=0.9), rs.GMC(density=1.0, momentum=0.9, dense_below=0)):
+        policy = rs.BitBudget(default=method, candidates=(method,), bits=64.0, gradients=gradients)
+        assert sum(row.error for row in resolved(policy).rows) < 1e-9 * energy
+
+
+def test_without_gradients_all_have_the_default_and_that_is_said(caplog):
+    policy = rs.BitBudget(default=rs.TopK(density=0.1))
+    assert resolved(policy) is policy
+    assert "`gradients`" in caplog.text
+    assert {a.method for a in policy.assign(SPECS)} <= {rs.TopK(density=0.1), rs.Dense()}
+
+
+def test_config_has_everything_but_the_function():
+    policy = rs.BitBudget(default=rs.PowerSGD(rank=2), bits=0.4, gradients=gradients)
+    again = from_config(serialize(policy))
+    assert again == policy and again.gradients is None and again.bits == 0.4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"bits": 0.0}, "`bits`"),
+        ({"gradients": [1]}, "`gradients`"),
+        ({"default": rs.QSGD()}, "`candidates`"),
+        ({"candidates": (rs.TopK, )}, "`candidates`"),
+        ({"candidates": (rs.Dense(momentum=0.9),)}, "momentum"),
+        ({"candidates": (rs.LocalSGD(steps=2),), "default": rs.LocalSGD(steps=2)}, "every step"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        rs.BitBudget(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"), [(lambda: [], "a step at least"), (lambda: [[tf.zeros(3)]], "4 trainable")]
+)
+def test_wrong_gradients(made, words):
+    with pytest.raises(ValueError, match=words):
+        resolved(rs.BitBudget(gradients=made))

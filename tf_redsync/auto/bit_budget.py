@@ -1,0 +1,312 @@
+"""The method of each variable under a budget of bits, by measured errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+from tf_redsync import checks
+from tf_redsync.auto.auto import say
+from tf_redsync.cluster import agreement
+from tf_redsync.config import register
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.driver import Network
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.method import Method
+from tf_redsync.methods.coded_topk import CodedTopK
+from tf_redsync.network import collectives
+from tf_redsync.policy import Assignment, Policy, Resolved, or_dense
+from tf_redsync.tables import aligned
+
+_logger = logging.getLogger("tf_redsync")
+
+# Settings of the field that a default method is varied in.
+LADDERS: dict[str, tuple[float, ...]] = {
+    "bits": (2, 4, 8),
+    "rank": (1, 2, 4, 8, 16),
+    "density": (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2),
+}
+UNITS = 20_000  # of the budget; costs are rounded up to them
+_WORKERS = 2  # of the measurement
+_FIRST_STEP = 720_720_000  # after any warm-up; methods with periods are at the beginning of one
+Gradients = Callable[[], Iterable[Sequence[Any]]]
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BitBudget(Policy):
+    """A policy that gives each variable the setting with which the errors are smallest.
+
+    Layers differ in how well their gradients compress. With gradients g_1 .. g_T of a few steps,
+    and d_t what the exchange delivers of them with its error feedback, for variable l and
+    candidate c:
+
+        error(l, c) = | sum over t of (g_t - d_t) |^2           the residual after T steps
+        cost(l, c)  = bits that one of two workers sends per step
+
+        minimise    sum over l of error(l, c_l)
+        subject to  sum over l of cost(l, c_l) <= bits * elements
+
+    The minimum is found by dynamic programming over 20,000 parts of the budget. The errors are
+    means over the workers, so all choose the same. `explain()` has the table, and a run that loads
+    the exchange's state keeps the saved choice.
+
+    Ilia Markov, Kaveh Alimohammadi, Elias Frantar, Dan Alistarh (2024), "L-GreCo:
+    Layerwise-Adaptive Gradient Compression for Efficient Data-parallel Deep Learning", MLSys, arXiv
+    2210.17357.
+
+    Differences from the paper
+
+    * The paper minimises the bits under a bound of the error, and chooses again in training. Here
+      the bits are given, and the choice is made once.
+
+    Args:
+        default: The method whose `density`, `rank` or `bits` is chosen, from `LADDERS`.
+        bits: Mean bits per element that a worker sends per step, at most; with two workers.
+        gradients: Called when the optimizer is built. Yields the gradients of a few steps, each a
+            list in the order of the trainable variables, with `None` for variables without one.
+            With several workers compute them within `strategy.run`; see docs/policy.md.
+            Without it all variables have `default`, until a saved choice is loaded.
+        candidates: In place of the settings of `default`; they must have the same momentum.
+        rules: Variables with a method of their own; they count for the budget too.
+        output_layer: See `Policy`.
+
+    Raises:
+        ValueError: for an argument out of its range, or, when the optimizer is built, if even the
+            smallest settings take more than `bits`.
+
+    Example:
+        >>> import tf_redsync as rs
+        >>> policy = rs.BitBudget(default=rs.CodedGMC(momentum=0.9), bits=0.3)
+        >>> len(policy.options)
+        8
+    """
+
+    default: Method = dataclasses.field(default_factory=lambda: CodedTopK(density=0.03))
+    bits: float = 0.3
+    gradients: Gradients | None = dataclasses.field(default=None, compare=False, repr=False)
+    candidates: tuple[Method, ...] | None = None
+
+    @override
+    def __post_init__(self) -> None:
+        for method in self.candidates or ():
+            if not isinstance(method, Method):
+                raise ValueError(
+                    "`candidates` must be tf_redsync methods. Received: "
+                    f"{method!r} in candidates{checks.if_class(method)}"
+                )
+        if self.candidates is not None:
+            object.__setattr__(self, "candidates", tuple(self.candidates))
+        checks.real("bits", self.bits, low=0.0, high=64.0, low_open=True)
+        if self.gradients is not None and not callable(self.gradients):
+            raise ValueError(
+                "`gradients` must be a function without arguments that yields a list of gradients "
+                f"for each of a few steps. Received: {type(self.gradients).__name__}"
+            )
+        super().__post_init__()
+        local = [m for m in self.methods if m.sync_schedule.per_worker_weights]
+        if local:
+            raise ValueError(
+                "the methods of a BitBudget must exchange gradients in every step. Received: "
+                f"{local[0]!r}"
+            )
+
+    @property
+    def options(self) -> tuple[Method, ...]:
+        """The methods that a variable without a rule may get."""
+        if self.candidates is not None:
+            return self.candidates
+        fields = {f.name for f in dataclasses.fields(self.default)}
+        for name, values in LADDERS.items():
+            if name in fields:
+                return tuple(dataclasses.replace(self.default, **{name: v}) for v in values)
+        raise ValueError(
+            f"`default` must have one of {', '.join(LADDERS)}, or `candidates` must be given. "
+            f"Received: default={self.default!r}"
+        )
+
+    @property
+    @override
+    def methods(self) -> tuple[Method, ...]:
+        return (*super().methods, *self.options)
+
+    @override
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor but `gradients`."""
+        config = super().get_config()
+        del config["gradients"]
+        return config
+
+    @override
+    def resolve(
+        self, specs: Sequence[TensorSpec], strategy: Any, network: Network, bucket_bytes: int
+    ) -> Resolved:
+        """Measure the errors and choose; see `tf_redsync.policy.Undecided`."""
+        if self.gradients is None:
+            _logger.warning(
+                "BitBudget has no `gradients`: all variables are exchanged by %s, unless a saved "
+                "choice is loaded",
+                self.default,
+            )
+            return self
+        fixed = {a.spec.position: a.method for a in self.assign(specs) if a.reason != "default"}
+        marked = self.mark_output_layer(specs)
+        by_variable = [
+            (fixed[s.position],) if s.position in fixed else self.options for s in marked
+        ]
+        steps = [_dense(gradients, specs) for gradients in self.gradients()]
+        if not steps:
+            raise ValueError("`gradients` must yield the gradients of a step at least")
+        measured = [
+            [_measure(spec, method, [step[i] for step in steps]) for method in methods]
+            for i, (spec, methods) in enumerate(zip(marked, by_variable, strict=True))
+        ]
+        errors = [[error for error, _ in row] for row in measured]
+        if network.workers > 1:
+            errors = _mean(network, errors)
+        costs = [[cost for _, cost in row] for row in measured]
+        chosen = allocate(errors, costs, self.bits * sum(s.size for s in marked))
+        rows = zip(marked, by_variable, errors, costs, chosen, strict=True)
+        found = Allocation(tuple(Row(s, m[c], b[c], e[c]) for s, m, e, b, c in rows), self.bits)
+        if network.workers > 1:
+            agreement.agree(strategy, f"exchange as in {found}")
+        if collectives.worker_rank(strategy) == 0:
+            say(str(found))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A variable, its method, the bits that it takes per step, and its squared error."""
+
+    spec: TensorSpec
+    method: Method
+    bits: float
+    error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """The choice of a `BitBudget`; `str` returns its table.
+
+    Attributes:
+        rows: One for each variable, in the model's order.
+        budget: `BitBudget.bits`.
+    """
+
+    rows: tuple[Row, ...]
+    budget: float
+
+    @property
+    def trial_steps(self) -> int:
+        """Nothing is tried in training."""
+        return 0
+
+    @property
+    def bits(self) -> float:
+        """Mean bits per element."""
+        return sum(r.bits for r in self.rows) / max(1, sum(r.spec.size for r in self.rows))
+
+    def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
+        """Return the method of each of `specs`; see `Policy.assign`."""
+        by_position = {r.spec.position: r for r in self.rows}
+        rows = [by_position[s.position] for s in specs]
+        return [or_dense(r.spec, r.method, f"a budget of {self.budget} bits") for r in rows]
+
+    @override
+    def __str__(self) -> str:
+        head = ["variable", "elements", "method", "bits", "error"]
+        cells = [
+            [
+                r.spec.name,
+                f"{r.spec.size:,}",
+                or_dense(r.spec, r.method, "").method.describe(r.spec),
+                f"{r.bits / max(1, r.spec.size):.3f}",
+                f"{r.error:.3g}",
+            ]
+            for r in self.rows
+        ]
+        title = f"tf_redsync.BitBudget: {self.bits:.3f} of {self.budget} bits per element"
+        return "\n".join([title, *aligned([head, *cells], (1, 3, 4))])
+
+
+def allocate(
+    errors: Sequence[Sequence[float]], costs: Sequence[Sequence[float]], budget: float
+) -> list[int]:
+    """Return each row's option so that the sum of errors is smallest within the budget.
+
+    Args:
+        errors: For each row the errors of its options.
+        costs: Their costs, at least 0; rounded up to `budget / UNITS`.
+        budget: Largest sum of costs.
+
+    Raises:
+        ValueError: even the cheapest options cost more.
+    """
+    least = sum(min(row) for row in costs)
+    best = np.zeros(UNITS + 1)  # the smallest error of the rows so far, by the units they may take
+    taken = np.zeros((len(errors), UNITS + 1), np.int16)
+    units = [[int(np.ceil(UNITS * c / budget - 1e-9)) for c in row] for row in costs]
+    for i, (error, cost) in enumerate(zip(errors, units, strict=True)):
+        options = np.full((len(error), UNITS + 1), np.inf)
+        for option, (e, u) in enumerate(zip(error, cost, strict=True)):
+            if u <= UNITS:
+                options[option, u:] = best[: UNITS + 1 - u] + e
+        taken[i] = options.argmin(axis=0)
+        best = options.min(axis=0)
+    if not np.isfinite(best[-1]):
+        raise ValueError(
+            f"`bits` is too small: the smallest settings take {least / budget:.3g} times as much. "
+            "Add smaller `candidates`, or leave biases to a method that does not send them densely"
+        )
+    left, chosen = UNITS, []
+    for i in reversed(range(len(errors))):
+        option = int(taken[i, left])
+        chosen.append(option)
+        left -= units[i][option]
+    return chosen[::-1]
+
+
+def _dense(gradients: Sequence[Any], specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
+    """Return gradients as float32 tensors, zeros for `None`."""
+    found = list(gradients)
+    if len(found) != len(specs):
+        raise ValueError(
+            f"`gradients` must yield a gradient for each of the {len(specs)} trainable variables. "
+            f"Received: {len(found)}"
+        )
+    return [
+        tf.zeros(s.shape) if g is None else tf.cast(tf.convert_to_tensor(g), tf.float32)
+        for g, s in zip(found, specs, strict=True)
+    ]
+
+
+def _measure(spec: TensorSpec, method: Method, grads: Sequence[tf.Tensor]) -> tuple[float, float]:
+    """Return the squared error of a method after some steps, and its bits per step."""
+    method = or_dense(spec, method, "").method
+    layout = BucketLayout((spec,), _WORKERS)
+    runs = {False: method, True: method.dense()}  # compressed, and exact
+    states = {exact: loopback.initial_states(m, layout) for exact, m in runs.items()}
+    missing, sent = tf.zeros(spec.shape), 0.0
+    for number, gradient in enumerate(grads):
+        halves = [[gradient / _WORKERS]] * _WORKERS
+        for exact, m in runs.items():
+            step = loopback.run_step(m, layout, halves, states[exact], _FIRST_STEP + number)
+            states[exact], (total,) = step.states, step.totals[0]
+            missing += total if exact else -tf.convert_to_tensor(total)
+            sent += 0.0 if exact else float(step.bytes_sent)
+    return float(tf.reduce_sum(missing * missing)), 8.0 * sent / len(grads)
+
+
+def _mean(network: Network, rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the elementwise mean of all workers' `rows`; all workers must call it."""
+    flat = tf.constant([value for row in rows for value in row], tf.float32)
+    (total,) = tf.function(network.all_reduce, autograph=False)([flat])
+    values = iter((total / network.workers).numpy().tolist())
+    return [[next(values) for _ in row] for row in rows]
