@@ -17,6 +17,7 @@ from tests.deep import DEEP
 from tests.distributed import forks
 from tests.distributed.cluster import ENVIRONMENT
 from tests.loops import loop
+from tests.patience import PATIENCE
 from tf_redsync import launch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -209,7 +210,7 @@ def run_python(code, cwd, *arguments):
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=400
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE * 200
     )
 
 
@@ -218,7 +219,9 @@ def test_the_first_example_runs_as_it_stands(tmp_path):
     (tmp_path / "block.py").write_text(changed(blocks("README.md", "diff")[0]))
     (tmp_path / "run.py").write_text(_RUN_BLOCK)
     words = [tmp_path / "run.py", tmp_path / "block.py", tmp_path]
-    job = launch.run(forks.command(ENVIRONMENT, *map(str, words)), 2, env=ENVIRONMENT, timeout=300)
+    job = launch.run(
+        forks.command(ENVIRONMENT, *map(str, words)), 2, env=ENVIRONMENT, timeout=PATIENCE * 150
+    )
     assert job.exit_code == 0, [worker.output for worker in job.workers]
 
     ends = [np.load(tmp_path / str(worker) / "end.npz") for worker in range(2)]

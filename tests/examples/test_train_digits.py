@@ -17,6 +17,7 @@ import pytest
 
 from tests.distributed import forks
 from tests.distributed.cluster import ENVIRONMENT
+from tests.patience import PATIENCE
 from tf_redsync import launch as launcher
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -44,18 +45,33 @@ def script(*flags):
 
 def train(out, *flags):
     """Runs the script on two workers, started by the launcher's command line."""
-    command = [sys.executable, "-m", "tf_redsync.launch", "-n", "2", "--timeout", "300"]
+    command = [
+        sys.executable,
+        "-m",
+        "tf_redsync.launch",
+        "-n",
+        "2",
+        "--timeout",
+        str(PATIENCE * 150),
+    ]
     _, *words = script(f"--out={out}", *flags)  # without Python, which the launcher adds
     command += words[words.index(forks.__file__) :]
     done = subprocess.run(
-        command, env=environment(), cwd=out.parent, capture_output=True, text=True, timeout=400
+        command,
+        env=environment(),
+        cwd=out.parent,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE * 200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def train_forks(out, *flags):
     """Runs the script on two workers, started by the launcher's function."""
-    job = launcher.run(script(f"--out={out}", *flags), 2, env=ENVIRONMENT, timeout=300, threads=1)
+    job = launcher.run(
+        script(f"--out={out}", *flags), 2, env=ENVIRONMENT, timeout=PATIENCE * 150, threads=1
+    )
     assert job.exit_code == 0, [worker.output for worker in job.workers]
 
 

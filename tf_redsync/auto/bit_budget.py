@@ -34,7 +34,6 @@ LADDERS: dict[str, tuple[float, ...]] = {
 }
 UNITS = 20_000  # of the budget; costs are rounded up to them
 _WORKERS = 2  # of the measurement
-_FIRST_STEP = 720_720_000  # after any warm-up; methods with periods are at the beginning of one
 Gradients = Callable[[], Iterable[Sequence[Any]]]
 
 
@@ -164,7 +163,7 @@ class BitBudget(Policy):
         if not steps:
             raise ValueError("`gradients` must yield the gradients of a step at least")
         measured = [
-            [_measure(spec, method, [step[i] for step in steps]) for method in methods]
+            _measure(spec, methods, [step[i] for step in steps])
             for i, (spec, methods) in enumerate(zip(marked, by_variable, strict=True))
         ]
         errors = [[error for error, _ in row] for row in measured]
@@ -287,21 +286,33 @@ def _dense(gradients: Sequence[Any], specs: Sequence[TensorSpec]) -> list[tf.Ten
     ]
 
 
-def _measure(spec: TensorSpec, method: Method, grads: Sequence[tf.Tensor]) -> tuple[float, float]:
-    """Return the squared error of a method after some steps, and its bits per step."""
-    method = or_dense(spec, method, "").method
+def _measure(
+    spec: TensorSpec, methods: Sequence[Method], grads: Sequence[tf.Tensor]
+) -> list[tuple[float, float]]:
+    """Return each method's squared error after some steps, and its bits per step."""
+    served = [or_dense(spec, method, "").method for method in methods]
+    exact = {m: _exchanged(spec, m, grads)[0] for m in {method.dense() for method in served}}
+    found = []
+    for method in served:
+        delivered, bits = _exchanged(spec, method, grads)
+        missing = exact[method.dense()] - delivered
+        found.append((float(tf.reduce_sum(missing * missing)), bits))
+    return found
+
+
+def _exchanged(
+    spec: TensorSpec, method: Method, grads: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, float]:
+    """Return the sum of the totals of some steps, and the bits that a worker sends per step."""
     layout = BucketLayout((spec,), _WORKERS)
-    runs = {False: method, True: method.dense()}  # compressed, and exact
-    states = {exact: loopback.initial_states(m, layout) for exact, m in runs.items()}
-    missing, sent = tf.zeros(spec.shape), 0.0
-    for number, gradient in enumerate(grads):
+    states = loopback.initial_states(method, layout)
+    delivered, sent = tf.zeros(spec.shape), 0.0
+    for number, gradient in enumerate(grads, loopback.STEADY_STEP):
         halves = [[gradient / _WORKERS]] * _WORKERS
-        for exact, m in runs.items():
-            step = loopback.run_step(m, layout, halves, states[exact], _FIRST_STEP + number)
-            states[exact], (total,) = step.states, step.totals[0]
-            missing += total if exact else -tf.convert_to_tensor(total)
-            sent += 0.0 if exact else float(step.bytes_sent)
-    return float(tf.reduce_sum(missing * missing)), 8.0 * sent / len(grads)
+        step = loopback.run_step(method, layout, halves, states, number)
+        states, (total,) = step.states, step.totals[0]
+        delivered, sent = delivered + total, sent + float(step.bytes_sent)
+    return delivered, 8.0 * sent / len(grads)
 
 
 def _mean(network: Network, rows: Sequence[Sequence[float]]) -> list[list[float]]:

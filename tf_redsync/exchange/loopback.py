@@ -20,6 +20,9 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, PairGather, Request
 from tf_redsync.ops import wire
 
+# A step after any warm-up and a multiple of all small numbers, so that methods with periods are at
+# the beginning of one.
+STEADY_STEP = 720_720_000
 # Corrupts answers. Called with the number of the round, the worker's rank and the answer on the
 # network, it returns the answer that the worker receives.
 Fault = Callable[[int, int, Any], Any]

@@ -283,9 +283,6 @@ def mean_bytes_sent(method: Method, specs: tuple[TensorSpec, ...], workers: int)
     return cost.bytes_sent(messages) / steps_between(method)
 
 
-# A step after any warm-up and a multiple of all small numbers, so that methods with periods are at
-# the beginning of one.
-STEADY_STEP = 720_720_000
 WORKERS = 2
 
 
@@ -317,7 +314,7 @@ def captured_energy(
         own = [tf.zeros(s.shape) if g is None else g for s, g in zip(specs, present, strict=True)]
         states = loopback.initial_states(bucket.method, bucket.layout)
         both = [own] * WORKERS
-        step = loopback.run_step(bucket.method, bucket.layout, both, states, STEADY_STEP)
+        step = loopback.run_step(bucket.method, bucket.layout, both, states, loopback.STEADY_STEP)
         for spec, grad, total in zip(specs, own, step.totals[0], strict=True):
             # All workers skip a non-finite step, so it delivers nothing.
             found[spec.position] = _agreement(grad, total) if step.finite else 0.0

@@ -86,6 +86,12 @@ class Fragment:
         return [tf.reshape(t, s.shape) for t, s in zip(tensors, specs, strict=True)]
 
 
+def _names_in_flight(fragment: Fragment) -> list[str]:
+    """Return the state names of what moves in chunks: the changes, and the method's state."""
+    kinds = fragment.bucket.method.traits.state_kinds
+    return [_MOVING, *(_MOVING_STATE + name for name in kinds)]
+
+
 class Streaming(LocalSteps):
     """Exchanges the changes of one fragment after another.
 
@@ -197,7 +203,7 @@ class Streaming(LocalSteps):
         """Exchange one chunk of the changes in flight; store its mean and new state there."""
         number, rounds = fragment.age(steps), consensus.rounds.read_value()
         names = fragment.bucket.method.traits.state_kinds
-        moving = state.read([_MOVING, *(_MOVING_STATE + name for name in names)])
+        moving = state.read(_names_in_flight(fragment))
         rows = {name: group[0][number] for name, group in moving.items()}
         old = {name: [rows[_MOVING_STATE + name]] for name in names}
         chunk = rows[_MOVING] / network.workers
@@ -215,13 +221,8 @@ class Streaming(LocalSteps):
         self, fragment: Fragment, consensus: Consensus, state: StateVariables
     ) -> None:
         """Apply the received changes of a fragment, and the state that their exchange left."""
-        names = fragment.bucket.method.traits.state_kinds
-        moved = {
-            name: fragment.from_chunks(chunks)
-            for name, (chunks,) in state.read(
-                [_MOVING, *(_MOVING_STATE + name for name in names)]
-            ).items()
-        }
+        moving = state.read(_names_in_flight(fragment))
+        moved = {name: fragment.from_chunks(chunks) for name, (chunks,) in moving.items()}
         means = moved.pop(_MOVING)
         new = {name.removeprefix(_MOVING_STATE): tensors for name, tensors in moved.items()}
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(m)) for m in means])
