@@ -12,7 +12,7 @@ def add_step_flags(parser: argparse.ArgumentParser) -> None:
     """Adds what `step/training.py` trains with; `--steps` and `--warmup` are the caller's."""
     add = parser.add_argument
     add("--batch", type=int, help="examples per worker (default: the model's)")
-    add("--density", type=float, default=0.001, help="of methods that have one")
+    add("--density", type=float, help="of methods that have one (default: each method's own)")
     add("--bucket-bytes", type=int, help="of the exchange (default: the library's)")
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.capabilities import Waiting, required
 from tf_redsync.exchange.layout import Bucket, TensorSpec, make_buckets
+from tf_redsync.exchange.method import Method
 from tf_redsync.policy import Policy
 from tf_redsync.schedules import ExponentialWarmUp
 from tf_redsync.step.every_step import phase_at
@@ -41,7 +42,8 @@ class Exchange:
     """All workers' exchanges, step by step.
 
     Args:
-        policy: A method, or a policy of methods; tensors that one refuses go to its dense method.
+        policy: A method, or what assigns methods as a policy does; what one refuses goes to its
+            dense method.
         specs: The tensors.
         workers: How many workers.
         warm_up: Number of first exchanges that are dense for all methods, which begin after them.
@@ -65,7 +67,7 @@ class Exchange:
     )  # fmt: skip
 
     def __init__(self, policy: Any, specs: Sequence[TensorSpec], workers: int, warm_up: int = 0):
-        policy = policy if isinstance(policy, Policy) else Policy(default=policy)
+        policy = Policy(default=policy) if isinstance(policy, Method) else policy
         pairs = [(a.spec, a.method) for a in policy.assign(specs)]
         self.warm_up = warm_up
         self.buckets: list[Bucket] = make_buckets(pairs, workers)

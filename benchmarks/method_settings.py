@@ -136,16 +136,17 @@ def make(
     return cls(**{**options, **_made(setting.task)})
 
 
-def for_steps(name: str, density: float, **options: Any) -> rs.Method:
+def for_steps(name: str, density: float | None, **options: Any) -> rs.Method:
     """Returns the method as it is set where steps are measured.
 
     Args:
         name: One of `names()`.
-        density: For methods that have it.
+        density: For methods that have it; `None` for their own defaults.
         **options: Other hyper-parameters.
     """
     cls = _class_of(name)
-    return cls(**{**_known(cls, density=density), **_made(setting_of(name).steps), **options})
+    given = {} if density is None else _known(cls, density=density)
+    return cls(**{**given, **_made(setting_of(name).steps), **options})
 
 
 def once_begun(method: rs.Method) -> rs.Method:

@@ -84,7 +84,7 @@ class LocalTraining(Training):
             self.own = [self._read() for _ in range(workers)]
             self.agreed = self.own[0][: len(self.variables)]
         losses = []
-        for rank, (x, y) in enumerate(zip(*self._examples(self.number), strict=True)):
+        for rank, (x, y) in enumerate(zip(*self.examples(self.number), strict=True)):
             self._set(self.own[rank])
             losses.append(self._alone(x, y))
             self.own[rank] = self._read()

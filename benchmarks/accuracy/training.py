@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.accuracy import bit_budget
 from benchmarks.accuracy.data import Data
 from benchmarks.accuracy.evaluation import Evaluation
 from benchmarks.accuracy.tasks import Settings, examples
@@ -119,7 +120,6 @@ class Training:
         specs = [tensor_spec(v, i) for i, v in enumerate(self.variables)]
         begins = what.options.get("warm_up") or dense_start(self.policy.default)
         warm_up = dense_steps(begins, settings.steps)
-        self.exchange = Exchange(self.policy, specs, settings.workers, warm_up)
         self.flushes = what.options.get("flush", False)
         self.last_statistics = what.options.get("last_statistics", False)
         self.elements = sum(s.size for s in specs)
@@ -129,8 +129,10 @@ class Training:
             "steps": [], "loss": [], "metric": [], "train_loss": [],
         }  # fmt: skip
         self._losses: list[Any] = []
-        self._compute = tf.function(self._gradients, autograph=False)
-        self._apply = tf.function(self._update, autograph=False)
+        self.compute = tf.function(self._gradients, autograph=False)
+        self.apply = tf.function(self._update, autograph=False)
+        policy = bit_budget.resolved(self.policy, self, specs)
+        self.exchange = Exchange(policy, specs, settings.workers, warm_up)
         self._apply_frozen = tf.function(self._update_frozen, autograph=False)
         self._momenta = [
             spec.position
@@ -180,7 +182,8 @@ class Training:
             totals[position] = tf.zeros_like(totals[position])
         self._update(totals, statistics)
 
-    def _examples(self, number):
+    def examples(self, number):
+        """Returns the inputs and labels of a step, of all workers."""
         batches = [
             examples(self.settings, self.found, self.rows, number, worker)
             for worker in range(self.settings.workers)
@@ -189,14 +192,14 @@ class Training:
 
     def step(self) -> None:
         """One step of all workers."""
-        loss, gradients, statistics = self._compute(*self._examples(self.number))
+        loss, gradients, statistics = self.compute(*self.examples(self.number))
         self._losses.append(loss)
         rate = self._rate(self.number) if callable(self._rate) else self._rate
         gradients = [feedback.scaled(own, tf.cast(rate, tf.float32)) for own in gradients]
         totals = self.exchange.run(gradients, self.number)
         if totals is not None:
             frozen = self._momenta and self.number >= self.exchange.warm_up
-            (self._apply_frozen if frozen else self._apply)(totals, statistics)
+            (self._apply_frozen if frozen else self.apply)(totals, statistics)
         self.number += 1
 
     def run(
@@ -230,7 +233,7 @@ class Training:
                     self._count_time()
                     self.save(saved, name)
             if self.flushes and end == self.settings.steps:
-                self._apply(self.exchange.flush(), [tf.constant(v) for v in self.statistics])
+                self.apply(self.exchange.flush(), [tf.constant(v) for v in self.statistics])
             if self.last_statistics and end == self.settings.steps:
                 self._settle()
             self._measure()
@@ -250,7 +253,7 @@ class Training:
     def _settle(self) -> None:
         """Moves the statistics of BatchNormalization to those of the last weights."""
         for number in range(STATISTICS_STEPS):
-            _, _, statistics = self._compute(*self._examples(number))
+            _, _, statistics = self.compute(*self.examples(number))
             for variable, value in zip(self.statistics, statistics, strict=True):
                 variable.assign(value)
 

@@ -1,6 +1,6 @@
 """Methods by name, and their optimizers, where the steps of a real training are measured.
 
-All are at their defaults, of the density that the command line gives where they have one, with
+All are at their defaults, with the density of the command line if it gives one, and with
 `keras.optimizers.SGD(LEARNING_RATE)` inside, except for what `benchmarks/method_settings.py` lists.
 Workers take expressions in the place of names too, as `benchmarks/method_expressions.py` does.
 """
@@ -83,12 +83,12 @@ def _between_commas(text: str) -> list[str]:
     return parts
 
 
-def method_for(name: str, density: float) -> Any:
+def method_for(name: str, density: float | None) -> Any:
     """Returns the method called `name`.
 
     Args:
         name: One of `names()`, but not `dense`, which is no method of this library.
-        density: For methods that have it.
+        density: For methods that have it; `None` for their own defaults.
     """
     import tf_redsync as rs
 
@@ -98,10 +98,11 @@ def method_for(name: str, density: float) -> Any:
         return _barrier()
     if name == "rs_dense":
         return rs.Dense()
+    given = {} if density is None else {"density": density}
     if name in ("redsync", "redsync_m0"):
-        return rs.RedSync(density=density, momentum=MOMENTUM if name == "redsync" else 0.0)
+        return rs.RedSync(momentum=MOMENTUM if name == "redsync" else 0.0, **given)
     if name == "auto":
-        return rs.Auto(density=density)
+        return rs.Auto(**given)
     return method_settings.for_steps(name, density)
 
 
@@ -133,7 +134,7 @@ def strategy_for(name: str) -> Any:
     return rs.MultiWorkerMirroredStrategy()
 
 
-def optimizer_for(name: str, density: float, bucket_bytes: int | None = None) -> Any:
+def optimizer_for(name: str, density: float | None, bucket_bytes: int | None = None) -> Any:
     """Returns the optimizer to measure; inside the strategy's scope."""
     import keras
 

@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--steps", type=int, required=True)
     result.add_argument("--warmup", type=int, required=True)
     result.add_argument("--batch", type=int)
-    result.add_argument("--density", type=float, required=True)
+    result.add_argument("--density", type=float)
     result.add_argument("--bucket_bytes", type=int)
     result.add_argument("--seed", type=int, default=0)
     result.add_argument("--output", required=True)

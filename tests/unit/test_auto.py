@@ -7,6 +7,7 @@ import tf_keras
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.auto import CLEARLY, WORTHWHILE_SECONDS, cost
+from tf_redsync.auto.candidates import names
 from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.keras import accuracy
@@ -111,6 +112,21 @@ def test_the_table():
     assert [row[-1] for row in rows] == ["ACPSGD", "ACPSGD"]
 
 
+def test_methods_of_one_class_have_names_of_their_own():
+    diloco = [rs.DiLoCo(steps=steps) for steps in (15, 50)]
+    found = names((*rs.Auto().methods, *diloco))
+    assert found == [
+        *("Dense", "CodedTopK", "BlockQuantized(method=PowerSGD, bits=4)"),
+        *("BlockQuantized(bits=4)", "BlockQuantized(bits=8)", "HalfPrecision"),
+        *("DiLoCo(steps=15)", "DiLoCo(steps=50)"),
+    ]
+    assert names((rs.BlockQuantized(),)) == ["BlockQuantized"]
+    decision = rs.Auto().decide(SPECS, measured(1e6), ONE_BUCKET)
+    header, *rows = str(decision).splitlines()[1:]
+    assert all(f"{name} ms" in header for name in names(rs.Auto().methods))
+    assert rows[0].endswith("  BlockQuantized(method=PowerSGD, bits=4)")
+
+
 def test_nothing_to_decide_about():
     decision = AUTO.decide([], measured(), ONE_BUCKET)
     assert decision.choices == () and decision.assign([]) == [] and decision.trial_steps == 0
@@ -178,18 +194,26 @@ def test_candidates_of_a_budget():
             rs.Auto(),
             {
                 "CodedTopK": ["beta_1=0.9", "use AdamW(beta_1=0.0)"],
-                "PowerSGD": ["AdamW", "beta_1=0.0", "CodedTopK"],
+                "BlockQuantized(method=PowerSGD, bits=4)": ["AdamW", "beta_1=0.0", "CodedTopK"],
             },
         ),
         (
             keras.optimizers.Adam(1e-3, beta_1=0.0, beta_2=0.9),
             rs.Auto(),
-            {"CodedTopK": ["second moment", "AMSGrad"], "PowerSGD": ["low rank"]},
+            {
+                "CodedTopK": ["second moment", "AMSGrad"],
+                "BlockQuantized(method=PowerSGD, bits=4)": ["low rank"],
+            },
         ),
         (
             keras.optimizers.SGD(0.1),
             rs.Auto(momentum=0.9),
-            {"PowerSGD": ["no momentum", "Auto()"], "HalfPrecision": ["no momentum"]},
+            {
+                "BlockQuantized(method=PowerSGD, bits=4)": [
+                    *("BlockQuantized(bits=4)", "BlockQuantized(bits=8)", "HalfPrecision"),
+                    *("no momentum", "Auto()"),
+                ]
+            },
         ),
         (
             keras.optimizers.SGD(0.1, momentum=0.9),
@@ -209,8 +233,7 @@ def test_the_table_says_what_is_left_out(inner, auto, told):
     for line, (name, words) in zip(lines, told.items(), strict=True):
         assert line.startswith(f"left out: {name}, ") and "ms on the network alone" in line
         assert all(word in line for word in words)
-    considered = {type(m).__name__ for m in suited.methods}
-    assert not considered & set(told) or auto.candidates
+    assert not set(names(suited.methods)) & set(told) or auto.candidates
     again = rs.methods.from_config(rs.methods.serialize(suited))
     assert again == suited  # no part of it
 
@@ -233,7 +256,8 @@ def test_a_plain_sgds_momentum_may_be_the_exchanges(inner, momentum):
     """Both places are compared by what the whole model takes; the optimizer's is the default."""
     suited = accuracy.suited(inner, rs.Auto(), lambda text: None)
     assert suited.movable == pytest.approx(momentum)
-    work = {rs.PowerSGD(): cost.Work(fixed=10.0)}  # or it would win, whatever the place
+    quantized = [m for m in rs.Auto().methods if isinstance(m, rs.BlockQuantized)]
+    work = dict.fromkeys(quantized, cost.Work(fixed=10.0))  # or one would win, whatever the place
     fast, slow = (
         suited.decide(SPECS, Measured(P, cost.Link.of(rate, 0.0), work), ONE_BUCKET)
         for rate in (1e10, 1e6)

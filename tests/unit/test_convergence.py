@@ -368,7 +368,7 @@ def test_statistics_of_the_last_weights():
     convolution, norm = training.model.layers[:2]
     wanted = []
     for step in range(training.rows.steps_per_epoch):
-        for images in training._examples(step)[0]:
+        for images in training.examples(step)[0]:
             wanted.append(np.mean(convolution(images), (0, 1, 2)))
     assert training.statistics[0] is norm.moving_mean
     before, after = (np.abs(end[1] - np.mean(wanted, 0)).max() for end in ends)
@@ -455,6 +455,17 @@ def test_the_gap_to_dense_training_stays_small():
         found = trained(text, *flags, workers=4).curve
         assert np.log(found["loss"][-1] / dense["loss"][-1]) < test, text
         assert np.log(found["train_loss"][-1] / dense["train_loss"][-1]) < train, text
+
+
+def test_a_budget_of_bits_is_spent_and_leaves_no_trace():
+    """Its measurement trains densely; the rows begin as those of other methods."""
+    flags = ("--steps", "3", "--evaluations", "1", "--momentum", "0")
+    exact = "BitBudget(default=TopK(density=1.0), bits=64.0, candidates=(TopK(density=1.0),))"
+    plain, whole = trained("TopK(density=1.0)", *flags), trained(exact, *flags)
+    np.testing.assert_array_equal(weights(whole), weights(plain))
+    spent = trained("BitBudget(default=TopK(dense_below=0), bits=1.0)", *flags)
+    assert 0.5 < spent.results()["bits"] <= 1.0
+    assert len({b.method for b in spent.exchange.buckets}) > 2  # densities, and the dense biases
 
 
 def test_a_flush_delivers_what_waits():

@@ -15,6 +15,7 @@ import tf_keras
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.auto import cost, probe
+from tf_redsync.auto.candidates import names
 from tf_redsync.auto.decision import Measured
 from tf_redsync.cli import plan
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -441,7 +442,8 @@ def test_what_does_not_suit_the_optimizer():
     adam, sgd = keras.optimizers.Adam(), keras.optimizers.SGD(0.1, momentum=0.9)
     warned = []
     late = rs.Auto().methods[1]  # with momentum of what arrives late
-    for optimizer, unsuited in ((adam, (late, rs.PowerSGD())), (sgd, (late,))):
+    factors = rs.BlockQuantized(method=rs.PowerSGD(), bits=4)
+    for optimizer, unsuited in ((adam, (late, factors)), (sgd, (late,))):
         kept = tuple(m for m in rs.Auto().methods[1:] if m not in unsuited)
         assert subjects.suited(rs.Auto(), optimizer, warned.append).methods[1:] == kept
     assert subjects.suited(rs.Auto(), None, warned.append) == rs.Auto()
@@ -490,7 +492,7 @@ def test_command_line(module, capsys, monkeypatch):
     assert sum(la["seconds"] for la in found["layers"]) == pytest.approx(
         found["planned"]["exchange_seconds"]
     )
-    assert [c["name"] for c in found["candidates"]] == ["CodedTopK", "PowerSGD", "HalfPrecision"]
+    assert [c["name"] for c in found["candidates"]] == names(rs.Auto().methods[1:])
     assert found["synthetic"] is True and found["advice"]["compress"] is True
     assert rs.methods.from_config(found["method"]) == rs.Auto()
     rows = [line.split() for line in out.splitlines() if line.startswith("m/")]

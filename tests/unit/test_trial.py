@@ -96,11 +96,13 @@ def test_arguments():
 
 
 def test_default_candidates():
-    assert [type(m) for m in rs.Auto().methods] == [
-        rs.Dense,
-        rs.CodedTopK,
-        rs.PowerSGD,
-        rs.HalfPrecision,
-    ]
+    assert rs.Auto(density=0.1).methods == (
+        rs.Dense(),
+        rs.CodedTopK(density=0.1),
+        rs.BlockQuantized(method=rs.PowerSGD(), bits=4),
+        rs.BlockQuantized(bits=4),
+        rs.BlockQuantized(bits=8),
+        rs.HalfPrecision(),
+    )
     with_momentum = rs.Auto(momentum=0.9).methods
     assert with_momentum == (rs.Dense(momentum=0.9), rs.CodedGMC())

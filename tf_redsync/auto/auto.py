@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from tf_redsync import checks
 from tf_redsync.auto import cost, probe
-from tf_redsync.auto.candidates import check_candidate, chosen_from
+from tf_redsync.auto.candidates import check_candidate, chosen_from, every_step, names
 from tf_redsync.auto.decision import (
     Choice,
     Decision,
@@ -32,6 +32,7 @@ from tf_redsync.auto.decision import (
     Measured,
     better_place,
     check_budget,
+    left_out_lines,
     within_budget,
 )
 from tf_redsync.cluster import agreement
@@ -39,11 +40,8 @@ from tf_redsync.config import Configurable, register
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.exchange.method import Method
-from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.gmc import CodedGMC
-from tf_redsync.methods.half import HalfPrecision
-from tf_redsync.methods.low_rank import PowerSGD
 from tf_redsync.network import collectives
 from tf_redsync.policy import Policy, check_together
 
@@ -68,11 +66,12 @@ class Auto(Configurable):
 
     Args:
         candidates: Methods that may replace the all-reduce. They must exchange gradients in every
-            step and keep a residual. `None` means `CodedTopK`, `PowerSGD` and `HalfPrecision`, as
-            far as they suit the optimizer, and with `momentum` `CodedGMC`. With `max_overhead` they
-            may have local steps, and are ordered from the most to the least accurate. `None` then
-            means `CodedTopK` and `HalfPrecision` to `SparseLoCo` every 50 steps. The table names
-            omitted default candidates with the reason.
+            step and keep a residual. `None` means `CodedTopK`, `PowerSGD` in 4 bits,
+            `BlockQuantized` with 4 and 8 bits, and `HalfPrecision`, as far as they suit the
+            optimizer, and with `momentum` `CodedGMC`. With `max_overhead` they may have local
+            steps, and are ordered from the most to the least accurate. `None` then means
+            `CodedTopK` and `HalfPrecision` to `SparseLoCo` every 50 steps. The table names omitted
+            default candidates with the reason.
         momentum: Momentum that the exchange applies, in [0, 1). The inner optimizer must then have
             none. `Auto` moves a plain SGD's momentum into the exchange if that is clearly faster;
             see docs/auto.md.
@@ -129,7 +128,7 @@ class Auto(Configurable):
             return (self.default, *chosen_from())
         if self.momentum:
             return (self.default, CodedGMC(density=self.density, momentum=self.momentum))
-        return (self.default, CodedTopK(density=self.density), PowerSGD(), HalfPrecision())
+        return (self.default, *every_step(self.density))
 
     @property
     def exchanged(self) -> Auto | None:
@@ -153,10 +152,11 @@ class Auto(Configurable):
             return self
         reasons = {m: unsuited(m) for m in self.methods[1:]}
         kept = tuple(m for m, reason in reasons.items() if reason is None)
-        left_out = [LeftOut(m, reason) for m, reason in reasons.items() if reason is not None]
         if self.momentum:
-            left_out += [LeftOut(m, _NO_MOMENTUM) for m in (PowerSGD(), HalfPrecision())]
-        made = self if len(kept) == len(reasons) else replace(self, candidates=kept)
+            reasons |= dict.fromkeys(every_step(self.density)[1:], _NO_MOMENTUM)
+        named = zip(reasons, names(tuple(reasons)), strict=True)
+        left_out = [LeftOut(m, name, r) for m, name in named if (r := reasons[m]) is not None]
+        made = self if len(kept) + 1 == len(self.methods) else replace(self, candidates=kept)
         movable = movable if self.max_overhead is None and not self.momentum else 0.0
         made = replace(made) if left_out or movable else made
         object.__setattr__(made, "left_out", tuple(left_out))
@@ -192,7 +192,7 @@ class Auto(Configurable):
         decision = Decision(choices, measured, self.trial_steps)
         if self.max_overhead is not None and self.step_seconds is not None:
             decision = within_budget(choices, measured, self.max_overhead, self.step_seconds)
-        lines = tuple(o.line(choices, measured) for o in self.left_out)
+        lines = left_out_lines(self.left_out, choices, measured)
         decision, other = replace(decision, left_out=lines), self.exchanged
         if other is None:
             return decision

@@ -8,11 +8,14 @@ other models.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Sequence
 
 from tf_redsync import checks, outer
 from tf_redsync.exchange.capabilities import dense_start
 from tf_redsync.exchange.method import Method
+from tf_redsync.methods.block_quantized import BlockQuantized
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.demo import DeMo
 from tf_redsync.methods.dense import Dense
@@ -59,6 +62,39 @@ def chosen_from() -> tuple[Method, ...]:
     """Return the methods, besides `Dense`, that work with any optimizer and learning rate."""
     methods = (c.method for c in candidates() if not isinstance(c.method, Dense))
     return tuple(m for m in methods if dense_start(m) is None and not m.traits.votes)
+
+
+def every_step(density: float) -> tuple[Method, ...]:
+    """Return the default candidates of `Auto` without momentum and without a budget.
+
+    Args:
+        density: Density of `CodedTopK`.
+    """
+    return (
+        CodedTopK(density=density),
+        BlockQuantized(method=PowerSGD(), bits=4),
+        BlockQuantized(bits=4),
+        BlockQuantized(bits=8),
+        HalfPrecision(),
+    )
+
+
+def names(methods: Sequence[Method]) -> list[str]:
+    """Return a name of each method: its class, and the arguments in which equal classes differ."""
+    classes = collections.defaultdict(list)
+    for method in methods:
+        classes[type(method)].append(method)
+    return [_name(m, classes[type(m)]) for m in methods]
+
+
+def _name(method: Method, others: Sequence[Method]) -> str:
+    differing = {}
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if value is not None and any(getattr(m, field.name) != value for m in others):
+            differing[field.name] = type(value).__name__ if isinstance(value, Method) else value
+    arguments = ", ".join(f"{name}={value}" for name, value in differing.items())
+    return type(method).__name__ + (f"({arguments})" if arguments else "")
 
 
 def check_candidate(method: Method, alone: bool) -> None:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.auto import cost
+from tf_redsync.auto.candidates import names
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Method
@@ -97,13 +98,14 @@ class Decision:
                 for kind, line in vars(link).items()
             )
         ]
-        names = [type(m).__name__ for m in self.choices[0].methods] if self.choices else []
-        head = ["bucket", "tensors", "elements", *(f"{n} ms" for n in names), "chosen"]
+        methods = self.choices[0].methods if self.choices else ()
+        name = dict(zip(methods, names(methods), strict=True))
+        head = ["bucket", "tensors", "elements", *(f"{n} ms" for n in name.values()), "chosen"]
         rows = [head]
         for i, c in enumerate(self.choices):
             times = [f"{1e3 * s:.2f}" for s in c.seconds]
             elements = sum(s.size for s in c.specs)
-            row = [str(i), str(len(c.specs)), f"{elements:,}", *times, type(c.method).__name__]
+            row = [str(i), str(len(c.specs)), f"{elements:,}", *times, name[c.method]]
             rows.append(row)
         budget = [self.budget] if self.budget else []
         return "\n".join([*lines, *aligned(rows, range(len(head))), *budget, *self.left_out])
@@ -223,23 +225,35 @@ class LeftOut:
 
     Attributes:
         method: The candidate.
+        name: Its name among the candidates.
         reason: The reason, with a remedy.
     """
 
     method: Method
+    name: str
     reason: str
 
-    def line(self, choices: Sequence[Choice], measured: Measured) -> str:
-        """Return a line for the table, with the network's time; computation is not measured.
 
-        Args:
-            choices: Choices of the buckets.
-            measured: Measurements of the predictions.
-        """
-        seconds = sum(measured.seconds(self.method, c.specs) for c in choices)
-        known = choices and math.isfinite(measured.link.all_reduce.rate)
-        time = f", {1e3 * seconds:.2f} ms on the network alone" if known else ""
-        return f"left out: {type(self.method).__name__}{time}: {self.reason}"
+def left_out_lines(
+    left_out: Sequence[LeftOut], choices: Sequence[Choice], measured: Measured
+) -> tuple[str, ...]:
+    """Return a line for each reason, with the network's time; computation is not measured.
+
+    Args:
+        left_out: Candidates that were not considered.
+        choices: Choices of the buckets.
+        measured: Measurements of the predictions.
+    """
+    known = choices and math.isfinite(measured.link.all_reduce.rate)
+    found: dict[str, list[str]] = {}
+    for o in left_out:
+        seconds = sum(measured.seconds(o.method, c.specs) for c in choices)
+        time = f", {1e3 * seconds:.2f} ms" if known else ""
+        found.setdefault(o.reason, []).append(o.name + time)
+    alone = " on the network alone" if known else ""
+    return tuple(
+        f"left out: {', '.join(methods)}{alone}: {reason}" for reason, methods in found.items()
+    )
 
 
 def better_place(

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync.auto import Auto, cost
+from tf_redsync.auto.candidates import names
 from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import (
@@ -151,7 +152,10 @@ def make(
         compute=compute,
         policy=policy,
         dense=_total("Dense", dense, measured),
-        candidates=tuple(total(m, specs, measured) for m in rivals),
+        candidates=tuple(
+            dataclasses.replace(total(m, specs, measured), name=n)
+            for m, n in zip(rivals, names(rivals), strict=True)
+        ),
         planned=_total(name, assignments, measured),
         doubled=(_total("Dense", dense, more), _total(name, assignments, more)),
     )
