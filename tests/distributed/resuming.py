@@ -24,7 +24,12 @@ FORMATS = {
 
 
 # Formats to try with a case; all of them without an entry, or with `pytest --deep`.
-SOME = {"redsync": ("weights",), "cd_sgd": ("checkpoint",), "auto": ("keras",)}
+SOME = {
+    "redsync": ("weights",),
+    "auto": ("keras",),
+    "local_sgd": ("tf_weights",),
+    "streaming_in_blocks": ("checkpoint",),
+}
 
 
 def formats(family, name):
@@ -141,7 +146,7 @@ class Training:
             grads = tape.gradient(loss, model.trainable_variables)
             optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
 
-        self._step = tf.function(lambda x, y: strategy.run(replica_step, (x, y)))
+        self._step = tf.function(lambda x, y: strategy.run(replica_step, (x, y)), autograph=False)
         self.rank = problems.rank()
 
     def train(self, first, last):

@@ -97,7 +97,7 @@ def differ(strategy):
 
 
 LOOPED, FITTED = True, False  # more loops: test_habits.py, test_what_people_do.py
-OURS = [("keras3", LOOPED), ("LAMB", FITTED)]
+OURS = [("keras3", LOOPED)]
 PLAIN = [("tf_keras", LOOPED), ("Lookahead", FITTED)]
 if DEEP:
     OURS = [(f, LOOPED) for f in ("keras3", "LAMB", "tf_keras", "SGDW", "LazyAdam")]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
 STEPS, BATCH = 40, 24
@@ -25,6 +26,8 @@ METHODS = {
         "value_bits=32), bits=4)"
     ),
 }
+if not DEEP:  # gradients, factors, selected values, and what is sent of weights; late
+    METHODS = {n: METHODS[n] for n in ("dense, 2 bits", "factors", "RedSync", "fragments")}
 
 
 def train(methods):

@@ -264,7 +264,7 @@ def what_one_worker_does(directory):
     long = _data().repeat(100)
     first = steps()
     model.fit(
-        long.take(200),
+        long.take(130),
         verbose=0,
         callbacks=[asked, callbacks.LambdaCallback(on_train_batch_end=ask)],
     )

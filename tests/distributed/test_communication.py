@@ -11,8 +11,17 @@ from tests.distributed.cluster import fail_workers, run_workers
 pytestmark = pytest.mark.distributed
 
 
-def train(gpus, as_gpu):
-    """Trains; returns the hints and tokens of what is in the step's graph, and what is said."""
+# By name: each worker's GPUs, and whether its launcher runs on one.
+CASES = {
+    "plain": ([[], []], False),
+    "own": ([["a"], ["b"]], True),
+    "shared": ([["a"], ["a"]], True),
+    "missing": ([["a"], []], True),
+}
+
+
+def train(names):
+    """Trains in each case; returns the hints and tokens of the step's graph, and what is said."""
     import json
     import os
 
@@ -23,11 +32,7 @@ def train(gpus, as_gpu):
     from tf_redsync.network import collectives, transport
 
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    transport.own_gpus = lambda: gpus[rank]
-    if as_gpu:  # the device's name is all that says where a launcher runs
-        by_nccl = transport.by_nccl
-        transport.by_nccl = lambda options, device: by_nccl(options, device + "GPU")
-    handed = []
+    by_nccl, handed, found = transport.by_nccl, [], {}
     for kind, collective in list(collectives._COLLECTIVES.items()):
 
         def record(value, kind=kind, collective=collective, **options):
@@ -35,30 +40,49 @@ def train(gpus, as_gpu):
             return collective(value, **options)
 
         collectives._COLLECTIVES[kind] = record
-    strategy = rs.MultiWorkerMirroredStrategy()
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(64)])
-        method = rs.RedSync(density=0.1, dense_below=128)  # the biases are summed
-        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
-        model.compile(optimizer, "mse")
-    x = np.ones((16, 8), "float32")
-    model.fit(x, np.ones((16, 64), "float32"), batch_size=8, epochs=2, verbose=0)
-    inside = [h for h in handed if h[0] in ("gather", "reduce")]
-    tokens = {reference for _, _, reference in inside}
-    said = [line for line in str(optimizer.explain()).splitlines() if "collectives:" in line]
-    return {
-        "hints": ",".join(sorted({hint for _, hint, _ in inside})),
-        "calls": len(inside),
-        "tokens": len(tokens),
-        "said": said[0],
-        "weights": np.concatenate([w.ravel() for w in model.get_weights()]),
-    }
+    for name in names:
+        gpus, as_gpu = CASES[name]
+        transport.own_gpus = lambda gpus=gpus: gpus[rank]
+        # The device's name is all that says where a launcher runs.
+        on = "GPU" if as_gpu else ""
+        transport.by_nccl = lambda options, device, on=on: by_nccl(options, device + on)
+        handed.clear()
+        strategy = rs.MultiWorkerMirroredStrategy()
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(64)])
+            method = rs.RedSync(density=0.1, dense_below=128)  # the biases are summed
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
+            model.compile(optimizer, "mse")
+        x = np.ones((16, 8), "float32")
+        model.fit(x, np.ones((16, 64), "float32"), batch_size=8, epochs=2, verbose=0)
+        inside = [h for h in handed if h[0] in ("gather", "reduce")]
+        tokens = {reference for _, _, reference in inside}
+        said = [line for line in str(optimizer.explain()).splitlines() if "collectives:" in line]
+        found |= {
+            f"{name}/hints": ",".join(sorted({hint for _, hint, _ in inside})),
+            f"{name}/calls": len(inside),
+            f"{name}/tokens": len(tokens),
+            f"{name}/said": said[0],
+            f"{name}/weights": np.concatenate([w.ravel() for w in model.get_weights()]),
+        }
+    return found
 
 
-def test_nccl_is_asked_for_and_chained():
-    plain = run_workers(train, args=([[], []], False))
-    with_gpus = run_workers(train, args=([["a"], ["b"]], True))
+@pytest.fixture(scope="module")
+def trained():
+    return run_workers(train, args=(["plain", "own", "shared"],))
+
+
+def of_case(trained, name):
+    return [
+        {k.split("/")[1]: v for k, v in worker.items() if k.startswith(f"{name}/")}
+        for worker in trained
+    ]
+
+
+def test_nccl_is_asked_for_and_chained(trained):
+    plain, with_gpus = of_case(trained, "plain"), of_case(trained, "own")
     for found in plain:
         assert found["hints"] == "AUTO"
         assert found["tokens"] == found["calls"] > 1, "over gRPC every collective is on its own"
@@ -70,11 +94,11 @@ def test_nccl_is_asked_for_and_chained():
         assert (found["weights"] == other["weights"]).all()
 
 
-def test_a_gpu_that_two_workers_share():
-    for found in run_workers(train, args=([["a"], ["a"]], True)):
+def test_a_gpu_that_two_workers_share(trained):
+    for found in of_case(trained, "shared"):
         assert (found["hints"], found["said"][-4:]) == ("AUTO", "gRPC")
 
 
 def test_a_worker_without_gpus_is_named():
-    for text in fail_workers(train, args=([["a"], []], True)):
+    for text in fail_workers(train, args=(["missing"],)):
         assert "worker 0: 1, worker 1: 0" in text

@@ -27,9 +27,7 @@ ROWS, BATCH = 11, 4  # the last batch has 2 rows for one worker and 1 for the ot
 
 
 def all_batches():
-    """What became of every kind of batch and every reduction, under Keras 3 and tf_keras."""
-    import os
-
+    """What became of every kind of batch and every reduction, under Keras 3 (and tf_keras)."""
     import keras
     import tensorflow as tf
 
@@ -54,9 +52,21 @@ def all_batches():
             found[f"{name}/predicted/{key}"] = np.asarray(value)
     found |= outputs(keras, strategy) | reductions(strategy)
     found["forgotten"] = json.dumps(forgotten_scopes(strategy))
+    return found | (under_tf_keras(strategy) if DEEP else {})
+
+
+def under_tf_keras(strategy):
+    """`fit` and `predict` with labels of another dtype."""
+    import os
+
+    import tensorflow as tf
+
+    import tf_redsync as rs
+
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tf_keras
 
+    found = {}
     with strategy.scope():
         model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
         model.compile(rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense()), "mse")
@@ -255,6 +265,7 @@ def test_batches_of_every_kind(found, name):
     assert predicted and all(p.shape == (ROWS, 1) for p in predicted)
 
 
+@pytest.mark.deep  # the strategy hands out the batches, whichever Keras asks
 def test_tf_keras(found):
     assert np.isfinite(found["tf_keras/loss"]).all()
     assert found["tf_keras/predicted/"].shape == (ROWS, 1)

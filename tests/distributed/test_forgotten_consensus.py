@@ -110,7 +110,7 @@ def looped(tf, strategy, model, data):
         gradients = tape.gradient(loss, model.trainable_variables)
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    step = tf.function(lambda batch: strategy.run(replica_step, batch))
+    step = tf.function(lambda batch: strategy.run(replica_step, batch), autograph=False)
     distributed = strategy.experimental_distribute_dataset(data)
 
     def loop(steps):

@@ -26,16 +26,14 @@ VARIANTS = {
 FEW = {
     "keras3": (
         "Adafactor",
-        "Adafactor of its own rate",
         "Lamb",
         "LossScaleOptimizer of Adafactor",
         "Muon",
-        "Nadam",
         "ScheduleFreeAdamW",
     ),
     "tf_keras": ("Adafactor",),
     "legacy": (),
-    "addons": ("SWA", "ConditionalGradient"),
+    "addons": ("ConditionalGradient",),
 }
 
 
@@ -74,7 +72,8 @@ def train_each(families, steps):
             results[f"{key}/weights"] = problems.digest(model)
             results[f"{key}/not_finite"] = bad
     results.update(several_optimizers(strategy, problems.rank()))
-    results.update(several_of_addons(strategy, problems.rank()))
+    if DEEP:
+        results.update(several_of_addons(strategy, problems.rank()))
     return results
 
 
@@ -210,7 +209,7 @@ def trained():
 def test_weights_stay_finite_and_equal(trained):
     first, second = trained
     names = [key.removesuffix("/error") for key in first if key.endswith("/error")]
-    assert len(names) >= (45 if DEEP else 9)
+    assert len(names) >= (45 if DEEP else 7)
     wrong = {}
     for name in names:
         found = [first[f"{name}/error"], first[f"{name}/not_finite"]]
@@ -223,7 +222,7 @@ def test_weights_stay_finite_and_equal(trained):
 
 def test_optimizers_of_optimizers(trained):
     """One that never asks for sums is refused; one of wrapped optimizers trains."""
-    for several in ("multi", "multi_addons"):
+    for several in ("multi", "multi_addons") if DEEP else ("multi",):
         for worker in trained:
             assert "Wrap each of its optimizers instead" in worker[f"{several}/outside"]
             assert worker[f"{several}/inside"] == ""

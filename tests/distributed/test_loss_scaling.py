@@ -55,7 +55,9 @@ def train(families):
 
 
 @pytest.mark.parametrize(
-    "families", [["keras3", "tf_keras"], pytest.param(["legacy"], marks=pytest.mark.deep)]
+    # tf_keras's own: test_habits.py
+    "families",
+    [["keras3"], pytest.param(["tf_keras", "legacy"], marks=pytest.mark.deep)],
 )
 def test_either_order_trains_the_same(families):
     for seen in run_workers(train, args=(families,), env=LEGACY, timeout=200):

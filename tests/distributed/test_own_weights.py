@@ -14,10 +14,14 @@ OUTER = ("diloco", "adamw", "outer_adam", "outer_rate", "one_step", "post_local"
 STREAMING = ("one_fragment", "fragments", "late", "late_mean", "in_blocks", "late_in_blocks")
 CASES = ("local_sgd", "sbc", "coded_topk", *OUTER, *STREAMING, "quadratic", "warm_up", "cd_sgd")
 SHORT = {
-    "keras3": ("local_sgd", "sbc", *OUTER, *STREAMING, "warm_up", "cd_sgd"),
+    "keras3": (
+        "local_sgd", "sbc", "diloco", "adamw", "outer_adam", "post_local", "late",
+        "late_in_blocks", "warm_up", "cd_sgd",
+    ),
     "tf_keras": ("adamw",),
-    "legacy": ("sbc", "diloco", "adamw", "late", "cd_sgd"),
-}
+    "legacy": ("sbc", "cd_sgd"),
+}  # fmt: skip
+FITTED = ("sbc", "cd_sgd") if DEEP else ("cd_sgd",)
 TRAINED = dict.fromkeys(("keras3", "tf_keras", "legacy"), CASES) if DEEP else SHORT
 STEPS, BATCH, RATE, MOMENTUM = 7, 8, 0.05, 0.9
 ADAM = {"learning_rate": 0.02, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-3}
@@ -111,7 +115,8 @@ def train_all(strategy, family, names):
             optimizer.build(model.trainable_variables)
         found = train(strategy, model, optimizer, same_inputs)
         results.update({f"{name}/{key}": value for key, value in found.items()})
-    results["left_out"] = leave_one_out(strategy, model, optimizer)
+    if name == "cd_sgd":
+        results["left_out"] = leave_one_out(strategy, model, optimizer)
     return results
 
 
@@ -136,7 +141,7 @@ def leave_one_out(strategy, model, optimizer):
         optimizer.apply_gradients(zip(gradients, first, strict=True))
 
     try:
-        tf.function(lambda: strategy.run(replica_step))()
+        tf.function(lambda: strategy.run(replica_step), autograph=False)()
     except ValueError as error:
         return str(error)
     return "nothing"
@@ -441,6 +446,7 @@ def test_an_outer_optimizer_moves_the_weights(trained, family, name):
     assert_near(results[0]["end"], end)
 
 
+@pytest.mark.deep
 @families_of("one_fragment")
 def test_one_fragment_at_once_is_diloco(trained, family):
     for found, expected in zip(
@@ -477,6 +483,7 @@ def test_fragments_are_exchanged_in_turn(trained, family, name):
     assert_near(results[0]["end"], end)
 
 
+@pytest.mark.deep
 @families_of("one_step")
 def test_one_step_and_a_rate_of_one_is_synchronous_sgd(trained, family):
     first, _ = of_case(trained, family, "one_step")
@@ -574,7 +581,8 @@ def fit_apart(strategy):
         "sbc": rs.SBC(steps=3, density=0.3, dense_below=16),
         "cd_sgd": rs.CDSGD(warm_up=None, dense_below=16),
     }
-    for name, method in methods.items():
+    for name in FITTED:
+        method = methods[name]
         digests["validated"], digests["epoch"] = [], []
         with strategy.scope():
             model = problems.network(keras, normalized=True)
@@ -605,7 +613,7 @@ def fit_apart(strategy):
 
 def test_fit_evaluates_and_ends_at_the_consensus(trained):
     first, second = trained
-    for name in ("sbc", "cd_sgd"):
+    for name in FITTED:
         loss = first[f"{name}/loss"]
         assert np.isfinite(loss).all() and loss[-1] < 0.7 * loss[0]
         assert len(set(first[f"{name}/validated"])) == 2

@@ -1,11 +1,15 @@
-"""Who reaches TensorFlow's servers of workers that the launcher has started."""
+"""Who reaches TensorFlow's servers of workers: what is preloaded closes their ports."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.distributed.cluster import run_workers
+from tf_redsync.cli import isolation
 
 ROOT = Path(__file__).resolve().parents[2]
 # 127.0.0.2 is an address of this machine that is not the one in TF_CONFIG: whoever listens on all
@@ -28,17 +32,39 @@ print("total", total)
 """
 
 
+def reached():
+    """The addresses at which the server of either worker answers."""
+    import socket
+
+    import tensorflow as tf
+
+    import tf_redsync as rs
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    strategy.reduce("SUM", tf.constant(1.0), axis=None)
+    found = []
+    for address in json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]:
+        for host in ("127.0.0.1", "127.0.0.2"):
+            with socket.socket() as client:
+                if client.connect_ex((host, int(address.rpartition(":")[2]))) == 0:
+                    found.append(host)
+    strategy.reduce("SUM", tf.constant(1.0), axis=None)  # nobody ends before the others have looked
+    return {"found": json.dumps(found)}
+
+
+@pytest.mark.skipif(not isolation.loopback_only(), reason=f"{isolation.LIBRARY.name} is not built")
+def test_with_the_library_servers_are_reached_from_this_address_only():
+    for worker in run_workers(reached, env=isolation.loopback_only()):
+        assert json.loads(worker["found"]) == ["127.0.0.1"] * 2
+
+
+@pytest.mark.deep  # of the launcher: tests/unit/test_isolation.py, without TensorFlow
 @pytest.mark.parametrize(
     ("choice", "elsewhere"),
-    [
-        ("auto", "closed"),
-        pytest.param("no", "open", marks=pytest.mark.deep),
-        pytest.param("yes", "open", marks=pytest.mark.deep),  # in a network without anybody else
-    ],
+    # The last one is in a network without anybody else.
+    [("auto", "closed"), ("no", "open"), ("yes", "open")],
 )
 def test_servers_are_reached_from(tmp_path, choice, elsewhere):
-    from tf_redsync.cli import isolation
-
     if choice == "auto" and not isolation.loopback_only():
         pytest.skip(f"{isolation.LIBRARY.name} is not built")
     path = tmp_path / "script.py"

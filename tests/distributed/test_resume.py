@@ -14,14 +14,7 @@ from tests.distributed.cluster import LEGACY, run_workers
 
 # By family, and whether weights of each worker's own are brought together before the save.
 SHORT = {
-    ("keras3", False): [
-        "redsync",
-        "cd_sgd",
-        "auto",
-        "auto with local steps",
-        "streaming_in_blocks",
-        "backup",
-    ],
+    ("keras3", False): ["redsync", "auto", "streaming_in_blocks", "backup"],
     ("legacy", False): ["local_sgd"],
 }
 EVERYTHING = {

@@ -11,6 +11,7 @@ import itertools
 import numpy as np
 import pytest
 
+from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
 
 WAYS = ("keras3", "tf_keras", "legacy", "loop")
@@ -25,6 +26,7 @@ RARE = {
 }
 LONG = (*itertools.product(WAYS, METHODS), *(("keras3", name) for name in RARE))
 FEW = (("keras3", "RedSync"), ("tf_keras", "Dense"), ("legacy", "RedSync"), ("loop", "plain"))
+FEW = FEW if DEEP else (FEW[0], FEW[2])
 GROWTH = 2**10  # Bytes of resident memory a step: one collective with a new key takes 1.6 KB.
 
 

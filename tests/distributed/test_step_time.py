@@ -222,6 +222,7 @@ run_command = workers.launch.run
 
 @needs_root
 @pytest.mark.distributed
+@pytest.mark.deep  # a real run; the tests above are what a commit needs
 def test_wire_bytes_agree_with_the_library(tmp_path, monkeypatch):
     monkeypatch.setattr(workers.launch, "run", forked)
     report = tmp_path / "report.json"

@@ -92,7 +92,7 @@ def switched(cases):
 @pytest.mark.parametrize(
     "cases",
     [
-        [("keras3", "RedSync"), ("tf_keras", "LocalSGD")],
+        [("keras3", "RedSync")],
         pytest.param([(f, m) for f in FAMILIES for m in METHODS], marks=pytest.mark.deep),
     ],
 )

@@ -70,7 +70,7 @@ def train_everything(folder):
         both("switching", wrapped(rs.RedSync(density=0.01, dense_below=16, warm_up=warm_up)))
         both("all-to-all", wrapped(rs.contrib.SparDL(density=0.1)))
         both("pairs", wrapped(rs.contrib.GTopK(density=0.1)))
-    both("tf_keras", wrapped(redsync, lambda: tf_keras.optimizers.SGD(0.05)), tf_keras)
+        both("tf_keras", wrapped(redsync, lambda: tf_keras.optimizers.SGD(0.05)), tf_keras)
 
     # On a network so slow that Auto compresses, and tries dense steps from the fifth one on.
     measured, probe.link = probe.link, lambda network: cost.Link.of(rate=1e3, latency=0.0)
@@ -222,9 +222,9 @@ def test_dense_is_the_plain_optimizer(found):
 
 @pytest.mark.parametrize(
     "name",
-    ["redsync", "shared state", "tf_keras"]
+    ["redsync", "shared state"]
     # Rows of all requests: test_ranks.py; what is dense at first: test_equivalence.py.
-    + (["switching", "trial", "all-to-all", "pairs"] if DEEP else []),
+    + (["switching", "trial", "all-to-all", "pairs", "tf_keras"] if DEEP else []),
 )
 def test_a_host_is_one_worker_with_its_replicas_batches(found, name):
     """In every step; and it sends as many bytes."""
