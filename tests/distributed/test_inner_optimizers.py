@@ -22,7 +22,7 @@ VARIANTS = {
 }
 
 # Trained in the normal run: those that take more of a tensor than element by element, or have
-# parts that others don't. test_adapters.py trains Adam, SGD, LAMB and Lookahead.
+# parts that others don't. test_adapters.py trains Adam, SGD and Lookahead.
 FEW = {
     "keras3": (
         "Adafactor",

@@ -1,6 +1,6 @@
 """What people do with Keras, on two real workers: the rows of `what_people_do.py`.
 
-A commit takes most rows once. `pytest --deep` takes all rows in all libraries and ways,
+A commit takes one row of each kind. `pytest --deep` takes all rows in all libraries and ways,
 the large models and 3,000 steps among them, and compares with the plain optimizer wherever that has
 a meaning: half an hour. `TF_REDSYNC_HABITS="keras3 fit"` takes those whose names hold the text.
 """
