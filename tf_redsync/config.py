@@ -21,7 +21,7 @@ import numpy as np
 from tf_redsync import checks
 
 # Imported on lookup, since a file may name a method that the program has not imported.
-_PACKAGES = ("tf_redsync.methods", "tf_redsync.contrib")
+_MODULES = ("tf_redsync.methods", "tf_redsync.contrib", "tf_redsync.auto.bit_budget")
 
 _REGISTRY: dict[str, type] = {}
 _T = TypeVar("_T")
@@ -81,9 +81,9 @@ def _takes_number(cls: type, name: str) -> bool:
 
 
 def registered() -> dict[str, type]:
-    """Return all registered classes by name, including the methods of `contrib`."""
-    for package in _PACKAGES:
-        importlib.import_module(package)
+    """Return all registered classes by name, imported or not."""
+    for module in _MODULES:
+        importlib.import_module(module)
     return dict(_REGISTRY)
 
 

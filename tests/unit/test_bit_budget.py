@@ -1,15 +1,19 @@
 """`BitBudget`: the choice is the best within the budget, by the errors that exchanges leave."""
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+import tf_redsync.auto
+import tf_redsync.config
 from tf_redsync.auto.bit_budget import allocate
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.expressions import evaluate
 
 SHAPES = ((40, 30), (30,), (50, 20), (20, 10))
 SPECS = tuple(TensorSpec(f"layer_{i}/kernel", s, position=i) for i, s in enumerate(SHAPES))
@@ -103,6 +107,15 @@ def test_without_gradients_all_have_the_default_and_that_is_said(caplog):
     assert resolved(policy) is policy
     assert "`gradients`" in caplog.text
     assert {a.method for a in policy.assign(SPECS)} <= {rs.TopK(density=0.1), rs.Dense()}
+
+
+def test_is_found_by_a_program_that_never_imported_it(monkeypatch):
+    config = serialize(rs.BitBudget(bits=0.5))
+    home = rs.BitBudget.__module__
+    monkeypatch.delitem(sys.modules, home)
+    monkeypatch.setattr(tf_redsync.auto, "bit_budget", None)  # put back in the end
+    monkeypatch.delitem(tf_redsync.config._REGISTRY, "BitBudget")
+    assert evaluate("BitBudget(bits=0.5)").method.bits == from_config(config).bits == 0.5
 
 
 def test_config_has_everything_but_the_function():

@@ -57,9 +57,10 @@ def all_reduce(
     if isinstance(rounding, Rounding) and not rounding.error_feedback:
         sums = yield AllReduce([tf.cast(v, rounding.dtype) for v in values])
         return [tf.cast(s, tf.float32) for s in sums], zeros
-    vector = tf.concat([tf.reshape(v, [-1]) for v in values], axis=0)
-    exchange = _all_gather if _uses_all_gather(rounding, ctx.layout.workers) else _reduce_scatter
-    sums, errors = yield from exchange(ctx, vector, _format(rounding))
+    form, workers = _format(rounding), ctx.layout.workers
+    gathers = _uses_all_gather(rounding, workers)
+    rows = _rows(values, form, 1 if gathers else workers)
+    sums, errors = yield from (_all_gather if gathers else _reduce_scatter)(ctx, rows, form)
     return _split(sums, values), _split(errors, values)
 
 
@@ -151,42 +152,50 @@ def _uses_all_gather(rounding: Rounding | BlockRounding, workers: int) -> bool:
     return isinstance(rounding, BlockRounding) and workers <= 2
 
 
+def _rows(values: Sequence[tf.Tensor], form: _Halves | _Blocks, count: int) -> tf.Tensor:
+    """Return all values in `count` rows of equal length, with zeros at the end."""
+    flat = [tf.reshape(v, [-1]) for v in values]
+    sizes = [v.shape[0] if v.shape[0] is not None else tf.size(v, tf.int64) for v in flat]
+    size = sum(sizes)
+    length = _row(form, size, count)
+    return tf.reshape(tf.concat([*flat, tf.zeros([count * length - size])], 0), [count, length])
+
+
 def _reduce_scatter(
-    ctx: Context, vector: tf.Tensor, form: _Halves | _Blocks
+    ctx: Context, rows: tf.Tensor, form: _Halves | _Blocks
 ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
     """Reduce-scatter by an all-to-all, then all-gather; return the sum and this worker's error."""
-    workers, rank, size = ctx.layout.workers, ctx.rank, _size(vector)
-    length = _row(form, size, workers)
-    blocks = tf.reshape(tf.pad(vector, [[0, workers * length - size]]), [workers, length])
-
-    message, errors = form.encode(blocks)
-    rows = yield AllToAll(message)
-    total = form.decode_sum(rows, length) + tf.gather(errors, rank)
+    length = _length(rows)
+    message, errors = form.encode(rows)
+    received = yield AllToAll(message)
+    total = form.decode_sum(received, length) + tf.gather(errors, ctx.rank)
     message, sum_error = form.encode(total[tf.newaxis])
     messages = yield AllGather(only_row(message))
-    sums = tf.reshape(form.decode(messages, length), [-1])[:size]
-    is_own = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
-    return sums, tf.reshape(tf.where(is_own, sum_error, errors), [-1])[:size]
+    # Unlike `tf.where`, this can write into `errors`
+    errors = tf.tensor_scatter_nd_update(errors, [[ctx.rank]], sum_error)
+    return form.decode(messages, length), errors
 
 
 def _all_gather(
-    ctx: Context, vector: tf.Tensor, form: _Halves | _Blocks
+    ctx: Context, rows: tf.Tensor, form: _Halves | _Blocks
 ) -> Generator[Request, Any, tuple[tf.Tensor, tf.Tensor]]:
     """All-gather whole vectors; return the sum and this worker's error."""
-    size = _size(vector)
-    length = _row(form, size, 1)
-    message, errors = form.encode(tf.pad(vector, [[0, length - size]])[tf.newaxis])
+    del ctx
+    message, errors = form.encode(rows)
     messages = yield AllGather(only_row(message))
-    return form.decode_sum(messages, length)[:size], errors[0, :size]
+    return form.decode_sum(messages, _length(rows)), errors
 
 
-def _size(vector: tf.Tensor) -> Any:
-    """Return the length of a vector: an int if it is static, else an int64 scalar."""
-    return vector.shape[0] if vector.shape[0] is not None else tf.size(vector, tf.int64)
+def _length(rows: tf.Tensor) -> Any:
+    """Return the length of the rows: an int if it is static, else an int64 scalar."""
+    return rows.shape[1] if rows.shape[1] is not None else tf.shape(rows, tf.int64)[1]
 
 
-def _split(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> Tensors:
-    parts = tf.split(vector, tf.stack([tf.size(v) for v in like]), num=len(like))
+def _split(padded: tf.Tensor, like: Sequence[tf.Tensor]) -> Tensors:
+    """Return the first elements in the shapes of `like`."""
+    sizes = [tf.size(v) for v in like]
+    vector = tf.reshape(padded, [-1])[: tf.add_n(sizes)]
+    parts = tf.split(vector, tf.stack(sizes), num=len(like))
     return [
         tf.ensure_shape(tf.reshape(p, tf.shape(v)), v.shape)
         for p, v in zip(parts, like, strict=True)
