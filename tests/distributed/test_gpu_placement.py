@@ -63,6 +63,9 @@ METHODS = {
     "NaturalCompression()": True,
     "OneBitSGD()": True,
     "HalfPrecision()": True,
+    "BlockQuantized(bits=4)": True,
+    "BlockQuantized(bits=2, method=rs.TopK(density=0.05))": True,
+    "BlockQuantized(bits=4, method=rs.PowerSGD())": False,
     "CodedTopK(density=0.05)": True,
     "CodedTopK(density=0.05, value_bits=16)": True,
     "CodedGMC(density=0.05)": True,
@@ -91,6 +94,7 @@ USUAL = [
     "StreamingDiLoCo(value_bits=16)",  # local steps, a delay, half precision
     "OneBitSGD()",
     "CodedTopK(density=0.05)",
+    "BlockQuantized(bits=2, method=rs.TopK(density=0.05))",
     f"{TOP_K} indices=rs.codings.Huffman())",
     "PowerSGD()",
 ]

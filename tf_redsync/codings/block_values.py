@@ -19,7 +19,7 @@ from tf_redsync.ops.block_quantization import (
     block_words,
     check_block_format,
 )
-from tf_redsync.ops.wire import moved, only_row
+from tf_redsync.ops.wire import moved
 
 
 @register
@@ -58,8 +58,8 @@ class BlockValues(ValueCoding):
         size = tf.size(vector) if vector.shape[0] is None else vector.shape[0]
         row = tf.pad(vector, [[0, -size % BLOCK_UNIT]])[tf.newaxis]
         message, errors = block_quantize(row, bits=self.bits, block=self.block)
-        words = moved(lambda m: m[wire.HEADER_WORDS :], only_row(message))
-        usable = tf.equal(only_row(message)[0], 1)
+        flag, words = moved(lambda m: tf.split(m[0], [wire.HEADER_WORDS, -1]), message)
+        usable = wire.all_ones(flag)
         # Values that cannot be sent stop the step: the message around this one looks at these.
         sent = tf.where(usable, (row - errors)[0, :size], float("nan"))
         return CodedValues(words, tf.split(sent, [tf.size(v) for v in values], num=len(values)))
