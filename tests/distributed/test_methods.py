@@ -24,7 +24,11 @@ from tf_redsync.config import registered
 # Workers do not agree on anything, so their weights differ; all else holds.
 ON_THEIR_OWN = {"NoExchange"}
 # On a commit the only ones of their kind are trained by `fit` in other files.
-ELSEWHERE = {} if DEEP else {"CDSGD": "test_own_weights.py", "PacTrain": "test_pruning.py"}
+ELSEWHERE = {
+    "CDSGD": "test_own_weights.py",
+    "PacTrain": "test_pruning.py",
+    "SBC": "test_forgotten_consensus.py",
+}
 PARTS = 2 if DEEP else 1  # of the methods, each with processes of its own
 # In functions that are called from loops. That of two workers is a pair, in a group of its own.
 STEPS_PER_EXECUTION = {"GTopK": 2}

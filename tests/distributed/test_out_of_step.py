@@ -177,7 +177,7 @@ def stop_one():
 def test_a_stopped_worker_is_named():
     with pytest.raises(AssertionError) as error:
         # It ends the stopped one by SIGKILL; the others end one after the other, see `watchdog`.
-        fail_workers(stop_one, workers=3, env=LEGACY, timeout=150, grace=30)
+        fail_workers(stop_one, workers=3, env=LEGACY, timeout=150, grace=15)
     texts = str(error.value).split("--- worker ")[1:]
     for rank, text in enumerate(texts[:2]):
         assert text.startswith(f"{rank}, exit code 1")

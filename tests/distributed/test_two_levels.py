@@ -14,6 +14,7 @@ from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
 STEPS = 6
+SELDOM = ["shared state", "switching", "trial", "all-to-all", "pairs", "tf_keras"]  # for `--deep`
 # Clusters of hosts of how many replicas that a checkpoint is brought to, by that where it was made.
 TARGETS = {"two": ("to 2", "to 1"), "one": ("to 2",)}
 if DEEP:
@@ -63,8 +64,8 @@ def train_everything(folder):
     found["table"] = str(pair[0].optimizer.explain())
     found["config"] = json.dumps(pair[0].optimizer.get_config()["two_levels"])
     train("replicas", 2, wrapped(redsync, two_levels=False))
-    both("shared state", wrapped(rs.PowerSGD(rank=2)))
     if DEEP:
+        both("shared state", wrapped(rs.PowerSGD(rank=2)))
         # So sparse that plain SGD takes the totals as coordinates, after two dense steps.
         warm_up = rs.DenseWarmUp(steps=2)
         both("switching", wrapped(rs.RedSync(density=0.01, dense_below=16, warm_up=warm_up)))
@@ -222,9 +223,9 @@ def test_dense_is_the_plain_optimizer(found):
 
 @pytest.mark.parametrize(
     "name",
-    ["redsync", "shared state"]
+    ["redsync"]
     # Rows of all requests: test_ranks.py; what is dense at first: test_equivalence.py.
-    + (["switching", "trial", "all-to-all", "pairs", "tf_keras"] if DEEP else []),
+    + (SELDOM if DEEP else []),
 )
 def test_a_host_is_one_worker_with_its_replicas_batches(found, name):
     """In every step; and it sends as many bytes."""
