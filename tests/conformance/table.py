@@ -23,13 +23,13 @@ _FIRST = {type(d.method): name for name, d in reversed(TABLE.items())}
 
 
 def worker_counts(name: str) -> tuple[int, ...]:
-    """Return the numbers of workers to try: fewer for the further variants of a method.
+    """Return the numbers of workers to try: fewer for variants and for methods of `contrib`.
 
     Blocks need a number that is no power of two, pairs one that leaves several without a partner.
     """
     if DEEP:
         return WORKERS
-    if not is_first(name):
+    if not is_first(name) or (in_contrib(name) and not in_pairs(name)):
         return (3,)
     return (1, 2, 3, 5) if in_pairs(name) else (1, 2, 3)
 
@@ -37,6 +37,11 @@ def worker_counts(name: str) -> tuple[int, ...]:
 def is_first(name: str) -> bool:
     """Return whether an entry is the first of its method."""
     return _FIRST[type(TABLE[name].method)] == name
+
+
+def in_contrib(name: str) -> bool:
+    """Return whether an entry is of a method of `contrib`."""
+    return type(TABLE[name].method).__module__.startswith("tf_redsync.contrib")
 
 
 def in_pairs(name: str) -> bool:

@@ -51,6 +51,7 @@ def text_at(folder):
     return folder
 
 
+@pytest.mark.deep
 def test_mnist_goes_on_where_it_was(tmp_path):
     mnist_at(tmp_path)
     flags = [f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--batch_size=8"]
@@ -66,6 +67,7 @@ def test_a_wrong_flag_is_answered_before_workers_wait(tmp_path):
         assert "Did you mean RedSync?" in output and "Traceback" not in output
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("model", ["resnet20", pytest.param("vgg16", marks=pytest.mark.deep)])
 def test_cifar10(tmp_path, model):
     folder = cifar_at(tmp_path)
@@ -135,6 +137,7 @@ def test_every_example_is_in_the_list():
     assert {name for name in scripts if f"[{name}]({name})" not in page} == set()
 
 
+@pytest.mark.deep
 def test_muloco(tmp_path):
     text_at(tmp_path)
     flags = ["--epochs=2", "--steps=6", "--width=16", "--batch_size=4", "--window=16"]

@@ -23,6 +23,7 @@ def losses(output):
     return numbers(r" - loss: ([\d.]+)", output)
 
 
+@pytest.mark.deep
 def test_custom_loop_goes_on(tmp_path):
     first, second = run_example("custom_loop", f"--run_dir={tmp_path}", "--epochs=1")
     assert len(losses(first)) == 1 and not losses(second)  # worker 0 shows the progress
@@ -94,6 +95,7 @@ def checksums(outputs, phase):
     return first
 
 
+@pytest.mark.deep
 def test_head_of_finetune(tmp_path):
     run = [f"--run_dir={tmp_path}", "--batch_size=64", "--head_epochs=1", "--epochs=0"]
     outputs = run_example("finetune", *run)

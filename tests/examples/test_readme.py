@@ -237,6 +237,7 @@ def test_the_first_example_runs_as_it_stands(tmp_path):
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="TensorFlow Addons ends at Python 3.11")
 def test_the_addons_example_runs_as_it_stands(tmp_path):
     code = blocks("docs/addons.md", "python")[0] + (

@@ -11,6 +11,7 @@ def make(kind, n):
     return np.random.default_rng(0).normal(size=n).astype(np.float32)
 
 
+@pytest.mark.deep
 def test_rows(device, monkeypatch):
     monkeypatch.setattr(gpu, "RUNS", 2)
     monkeypatch.setattr(gpu, "WARM_UP", 1)

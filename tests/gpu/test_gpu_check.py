@@ -18,6 +18,7 @@ def checked(out, *words, **env):
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.deep
 @needs_compiler
 def test_what_runs_without_a_gpu(tmp_path):
     run = checked(tmp_path, "--emulate")

@@ -8,6 +8,7 @@ from tests.gpu import device as d
 from tests.gpu import mutants
 from tests.gpu.test_emulator import needs_compiler
 
+DEAR = [pytest.param(kernels, marks=pytest.mark.deep) for kernels in ("chunks", "merge")]
 PROGRAM = """
 // Each block writes a row, and the last one to come adds up all rows.
 __global__ void Sum(int* data, int* rows, unsigned* ticket, int way) {
@@ -94,7 +95,7 @@ def test_what_is_wrong_is_found(program, way):
 
 
 @needs_compiler
-@pytest.mark.parametrize("tests", ["chunks", "checksum", "golomb", "bloom", "bits", "merge"])
+@pytest.mark.parametrize("tests", [*DEAR, "checksum", "golomb", "bloom", "bits"])
 def test_no_kernel_has_a_race(tests, tmp_path):
     assert mutants.run(d.build("races", tmp_path), tests) == ""
 

@@ -72,6 +72,7 @@ def in_bfloat16(inputs, every=2):
     return [grads, *inputs[1:]]
 
 
+@pytest.mark.deep
 @loop("selector", [*SELECTORS, "fixed"])
 @loop("kind", KINDS)
 def test_gradients_of_bfloat16(device, kind, selector):
@@ -105,6 +106,7 @@ def test_bfloat16_that_is_not_finite(device, bits):
         assert not message.any()
 
 
+@pytest.mark.deep
 @loop("selector", SELECTORS)
 @loop("kind", KINDS)
 def test_many_chunks(device, kind, selector):

@@ -182,6 +182,7 @@ def test_golomb_decode(seed, rice, changes):
     )  # fmt: skip
 
 
+@pytest.mark.deep
 @needs_native
 @fuzz
 @given(seeds, st.sampled_from([1, 3, 16]), mutations)

@@ -64,7 +64,7 @@ def test_backends_and_oracle_agree(kind, selector, quantized):
 
 
 @needs_native
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("graph", [False, pytest.param(True, marks=pytest.mark.deep)])
 @loop("selector", [*SELECTORS, "fixed"])
 def test_gradients_of_bfloat16(selector, graph):
     """Beside others of float32; the oracle gets the numbers that their bits are."""
@@ -249,7 +249,7 @@ def counts_bytes() -> bool:
 
 
 @needs_native
-@pytest.mark.parametrize("momentum", MOMENTA)
+@pytest.mark.parametrize("momentum", MOMENTA if DEEP else list(MOMENTA)[-1:])
 def test_state_takes_the_memory_of_gradients_that_nothing_else_needs(momentum):
     """As in training: gradients are made in the graph, variables hold the old state."""
     from tf_redsync import ops

@@ -269,6 +269,7 @@ def fit(model, epochs=2, data=None, **options):
     return lambda: model.fit(data, epochs=epochs, verbose=0, **options)  # 4 steps an epoch
 
 
+@pytest.mark.deep
 @loop("family", [keras, tf_keras])
 def test_a_density_below_one_over_the_steps(mirrored, family):
     with mirrored(2).scope():

@@ -84,6 +84,7 @@ def test_momentum_on_both_sides_is_refused():
         rs.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), rs.CodedGMC())
 
 
+@pytest.mark.deep
 def test_the_variants_of_the_ablation():
     """Without its arguments it is GMC; with them fewer elements wait for ever."""
     from benchmarks.accuracy.variants import SelectionVariant

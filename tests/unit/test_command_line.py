@@ -256,6 +256,7 @@ for part in sys.argv[1:]:
 """
 
 
+@pytest.mark.deep
 def test_parts_may_be_imported_first():
     parts = ("ops", "methods", "keras.keras3", "exchange.driver", "codings")
     command = [sys.executable, "-c", PARTS_FIRST, *parts]

@@ -92,6 +92,7 @@ def unknown_length():
     return data.filter(lambda x, y: True)
 
 
+@pytest.mark.deep
 @loop("family", [keras, tf_keras])
 @loop("data", [None, unknown_length])
 def test_a_short_fit_has_many_samples_and_one_where_it_ends(family, data, tmp_path_factory):
@@ -181,6 +182,7 @@ def test_several_steps_in_an_execution(mirrored, tmp_path):
     assert [s["step"] for s in lines(tmp_path, "sample")] == [6, 12, 18, 24]
 
 
+@pytest.mark.deep
 def test_outputs_of_keras(mirrored, tmp_path, capfd):
     """`History`, `CSVLogger` and `TensorBoard`, wherever they stand; the bar stays short."""
     table, board = tmp_path / "log.csv", tmp_path / "board"

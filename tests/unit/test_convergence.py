@@ -211,6 +211,7 @@ def test_networks_learn_their_batch(name):
 # ------------------------------------------------------------------------------- the training
 
 
+@pytest.mark.deep
 def test_rows_a_second_call_and_an_interruption(tmp_path, capsys, monkeypatch):
     """Rows that are done are kept; the one that was interrupted goes on, to the same bits."""
     path, picture = tmp_path / "rows.json", tmp_path / "rows.png"
@@ -300,6 +301,7 @@ def test_a_method_that_fails_is_a_row(tmp_path, capsys):
     assert len(errors) == 2 and "not finite" in errors[1]
 
 
+@pytest.mark.deep
 def test_workers_that_train_alone():
     """Rounds of one step are dense training; longer ones end with the evaluations too."""
     flags = ("--steps", "7", "--evaluations", "1", "--momentum", "0")
@@ -337,6 +339,7 @@ def test_optimizers():
         assert made == [0.9, 0.0]
 
 
+@pytest.mark.deep
 def test_the_rate_before_the_exchange_is_the_momentum_of_keras():
     """What waits, and velocities, are updates then; without a change of rate it is all one."""
     flags = ("--steps", "6", "--evaluations", "1", "--schedule")
@@ -351,6 +354,7 @@ def test_the_rate_before_the_exchange_is_the_momentum_of_keras():
         trained("Dense(), rate_first=True", "--optimizer", "adam", "--learning_rate", "0.1")
 
 
+@pytest.mark.deep
 def test_statistics_of_the_last_weights():
     """They are those of the last weights alone, and the weights stay as they are."""
     rng = np.random.default_rng(0)
@@ -388,6 +392,7 @@ def test_means_over_seeds():
     assert "| `a` | 2 | 51.00 | 1.41 |" in text and "no such luck" in text
 
 
+@pytest.mark.deep
 def test_warm_ups_and_bits():
     """A warm-up of 4 of 8 steps is dense, and the bits of the whole run say so."""
     dense = trained("Dense(momentum=0.9)", "--steps", "4", "--evaluations", "1")
@@ -408,6 +413,7 @@ def test_warm_ups_and_bits():
     assert row["first_steps"] == 2 and row["bits_after"] == pytest.approx(after)
 
 
+@pytest.mark.deep
 def test_batch_normalization_and_clipping():
     """Statistics are the mean of the workers' own; clipping bounds what each one gives."""
     rng = np.random.default_rng(0)
@@ -442,6 +448,7 @@ def test_density_one_without_masking_is_dense_training_with_momentum():
     assert np.abs(weights(masked) - weights(dense)).max() > 1e-3
 
 
+@pytest.mark.deep
 def test_the_gap_to_dense_training_stays_small():
     """Digits, four workers, 110 steps: how much higher the losses are, as a logarithm.
 
@@ -457,6 +464,7 @@ def test_the_gap_to_dense_training_stays_small():
         assert np.log(found["train_loss"][-1] / dense["train_loss"][-1]) < train, text
 
 
+@pytest.mark.deep
 def test_a_budget_of_bits_is_spent_and_leaves_no_trace():
     """Its measurement trains densely; the rows begin as those of other methods."""
     flags = ("--steps", "3", "--evaluations", "1", "--momentum", "0")

@@ -99,6 +99,7 @@ def test_the_command_line_knows_methods_of_contrib(text):
     assert coded.indices == rs.contrib.codings.Bloom()
 
 
+@pytest.mark.deep
 def test_a_user_may_not_take_the_name_of_a_method_of_contrib():
     done = subprocess.run(
         [

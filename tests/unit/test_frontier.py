@@ -9,6 +9,7 @@ import pytest
 from benchmarks.methods import frontier, language_frontier, time_to_loss
 
 
+@pytest.mark.deep
 def test_rows_and_picture(tmp_path, capsys):
     flags = ["--only", "Dense", "--only", "TopK", "--steps", "4", "--seeds", "2"]
     args = frontier.parse([*flags, "--workers", "2"])

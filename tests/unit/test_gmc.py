@@ -64,6 +64,7 @@ SPARSE = {"density": 0.05, "momentum": 0.9}
 LOCAL = rs.RedSync(selection="exact", masking=False, **SPARSE)
 
 
+@pytest.mark.deep
 def test_global_momentum_is_better_than_local_on_unequal_data():
     """The ordering of the paper: local momentum, DGC's masked momentum, GMC, GMC+."""
     local, dgc = excess_loss(LOCAL), excess_loss(rs.DGC(**SPARSE))

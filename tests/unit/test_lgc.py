@@ -316,6 +316,7 @@ class Log(DryRun):
 STAGES = [["reduce"]] * 2 + [["gather", "reduce"]] * 3 + [["reduce"] * 3]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("traced", "in_branches"), [(True, True), (False, True), (False, False)])
 def test_stages_by_step(traced, in_branches):
     """Beside a method without phases, whose total may stay coordinates, and is not delayed."""
@@ -368,6 +369,7 @@ def test_bytes_per_step_are_those_of_the_last_stage():
     assert 1300 < spec.bytes / coded < 1400
 
 
+@pytest.mark.deep
 @both
 def test_trains(variant):
     """Digits, two workers: the loss falls in the third stage; bytes are those of the formula."""

@@ -156,6 +156,7 @@ def test_an_optimizer_without_a_learning_rate_fits():
     assert np.isfinite(history.history["loss"]).all()
 
 
+@pytest.mark.deep
 def test_muon_takes_biases_of_attention_for_matrices(mirrored):
     """As docs/adaptive.md says, and that its recipe gives them to AdamW and trains."""
     layers, served = keras.layers, {}

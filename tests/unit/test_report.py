@@ -272,6 +272,7 @@ def test_the_page_in_a_browser(tmp_path):
         shutil.copy(tmp_path / "browser" / "page.png", os.environ["TF_REDSYNC_KEEP_PAGE"])
 
 
+@pytest.mark.deep
 @needs_browser
 def test_the_browser_tells_what_is_wrong(tmp_path):
     """An error, a request and a picture that stays empty are found: the test above can fail."""

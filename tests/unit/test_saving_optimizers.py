@@ -29,6 +29,7 @@ def numbers(config):
     return dict(momentum.config_numbers(json.loads(json.dumps(config, default=float))))
 
 
+@pytest.mark.deep
 @loop(("family", "name"), [(f, n) for f in FAMILIES for n in all_of(f)])
 def test_every_optimizer(tmp_path, family, name):
     library = library_of(family)

@@ -200,6 +200,7 @@ def test_select_of_a_large_tensor(backend, selector, size):
         compare(ops.accumulate_and_select(*constants(arguments), **keywords), expected)
 
 
+@pytest.mark.deep
 @loop(
     "momentum, nesterov, static_shapes",
     [

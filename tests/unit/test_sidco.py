@@ -38,6 +38,7 @@ def run(method, gradient, steps, workers=1):
     return history
 
 
+@pytest.mark.deep
 @every_distribution
 @loop("density", [0.01, 0.001] if DEEP else [0.001])  # the lower, the more stages
 @loop("name", INPUTS)

@@ -162,6 +162,7 @@ def descend(method, pulls, rate, steps):
     return np.square(w).sum()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("cls", FEEDBACK)
 def test_feedback_finds_the_optimum_of_unequal_workers(cls):
     """One worker pulls against two others: the majority is wrong, what is delivered is not."""

@@ -123,6 +123,7 @@ def test_equal_gradients_deliver_the_largest_of_every_block(workers):
     np.testing.assert_allclose(found, workers * largest, rtol=1e-6)
 
 
+@pytest.mark.deep
 def test_trains_to_the_optimum_of_all_workers():
     """Quadratics with different optima: SGD nears their mean as top-k with as large a total."""
     workers, shapes, steps = 4, ((20, 30),), 600

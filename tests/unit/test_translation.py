@@ -85,6 +85,7 @@ def test_the_loss_is_that_of_labels_that_count():
     assert float(loss_of(labels, np.float32(logits))) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.deep
 def test_greedy_search(monkeypatch):
     """As a loop over prefixes finds it, a row at a time."""
     monkeypatch.setattr(translation, "_sacrebleu", lambda: None)
@@ -106,6 +107,7 @@ def test_greedy_search(monkeypatch):
         assert codes[:end] == target[1 : end + 1]
 
 
+@pytest.mark.deep
 def test_training_with_dropout(tmp_path, monkeypatch):
     """Workers drop other units, in every step others; a state is resumed to the same bits."""
     monkeypatch.setattr(translation, "_sacrebleu", lambda: lambda texts, references: 7.0)
