@@ -67,7 +67,6 @@ def cubins(tmp_path_factory):
         return {target.stem: (target, said) for target, said in made}
 
 
-@pytest.mark.deep
 def test_nothing_is_spilt(cubins):
     needs = {}
     for _, said in cubins.values():

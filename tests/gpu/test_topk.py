@@ -45,7 +45,6 @@ def plain_numpy(messages, sizes, slots, bits):
     return np.stack(rows)
 
 
-@pytest.mark.deep
 @loop("bits", BITS)
 @loop("kind", [k for k in KINDS if k != "denormal"])
 def test_codes_are_the_oracle_s(device, kind, bits):

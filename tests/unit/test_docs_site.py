@@ -33,7 +33,6 @@ def site(tmp_path_factory):
     return {name: page for name, page in pages.items() if name != "404.html"}
 
 
-@pytest.mark.deep
 def test_every_page_of_the_project_is_there(site):
     for path in (ROOT / "docs").rglob("*.md"):
         name = path.relative_to(ROOT / "docs").with_suffix("")

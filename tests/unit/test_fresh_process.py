@@ -43,7 +43,6 @@ def said(tmp_path_factory):
     return {"stderr": err.splitlines(), **{lines[0]: lines[1:] for lines in parts}}
 
 
-@pytest.mark.deep
 def test_the_file_of_one_worker_loads_without_the_library(said):
     """Weights load with `compile=False` in a process that never imports tf_redsync."""
     assert said["load_without_the_library"] == ["True", "False"]

@@ -55,6 +55,23 @@ def test_a_matrix_of_the_factors_rank_is_recovered(cls, shape):
     assert np.linalg.norm(kept) < 1e-3 * np.linalg.norm(wanted)
 
 
+@pytest.mark.parametrize("cls", [rs.PowerSGD, rs.ACPSGD])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_in_blocks_the_small_columns_are_sent_too(cls, workers):
+    """Singular values that differ by 100, and 4 bits: one scale for all columns would lose one."""
+    rng = np.random.default_rng(3)
+    left, _ = np.linalg.qr(rng.standard_normal((256, 3)))
+    right, _ = np.linalg.qr(rng.standard_normal((128, 3)))
+    matrix = (left * [10.0, 1.0, 0.1]) @ right.T
+    method = rs.BlockQuantized(method=cls(rank=3, min_compression_rate=0), bits=4, block=64)
+    history, states = run(
+        method, [[matrix / workers]] * workers, 30, (TensorSpec("w", (256, 128)),)
+    )
+    delivered = sum(h[0] for h in history[10:]) / 20
+    found = [left[:, i] @ delivered @ right[:, i] for i in range(3)]
+    np.testing.assert_allclose(found, [10.0, 1.0, 0.1], rtol=0.3)
+
+
 def test_power_iteration_finds_the_leading_directions():
     """With the same input every step, the rank-2 total nears the best rank-2 approximation."""
     rng = np.random.default_rng(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from typing_extensions import override
 from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.exchange import feedback
-from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.context import BlockRounding, Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import (
     Exchange,
@@ -161,10 +161,10 @@ class PowerSGD(_LowRank):
         matrices = as_matrices(ctx.layout, feedback.scaled(grads, ctx.scale), state["residual"])
         directions = [of_unit_length(q) for q in state["q"]]
         local_p = [tf.matmul(m, q) for m, q in zip(matrices, directions, strict=True)]
-        p, _ = yield from all_reduce(ctx, local_p)
+        p, _ = yield from _sum_over_workers(ctx, local_p)
         p = [orthogonal(f) for f in p]
         local_q = [tf.matmul(m, f, transpose_a=True) for m, f in zip(matrices, p, strict=True)]
-        q, errors = yield from all_reduce(ctx, local_q)
+        q, errors = yield from _sum_over_workers(ctx, local_q)
         delivered = products(p, differences(local_q, errors))
         totals = as_tensors(ctx.layout, products(p, q))
         residuals = as_tensors(ctx.layout, differences(matrices, delivered))
@@ -256,25 +256,51 @@ class ACPSGD(_LowRank):
 
         def p_step() -> tuple[Factors, Factors, tf.Tensor]:
             q, p = project(state["q"], transpose=False)
-            return p, q, flat(p)
+            return p, q, flat(_by_columns(ctx, p))
 
         def q_step() -> tuple[Factors, Factors, tf.Tensor]:
             p, q = project(state["p"], transpose=True)
-            return p, q, flat(q)
+            return p, q, flat(_by_columns(ctx, q))
 
         # P and Q differ in shape, so the sent factor is flattened.
         local_p, local_q, sent = _cond(even, p_step, q_step)
         (received,), (error,) = yield from all_reduce(ctx, [sent])
-        p, q = _with_factor(received, even, local_p, local_q)
+
+        def factors(vector: tf.Tensor) -> Any:
+            return _cond(
+                even,
+                lambda: (_from_columns(ctx, vector, local_p), local_q),
+                lambda: (local_p, _from_columns(ctx, vector, local_q)),
+            )
+
+        p, q = factors(received)
         totals = as_tensors(ctx.layout, products(p, q))
-        delivered = products(*_with_factor(sent - error, even, local_p, local_q))
+        delivered = products(*factors(sent - error))
         residuals = as_tensors(ctx.layout, differences(matrices, delivered))
         return totals, {"residual": residuals, "p": list(p), "q": list(q)}
 
 
-def _with_factor(vector: tf.Tensor, even: tf.Tensor | bool, p: Factors, q: Factors) -> Any:
-    """Return both factors, with the elements of `vector` as P in even steps, as Q in odd ones."""
-    return _cond(even, lambda: (unflat(vector, p), q), lambda: (p, unflat(vector, q)))
+def _by_columns(ctx: Context, factors: Factors) -> Factors:
+    """Return the factors as they are summed: transposed for blocks that share a scale.
+
+    The columns of a factor have the magnitudes of singular values. In a block of several columns
+    the small ones would be rounded to 0. Applied twice, it returns the factors.
+    """
+    blocks = isinstance(ctx.rounding, BlockRounding)
+    return [tf.transpose(f) for f in factors] if blocks else factors
+
+
+def _from_columns(ctx: Context, vector: tf.Tensor, like: Factors) -> Factors:
+    """Return the factors in a vector of `flat(_by_columns(...))`."""
+    return _by_columns(ctx, unflat(vector, _by_columns(ctx, like)))
+
+
+def _sum_over_workers(
+    ctx: Context, factors: Factors
+) -> Generator[Request, Any, tuple[Factors, Factors]]:
+    """Return the sums of factors and this worker's rounding errors."""
+    sums, errors = yield from all_reduce(ctx, _by_columns(ctx, factors))
+    return _by_columns(ctx, sums), _by_columns(ctx, errors)
 
 
 def _cond(condition: tf.Tensor | bool, yes: Callable[..., Any], no: Callable[..., Any]) -> Any:
