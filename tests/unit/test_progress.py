@@ -115,6 +115,18 @@ def test_a_broadcast_that_fails_is_told_at_once():
     assert "worker 1 could not create variable kernel (3, 5): Shape mismatch" in found
 
 
+@pytest.mark.parametrize("late", [1, 100])
+def test_a_failed_broadcast_waits_for_the_words_of_the_others(late):
+    room, failed = Room(2), WorkerReport(failed="create variable kernel (3, 5): Shape mismatch")
+    room.reports = [failed, at(0)]
+    assert room.pass_seconds(1)[0] is None
+    if late == 1:
+        room.reports[1] = WorkerReport(failed="create variable kernel (3, 4): Shape mismatch")
+    found, after = room.pass_seconds(100)
+    assert after == (1 if late == 1 else 2) and found.startswith("the workers disagree")
+    assert "kernel (3, 5)" in found and ("kernel (3, 4)" in found) == (late == 1)
+
+
 def test_a_slow_broadcast_to_all_is_none():
     room = Room(3, timeout_seconds=60.0)
     room.reports = [creates("create variable kernel")] * 3

@@ -83,6 +83,7 @@ class WorkerReport:
 
 
 STALLED_SECONDS = 10.0  # two workers that wait for each other are deadlocked after it
+FAILURE_SECONDS = 2.0  # for a failed broadcast to be reported by all
 GONE_SECONDS = 5.0  # limit of a wait for a worker whose program has ended
 SLOW_NETWORK = 10e6  # bytes a second
 SILENT_SECONDS = 30.0  # a worker without a report for as long is checked
@@ -134,6 +135,8 @@ class StallDetector:
         if self.timeout_seconds is None:
             return None
         self._mark_behind(now)
+        if self._others_may_fail(now):
+            return None
         for finding in (
             self._failed,
             self._ended,
@@ -182,6 +185,13 @@ class StallDetector:
         worker = self._workers[rank]
         reports = worker.heard is not None and now - worker.heard < GONE_SECONDS
         return reports and not worker.report.ended and now - worker.moved >= seconds
+
+    def _others_may_fail(self, now: float) -> bool:
+        """Whether a broadcast has just failed, and a worker has not yet said what it does."""
+        since = [w.moved for w in self._workers.values() if w.report.failed]
+        reports = [w.report for w in self._workers.values()]
+        pending = any(not (r.failed or r.ended or r.waits) for r in reports)
+        return pending and bool(since) and now - min(since) < FAILURE_SECONDS
 
     def _failed(self, now: float, limit: float) -> str | None:
         del now, limit

@@ -14,6 +14,7 @@ from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import BlockRounding, Context, Rounding
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, Payloads, State
+from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.rounded_all_reduce import all_reduce, rounded_payloads
 from tf_redsync.methods.common.wrapper import MethodWrapper
@@ -88,10 +89,14 @@ class RoundingWrapper(MethodWrapper):
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
-        if self.delegate is not None:
-            return None
-        elements = sum(s.size for s in layout.specs)
-        return rounded_payloads(self.rounding, elements, layout.workers)
+        if self.delegate is None:
+            elements = sum(s.size for s in layout.specs)
+            return rounded_payloads(self.rounding, elements, layout.workers)
+        inside = self.delegate.payloads(layout, step) or []
+        if not inside or any(kind is not AllReduce for kind, _ in inside):
+            return None  # messages of selected elements
+        of_each = (rounded_payloads(self.rounding, size // 4, layout.workers) for _, size in inside)
+        return [payload for payloads in of_each for payload in payloads]
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
