@@ -99,7 +99,7 @@ def test_default_candidates():
     assert rs.Auto(density=0.1).methods == (
         rs.Dense(),
         rs.CodedTopK(density=0.1),
-        rs.BlockQuantized(method=rs.PowerSGD(), bits=4),
+        rs.PowerSGD(),
         rs.BlockQuantized(bits=4),
         rs.BlockQuantized(bits=8),
         rs.HalfPrecision(),

@@ -66,7 +66,7 @@ class Auto(Configurable):
 
     Args:
         candidates: Methods that may replace the all-reduce. They must exchange gradients in every
-            step and keep a residual. `None` means `CodedTopK`, `PowerSGD` in 4 bits,
+            step and keep a residual. `None` means `CodedTopK`, `PowerSGD`,
             `BlockQuantized` with 4 and 8 bits, and `HalfPrecision`, as far as they suit the
             optimizer, and with `momentum` `CodedGMC`. With `max_overhead` they may have local
             steps, and are ordered from the most to the least accurate. `None` then means

@@ -47,6 +47,8 @@ def candidates() -> tuple[Candidate, ...]:
         Candidate(CodedTopK(density=0.03), 0.93, "beta_1 = 0"),
         Candidate(Dense(), 1.0),
         Candidate(HalfPrecision(), 1.0),
+        Candidate(BlockQuantized(bits=8), 1.0),
+        Candidate(BlockQuantized(bits=4), 1.01),
         Candidate(DeMo(), 1.04, "SGD, at Adam's learning rate"),
         Candidate(DiLoCo(steps=15, outer=short), 1.13),
         Candidate(PowerSGD(), 1.15),
@@ -72,7 +74,7 @@ def every_step(density: float) -> tuple[Method, ...]:
     """
     return (
         CodedTopK(density=density),
-        BlockQuantized(method=PowerSGD(), bits=4),
+        PowerSGD(),
         BlockQuantized(bits=4),
         BlockQuantized(bits=8),
         HalfPrecision(),
