@@ -81,6 +81,20 @@ def test_errors_are_smaller_than_those_of_any_uniform_setting():
     assert [a.method for a in found.assign(SPECS)] == methods
 
 
+def test_relative_errors_do_not_depend_on_a_variables_scale():
+    def larger():
+        for first, *others in gradients():
+            yield [1000.0 * first, *others]
+
+    def chosen(function, relative):
+        default = rs.CodedTopK(density=0.03, dense_below=0)
+        policy = rs.BitBudget(default=default, bits=0.6, gradients=function, relative=relative)
+        return [row.method for row in resolved(policy).rows]
+
+    assert chosen(larger, True) == chosen(gradients, True)
+    assert chosen(larger, False) != chosen(gradients, False)
+
+
 def test_a_large_budget_leaves_no_error_and_a_rule_is_kept():
     policy = rs.BitBudget(
         default=rs.PowerSGD(rank=1, min_compression_rate=0),

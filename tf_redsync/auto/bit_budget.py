@@ -52,6 +52,9 @@ class BitBudget(Policy):
         minimise    sum over l of error(l, c_l)
         subject to  sum over l of cost(l, c_l) <= bits * elements
 
+    With `relative` the errors of a variable are divided by the mean square of its gradients, as an
+    adaptive optimizer divides its updates.
+
     The minimum is found by dynamic programming over 20,000 parts of the budget. The errors are
     means over the workers, so all choose the same. `explain()` has the table, and a run that loads
     the exchange's state keeps the saved choice.
@@ -73,6 +76,7 @@ class BitBudget(Policy):
             With several workers compute them within `strategy.run`; see docs/policy.md.
             Without it all variables have `default`, until a saved choice is loaded.
         candidates: In place of the settings of `default`; they must have the same momentum.
+        relative: Whether errors are relative to the variable's gradients; for Adam and the like.
         rules: Variables with a method of their own; they count for the budget too.
         output_layer: See `Policy`.
 
@@ -91,6 +95,7 @@ class BitBudget(Policy):
     bits: float = 0.3
     gradients: Gradients | None = dataclasses.field(default=None, compare=False, repr=False)
     candidates: tuple[Method, ...] | None = None
+    relative: bool = False
 
     @override
     def __post_init__(self) -> None:
@@ -167,6 +172,11 @@ class BitBudget(Policy):
             for i, (spec, methods) in enumerate(zip(marked, by_variable, strict=True))
         ]
         errors = [[error for error, _ in row] for row in measured]
+        if self.relative:
+            squares = [_mean_square([step[i] for step in steps]) for i in range(len(marked))]
+            errors = [
+                [e / square for e in row] for row, square in zip(errors, squares, strict=True)
+            ]
         if network.workers > 1:
             errors = _mean(network, errors)
         costs = [[cost for _, cost in row] for row in measured]
@@ -298,6 +308,11 @@ def _measure(
         missing = exact[method.dense()] - delivered
         found.append((float(tf.reduce_sum(missing * missing)), bits))
     return found
+
+
+def _mean_square(grads: Sequence[tf.Tensor]) -> float:
+    """Return the mean square of a variable's gradients; 1 if all are 0, as their errors are."""
+    return float(sum(tf.reduce_mean(g * g) for g in grads)) / len(grads) or 1.0
 
 
 def _exchanged(
