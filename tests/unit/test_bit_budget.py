@@ -1,5 +1,6 @@
 """`BitBudget`: the choice is the best within the budget, by the errors that exchanges leave."""
 
+import dataclasses
 import itertools
 import sys
 
@@ -82,17 +83,21 @@ def test_errors_are_smaller_than_those_of_any_uniform_setting():
 
 
 def test_relative_errors_do_not_depend_on_a_variables_scale():
-    def larger():
+    def smaller():
         for first, *others in gradients():
-            yield [1000.0 * first, *others]
+            yield [0.001 * first, *others]
 
-    def chosen(function, relative):
-        default = rs.CodedTopK(density=0.03, dense_below=0)
-        policy = rs.BitBudget(default=default, bits=0.6, gradients=function, relative=relative)
-        return [row.method for row in resolved(policy).rows]
+    def density_of_the_first(function, relative):
+        default = rs.TopK(density=0.03, dense_below=0)
+        candidates = tuple(dataclasses.replace(default, density=d) for d in (0.01, 0.1))
+        policy = rs.BitBudget(
+            bits=6.0, candidates=candidates, gradients=function, relative=relative,
+            rules=(rs.Rule(pattern="layer_[13]", method=candidates[0]),),
+        )  # fmt: skip
+        return resolved(policy).rows[0].method.density
 
-    assert chosen(larger, True) == chosen(gradients, True)
-    assert chosen(larger, False) != chosen(gradients, False)
+    assert density_of_the_first(smaller, True) == density_of_the_first(gradients, True) == 0.1
+    assert density_of_the_first(smaller, False) == 0.01
 
 
 def test_a_large_budget_leaves_no_error_and_a_rule_is_kept():
