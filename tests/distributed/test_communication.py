@@ -21,7 +21,7 @@ CASES = {
 
 
 def train(names):
-    """Trains in each case; returns the hints and tokens of the step's graph, and what is said."""
+    """Train in each case; return the graph's hints and tokens, and `explain()`'s line about it."""
     import json
     import os
 

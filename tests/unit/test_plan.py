@@ -442,8 +442,7 @@ def test_what_does_not_suit_the_optimizer():
     adam, sgd = keras.optimizers.Adam(), keras.optimizers.SGD(0.1, momentum=0.9)
     warned = []
     late = rs.Auto().methods[1]  # with momentum of what arrives late
-    factors = rs.PowerSGD()
-    for optimizer, unsuited in ((adam, (late, factors)), (sgd, (late,))):
+    for optimizer, unsuited in ((adam, (late, rs.PowerSGD())), (sgd, (late,))):
         kept = tuple(m for m in rs.Auto().methods[1:] if m not in unsuited)
         assert subjects.suited(rs.Auto(), optimizer, warned.append).methods[1:] == kept
     assert subjects.suited(rs.Auto(), None, warned.append) == rs.Auto()
