@@ -5,7 +5,12 @@ A level is found in float64; what it stands for, sums and errors are float32, as
 
 import numpy as np
 
-LEVELS = {bits: np.arange(-(2 ** (bits - 1)) + 1, 2 ** (bits - 1)) for bits in (8, 4, 2)}
+# 4 bits are floats (-1)^s 2^(e - 1) 1.m or, for e = 0, (-1)^s 0.m, in halves: by the bits s e e m.
+E2M1 = [
+    (-1) ** (c >> 3) * ((2 + (c & 1)) * 2 ** ((c >> 1 & 3) - 1) if c & 6 else c & 1)
+    for c in range(16)
+]
+LEVELS = {8: np.arange(-127, 128), 4: np.unique(E2M1), 2: np.arange(-1, 2)}
 
 
 def scale_as_sent(scale):
@@ -37,7 +42,7 @@ def block_scale(block, bits):
 
 
 def quantized(row, bits, block):
-    """Codes and scales of a row, and its decoded values, float32."""
+    """Levels and scales of a row, and its decoded values, float32."""
     codes, scales, values = [], [], []
     for begin in range(0, len(row), block):
         part = row[begin : begin + block]
@@ -50,14 +55,15 @@ def quantized(row, bits, block):
 
 
 def message_parts(message, size, bits, block):
-    """Flag, codes and scales of a message, read bit by bit."""
+    """Flag, levels and scales of a message, read bit by bit."""
     blocks = -(-size // block)
     halves = np.ascontiguousarray(message[1 : 1 + -(-blocks // 2)]).view(np.uint16)[:blocks]
     scales = (halves.astype(np.uint32) << 16).view(np.float32)
     words = message[1 + -(-blocks // 2) :].view(np.uint32)
     first = np.arange(size) * bits  # the number of a code's first bit
     codes = (words[first // 32] >> (first % 32)).astype(np.int64) & (2**bits - 1)
-    return message[0], np.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes), scales
+    integers = np.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes)
+    return message[0], np.array(E2M1)[codes] if bits == 4 else integers, scales
 
 
 class BlockOracle:

@@ -1,4 +1,4 @@
-"""BlockQuantized: sums of 8-, 4- or 2-bit integers with a shared scale per block."""
+"""BlockQuantized: sums of 8-, 4- or 2-bit numbers with a shared scale per block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_redsync.ops.block_quantization import check_block_format
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockQuantized(RoundingWrapper):
-    """8-, 4- or 2-bit integers on the wire, for dense gradients or the values of another method.
+    """8-, 4- or 2-bit numbers on the wire, for dense gradients or the values of another method.
 
     The elements of a block share a scale. Each worker keeps its own quantisation errors in its
     residual. On every worker w of K, with gradient g, residual e, p = e + g cut into K parts, and
@@ -37,10 +37,11 @@ class BlockQuantized(RoundingWrapper):
     changes of the weights with error feedback, as in Thérien et al. (2025), "MuLoCo", arXiv
     2505.23725.
 
-    Format. With L = 2^(bits - 1) - 1 and the scale c of a block, rounded up to bfloat16, values are
-    the multiples of c / L from -c to c. c is the largest magnitude; with 2 bits, the best of four
-    fractions of it. A scale takes 16 / `block` bits per element. `ops/block_quantization.py` has
-    the arithmetic, docs/methods/BlockQuantized.md the errors of other levels, scales and blocks.
+    Format. With the scale c of a block, rounded up to bfloat16, values are multiples of c / 127
+    with 8 bits, floats with two bits of exponent and one of mantissa (E2M1) with 4 bits, and -c, 0
+    and c with 2 bits. c is the largest magnitude; with 2 bits, the best of four fractions of it. A
+    scale takes 16 / `block` bits per element. `ops/block_quantization.py` has the arithmetic,
+    docs/methods/BlockQuantized.md the errors of other levels, scales and blocks.
 
     Differences from the papers
 

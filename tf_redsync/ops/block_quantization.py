@@ -1,11 +1,12 @@
-"""Block quantisation: integers of 8, 4 or 2 bits with a shared scale per block.
+"""Block quantisation: numbers of 8, 4 or 2 bits with a shared scale per block.
 
 A row of n elements becomes a message of int32 words:
 
     [flag] [scales, two bfloat16 in a word, the first one low] [codes]
 
-A code is a signed integer of `bits` bits, the first one lowest in its word. n is a multiple of 32,
-so codes end with a word; the last block of a row may be shorter than the others.
+A code is a signed integer of `bits` bits, the first one lowest in its word; with 4 bits, it is a
+float with one bit of sign, two of exponent and one of mantissa (E2M1, as in MXFP4). n is a multiple
+of 32, so codes end with a word; the last block of a row may be shorter than the others.
 """
 
 from __future__ import annotations
@@ -34,11 +35,16 @@ def block_words(size: int, *, bits: int, block: int) -> int:
 def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Quantise rows; return their messages and errors.
 
-    The values of a block are `-L u, ..., -u, 0, u, ..., L u` with `L = 2^(bits - 1) - 1` and
-    `u = scale / L`. An element x becomes the nearest one: the integer next to `x (1 / u)`, half to
-    even, at most L. The scale is the largest magnitude of the block, rounded up to bfloat16. With 2
-    bits, values are `-scale, 0, scale`, and the scale is that one of 1, 0.8, 0.6 and 0.45 times the
-    largest magnitude which leaves the least sum of squares. Scales below 2^-100 are 0.
+    The values of a block are multiples of a unit u = scale / L:
+
+        8 bits      0, u, 2 u, ..., 127 u                           L = 127
+        4 bits      0, u, 2 u, 3 u, 4 u, 6 u, 8 u, 12 u             L = 12
+        2 bits      0, u                                            L = 1
+
+    and their negatives. An element x becomes the one next to `x (1 / u)`, half to even, at most L.
+    The scale is the largest magnitude of the block, rounded up to bfloat16. With 2 bits it is that
+    one of 1, 0.8, 0.6 and 0.45 times the largest magnitude which leaves the least sum of squares.
+    Scales below 2^-100 are 0.
 
     All arithmetic is float32, and sums have a fixed order: messages are equal on every device.
 
@@ -57,15 +63,16 @@ def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor
         ValueError: for a shape, `bits` or `block` out of range.
 
     Reference:
-        Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022; shares as a
-        short search for the scale of least error. `benchmarks/methods/block_levels.py` compares
+        Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for blocks;
+        Open Compute Project, "OCP Microscaling Formats (MX) Specification" (2023), for the floats
+        of 4 bits; shares as a short search for the scale of least error. `benchmarks/methods/block_levels.py` compares
         levels, scales and blocks on gradients.
 
     Example:
         >>> rows = tf.constant([[8.0, -4.0, 1.0, 0.25] + [0.0] * 28])
         >>> messages, errors = block_quantize(rows, bits=4, block=32)
         >>> block_dequantize(messages, 32, bits=4, block=32)[0, :4].numpy()
-        array([ 8.       , -3.4285717,  1.1428572,  0.       ], dtype=float32)
+        array([ 8.       , -4.       ,  1.3333334,  0.       ], dtype=float32)
     """
     rows = tf.convert_to_tensor(rows)
     if rows.dtype != tf.float32:

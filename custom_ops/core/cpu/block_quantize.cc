@@ -22,7 +22,7 @@ constexpr float kShares[kScales] = {1.0f, 0.8f, 0.6f, 0.45f};
 
 inline int32_t MagnitudeBits(float x) { return BitsOf(x) & 0x7fffffff; }
 
-// The distance of two values of a block, and its inverse; 0 for a block of zeros.
+// The unit of a block's values, and its inverse; 0 for a block of zeros.
 struct Step {
   float unit, inverse;
   int32_t limit;
@@ -149,7 +149,8 @@ void BlockQuantize(const BlockFormat& format, const float* x, int64_t rows, int6
         word |= static_cast<uint32_t>(BitsOf(scale)) >> 16 << 16 * side;
         const Step step = StepOf(format, scale);
         ForPieces(begin, end, [&](int64_t at, int n) {
-          loops.encode(given + at, n, step, codes, errors ? errors + row * size + at : nullptr);
+          loops.encode(bits, given + at, n, step, codes,
+                       errors ? errors + row * size + at : nullptr);
           loops.pack(bits, codes, n, packed + at * bits / 8);
         });
       }

@@ -1,4 +1,4 @@
-// Block quantisation: integers of a few bits and a shared scale per block, symmetric around zero.
+// Block quantisation: numbers of a few bits and a shared scale per block, symmetric around zero.
 // `block_quantize` in tf_redsync/ops/block_quantization.py defines the format and the arithmetic.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_BLOCK_QUANTIZE_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_BLOCK_QUANTIZE_H_
@@ -16,7 +16,8 @@ struct BlockFormat {
   int64_t bits = 8;     // 8, 4 or 2.
   int64_t block = 256;  // Elements that share a scale, a multiple of kBlockUnit.
 
-  int32_t limit() const { return (1 << (bits - 1)) - 1; }  // Codes are in [-limit, limit].
+  // The scale of a block in units; values are multiples of a unit.
+  int32_t limit() const { return bits == 4 ? 12 : (1 << (bits - 1)) - 1; }
   int64_t pairs(int64_t size) const { return CeilDiv(size, 2 * block); }
   int64_t words(int64_t size) const { return 1 + pairs(size) + size / 32 * bits; }
 };

@@ -42,7 +42,7 @@ static void Saved(const float* x, int64_t n, const float* scales, float* saved) 
 }
 
 // Rounds x / unit to integers in [-limit, limit], half to even.
-static void Encode(const float* x, int n, const Step& step, int8_t* codes, float* errors) {
+static void EncodeIntegers(const float* x, int n, const Step& step, int8_t* codes, float* errors) {
   const float most = static_cast<float>(step.limit);
 #pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
@@ -54,6 +54,32 @@ static void Encode(const float* x, int n, const Step& step, int8_t* codes, float
     codes[i] = static_cast<int8_t>(code);
     if (errors) errors[i] = value - static_cast<float>(code) * step.unit;
   }
+}
+
+// Rounds x / unit to 0, 1, 2, 3, 4, 6, 8, 12 or their negatives, half to even. A code is a sign, at
+// 8, and the position in this list.
+static void EncodeFloats(const float* x, int n, const Step& step, int8_t* codes, float* errors) {
+  const float most = static_cast<float>(step.limit);
+#pragma GCC ivdep
+  for (int i = 0; i < n; ++i) {
+    const float value = x[i];
+    float steps = value * step.inverse;
+    steps = steps < most ? steps : most;
+    steps = steps > -most ? steps : -most;
+    const float size = FloatOf(MagnitudeBits(steps));
+    // Leaves multiples of 1, 2 and 4.
+    const float round = size < 4.0f ? kRound : size < 8.0f ? 2.0f * kRound : 4.0f * kRound;
+    const float level = (steps + round) - round;
+    const int32_t units = static_cast<int32_t>(FloatOf(MagnitudeBits(level)));
+    const int32_t place = units < 4 ? units : units < 8 ? 2 + units / 2 : 4 + units / 4;
+    codes[i] = static_cast<int8_t>(place | (level < 0.0f ? 8 : 0));
+    if (errors) errors[i] = value - level * step.unit;
+  }
+}
+
+static void Encode(int bits, const float* x, int n, const Step& step, int8_t* codes,
+                   float* errors) {
+  (bits == 4 ? EncodeFloats : EncodeIntegers)(x, n, step, codes, errors);
 }
 
 // Packs codes of 8, 4 or 2 bits, the first one lowest, into n * bits / 8 bytes. The codes of a byte
@@ -77,15 +103,21 @@ static void Pack(int bits, const int8_t* codes, int n, uint8_t* packed) {
   }
 }
 
+// The multiples of a unit that packed codes stand for.
 static void Unpack(int bits, const uint8_t* packed, int n, int8_t* codes) {
   if (bits == 8) {
     __builtin_memcpy(codes, packed, n);
   } else if (bits == 4) {
     for (int i = 0; i < n / 2; ++i) {
       const uint32_t two = packed[i];
-      const uint32_t low = ((two & 15) ^ 8) - 8, high = (two >> 4 ^ 8) - 8;
-      const auto both = static_cast<uint16_t>((low & 0xff) | high << 8);
+      const auto both = static_cast<uint16_t>((two & 15) | (two & 0xf0) << 4);
       __builtin_memcpy(codes + 2 * i, &both, sizeof(both));
+    }
+    for (int i = 0; i < n; ++i) {
+      const auto place = static_cast<int8_t>(codes[i] & 7);
+      const auto more = static_cast<int8_t>((place > 4) + (place > 5) + 3 * (place > 6));
+      const auto units = static_cast<int8_t>(place + more);
+      codes[i] = static_cast<int8_t>(codes[i] & 8 ? -units : units);
     }
   } else {
     for (int i = 0; i < n / 4; ++i) {

@@ -11,7 +11,6 @@ namespace {
 constexpr int32_t kTooLarge = 0x7e800000;  // The bits of 2^126.
 constexpr float kSmallest = 0x1p-100f;     // Blocks below it are zeros.
 constexpr float kRound = 0x1.8p23f;        // x + kRound rounds x to an integer, in its low bits.
-constexpr int32_t kRoundBits = 0x4b400000;
 
 struct Format {
   int64_t block, rows, size, pairs, words;
@@ -26,7 +25,7 @@ inline Format FormatOf(int64_t bits, int64_t block, int64_t rows, int64_t size) 
           CeilDiv(size, 2 * block),
           words,
           static_cast<int32_t>(bits),
-          (1 << (bits - 1)) - 1};
+          bits == 4 ? 12 : (1 << (bits - 1)) - 1};
 }
 
 __device__ inline int32_t MagnitudeBits(float x) { return __float_as_int(x) & 0x7fffffff; }
@@ -78,6 +77,33 @@ __device__ inline float ScaleOf(const Format& format, const float* x, uint32_t n
   return best;
 }
 
+// The nearest level in units, half to even: an integer, or, with 4 bits, 0, 1, 2, 3, 4, 6, 8, 12 or
+// their negatives.
+__device__ inline float Level(const Format& format, float steps) {
+  const float size = format.bits == 4 ? __int_as_float(MagnitudeBits(steps)) : 0;
+  const float round = size < 4.0f ? kRound : size < 8.0f ? 2.0f * kRound : 4.0f * kRound;
+  return (steps + round) - round;
+}
+
+// A level's code: the integer; or, with 4 bits, a sign, at 8, and the place in the list above.
+__device__ inline uint32_t Code(const Format& format, float level) {
+  const auto units = static_cast<int32_t>(level);
+  if (format.bits != 4) return static_cast<uint32_t>(units);
+  const int32_t size = units < 0 ? -units : units;
+  const int32_t place = size < 4 ? size : size < 8 ? 2 + size / 2 : 4 + size / 4;
+  return static_cast<uint32_t>(place | (units < 0 ? 8 : 0));
+}
+
+// The units that the lowest bits of a word stand for, the inverse of `Code`.
+__device__ inline int32_t Units(const Format& format, uint32_t word) {
+  if (format.bits != 4) {  // Up to the top, and back down with its sign.
+    return static_cast<int32_t>(word << (32 - format.bits)) >> (32 - format.bits);
+  }
+  const auto place = static_cast<int32_t>(word & 7);
+  const int32_t size = place + (place > 4) + (place > 5) + 3 * (place > 6);
+  return word & 8 ? -size : size;
+}
+
 // Codes a block by all lanes of a warp; returns its scale.
 __device__ inline float QuantizeBlock(const Format& format, const float* x, uint32_t n,
                                       int32_t* codes, float* errors, bool* usable) {
@@ -101,9 +127,9 @@ __device__ inline float QuantizeBlock(const Format& format, const float* x, uint
       float steps = value * step.inverse;
       steps = steps < most ? steps : most;
       steps = steps > -most ? steps : -most;
-      const int32_t code = __float_as_int(steps + kRound) - kRoundBits;
-      word |= (static_cast<uint32_t>(code) & mask) << (j * format.bits);
-      errors[i] = value - static_cast<float>(code) * step.unit;
+      const float level = Level(format, steps);
+      word |= (Code(format, level) & mask) << (j * format.bits);
+      errors[i] = value - level * step.unit;
     }
     codes[w] = static_cast<int32_t>(word);
   }
@@ -166,9 +192,7 @@ __global__ void Dequantize(Format format, int32_t sum, const int32_t* messages, 
       const Step step = StepOf(format, __int_as_float(static_cast<int32_t>(high)));
       const int32_t bits = format.bits;
       const auto word = static_cast<uint32_t>(message[1 + format.pairs + i * bits / 32]);
-      // The code at the top, then back down with its sign.
-      const auto up = static_cast<int32_t>(word << (32 - bits - i * bits % 32));
-      const float value = static_cast<float>(up >> (32 - bits)) * step.unit;
+      const float value = static_cast<float>(Units(format, word >> (i * bits % 32))) * step.unit;
       total = sum ? total + value : value;
     }
     values[item] = total;

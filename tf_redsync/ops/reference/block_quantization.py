@@ -11,6 +11,7 @@ TOO_LARGE = 2.0**126
 SMALLEST = 2.0**-100
 SHARES = (1.0, 0.8, 0.6, 0.45)
 LANES = 16
+FLOATS = (0, 1, 2, 3, 4, 6, 8, 12)  # levels of 4 bits: floats of 2 bits of exponent, 1 of mantissa
 
 
 def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -24,12 +25,12 @@ def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor
     unit, inverse = _steps(scales, bits)
     limit = _limit(bits)
     steps = tf.clip_by_value(blocks * inverse[..., tf.newaxis], -limit, limit)
-    codes = tf.cast(tf.round(tf.where(usable, steps, 0.0)), tf.int64)  # no zero with a sign
-    errors = blocks - tf.cast(codes, tf.float32) * unit[..., tf.newaxis]
+    levels = _rounded(tf.where(usable, steps, 0.0), bits)
+    errors = blocks - tf.cast(levels, tf.float32) * unit[..., tf.newaxis]
     errors = tf.reshape(errors, [number, -1])[:, :size]
     halves = tf.bitcast(tf.bitcast(scales, tf.int32), tf.uint16)[..., 1]
     words = tf.bitcast(tf.reshape(halves, [number, -1, 2]), tf.int32)
-    codes = tf.reshape(codes, [number, -1])[:, :size] & (2**bits - 1)
+    codes = _codes(tf.reshape(levels, [number, -1])[:, :size], bits)
     packed = tf.reshape(pack(tf.reshape(codes, [-1]), bits), [number, size // 32 * bits])
     messages = tf.concat([tf.ones([number, 1], tf.int32), words, packed], axis=1)
     return tf.where(usable, messages, 0), tf.ensure_shape(errors, rows.shape)
@@ -44,15 +45,41 @@ def block_dequantize(
     halves = tf.cast(tf.bitcast(tf.bitcast(scales, tf.uint16), tf.int16), tf.int32)
     halves = tf.reshape(halves, [tf.shape(messages, tf.int64)[0], 2 * pairs])
     unit, _ = _steps(tf.bitcast(tf.bitwise.left_shift(halves, 16), tf.float32), bits)
-    codes = unpack(packed, size, bits)
-    codes = tf.bitwise.bitwise_xor(codes, tf.constant(2 ** (bits - 1), tf.int64)) - 2 ** (bits - 1)
+    levels = _levels(unpack(packed, size, bits), bits)
     spread = tf.repeat(unit, block, axis=1)[:, :size]
-    values = tf.cast(codes, tf.float32) * spread
+    values = tf.cast(levels, tf.float32) * spread
     return add_rows(values) if add else values
 
 
 def _limit(bits: int) -> float:
-    return 2.0 ** (bits - 1) - 1
+    """Return the scale of a block in units."""
+    return float(FLOATS[-1]) if bits == 4 else 2.0 ** (bits - 1) - 1
+
+
+def _rounded(steps: tf.Tensor, bits: int) -> tf.Tensor:
+    """Return the levels next to multiples of the unit, half to even, int64."""
+    distance = tf.ones_like(steps)
+    if bits == 4:
+        sizes = tf.abs(steps)
+        distance = tf.where(sizes < 4.0, 1.0, tf.where(sizes < 8.0, 2.0, 4.0))
+    return tf.cast(tf.round(steps / distance) * distance, tf.int64)
+
+
+def _codes(levels: tf.Tensor, bits: int) -> tf.Tensor:
+    """Return the codes of levels: with 4 bits a sign and a place, else the level itself."""
+    if bits != 4:
+        return levels & (2**bits - 1)
+    places = tf.searchsorted(tf.constant(FLOATS, tf.int64), tf.reshape(tf.abs(levels), [-1]), out_type=tf.int64)
+    return tf.reshape(places, tf.shape(levels)) + tf.where(levels < 0, tf.constant(8, tf.int64), 0)
+
+
+def _levels(codes: tf.Tensor, bits: int) -> tf.Tensor:
+    """Return the levels of codes, the inverse of `_codes`."""
+    if bits != 4:
+        sign = tf.constant(2 ** (bits - 1), tf.int64)
+        return tf.bitwise.bitwise_xor(codes, sign) - sign
+    sizes = tf.gather(tf.constant(FLOATS, tf.int64), codes & 7)
+    return tf.where(codes >= 8, -sizes, sizes)
 
 
 def _largest(blocks: tf.Tensor) -> tf.Tensor:
@@ -70,7 +97,7 @@ def _rounded_up(scales: tf.Tensor) -> tf.Tensor:
 
 
 def _steps(scales: tf.Tensor, bits: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the distance of two values, and its inverse; 0 and 0 for a scale of 0."""
+    """Return the unit of the values, and its inverse; 0 and 0 for a scale of 0."""
     unit = scales / opaque(tf.constant(_limit(bits)))
     return unit, tf.where(unit > 0.0, 1.0 / tf.where(unit > 0.0, unit, 1.0), 0.0)
 
