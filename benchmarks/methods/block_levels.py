@@ -1,4 +1,4 @@
-"""Which integer levels, scales and blocks lose least: errors on gradients of real networks.
+"""Which levels, scales and blocks lose least: errors on gradients of real networks.
 
     python benchmarks/methods/block_levels.py --data_dir DATA --json levels.json
 
@@ -25,6 +25,8 @@ import numpy as np
 
 NETWORKS = (("cifar10", "cnn"), ("cifar10", "resnet20"), ("charlm", "transformer"))
 FACTORS = {8: (), 4: (2.5, 3.0, 3.5, 4.0, 5.0), 2: (1.0, 1.25, 1.5, 1.75, 2.0)}
+HALF_STEPS = "half steps"  # -1.5, -0.5, 0.5, 1.5: no zero
+FLOATS = "floats"  # 0, 1, 2, 3, 4, 6, 8, 12: two bits of exponent, one of mantissa
 BLOCKS = (64, 128, 256, 512, 1024)
 Levels = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
@@ -74,15 +76,19 @@ def power_of_two(scale: np.ndarray) -> np.ndarray:
     return np.exp2(np.ceil(np.log2(np.maximum(scale, 1e-38)))).astype(np.float32)
 
 
-def quantized(rows: np.ndarray, scale: np.ndarray, levels: float, middle: bool) -> np.ndarray:
-    """Round rows to `levels` steps of one sign of the scale; half steps without a zero."""
+def quantized(rows: np.ndarray, scale: np.ndarray, levels: float, kind: str) -> np.ndarray:
+    """Round rows to multiples of `scale / levels`: those of a kind, see `candidates`."""
     unit = (scale / np.float32(levels))[:, None]
-    steps = rows / np.where(unit > 0, unit, np.inf)
-    if middle:  # +-0.5, +-1.5, ...
+    steps = np.clip(rows / np.where(unit > 0, unit, np.inf), -levels, levels)
+    if kind == HALF_STEPS:
         steps = np.clip(np.floor(steps) + 0.5, -levels, levels)
+    elif kind == FLOATS:
+        sizes = np.abs(steps)
+        distance = np.select([sizes < 4, sizes < 8], [1, 2], 4)
+        steps = np.rint(steps / distance) * distance
     else:
-        steps = np.clip(np.rint(steps), -levels, levels)
-    return steps * unit
+        steps = np.rint(steps)
+    return (steps * unit).astype(np.float32)
 
 
 def error(rows: np.ndarray, got: np.ndarray) -> float:
@@ -95,13 +101,13 @@ def largest(rows: np.ndarray) -> np.ndarray:
     return np.abs(rows).max(axis=1)
 
 
-def fitted(rows: np.ndarray, levels: float, middle: bool, shares: Sequence[float]) -> np.ndarray:
+def fitted(rows: np.ndarray, levels: float, kind: str, shares: Sequence[float]) -> np.ndarray:
     """Return each row's scale, of shares of its largest magnitude, with the least error."""
     most = largest(rows)
     best, scale = np.full(len(rows), np.inf), most
     for share in shares:
         tried = bfloat16(share * most)
-        lost = np.square(rows - quantized(rows, tried, levels, middle)).sum(axis=1)
+        lost = np.square(rows - quantized(rows, tried, levels, kind)).sum(axis=1)
         scale = np.where(lost < best, tried, scale)
         best = np.minimum(lost, best)
     return scale
@@ -113,29 +119,32 @@ def bounded(rows: np.ndarray, factor: float) -> np.ndarray:
     return bfloat16(np.minimum(largest(rows), np.float32(factor) * rms))
 
 
-def candidates(bits: int) -> dict[str, tuple[float, bool]]:
-    """Return the level sets of so many bits: steps of one sign, and whether there is no zero."""
-    sets = {f"-{2 ** (bits - 1) - 1}..{2 ** (bits - 1) - 1}": (2.0 ** (bits - 1) - 1, False)}
+def candidates(bits: int) -> dict[str, float]:
+    """Return the kinds of levels of so many bits, with the largest level in units."""
+    most = 2 ** (bits - 1) - 1
+    kinds = {f"-{most}..{most}": float(most)}
     if bits <= 4:
-        sets["half steps"] = (2.0 ** (bits - 1) - 0.5, True)
-    return sets
+        kinds[HALF_STEPS] = most + 0.5
+    if bits == 4:
+        kinds[FLOATS] = 12.0
+    return kinds
 
 
 def measure(vectors: Sequence[np.ndarray]) -> list[dict[str, object]]:
     """Return a row for each number of bits, level set, block, scale format and fit."""
     found: list[dict[str, object]] = []
     for bits in (8, 4, 2):
-        for name, (levels, middle) in candidates(bits).items():
+        for name, levels in candidates(bits).items():
             for block in BLOCKS:
                 ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {
                     "max, float32": largest,
                     "max, bfloat16": lambda r: bfloat16(largest(r)),
                     "max, power of two": lambda r: power_of_two(largest(r)),
-                    "best of 4 shares, bfloat16": lambda r, v=levels, m=middle: fitted(
-                        r, v, m, (1.0, 0.8, 0.6, 0.45)
+                    "best of 4 shares, bfloat16": lambda r, v=levels, k=name: fitted(
+                        r, v, k, (1.0, 0.8, 0.6, 0.45)
                     ),
-                    "best of 16 shares, bfloat16": lambda r, v=levels, m=middle: fitted(
-                        r, v, m, np.linspace(0.25, 1.0, 16)
+                    "best of 16 shares, bfloat16": lambda r, v=levels, k=name: fitted(
+                        r, v, k, np.linspace(0.25, 1.0, 16)
                     ),
                 }
                 for factor in {8: (), 4: (2.5, 3.0, 3.5, 4.0, 5.0), 2: (1.0, 1.25, 1.5, 1.75, 2.0)}[
@@ -146,7 +155,7 @@ def measure(vectors: Sequence[np.ndarray]) -> list[dict[str, object]]:
                     errors = []
                     for vector in vectors:
                         rows = np.pad(vector, (0, -len(vector) % block)).reshape(-1, block)
-                        errors.append(error(rows, quantized(rows, scale_of(rows), levels, middle)))
+                        errors.append(error(rows, quantized(rows, scale_of(rows), levels, name)))
                     found.append(
                         {"bits": bits, "levels": name, "block": block, "scale": way,
                          "error": float(np.median(errors)), "errors": errors}

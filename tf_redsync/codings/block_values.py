@@ -1,4 +1,4 @@
-"""Values as integers of a few bits with a shared scale per block."""
+"""Values as numbers of a few bits with a shared scale per block."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor
     Reference:
         Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for blocks;
         Open Compute Project, "OCP Microscaling Formats (MX) Specification" (2023), for the floats
-        of 4 bits; shares as a short search for the scale of least error. `benchmarks/methods/block_levels.py` compares
-        levels, scales and blocks on gradients.
+        of 4 bits; shares as a short search for the scale of least error.
+        `benchmarks/methods/block_levels.py` compares levels, scales and blocks on gradients.
 
     Example:
         >>> rows = tf.constant([[8.0, -4.0, 1.0, 0.25] + [0.0] * 28])

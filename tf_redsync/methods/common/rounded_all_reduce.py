@@ -1,4 +1,4 @@
-"""All-reduce in 16 bits or in blocks of integers, with float32 sums and known rounding errors.
+"""All-reduce in 16 bits or in blocks of few bits, with float32 sums and known rounding errors.
 
 A plain all-reduce of 16-bit numbers rounds each partial sum, and no worker knows the errors. Here a
 vector is cut into K blocks, and worker b sums block b in float32: a reduce-scatter followed by an
@@ -11,7 +11,7 @@ all-gather. With Q(x) the rounded x, on worker w, for values p:
     error[w] = s - Q(s)
 
 A worker sends as many bytes as in a ring all-reduce of the rounded values. The returned sums plus
-the errors of all workers equal the sum of the values. Two workers that send integers exchange Q(p)
+the errors of all workers equal the sum of the values. Two workers that send blocks exchange Q(p)
 in one all-gather, which has the same bytes, one latency instead of two, and a single rounding.
 
 A method declares the trait `rounds_values` if it sums all values here or by `sparsifier.deliver`
@@ -116,7 +116,7 @@ class _Halves:
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-    """Format of few-bit integers with a shared scale per block; same methods as `_Halves`."""
+    """Format of few-bit numbers with a shared scale per block; same methods as `_Halves`."""
 
     bits: int
     block: int

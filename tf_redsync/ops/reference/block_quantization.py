@@ -69,7 +69,9 @@ def _codes(levels: tf.Tensor, bits: int) -> tf.Tensor:
     """Return the codes of levels: with 4 bits a sign and a place, else the level itself."""
     if bits != 4:
         return levels & (2**bits - 1)
-    places = tf.searchsorted(tf.constant(FLOATS, tf.int64), tf.reshape(tf.abs(levels), [-1]), out_type=tf.int64)
+    places = tf.searchsorted(
+        tf.constant(FLOATS, tf.int64), tf.reshape(tf.abs(levels), [-1]), out_type=tf.int64
+    )
     return tf.reshape(places, tf.shape(levels)) + tf.where(levels < 0, tf.constant(8, tf.int64), 0)
 
 
