@@ -13,6 +13,7 @@ A script or a source text instead ends with `save(...)` from this module. Every 
 or by SIGKILL after `timeout` seconds. Workers are forks of one process, see `forks.py`.
 """
 
+import faulthandler
 import importlib.util
 import json
 import os
@@ -27,6 +28,7 @@ from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT_VARIABLE = "TF_REDSYNC_TEST_RESULT"
+_STACKS_VARIABLE = "TF_REDSYNC_TEST_STACKS"  # after how many seconds a worker prints its stacks
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}  # of programs with tf_keras: it must stand before the imports
 TAIL_LINES = 60
 ENVIRONMENT = {
@@ -138,8 +140,9 @@ def die_together():
 def _launch(program, workers, args, env, timeout, grace, folder, chief=False):
     from tf_redsync import launch
 
-    env = {**ENVIRONMENT, **(env or {})}
-    own = [{RESULT_VARIABLE: str(folder / f"result_{i}")} for i in range(workers)]
+    timeout *= PATIENCE
+    env, stacks = {**ENVIRONMENT, **(env or {})}, {_STACKS_VARIABLE: str(0.9 * timeout)}
+    own = [{RESULT_VARIABLE: str(folder / f"result_{i}"), **stacks} for i in range(workers)]
     for variables, task in zip(own, _tasks(workers) if chief else (), strict=False):
         variables["TF_CONFIG"] = json.dumps(task)
     return launch.run(
@@ -147,7 +150,7 @@ def _launch(program, workers, args, env, timeout, grace, folder, chief=False):
         workers,
         env=env,
         worker_env=own,
-        timeout=PATIENCE * timeout,
+        timeout=timeout,
         grace=grace,
         threads=1,
     )
@@ -197,6 +200,7 @@ def _report(job, missing):
 
 def _work(file, name, args):
     """The worker's side of `run_workers(function)`."""
+    faulthandler.dump_traceback_later(float(os.environ[_STACKS_VARIABLE]))
     spec = importlib.util.spec_from_file_location("distributed_test", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

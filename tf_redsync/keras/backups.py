@@ -173,7 +173,7 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 _PREFIX = "tf_redsync/saved"
-_LOOK_MS = 1  # timeout for keys that do not exist
+_READ_MS = 10_000  # for a key that exists
 
 
 def compare(model: Any, path: Any, method: str) -> None:
@@ -190,9 +190,10 @@ def compare(model: Any, path: Any, method: str) -> None:
 
 
 def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
-    """Publish a path, and warn if other workers of this machine have published it.
+    """Publish a path, and warn if another worker of this machine has published it.
 
-    After the training, the chief may have ended before others save, and the store with it.
+    The store keeps the first value of a key, so of workers that publish at once all but one are
+    told. After the training, the chief may have ended before others save, and the store with it.
     """
     workers, rank = collectives.worker_count(strategy), collectives.worker_rank(strategy)
     if workers == 1:
@@ -201,25 +202,23 @@ def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
     key = f"{_PREFIX}/{hashlib.sha256(place.encode()).hexdigest()}"
     store: Any = coordination.key_value_store()
     try:
-        store.set_config_key_value(f"{key}/{rank}", path)
-        others = [r for r in range(workers) if r != rank and _is_noted(store, f"{key}/{r}")]
-    except tf.errors.AlreadyExistsError:
-        return  # was compared before
+        first = _first(store, key, rank)
     except tf.errors.OpError as error:
         _logger.info("%s: not compared with the paths of other workers: %s", path, error.message)
         return
-    if others:
+    if first != rank:
         warnings.warn(
-            f"workers {rank} and {others[0]} both save to {path!r} with `{method}` and overwrite "
+            f"workers {rank} and {first} both save to {path!r} with `{method}` and overwrite "
             "each other's file. Use a different path on each worker, or save on the chief only; "
             "see docs/saving.md.",
             stacklevel=3,
         )
 
 
-def _is_noted(store: Any, key: str) -> bool:
+def _first(store: Any, key: str, rank: int) -> int:
+    """Return the worker that has published a key first: this one, if no other has."""
     try:
-        store.get_config_key_value(key, _LOOK_MS)
-    except tf.errors.DeadlineExceededError:
-        return False
-    return True
+        store.set_config_key_value(key, str(rank))
+    except tf.errors.AlreadyExistsError:
+        return int(store.get_config_key_value(key, _READ_MS))
+    return rank
