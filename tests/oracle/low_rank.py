@@ -14,6 +14,17 @@ def orthonormal(matrix: np.ndarray) -> np.ndarray:
     return np.linalg.qr(matrix)[0]
 
 
+def wide(matrix: np.ndarray) -> np.ndarray:
+    """The matrix with no more rows than columns."""
+    return matrix.T if len(matrix) > len(matrix.T) else matrix
+
+
+def back(matrix: np.ndarray, shape) -> np.ndarray:
+    """A tensor of a shape from its matrix by `wide`."""
+    rows = int(np.prod(shape[:-1]))
+    return (matrix.T if rows > shape[-1] else matrix).reshape(shape)
+
+
 class LowRankOracle:
     """`workers` workers over many steps.
 
@@ -35,13 +46,13 @@ class LowRankOracle:
         totals = []
         for i, shape in enumerate(self.shapes):
             matrices = [
-                (np.float64(own[i]) + e[i]).reshape(-1, shape[-1])
+                wide((np.float64(own[i]) + e[i]).reshape(-1, shape[-1]))
                 for own, e in zip(grads, self.residuals, strict=True)
             ]
             total, own_products = self._one(i, matrices)
-            totals.append(total.reshape(shape))
+            totals.append(back(total, shape))
             for e, m, product in zip(self.residuals, matrices, own_products, strict=True):
-                e[i] = (m - product).reshape(shape)
+                e[i] = back(m - product, shape)
         self.iteration += 1
         return totals
 

@@ -75,13 +75,13 @@ class _LowRank(Method):
 
     def factor_payload(self, layout: BucketLayout, side: int) -> tuple[type[Request], int]:
         """Return the all-reduce payload of all factors P (side 0) or Q (side 1), in float32."""
-        return AllReduce, 4 * sum(self.rank_of(s) * matrix_shape(s)[side] for s in layout.specs)
+        return AllReduce, 4 * sum(self.rank_of(s) * sides(s)[side] for s in layout.specs)
 
     def random_factors(self, layout: BucketLayout, side: int) -> Factors:
         """Return normal random factors P (side 0) or Q (side 1), equal on all workers."""
         return [
             tf.random.stateless_normal(
-                [matrix_shape(s)[side], self.rank_of(s)],
+                [sides(s)[side], self.rank_of(s)],
                 stream(self.seed, tf.constant(side, tf.int64), s.position),
                 alg="philox",
             )
@@ -97,8 +97,8 @@ class PowerSGD(_LowRank):
     Thijs Vogels, Sai Praneeth Karimireddy, Martin Jaggi (2019), "PowerSGD: Practical Low-Rank
     Gradient Compression for Distributed Optimization", NeurIPS, arXiv 1905.13727.
 
-    A tensor is a matrix of n rows and m columns. On every worker, with gradient G, residual E,
-    rank r, P [n, r], Q [m, r]:
+    A tensor is a matrix of n rows and m columns, n <= m: it is transposed otherwise. On every
+    worker, with gradient G, residual E, rank r, P [n, r], Q [m, r]:
 
         M = G + E
         P = M Q                     all-reduce of P
@@ -113,10 +113,13 @@ class PowerSGD(_LowRank):
 
     Differences from the paper
 
-    * The first axes of a tensor are the rows and the others the columns, split where n + m is
-      smallest. Dense and convolutional kernels are [in, out] and [height width in, out], as in the
-      paper (transposed there, as in PyTorch). Convolutions with few outputs are [height width,
-      in out], and attention kernels [in, heads, size] are [in, heads size].
+    * The first axes of a tensor are one side of its matrix and the others the other side, split
+      where n + m is smallest: [in, out] for dense kernels and [height width in, out] for
+      convolutions, as in the paper. Convolutions with few outputs are [height width, in out], and
+      attention kernels [in, heads, size] are [in, heads size].
+    * P is of the shorter side, whichever axes these are. The orthogonalised factor is then the
+      cheaper one. Its rounding errors also turn the subspace, which no residual corrects, and
+      are fewer.
     * Totals are sums over workers, not averages.
     * The residual subtracts the local product, not the total's. The sum over workers is the same,
       and the authors' later package does so too.
@@ -160,13 +163,13 @@ class PowerSGD(_LowRank):
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         matrices = as_matrices(ctx.layout, feedback.scaled(grads, ctx.scale), state["residual"])
         directions = [of_unit_length(q) for q in state["q"]]
-        local_p = [tf.matmul(m, q) for m, q in zip(matrices, directions, strict=True)]
+        local_p = times(ctx.layout, matrices, directions, side=1)
         p, _ = yield from _sum_over_workers(ctx, local_p)
         p = [orthogonal(f) for f in p]
-        local_q = [tf.matmul(m, f, transpose_a=True) for m, f in zip(matrices, p, strict=True)]
+        local_q = times(ctx.layout, matrices, p, side=0)
         q, errors = yield from _sum_over_workers(ctx, local_q)
-        delivered = products(p, differences(local_q, errors))
-        totals = as_tensors(ctx.layout, products(p, q))
+        delivered = products(ctx.layout, p, differences(local_q, errors))
+        totals = as_tensors(ctx.layout, products(ctx.layout, p, q))
         residuals = as_tensors(ctx.layout, differences(matrices, delivered))
         return totals, {"residual": residuals, "q": list(q)}
 
@@ -180,8 +183,8 @@ class ACPSGD(_LowRank):
     of Gradient Compression for Distributed Deep Learning", ICDCS, arXiv 2306.08881.
 
     It sends half the bytes of PowerSGD, in one all-reduce instead of two sequential ones. A tensor
-    is a matrix of n rows and m columns. On every worker, with gradient G, residual E, rank r,
-    P [n, r], Q [m, r]:
+    is a matrix of n rows and m columns, n <= m: it is transposed otherwise. On every worker, with
+    gradient G, residual E, rank r, P [n, r], Q [m, r]:
 
         M = G + E
         even steps                          odd steps
@@ -197,10 +200,11 @@ class ACPSGD(_LowRank):
 
     Differences from the paper
 
-    * The first axes of a tensor are the rows and the others the columns, split where n + m is
-      smallest. Dense and convolutional kernels are [in, out] and [height width in, out], as in the
-      paper (transposed there, as in PyTorch). Convolutions with few outputs are [height width,
-      in out], and attention kernels [in, heads, size] are [in, heads size].
+    * The first axes of a tensor are one side of its matrix and the others the other side, split
+      where n + m is smallest: [in, out] for dense kernels and [height width in, out] for
+      convolutions, as in the paper. Convolutions with few outputs are [height width, in out], and
+      attention kernels [in, heads, size] are [in, heads size].
+    * P is of the shorter side, whichever axes these are.
     * Totals are sums over workers, not averages.
     * The residual subtracts the local product, not the total's. The sum over workers is the same,
       and the later package of PowerSGD's authors does so too.
@@ -248,18 +252,16 @@ class ACPSGD(_LowRank):
         even = tf.equal(ctx.step % 2, 0) if known is None else bool(known % 2 == 0)
         matrices = as_matrices(ctx.layout, feedback.scaled(grads, ctx.scale), state["residual"])
 
-        def project(fixed: Factors, transpose: bool) -> tuple[Factors, Factors]:
+        def project(fixed: Factors, side: int) -> tuple[Factors, Factors]:
             fixed = [orthogonal(f) for f in fixed]
-            return fixed, [
-                tf.matmul(m, f, transpose_a=transpose) for m, f in zip(matrices, fixed, strict=True)
-            ]
+            return fixed, times(ctx.layout, matrices, fixed, side)
 
         def p_step() -> tuple[Factors, Factors, tf.Tensor]:
-            q, p = project(state["q"], transpose=False)
+            q, p = project(state["q"], side=1)
             return p, q, flat(_by_columns(ctx, p))
 
         def q_step() -> tuple[Factors, Factors, tf.Tensor]:
-            p, q = project(state["p"], transpose=True)
+            p, q = project(state["p"], side=0)
             return p, q, flat(_by_columns(ctx, q))
 
         # P and Q differ in shape, so the sent factor is flattened.
@@ -274,8 +276,8 @@ class ACPSGD(_LowRank):
             )
 
         p, q = factors(received)
-        totals = as_tensors(ctx.layout, products(p, q))
-        delivered = products(*factors(sent - error))
+        totals = as_tensors(ctx.layout, products(ctx.layout, p, q))
+        delivered = products(ctx.layout, *factors(sent - error))
         residuals = as_tensors(ctx.layout, differences(matrices, delivered))
         return totals, {"residual": residuals, "p": list(p), "q": list(q)}
 
@@ -311,16 +313,27 @@ def _cond(condition: tf.Tensor | bool, yes: Callable[..., Any], no: Callable[...
 
 
 def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
-    """Return the rows and columns of a tensor as a matrix: its first axes, and the others.
+    """Return the shape of a tensor as a matrix: of its first axes, and of the others.
 
-    The axes are split where the sum of rows and columns is smallest, to which the size of the
-    factors is proportional. Ties go to the last split.
+    The axes are split where the sum of both is smallest, to which the size of the factors is
+    proportional. Ties go to the last split.
     """
     shape = spec.shape
     if len(shape) < 2:
         return 1, spec.size
     ends = range(len(shape) - 1, 0, -1)
     return min(((math.prod(shape[:i]), math.prod(shape[i:])) for i in ends), key=sum)
+
+
+def sides(spec: TensorSpec) -> tuple[int, int]:
+    """Return n and m: the rows of P and of Q, which are the shorter and the longer side."""
+    shape = matrix_shape(spec)
+    return min(shape), max(shape)
+
+
+def _is_transposed(spec: TensorSpec) -> bool:
+    rows, columns = matrix_shape(spec)
+    return rows > columns
 
 
 def orthogonal(factor: tf.Tensor) -> tf.Tensor:
@@ -336,7 +349,7 @@ def of_unit_length(factor: tf.Tensor) -> tf.Tensor:
 
 
 def as_matrices(layout: BucketLayout, grads: Factors, residuals: Factors) -> list[tf.Tensor]:
-    """Return `grads + residuals` as matrices."""
+    """Return `grads + residuals` as matrices in the shapes of `matrix_shape`."""
     return [
         tf.reshape(g + e, matrix_shape(s))
         for s, g, e in zip(layout.specs, grads, residuals, strict=True)
@@ -348,9 +361,20 @@ def as_tensors(layout: BucketLayout, matrices: Factors) -> list[tf.Tensor]:
     return [tf.reshape(m, s.shape) for s, m in zip(layout.specs, matrices, strict=True)]
 
 
-def products(p: Factors, q: Factors) -> list[tf.Tensor]:
-    """Return `P Q^T` of every pair of factors."""
-    return [tf.matmul(a, b, transpose_b=True) for a, b in zip(p, q, strict=True)]
+def times(layout: BucketLayout, matrices: list[tf.Tensor], factors: Factors, side: int) -> Factors:
+    """Return `M Q` for factors Q (side 1), or `M^T P` for factors P (side 0)."""
+    return [
+        tf.matmul(m, f, transpose_a=_is_transposed(s) == (side == 1))
+        for s, m, f in zip(layout.specs, matrices, factors, strict=True)
+    ]
+
+
+def products(layout: BucketLayout, p: Factors, q: Factors) -> list[tf.Tensor]:
+    """Return `P Q^T` of every pair of factors, as `as_matrices` lays a tensor out."""
+    return [
+        tf.matmul(*((b, a) if _is_transposed(s) else (a, b)), transpose_b=True)
+        for s, a, b in zip(layout.specs, p, q, strict=True)
+    ]
 
 
 def differences(a: list[tf.Tensor], b: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -15,7 +15,7 @@ def sides(method, specs):
     """Elements of all P and of all Q."""
     p = q = 0
     for spec in specs:
-        n, m = int(np.prod(spec.shape[:-1])), spec.shape[-1]
+        n, m = sorted((int(np.prod(spec.shape[:-1])), spec.shape[-1]))
         r = min(method.rank, n, m)
         p, q = p + r * n, q + r * m
     return p, q
