@@ -97,7 +97,9 @@ def switched(cases):
     ],
 )
 def test_off_and_on(cases):
-    both = run_workers(switched, args=([list(c) for c in cases],), env=LEGACY, timeout=150 + 30 * len(cases))
+    both = run_workers(
+        switched, args=([list(c) for c in cases],), env=LEGACY, timeout=150 + 30 * len(cases)
+    )
     for seen in both:
         for family, name in cases:
             key = f"{family}, {name}"
