@@ -10,6 +10,7 @@ SGD or AdamW, and quantises the gradients of some steps in blocks. A figure is t
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -27,8 +28,8 @@ NETWORKS = (("cifar10", "cnn"), ("cifar10", "resnet20"), ("charlm", "transformer
 FACTORS = {8: (), 4: (2.5, 3.0, 3.5, 4.0, 5.0), 2: (1.0, 1.25, 1.5, 1.75, 2.0)}
 HALF_STEPS = "half steps"  # -1.5, -0.5, 0.5, 1.5: no zero
 FLOATS = "floats"  # 0, 1, 2, 3, 4, 6, 8, 12: two bits of exponent, one of mantissa
+SHARES = (1.0, 0.8, 0.6, 0.45)  # of the largest magnitude
 BLOCKS = (64, 128, 256, 512, 1024)
-Levels = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 
 def gradients(
@@ -130,34 +131,35 @@ def candidates(bits: int) -> dict[str, float]:
     return kinds
 
 
+def scales(bits: int, levels: float, kind: str) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    """Return by name how the scales of blocks are chosen."""
+    ways = {
+        "max, float32": largest,
+        "max, bfloat16": lambda rows: bfloat16(largest(rows)),
+        "max, power of two": lambda rows: power_of_two(largest(rows)),
+    }
+    for shares in (SHARES, tuple(np.linspace(0.25, 1.0, 16))):
+        ways[f"best of {len(shares)} shares, bfloat16"] = functools.partial(
+            fitted, levels=levels, kind=kind, shares=shares
+        )
+    for factor in FACTORS[bits]:
+        ways[f"at most {factor} rms, bfloat16"] = functools.partial(bounded, factor=factor)
+    return ways
+
+
 def measure(vectors: Sequence[np.ndarray]) -> list[dict[str, object]]:
     """Return a row for each number of bits, level set, block, scale format and fit."""
     found: list[dict[str, object]] = []
     for bits in (8, 4, 2):
-        for name, levels in candidates(bits).items():
+        for kind, levels in candidates(bits).items():
             for block in BLOCKS:
-                ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-                    "max, float32": largest,
-                    "max, bfloat16": lambda r: bfloat16(largest(r)),
-                    "max, power of two": lambda r: power_of_two(largest(r)),
-                    "best of 4 shares, bfloat16": lambda r, v=levels, k=name: fitted(
-                        r, v, k, (1.0, 0.8, 0.6, 0.45)
-                    ),
-                    "best of 16 shares, bfloat16": lambda r, v=levels, k=name: fitted(
-                        r, v, k, np.linspace(0.25, 1.0, 16)
-                    ),
-                }
-                for factor in {8: (), 4: (2.5, 3.0, 3.5, 4.0, 5.0), 2: (1.0, 1.25, 1.5, 1.75, 2.0)}[
-                    bits
-                ]:
-                    ways[f"at most {factor} rms, bfloat16"] = lambda r, f=factor: bounded(r, f)
-                for way, scale_of in ways.items():
+                for way, scale_of in scales(bits, levels, kind).items():
                     errors = []
                     for vector in vectors:
                         rows = np.pad(vector, (0, -len(vector) % block)).reshape(-1, block)
-                        errors.append(error(rows, quantized(rows, scale_of(rows), levels, name)))
+                        errors.append(error(rows, quantized(rows, scale_of(rows), levels, kind)))
                     found.append(
-                        {"bits": bits, "levels": name, "block": block, "scale": way,
+                        {"bits": bits, "levels": kind, "block": block, "scale": way,
                          "error": float(np.median(errors)), "errors": errors}
                     )  # fmt: skip
     return found

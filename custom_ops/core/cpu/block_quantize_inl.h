@@ -11,45 +11,41 @@ static int32_t Largest(const float* x, int n) {
   return largest;
 }
 
-// Vectors of 16 lanes, whatever the width of the registers.
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-
 // What each of some scales of one step saves of the sum of squares: the sum of scale (2 |x| -
-// scale) over the elements above half of it. Sums of lanes, then of pairs of lanes: the same order
-// everywhere.
+// scale) over the elements above half of it. Sums of 16 lanes, then of pairs of lanes: the same
+// order everywhere. n is a multiple of 16.
 static void Saved(const float* x, int64_t n, const float* scales, float* saved) {
-  Floats sums[kScales] = {};
-  for (int64_t i = 0; i < n; i += 16) {
-    Ints bits;
-    __builtin_memcpy(&bits, x + i, sizeof(bits));
-    bits &= 0x7fffffff;
-    const Floats magnitude = reinterpret_cast<Floats>(bits);
-    for (int s = 0; s < kScales; ++s) {
-      const Ints counts = magnitude > 0.5f * scales[s];
-      const Floats each = magnitude + magnitude - scales[s];
-      sums[s] += reinterpret_cast<Floats>(reinterpret_cast<Ints>(each) & counts);
-    }
-  }
   for (int s = 0; s < kScales; ++s) {
-    float lanes[16];
-    __builtin_memcpy(lanes, &sums[s], sizeof(lanes));
+    const float half = 0.5f * scales[s];
+    float lanes[16] = {};
+    for (int64_t i = 0; i < n; i += 16) {
+#pragma GCC unroll 16
+      for (int j = 0; j < 16; ++j) {
+        const float above = FloatOf(MagnitudeBits(x[i + j])) - half;
+        lanes[j] += above > 0.0f ? above : 0.0f;
+      }
+    }
     for (int distance = 8; distance > 0; distance /= 2) {
       for (int j = 0; j < distance; ++j) lanes[j] += lanes[j + distance];
     }
-    saved[s] = lanes[0] * scales[s];
+    saved[s] = 2.0f * lanes[0] * scales[s];
   }
 }
 
-// Rounds x / unit to integers in [-limit, limit], half to even.
-static void EncodeIntegers(const float* x, int n, const Step& step, int8_t* codes, float* errors) {
+// x / unit, in [-limit, limit].
+static float Steps(float x, const Step& step) {
   const float most = static_cast<float>(step.limit);
+  const float steps = x * step.inverse;
+  const float low = steps < most ? steps : most;
+  return low > -most ? low : -most;
+}
+
+// Rounds x / unit to integers, half to even.
+static void EncodeIntegers(const float* x, int n, const Step& step, int8_t* codes, float* errors) {
 #pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
     const float value = x[i];
-    float steps = value * step.inverse;
-    steps = steps < most ? steps : most;
-    steps = steps > -most ? steps : -most;
+    const float steps = Steps(value, step);
     const int32_t code = BitsOf(steps + kRound) - kRoundBits;
     codes[i] = static_cast<int8_t>(code);
     if (errors) errors[i] = value - static_cast<float>(code) * step.unit;
@@ -59,13 +55,10 @@ static void EncodeIntegers(const float* x, int n, const Step& step, int8_t* code
 // Rounds x / unit to 0, 1, 2, 3, 4, 6, 8, 12 or their negatives, half to even. A code is a sign, at
 // 8, and the position in this list.
 static void EncodeFloats(const float* x, int n, const Step& step, int8_t* codes, float* errors) {
-  const float most = static_cast<float>(step.limit);
 #pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
     const float value = x[i];
-    float steps = value * step.inverse;
-    steps = steps < most ? steps : most;
-    steps = steps > -most ? steps : -most;
+    const float steps = Steps(value, step);
     const float size = FloatOf(MagnitudeBits(steps));
     // Leaves multiples of 1, 2 and 4.
     const float round = size < 4.0f ? kRound : size < 8.0f ? 2.0f * kRound : 4.0f * kRound;
