@@ -20,6 +20,9 @@ constexpr int64_t kHeaderWords = 1;
 constexpr int64_t kCountWords = 1;
 constexpr int64_t kMeanWords = 1;
 
+// The bits of 2^96. Messages hold values below it, so that no sum over workers overflows.
+constexpr int32_t kTooLargeBits = 0x6f800000;
+
 // Words of one tensor's part.
 REDSYNC_ANYWHERE constexpr int64_t PartWords(bool quantized, int64_t capacity) {
   return kCountWords + (quantized ? kMeanWords : capacity) + capacity;

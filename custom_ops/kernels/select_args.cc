@@ -56,10 +56,15 @@ tensorflow::Status AllocateList(OpKernelContext* context, const std::vector<cons
 
 tensorflow::Status AccumulateCall::ReadAttributes(OpKernelConstruction* context) {
   bool nesterov;
+  int kept;
+  TF_RETURN_IF_ERROR(context->GetAttr("U", &kept));
   TF_RETURN_IF_ERROR(context->GetAttr("momentum", &factor));
   TF_RETURN_IF_ERROR(context->GetAttr("nesterov", &nesterov));
   TF_RETURN_IF_ERROR(context->GetAttr("masking", &masking));
-  momentum = factor == 0 ? Momentum::kNone : nesterov ? Momentum::kNesterov : Momentum::kPlain;
+  momentum = factor == 0 ? Momentum::kNone
+             : nesterov  ? Momentum::kNesterov
+             : kept      ? Momentum::kPlain
+                         : Momentum::kUnkept;
   if (std::isfinite(factor) && factor >= 0) return tensorflow::OkStatus();
   return InvalidArgument("`momentum` must be finite and >= 0. Received: momentum=", factor, ".");
 }
@@ -98,7 +103,7 @@ void AccumulateCall::Set(int i, SelectOptions* options, SelectBuffers* buffers) 
   buffers->new_residual = new_residuals[i]->flat<float>().data();
   if (momentum == Momentum::kNone) return;
   buffers->velocity = velocities[i].flat<float>().data();
-  buffers->new_velocity = new_velocities[i]->flat<float>().data();
+  if (Keeps(momentum)) buffers->new_velocity = new_velocities[i]->flat<float>().data();
 }
 
 tensorflow::Status PartsCall::ReadAttributes(OpKernelConstruction* context) {

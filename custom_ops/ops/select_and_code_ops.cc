@@ -4,6 +4,7 @@
 #include "custom_ops/core/cpu/golomb.h"
 #include "custom_ops/core/cpu/levels.h"
 #include "custom_ops/core/message_layout.h"
+#include "custom_ops/ops/shape_support.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -84,7 +85,9 @@ tensorflow::Status SelectAndCodeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->Add(positions, words, &all));
   TF_RETURN_IF_ERROR(c->set_output("message", {c->Vector(all)}));
   TF_RETURN_IF_ERROR(c->set_output("new_residuals", grads));
-  if (velocities.empty()) grads.clear();
+  bool keeps;
+  TF_RETURN_IF_ERROR(KeepsVelocities(c, static_cast<int>(velocities.size()), &keeps));
+  if (!keeps) grads.clear();
   return c->set_output("new_velocities", grads);
 }
 
@@ -107,10 +110,11 @@ REGISTER_OP("RedsyncSelectAndCode")
     .Input("scale: float")
     .Output("message: int32")
     .Output("new_residuals: N * float")
-    .Output("new_velocities: M * float")
+    .Output("new_velocities: U * float")
     .Attr("T: list({float, bfloat16}) >= 1")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
+    .Attr("U: int >= 0")
     .Attr("k: list(int)")
     .Attr("streams: list(int)")
     .Attr("rice: list(int)")
@@ -129,9 +133,11 @@ velocities: Momentum; of the shapes of `grads`, or none if `momentum` is 0.
 scale: Factor of the gradients.
 message: Flag (1 finite, 0 not), then [positions, bits used, words] of a Golomb code for each stream
   of positions, as many words as the worst choice of positions needs, then values: magnitudes for each tensor and a code of `value_bits` bits for
-  each of k values, or for 16 bits, bfloat16 values of each tensor. All zero if anything is not finite.
+  each of k values, or for 16 bits, bfloat16 values of each tensor. All zero if an accumulated
+  element is not finite or is 2^96 or more in magnitude.
 new_residuals: Accumulated residuals, where selected without what the codes stand for.
-new_velocities: Accumulated velocities, zero where selected if `masking`.
+new_velocities: Accumulated velocities, zero where selected if `masking`; or none, and the velocities
+  count for this step alone.
 k: Elements to select; 1 <= k[i] <= elements of grads[i] (0 if it is empty).
 streams: The stream that the positions in grads[i] are in, in [0, length of `rice`).
 rice: For each stream, bits of a gap between positions that are sent as they are.

@@ -1,4 +1,5 @@
 #include "custom_ops/core/message_layout.h"
+#include "custom_ops/ops/shape_support.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -76,7 +77,9 @@ tensorflow::Status SelectShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(MessageWords(c, c->input_tensor(k_input), of_tensor, &words));
   TF_RETURN_IF_ERROR(c->set_output("message", {c->Vector(words)}));
   TF_RETURN_IF_ERROR(c->set_output("new_residuals", of_tensor));
-  if (velocities.empty()) of_tensor.clear();
+  bool keeps;
+  TF_RETURN_IF_ERROR(KeepsVelocities(c, static_cast<int>(velocities.size()), &keeps));
+  if (!keeps) of_tensor.clear();
   TF_RETURN_IF_ERROR(c->set_output("new_velocities", of_tensor));
   return c->set_output("new_ratios", {c->Vector(n)});
 }
@@ -115,11 +118,12 @@ REGISTER_OP("RedsyncAccumulateAndSelect")
     .Input("search: bool")
     .Output("message: int32")
     .Output("new_residuals: N * float")
-    .Output("new_velocities: M * float")
+    .Output("new_velocities: U * float")
     .Output("new_ratios: float")
     .Attr("T: list({float, bfloat16}) >= 1")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
+    .Attr("U: int >= 0")
     .Attr("selectors: list({'exact', 'trimmed', 'threshold', 'fixed'})")
     .Attr("quantized: list(bool)")
     .Attr("momentum: float = 0")
@@ -141,9 +145,11 @@ scale: Factor of the gradients.
 side: Sign that quantised tensors send, +1 or -1.
 search: Whether to search thresholds anew rather than to try `ratios` first.
 message: Flag (1 finite, 0 not), then per tensor [count, index * k, value * k], or if quantised
-  [count, mean, index * k]. Floats are bit-cast. All zero if anything is not finite.
+  [count, mean, index * k]. Floats are bit-cast. All zero if an accumulated
+  element is not finite or is 2^96 or more in magnitude.
 new_residuals: Accumulated residuals, zero where selected.
-new_velocities: Accumulated velocities, zero where selected if `masking`.
+new_velocities: Accumulated velocities, zero where selected if `masking`; or none, and the velocities
+  count for this step alone.
 new_ratios: Ratios for the next step.
 )doc");
 

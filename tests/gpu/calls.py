@@ -19,7 +19,7 @@ def is_bfloat16(gradient) -> bool:
 def select(
     device, grads, residuals, velocities, k, ratios, *, selectors, quantized,
     momentum=0.0, nesterov=False, masking=True, scale=None, side=1, search=True,
-    in_place=False, misalign=0, seed=0,
+    in_place=False, misalign=0, seed=0, keep_velocities=True,
 ):  # fmt: skip
     """See `accumulate_and_select_numpy`. Outputs and scratch memory are full of garbage first.
 
@@ -35,14 +35,14 @@ def select(
     u = [on_device(x) for x in velocities]
     garbage = lambda x: on_device(np.full(x.shape, np.nan, np.float32))  # noqa: E731
     new_v = [garbage(x) for x in residuals]
-    new_u = [garbage(x) for x in velocities]
+    new_u = [garbage(x) for x in velocities if keep_velocities]
     if in_place == "grads":
         new_v = [b if is_bfloat16(x) else a for a, b, x in zip(g, new_v, grads, strict=True)]
     elif in_place:
         new_v, new_u = v, u
     tensors = (d.Tensor * len(grads))()
     for i in range(len(grads)):
-        buffers = [g[i], v[i], *([u[i]] if u else [None]), new_v[i], *([new_u[i]] if u else [None])]
+        buffers = [g[i], v[i], u[i] if u else None, new_v[i], new_u[i] if new_u else None]
         pointers = [None if b is None else device.pointer(b) for b in buffers]
         tensors[i] = d.Tensor(
             grads[i].size,
@@ -81,7 +81,7 @@ def select(
     return (
         device.get(there["message"]),
         [device.get(x).reshape(like.shape) for x, like in zip(new_v, residuals, strict=True)],
-        [device.get(x).reshape(like.shape) for x, like in zip(new_u, velocities, strict=True)],
+        [device.get(x).reshape(u.shape) for x, u in zip(new_u, velocities, strict=False)],
         None if ratios is None else device.get(there["new_ratios"]),
     )
 

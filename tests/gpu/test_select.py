@@ -192,6 +192,25 @@ def test_overflow_is_not_finite(device):
     assert not message.any()
 
 
+def test_velocities_that_are_not_kept(device):
+    inputs, options = make_inputs("normal", (5001,)), {"selectors": ["exact"], "quantized": [False]}
+    both = [
+        select(device, *inputs, [50], [-1], momentum=0.9, masking=False, keep_velocities=keep,
+               **options)
+        for keep in (True, False)
+    ]  # fmt: skip
+    assert_same_bits(both[0][:2], both[1][:2], "message, residuals")
+    assert len(both[0][2]) == 1 and not both[1][2]
+
+
+def test_magnitudes_end_below_2_to_the_96(device):
+    limit = np.float32(2.0**96)
+    for value, sent in ((limit, False), (np.nextafter(limit, np.float32(0)), True)):
+        inputs = [[np.full(5, v, np.float32)] for v in (0, -value)] + [[]]
+        message, *_ = select(device, *inputs, [2], [-1], selectors=["exact"], quantized=[False])
+        assert message[0] == sent
+
+
 @pytest.mark.parametrize("quantized", [False, True])
 def test_denormals_are_zero(device, quantized):
     n = 5000

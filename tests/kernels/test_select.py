@@ -175,6 +175,33 @@ def test_overflow_is_not_finite():
 
 
 @needs_native
+@pytest.mark.parametrize("sign", [1, -1])
+def test_magnitudes_end_below_2_to_the_96(sign):
+    """So that a sum over any number of workers is a float32."""
+    limit = np.float32(2.0**96)
+    for value, sent in ((limit, False), (np.nextafter(limit, np.float32(0)), True)):
+        inputs = [[np.zeros(100, np.float32)] for _ in range(3)]
+        inputs[1][0][70] = sign * value
+        for backend in ("native", "tensorflow"):
+            result = select(backend, inputs, [2], [-1], selectors=["exact"], quantized=[False])
+            assert result.message[0] == sent, (backend, value)
+
+
+@needs_native
+@pytest.mark.parametrize("size", [31, 70_000, 2_000_000])  # the last one bypasses the caches
+def test_velocities_that_are_not_kept(size):
+    """They count in the step as they do otherwise, and are not returned."""
+    inputs, k = make_inputs("normal", (size,)), [size // 10]
+    options = {"selectors": ["exact"], "quantized": [False], "momentum": (0.9, False)}
+    kept = select("native", inputs, k, [-1], masking=False, **options)
+    for backend in ("native", "tensorflow"):
+        result = select(backend, inputs, k, [-1], keep_velocities=False, **options)
+        assert_same_bits(result.message, kept.message, backend)
+        assert_same_bits(result.residuals, kept.residuals, backend)
+        assert len(kept.velocities) == 1 and not result.velocities
+
+
+@needs_native
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_graph_equals_eager(selector):
     # Grappler must not reorder the float arithmetic of the reference.

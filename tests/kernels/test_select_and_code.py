@@ -166,12 +166,13 @@ def test_not_finite(backend, bad):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_too_large_for_bfloat16(backend):
-    grad = np.array([3.4e38, 1.0, 2.0], np.float32)
-    inputs, way = [[grad], [0 * grad], []], "one op" if backend == "native" else backend
-    assert not run(way, inputs, [2], value_bits=16).message.any()
-    result = run(way, inputs, [1], value_bits=1)
-    assert result.message[0] == 1 and result.residuals[0][0] == 0
+def test_magnitudes_end_below_2_to_the_96(backend):
+    way, limit = "one op" if backend == "native" else backend, np.float32(2.0**96)
+    for value, sent in ((limit, False), (np.nextafter(limit, np.float32(0)), True)):
+        grad = np.array([value, 1.0, 2.0], np.float32)
+        for bits in (1, 16):
+            result = run(way, [[grad], [0 * grad], []], [2], value_bits=bits)
+            assert result.message.any() == result.message[0] == sent
 
 
 @needs_native
@@ -249,7 +250,7 @@ def test_wrong_attributes(change, text):
     from tf_redsync.ops import native
 
     x = [tf.zeros([5])]
-    arguments = {"k": [2], "streams": [0], "rice": [1], "value_bits": 1, **change}
+    arguments = {"k": [2], "streams": [0], "rice": [1], "value_bits": 1, "U": 0, **change}
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
         native.load().redsync_select_and_code(
             grads=x, residuals=x, velocities=[], scale=1.0, **arguments

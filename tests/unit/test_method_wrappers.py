@@ -19,7 +19,8 @@ TRAITS = {field.name for field in dataclasses.fields(Traits)}
 OWN = {"paper", "requests", "bits", "sends_selected", "rounds_values", "payloads"}
 CHANGED = {
     MethodWrapper: OWN,
-    rs.Coded: OWN | {"state_kinds", "conserves", "describe", "init", "exchange"},
+    rs.Coded: OWN
+    | {"state_kinds", "conserves", "totals_may_overflow", "describe", "init", "exchange"},
     rs.HalfPrecision: OWN
     | {"state_kinds", "conserves", "totals_may_overflow", "dense", "describe", "init", "exchange"},
 }

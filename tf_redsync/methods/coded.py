@@ -128,6 +128,8 @@ class Coded(MethodWrapper):
             bits="density (bits of an index + bits of a value)",
             state_kinds={**inside.state_kinds, **kept},
             conserves=inside.conserves and (self.error_feedback or self.values.exact),
+            # Decoded values may be larger than the selected ones
+            totals_may_overflow=True,
         )
 
     def _check_any_slots(self) -> None:

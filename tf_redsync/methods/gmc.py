@@ -46,7 +46,10 @@ class GlobalMomentum(MomentumInExchange, Sparsifier):
     @override
     def traits(self) -> Traits:
         return dataclasses.replace(
-            super().traits, state_kinds={"residual": "sum", "before": "shared"}
+            super().traits,
+            state_kinds={"residual": "sum", "before": "shared"},
+            # The network returns the sums of blocks, and messages of bounded values
+            totals_may_overflow=False,
         )
 
     @override
@@ -180,7 +183,7 @@ class GMC(GlobalMomentum):
             self.counts(ctx.layout),
             selectors="exact",
             momentum=self.worker_momentum(ctx.layout),
-            masking=False,
+            keep_velocities=False,
             scale=ctx.scale,
         )
         return (yield from deliver(self.with_dense_totals(ctx), selection))
@@ -269,6 +272,6 @@ class CodedGMC(CodedSelection, GlobalMomentum):
             state["before"],
             self.with_dense_totals(ctx),
             momentum=self.worker_momentum(ctx.layout),
-            masking=False,
+            keep_velocities=False,
         )
         return totals, {"residual": selected.residuals, **self.momentum_state(totals)}

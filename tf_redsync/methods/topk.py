@@ -76,6 +76,8 @@ class TopK(Sparsifier):
             requests="all-gather of indices and values",
             bits="64 density",
             whole_model=self.scope == "model",
+            # Values in messages are bounded
+            totals_may_overflow=False,
         )
 
     @override

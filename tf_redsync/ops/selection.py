@@ -28,7 +28,7 @@ class Selection(NamedTuple):
     Attributes:
         message: int32 vector, this worker's message.
         residuals: List of float32 tensors, the new residuals (selected elements are zero).
-        velocities: List of float32 tensors, the new momentum; empty without momentum.
+        velocities: List of float32 tensors, the new momentum; empty if it is not kept.
         ratios: float32 vector, one threshold ratio per tensor, -1 if there is none to reuse; for
             "fixed" the given threshold.
         layout: The layout of the message.
@@ -53,6 +53,7 @@ def accumulate_and_select(
     momentum: float = 0.0,
     nesterov: bool = False,
     masking: bool = True,
+    keep_velocities: bool = True,
     scale: tf.Tensor | float | None = None,
     side: tf.Tensor | int | None = None,
     search: tf.Tensor | bool | None = None,
@@ -77,8 +78,9 @@ def accumulate_and_select(
 
     Selected elements of the residual are set to zero, and those of the velocity too if `masking`.
 
-    If an accumulated value is non-finite, or the threshold of "fixed" is NaN, the message is all
-    zero, the ratios stay, and the new residuals and velocities are unspecified: keep the old ones.
+    If an accumulated value is non-finite or has a magnitude of 2^96 or more, or the threshold of
+    "fixed" is NaN, the message is all zero, the ratios stay, and the new residuals and velocities
+    are unspecified: keep the old ones. So sums of messages over workers cannot overflow.
 
     Args:
         grads: N float32 or bfloat16 tensors of any shape, n_i elements each; n_i may be 0.
@@ -94,6 +96,7 @@ def accumulate_and_select(
         momentum: Factor >= 0; 0 for no velocity.
         nesterov: Whether the momentum is Nesterov's.
         masking: Whether selected elements of the velocity are set to zero.
+        keep_velocities: Whether to return the new velocities. Nesterov's are always kept.
         scale: float32 scalar, factor of the gradients (local clipping); 1 for `None`.
         side: int32 scalar, +1 or -1: the sign that quantized tensors send; +1 for `None`.
         search: Bool scalar: bisect again (True) or try `ratios` first (False); True for `None`.
@@ -129,10 +132,13 @@ def accumulate_and_select(
         "side": tf.convert_to_tensor(1 if side is None else side, tf.int32),
         "search": tf.convert_to_tensor(True if search is None else search, tf.bool),
     }
+    kept = len(velocities) if keep_velocities or nesterov else 0
     if runs_natively(grads):
-        made = native.load().redsync_accumulate_and_select(quantized=layout.quantized, **arguments)
+        made = native.load().redsync_accumulate_and_select(
+            quantized=layout.quantized, U=kept, **arguments
+        )
     else:
-        made = reference_selection.accumulate_and_select(layout=layout, **arguments)
+        made = reference_selection.accumulate_and_select(layout=layout, kept=kept, **arguments)
     return Selection(made[0], made[1], made[2], made[3], layout)
 
 

@@ -9,7 +9,13 @@
 
 namespace redsync {
 
-enum class Momentum { kNone, kPlain, kNesterov };
+// kUnkept is kPlain without the new velocity.
+enum class Momentum { kNone, kPlain, kNesterov, kUnkept };
+
+// Whether there is a new velocity.
+constexpr bool Keeps(Momentum momentum) {
+  return momentum == Momentum::kPlain || momentum == Momentum::kNesterov;
+}
 
 // Elements a block holds. Sums are taken per block and then over blocks in order, so results do not
 // depend on how blocks are spread over threads.
@@ -41,7 +47,7 @@ struct PassArgs {
   const float* residual = nullptr;
   const float* velocity = nullptr;  // Null without momentum.
   float* new_residual = nullptr;    // May be `residual` or `grad`.
-  float* new_velocity = nullptr;    // May be `velocity` or `grad`; null without momentum.
+  float* new_velocity = nullptr;    // May be `velocity` or `grad`; null if it is not kept.
 };
 
 // The number of which bfloat16 bits are the upper half.
@@ -50,7 +56,7 @@ inline float Widened(uint16_t bits) { return FloatOf(static_cast<int32_t>(uint32
 struct BlockStats {
   double sum;            // Of the magnitudes as floats (signed for one side).
   int32_t max;           // Of the magnitudes.
-  int32_t max_absolute;  // Of the absolute values' bits; tells whether all are finite.
+  int32_t max_absolute;  // Of the absolute values' bits.
 };
 
 // Accumulates elements [begin, end), fills stats[0 .. blocks) and appends candidates to `pool`.

@@ -61,14 +61,16 @@ static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& a
       value = value + t;
     } else {
       F speed = Load<F>(u + j);
-      if (kMomentum == Momentum::kPlain) {
-        speed = (args.factor * speed) + t;
-        value = value + speed;
-      } else {
+      if (kMomentum == Momentum::kNesterov) {
         speed = args.factor * (speed + t);
         value = (value + speed) + t;
+      } else {
+        speed = (args.factor * speed) + t;
+        value = value + speed;
       }
-      kStream ? Stream(new_u + j, speed) : Store(new_u + j, speed);
+      if (Keeps(kMomentum)) {
+        kStream ? Stream(new_u + j, speed) : Store(new_u + j, speed);
+      }
     }
     if (kStream) {
       Stream(new_v + j, value);
@@ -150,9 +152,7 @@ static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, La
   if (kMomentum != Momentum::kNone) std::memcpy(u, args.velocity + begin, size * sizeof(float));
   AccumulateGroup<kMomentum, kSum, false>(args, g, v, u, v, u, nullptr, lanes);
   std::memcpy(args.new_residual + begin, v, size * sizeof(float));
-  if (kMomentum != Momentum::kNone) {
-    std::memcpy(args.new_velocity + begin, u, size * sizeof(float));
-  }
+  if (Keeps(kMomentum)) std::memcpy(args.new_velocity + begin, u, size * sizeof(float));
   Pick(v, args.magnitude, begin, waiting);  // Padding is never above.
 }
 
@@ -168,7 +168,7 @@ static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, Bl
     const I group_max = AccumulateGroup<kMomentum, kSum, kStream>(
         args, GroupOf<kBfloat16>(args, i, wide), args.residual + i,
         has_u ? args.velocity + i : nullptr, args.new_residual + i,
-        has_u ? args.new_velocity + i : nullptr, copy, &lanes);
+        Keeps(kMomentum) ? args.new_velocity + i : nullptr, copy, &lanes);
     if (AnyAbove(group_max, waiting->threshold)) {
       Pick(kStream ? copy : args.new_residual + i, args.magnitude, i, waiting);
     }
@@ -220,6 +220,7 @@ static void Accumulate(const PassArgs& args, int64_t begin, int64_t end, BlockSt
     REDSYNC_CASE(Momentum::kNone);
     REDSYNC_CASE(Momentum::kPlain);
     REDSYNC_CASE(Momentum::kNesterov);
+    REDSYNC_CASE(Momentum::kUnkept);
   }
 #undef REDSYNC_CASE
 #undef REDSYNC_RUN

@@ -6,6 +6,7 @@
 
 #include "custom_ops/core/cpu/refine.h"
 #include "custom_ops/core/cpu/scratch.h"
+#include "custom_ops/core/message_layout.h"
 
 namespace redsync {
 namespace {
@@ -39,7 +40,7 @@ Summary Summarize(const BlockStats* stats, const Plan& plan, int64_t size) {
     max_absolute = std::max(max_absolute, stats[b].max_absolute);
   }
   // With no positive magnitude nothing is eligible, and the maximum does not matter.
-  return {max_absolute < 0x7f800000, sum / size, max > 0 ? FloatOf(max) : 0.0};
+  return {max_absolute < kTooLargeBits, sum / size, max > 0 ? FloatOf(max) : 0.0};
 }
 
 // Tensors of so many elements (4 MiB) do not stay in a core's caches until they are read again.
@@ -52,6 +53,7 @@ float AccumulateOne(const PassArgs& args, int64_t i) {
     case Momentum::kNone:
       return args.residual[i] + t;
     case Momentum::kPlain:
+    case Momentum::kUnkept:
       return args.residual[i] + (args.factor * args.velocity[i] + t);
     case Momentum::kNesterov:
       return args.residual[i] + args.factor * (args.velocity[i] + t) + t;
@@ -261,7 +263,7 @@ PassArgs MakeArgs(const SelectOptions& options, const SelectBuffers& buffers) {
   args.residual = buffers.residual;
   args.velocity = buffers.velocity;
   args.new_residual = buffers.new_residual;
-  args.new_velocity = options.momentum == Momentum::kNone ? nullptr : buffers.new_velocity;
+  args.new_velocity = buffers.new_velocity;
   return args;
 }
 

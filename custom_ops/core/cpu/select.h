@@ -32,13 +32,14 @@ struct SelectBuffers {
   const float* residual = nullptr;
   const float* velocity = nullptr;  // Null without momentum.
   float* new_residual = nullptr;    // May be `residual` or `grad`.
-  float* new_velocity = nullptr;    // May be `velocity` or `grad`; null without momentum.
+  float* new_velocity = nullptr;    // May be `velocity` or `grad`; null if it is not kept.
   uint32_t* indices = nullptr;      // k of them; the first `count` are written.
   int32_t* values = nullptr;        // k float bits; null if quantised.
 };
 
 struct SelectResult {
-  bool finite = true;  // Whether all accumulated elements are, and kFixed's threshold is no NaN.
+  // Whether all accumulated elements are below 2^96 in magnitude, and kFixed's threshold is no NaN.
+  bool finite = true;
   int64_t count = 0;
   float mean = 0;  // Of the selected elements, if quantised.
   float ratio = -1;

@@ -88,7 +88,7 @@ __device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
   const float ratio = tensor.fixed ? *tensor.ratio : -1;
   const int32_t threshold = tensor.fixed ? FixedThreshold(ratio) : state.threshold;
   const uint32_t used = state.used;
-  const bool finite = max_absolute < 0x7f800000 && (!tensor.fixed || ratio >= 0);
+  const bool finite = max_absolute < kTooLargeBits && (!tensor.fixed || ratio >= 0);
   const bool complete = tensor.fixed || threshold == 0 || used >= tensor.need;
   const bool refine = finite && (!complete || used > tensor.pool_size);
   if (!tensor.threshold) {
@@ -159,7 +159,9 @@ __device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tens
         candidates |= static_cast<uint32_t>(above) << ((row + i) * 4 + c);
       }
       Store(tensor.new_residual, at, tensor.size, tensor.aligned, v[i]);
-      if (kMode != kNoMomentum) Store(tensor.new_velocity, at, tensor.size, tensor.aligned, u[i]);
+      if (kMode != kNoMomentum && tensor.new_velocity != nullptr) {
+        Store(tensor.new_velocity, at, tensor.size, tensor.aligned, u[i]);
+      }
     }
   }
   return candidates;

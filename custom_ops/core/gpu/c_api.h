@@ -40,7 +40,7 @@ typedef struct {
   const float* residual;
   const float* velocity; /* Null without momentum. */
   float* new_residual;   /* May be `residual`, or `grad` of float. */
-  float* new_velocity;   /* May be `velocity`, or `grad` of float; null without momentum. */
+  float* new_velocity;   /* May be `velocity`, or `grad` of float; null if it is not kept. */
   int32_t bfloat16;      /* 0 or 1: whether `grad` is of bfloat16. */
 } RedsyncGpuTensor;
 

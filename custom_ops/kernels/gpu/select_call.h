@@ -26,11 +26,13 @@ struct GpuSelection {
       t.new_residual = from.new_residuals[i]->flat<float>().data();
       if (from.momentum == Momentum::kNone) continue;
       t.velocity = from.velocities[i].flat<float>().data();
-      t.new_velocity = from.new_velocities[i]->flat<float>().data();
+      if (Keeps(from.momentum)) t.new_velocity = from.new_velocities[i]->flat<float>().data();
     }
     call.tensors = tensors.data();
     call.count = static_cast<int64_t>(tensors.size());
-    call.momentum = static_cast<int32_t>(from.momentum);
+    call.momentum = from.momentum == Momentum::kNone       ? REDSYNC_GPU_NO_MOMENTUM
+                    : from.momentum == Momentum::kNesterov ? REDSYNC_GPU_NESTEROV
+                                                           : REDSYNC_GPU_MOMENTUM;
     call.masking = from.masking;
     call.factor = from.factor;
     call.seed = NextSeed();

@@ -130,7 +130,8 @@ class CodedSelection(Sparsifier):
             residuals: Residuals.
             velocities: Velocities; empty without momentum.
             ctx: Context of the exchange.
-            **momentum: `momentum`, `nesterov` and `masking` of `ops.accumulate_and_select`.
+            **momentum: `momentum`, `nesterov`, `masking` and `keep_velocities` of
+                `ops.accumulate_and_select`.
 
         Returns:
             For each tensor the sum over workers, dense or a `SparseTotal`; and the selection.
@@ -156,7 +157,7 @@ class Selected(NamedTuple):
     Attributes:
         message: This worker's coded message, int32 vector.
         residuals: New residuals, list of float32 tensors.
-        velocities: New velocities, list of float32 tensors; empty without momentum.
+        velocities: New velocities, list of float32 tensors; empty if they are not kept.
         layout: Layout of the message before coding.
     """
 
@@ -183,6 +184,7 @@ def select_and_code(
     momentum: float = 0.0,
     nesterov: bool = False,
     masking: bool = True,
+    keep_velocities: bool = True,
     scale: tf.Tensor | float | None = None,
 ) -> Selected:
     """Add gradients to the residuals, and move the k largest elements into a coded message.
@@ -196,11 +198,12 @@ def select_and_code(
         momentum: As in `ops.accumulate_and_select`.
         nesterov: As in `ops.accumulate_and_select`.
         masking: As in `ops.accumulate_and_select`.
+        keep_velocities: As in `ops.accumulate_and_select`.
         scale: As in `ops.accumulate_and_select`.
 
     Returns:
-        `Selected`. If an accumulated element is non-finite, or too large for bfloat16, the message
-        is all zero and the other fields are unspecified.
+        `Selected`. If an accumulated element is non-finite or has a magnitude of 2^96 or more, the
+        message is all zero and the other fields are unspecified.
 
     Raises:
         ValueError: If lengths, shapes, `value_bits` or the momentum are invalid, or more than
@@ -216,9 +219,17 @@ def select_and_code(
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
     if runs_natively(grads):
+        options["U"] = len(velocities) if keep_velocities or nesterov else 0
         return _native_op(grads, residuals, velocities, layout, scale, value_bits, **options)
     chosen = ops.accumulate_and_select(
-        grads, residuals, velocities, k, selectors=selectors, scale=scale, **options
+        grads,
+        residuals,
+        velocities,
+        k,
+        selectors=selectors,
+        scale=scale,
+        keep_velocities=keep_velocities,
+        **options,
     )
     message, kept = coding(value_bits).encode(chosen.message, chosen.residuals, layout)
     return Selected(message, kept, list(chosen.velocities), layout)

@@ -71,6 +71,8 @@ class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
         return dataclasses.replace(
             super().traits,
             state_kinds={"residual": "sum", "velocity": "sum"},
+            # Values in messages are bounded
+            totals_may_overflow=False,
             density_changes=isinstance(self.warm_up, ExponentialWarmUp),
         )
 

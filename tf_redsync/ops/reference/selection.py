@@ -16,6 +16,7 @@ from tf_redsync.ops.reference.common import after, check_countable, opaque
 _TRIM_START, _TRIM_STEP = 0.8, 0.2  # ratio of the first trimming threshold, and its decrement
 _PROBES = 10  # bisection steps of the threshold search
 _NO_RATIO = -1.0
+TOO_LARGE = 2.0**96  # messages hold values below it, so that no sum over workers overflows
 
 
 def accumulate_and_select(
@@ -26,6 +27,7 @@ def accumulate_and_select(
     ratios: tf.Tensor,
     *,
     layout: MessageLayout,
+    kept: int,
     selectors: Sequence[str],
     momentum: float,
     nesterov: bool,
@@ -34,7 +36,10 @@ def accumulate_and_select(
     side: tf.Tensor,
     search: tf.Tensor,
 ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
-    """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked."""
+    """See `tf_redsync.ops.accumulate_and_select`; all arguments are given and already checked.
+
+    `kept` is the number of velocities to return: all or none.
+    """
     check_countable("grads", grads)
     quantized = layout.quantized
     checks = _check_select(grads, k, ratios, side, selectors, any(quantized))
@@ -45,7 +50,7 @@ def accumulate_and_select(
         u = velocities[i] if momentum else None
         v, u = _accumulate(tf.cast(g, tf.float32), residuals[i], u, scale, momentum, nesterov)
         shape, v = tf.shape(v), tf.reshape(v, [-1])
-        finite.append(tf.math.is_finite(tf.reduce_sum(tf.cast(tf.abs(v), tf.float64))))
+        finite.append(tf.reduce_all(tf.abs(v) < TOO_LARGE))  # false for NaN
         a = side * v if quantized[i] else tf.abs(v)
         if selectors[i] == "fixed":
             finite[-1] &= ~tf.math.is_nan(ratios[i])
@@ -54,14 +59,14 @@ def accumulate_and_select(
         sent.append(_sent(v, indices, k[i], quantized[i]))
         new_v.append(tf.reshape(_zero_at(v, indices), shape))
         new_ratios.append(ratio)
-        if momentum:
+        if kept:
             flat_u = tf.reshape(u, [-1])
             new_u.append(tf.reshape(_zero_at(flat_u, indices), shape) if masking else u)
     flag = tf.reduce_all(tf.stack(finite))
     counts, indices, values = zip(*sent, strict=True)
     message = layout.message(flag, tf.stack(counts), indices, values)
     message.set_shape([layout.words if layout.is_static else None])
-    for new, like in zip(new_v + new_u, list(residuals) + list(velocities), strict=True):
+    for new, like in zip(new_v + new_u, [*residuals, *velocities[:kept]], strict=True):
         new.set_shape(like.shape)
     ratios = tf.where(flag, tf.stack(new_ratios), ratios)
     return message, new_v, new_u, ratios
