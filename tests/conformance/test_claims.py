@@ -98,7 +98,7 @@ CLAIMS = {
     "k": lambda m: m.bitwidth,
     "1 + 1 / K": lambda m: 1 + 1 / K,
     "(1 + 1 / K) / steps": lambda m: (1 + 1 / K) / m.steps,
-    "(4 + 1 / 8) (1 + 1 / K) / steps": lambda m: (4 + 1 / 8) * (1 + 1 / K) / m.steps,
+    "(4 + 1 / 8) (1 + 1 / K) / steps; K = 2: (4 + 1 / 8) / steps": lambda m: (4 + 1 / 8) / m.steps,
     "32 / steps": lambda m: 32 / m.steps,
     "16 (1 + 1 / K)": lambda m: 16 * (1 + 1 / K),
     "32 r (n + m) / (n m)": lambda m: 32 * m.rank * 2 * SIDE / N,

@@ -24,7 +24,7 @@ def rounded(run, bits):
 
 
 class SmallFloatsOracle:
-    """Blocks of whole runs, one for each worker, who adds them up."""
+    """Two workers add up the runs of both; of more, each rounds the sums of a block of runs."""
 
     residuals = None
 
@@ -42,7 +42,8 @@ class SmallFloatsOracle:
                 own = vector[start : start + RUN]
                 run[: own.size] = own
                 total[start : start + RUN] += rounded(run, self.bits)
-            total[start : start + RUN] = rounded(total[start : start + RUN], self.bits)
+            if self.workers > 2:
+                total[start : start + RUN] = rounded(total[start : start + RUN], self.bits)
         ends = np.cumsum([int(np.prod(s)) for s in self.shapes])
         parts = np.split(total[:size], ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]

@@ -348,18 +348,18 @@ def test_fragments_have_steps_of_their_own():
     assert found.seconds == pytest.approx((3 * 0.006 + 1.5 * 0.3208) / 30)
 
 
-def test_a_fragment_in_parts():
-    """16,040 elements for each of 5 parts, in whole runs of 256 for each of four workers.
+def test_a_fragment_with_an_overlap():
+    """80,200 elements, in whole runs of 256 for each of four workers.
 
-    A run has a scale and 32 words of 4 bits: 16 of them in a message, after a flag, which goes to
+    A run has a scale and 32 words of 4 bits: 79 of them in a message, after a flag, which goes to
     three others, at once and then around the ring.
     """
     found = total_of(rs.StreamingDiLoCo(steps=30, fragments=1, overlap=5, value_bits=4))
-    message = 3 * 4 * (1 + 16 + 16 * 32)
-    part = 0.001 + 0.003 + 2 * message / 1e6
-    assert found.longest == pytest.approx(part)
-    assert found.seconds == pytest.approx(5 * part / 30)
-    assert found.sent == pytest.approx(5 * 2 * message / 30)
+    message = 3 * 4 * (1 + 79 + 79 * 32)
+    exchange = 0.001 + 0.003 + 2 * message / 1e6
+    assert found.longest == pytest.approx(exchange)
+    assert found.seconds == pytest.approx(exchange / 30)
+    assert found.sent == pytest.approx(2 * message / 30)
 
 
 # --------------------------------------------------------------------------------------- advice

@@ -48,20 +48,20 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
     in which its exchange begins:
 
         d_i = w - W                                             in `value_bits` bits
-        d = mean over workers of d_i                            during steps t + 1 .. t + overlap
+        d = mean over workers of d_i                            during step t + 1
         W <- W + outer(d)                                       after step t + overlap
         w <- mixing w + (1 - mixing) W
 
-    A step thus sends a fragment, or 1 / `overlap` of one, instead of the whole model. That part
-    does not depend on the step's computation, so that both overlap.
+    A step thus sends at most a fragment instead of the whole model. The message does not depend on
+    the step's computation, so that both overlap.
     `fragments=1, overlap=0, mixing=0, value_bits=32` is `DiLoCo`.
 
     Differences from the paper
 
-    * A message is sent in `overlap` parts, one in each step. In the paper it is a single transfer
-      of the same duration.
-    * With 4 and 8 bits the sums are rounded a second time before the all-gather, and each run of
-      256 values has a scale; see `methods/common/small_floats.py`.
+    * Step t + 1 waits for the message, if its own computation takes less time. In the paper all
+      steps until t + overlap may pass meanwhile.
+    * With 4 and 8 bits each run of 256 values has a scale. Among more than two workers the sums are
+      rounded a second time before an all-gather; see `methods/common/small_floats.py`.
 
     Args:
         steps: H, the number of steps between two exchanges of a fragment; 100 in most of the paper.
@@ -70,7 +70,7 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
             slash, belongs to fragment l mod F. Fragments without a layer are skipped. Or regular
             expressions, one per fragment, searched in the variables' paths; the first match
             decides. `None`: 4, or `steps` if that is smaller.
-        overlap: tau, the number of steps that an exchange takes, from 0 to `steps` / F and below
+        overlap: tau, after how many steps the mean is applied, from 0 to `steps` / F and below
             `steps`, so that one exchange runs at a time. `None`: 5, as in the paper, or the maximum
             if that is smaller.
         mixing: alpha, the weight of the worker's local weights when a fragment is updated, in
@@ -123,8 +123,8 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
         return dataclasses.replace(
             super().traits,
             paper="Douillard et al. 2025",
-            requests="all-to-all, then all-gather, of a fragment's changes",
-            bits="(4 + 1 / 8) (1 + 1 / K) / steps",
+            requests="all-to-all, then all-gather, of a fragment's changes; or one all-gather",
+            bits="(4 + 1 / 8) (1 + 1 / K) / steps; K = 2: (4 + 1 / 8) / steps",
             # Each fragment is one bucket
             whole_model=True,
             # Rounding errors of values are dropped

@@ -35,7 +35,6 @@ from tf_redsync.exchange.method import Method
 from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.planning import PlanError
 from tf_redsync.policy import Assignment, Policy, Resolved
-from tf_redsync.step.streaming import Fragment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,9 +253,7 @@ def exchange_of_bucket(bucket: Bucket, measured: Measured) -> Exchange:
         measured: Measurements of the network and of the bucket's method.
     """
     method, schedule, workers = bucket.method, bucket.method.sync_schedule, measured.workers
-    parts = schedule.delay if schedule.fragments else 0
-    served = Fragment(bucket).chunk if parts else bucket
-    specs, share = served.layout.specs, max(1, parts) / steps_between(method)
+    specs, share = bucket.layout.specs, 1.0 / steps_between(method)
     messages = cost.messages(method, BucketLayout(specs, workers))
     network = cost.network_seconds(messages, measured.link, workers)
     work = measured.work.get(method, cost.NO_WORK)

@@ -25,12 +25,16 @@ def _sbc(**options):
 
 def _streaming(bits):
     def payload(method, specs, step):
-        """Blocks of whole runs of 256 elements; a flag, a scale for each run, codes."""
+        """Whole runs of 256 elements, among more than two workers in a block for each.
+
+        A flag, a scale for each run, codes.
+        """
 
         def sizes(workers):
-            runs = -(-sum(s.size for s in specs) // (256 * workers))
+            blocks = 1 if workers <= 2 else workers
+            runs = -(-sum(s.size for s in specs) // (256 * blocks))
             message = 4 * (1 + runs + runs * 256 * bits // 32)
-            return [workers * message, message]
+            return [message] if blocks == 1 else [workers * message, message]
 
         return sizes
 
@@ -38,7 +42,7 @@ def _streaming(bits):
         rs.StreamingDiLoCo(value_bits=bits),
         rs.StreamingDiLoCo(value_bits=32),
         True,
-        (AllToAll, AllGather),
+        lambda workers: (AllGather,) if workers <= 2 else (AllToAll, AllGather),
         payload,
         lambda method, specs, workers: SmallFloatsOracle([s.shape for s in specs], workers, bits),
         steps=10,

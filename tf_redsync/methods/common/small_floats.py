@@ -11,6 +11,8 @@ and worker b sums block b in float32. With H(x) the rounded x, on worker w, for 
     send H(p[b]) to worker b, for every block b                 one all-to-all
     send H(sum over workers of H(p[w])) to all workers          one all-gather
 
+Two workers exchange H(p) in one all-gather: the same bytes, half the latency and one rounding.
+
 There is no error feedback: rounding errors are dropped. `rounded_all_reduce.py` returns them.
 
 Reference: Arthur Douillard et al. (2025), "Streaming DiLoCo with Overlapping Communication", arXiv
@@ -99,12 +101,17 @@ def all_reduce(ctx: Context, vector: tf.Tensor, bits: int) -> Generator[Request,
         bits: 4 or 8.
 
     Returns:
-        The sums, float32 `[n]`, rounded twice.
+        The sums, float32 `[n]`.
     """
-    workers, size = ctx.layout.workers, int(vector.shape[0])
+    workers, size = _blocks(ctx.layout.workers), int(vector.shape[0])
     runs = _runs(size, workers)
     padded = tf.pad(vector, [[0, workers * runs * RUN - size]])
-    rows = yield AllToAll(_messages(tf.reshape(padded, [workers, runs, RUN]), bits))
+    messages = _messages(tf.reshape(padded, [workers, runs, RUN]), bits)
+    if workers == 1:
+        messages = yield AllGather(only_row(messages))
+        values = _values(messages, runs, bits)
+        return tf.reshape(tf.add_n(tf.unstack(values, num=ctx.layout.workers)), [-1])[:size]
+    rows = yield AllToAll(messages)
     total = tf.add_n(tf.unstack(_values(rows, runs, bits), num=workers))
     messages = yield AllGather(only_row(_messages(total[tf.newaxis], bits)))
     return tf.reshape(_values(messages, runs, bits), [-1])[:size]
@@ -112,15 +119,23 @@ def all_reduce(ctx: Context, vector: tf.Tensor, bits: int) -> Generator[Request,
 
 def payloads(size: int, workers: int, bits: int) -> Payloads:
     """Return the payloads of `all_reduce` for `size` elements."""
-    runs = _runs(size, workers)
+    blocks = _blocks(workers)
+    runs = _runs(size, blocks)
     words = wire.HEADER_WORDS + runs + packed_words(runs * RUN, bits)
     message = wire.BYTES_PER_WORD * words
-    return [(AllToAll, workers * message), (AllGather, message)]
+    if blocks == 1:
+        return [(AllGather, message)]
+    return [(AllToAll, blocks * message), (AllGather, message)]
 
 
-def _runs(size: int, workers: int) -> int:
-    """Return the number of runs in a worker's block."""
-    return -(-size // (workers * RUN))
+def _blocks(workers: int) -> int:
+    """Return into how many blocks a vector is cut; 1 if all workers gather all of it."""
+    return workers if workers > 2 else 1
+
+
+def _runs(size: int, blocks: int) -> int:
+    """Return the number of runs in a block."""
+    return -(-size // (blocks * RUN))
 
 
 def _messages(blocks: tf.Tensor, bits: int) -> tf.Tensor:
