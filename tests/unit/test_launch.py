@@ -89,6 +89,14 @@ def test_thread_counts(tmp_path, monkeypatch):
     assert launch.default_threads(10_000) == 1
 
 
+def test_memory_comes_in_huge_pages_unless_the_user_says_otherwise(tmp_path, monkeypatch):
+    command = [sys.executable, script(tmp_path, "print(os.environ['GLIBC_TUNABLES'])")]
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert "glibc.malloc.hugetlb=1" in launch.run(command, 1, timeout=20).workers[0].output
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
+    assert launch.run(command, 1, timeout=20).workers[0].output.split() == ["glibc.malloc.check=1"]
+
+
 def test_addresses_wrappers_and_worker_env(tmp_path):
     path = script(tmp_path, "print(config['cluster']['worker'], os.environ['A'], os.environ['B'])")
     result = launch.run(

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from tf_redsync import environment
 
+# Each step makes tensors of the size of the model, in memory that glibc returns to the system. In
+# huge pages this costs 512 times fewer page faults.
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 
 
@@ -102,7 +105,7 @@ def variables(
 
     `all_here`: whether this launcher starts all workers of the job.
     """
-    merged = {"PYTHONUNBUFFERED": "1", **os.environ, **(env or {})}
+    merged = {"PYTHONUNBUFFERED": "1", **_HUGE_PAGES, **os.environ, **(env or {})}
     for name in THREAD_VARIABLES:
         if threads is not None:
             merged[name] = str(threads)
