@@ -302,6 +302,7 @@ def test_floors_do_not_look_up():
 
 LONG_FUNCTIONS = {
     "cli/launch.py:run": "one argument a line, and what is made of them",
+    "ops/selection.py:accumulate_and_select": "one argument a line, twice",
     "ops/reference/selection.py:accumulate_and_select": "the signature again, and the op's steps",
     "ops/reference/selection.py:_threshold_search": "one loop, its conditions as local functions",
 }

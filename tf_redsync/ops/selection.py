@@ -118,6 +118,7 @@ def accumulate_and_select(
     selectors = (selectors,) * n if isinstance(selectors, str) else tuple(selectors)
     grads, residuals, velocities = checked(grads, residuals, velocities, selectors, momentum)
     layout = MessageLayout.of(k, quantized)
+    kept = len(velocities) * (keep_velocities or nesterov)
     arguments = {
         "grads": grads,
         "residuals": residuals,
@@ -132,11 +133,9 @@ def accumulate_and_select(
         "side": tf.convert_to_tensor(1 if side is None else side, tf.int32),
         "search": tf.convert_to_tensor(True if search is None else search, tf.bool),
     }
-    kept = len(velocities) if keep_velocities or nesterov else 0
     if runs_natively(grads):
-        made = native.load().redsync_accumulate_and_select(
-            quantized=layout.quantized, U=kept, **arguments
-        )
+        op = native.load().redsync_accumulate_and_select
+        made = op(quantized=layout.quantized, U=kept, **arguments)
     else:
         made = reference_selection.accumulate_and_select(layout=layout, kept=kept, **arguments)
     return Selection(made[0], made[1], made[2], made[3], layout)
