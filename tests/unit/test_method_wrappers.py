@@ -33,6 +33,7 @@ OTHER = Traits(
     state_kinds={"own": "mean"},
     period=3,
     rounds_values=True,
+    finer_sums=2,
     votes=True,
     whole_model=True,
     conserves=False,

@@ -22,10 +22,14 @@ class Rounding:
     dtype: str
     error_feedback: bool
 
+    def finer(self) -> Rounding:
+        """Return itself: 16 bits are enough for all sums."""
+        return self
+
 
 @dataclasses.dataclass(frozen=True)
 class BlockRounding:
-    """Integers of a few bits with a shared scale per block, see `ops/block_quantization.py`.
+    """Numbers of a few bits with a shared scale per block, see `ops/block_quantization.py`.
 
     Attributes:
         bits: 8, 4 or 2.
@@ -36,6 +40,10 @@ class BlockRounding:
     bits: int
     block: int
     error_feedback: ClassVar[bool] = True
+
+    def finer(self) -> BlockRounding:
+        """Return the rounding to twice the bits, at most 8; see `Traits.finer_sums`."""
+        return dataclasses.replace(self, bits=min(8, 2 * self.bits))
 
 
 @dataclasses.dataclass(frozen=True)

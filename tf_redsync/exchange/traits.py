@@ -21,6 +21,8 @@ class Traits:
             turn. Times and bytes are counted over whole periods.
         rounds_values: Whether all values that it sends can be rounded on the way, and the rounding
             errors stay in its residual.
+        finer_sums: Of its sums of values in a step, how many of the first ones `BlockQuantized`
+            sends in twice the bits, because no residual keeps their rounding errors.
         votes: Whether totals are votes, -1, 0 or 1, in dense exchanges too, and so need a learning
             rate of another size than sums of gradients.
         whole_model: Whether all its tensors, of each fragment, share one bucket, however large.
@@ -43,6 +45,7 @@ class Traits:
     state_kinds: dict[str, str] = dataclasses.field(default_factory=dict)
     period: int = 1
     rounds_values: bool = False
+    finer_sums: int = 0
     votes: bool = False
     whole_model: bool = False
     conserves: bool = True

@@ -40,8 +40,9 @@ class BlockQuantized(RoundingWrapper):
     Format. With the scale c of a block, rounded up to bfloat16, values are multiples of c / 127
     with 8 bits, floats with two bits of exponent and one of mantissa (E2M1) with 4 bits, and -c, 0
     and c with 2 bits. c is the largest magnitude; with 2 bits, the best of four fractions of it. A
-    scale takes 16 / `block` bits per element. `ops/block_quantization.py` has the arithmetic,
-    docs/methods/BlockQuantized.md the errors of other levels, scales and blocks.
+    scale takes 16 / `block` bits per element. Factors P of `PowerSGD` have twice the bits.
+    `ops/block_quantization.py` has the arithmetic, docs/methods/BlockQuantized.md the errors of
+    other levels, scales and blocks.
 
     Differences from the papers
 

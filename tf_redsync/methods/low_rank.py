@@ -118,8 +118,8 @@ class PowerSGD(_LowRank):
       convolutions, as in the paper. Convolutions with few outputs are [height width, in out], and
       attention kernels [in, heads, size] are [in, heads size].
     * P is of the shorter side, whichever axes these are. The orthogonalised factor is then the
-      cheaper one. Its rounding errors also turn the subspace, which no residual corrects, and
-      are fewer.
+      cheaper one. Its rounding errors turn the subspace, which no residual corrects: so
+      `BlockQuantized` sends P in twice the bits, at most 8.
     * Totals are sums over workers, not averages.
     * The residual subtracts the local product, not the total's. The sum over workers is the same,
       and the authors' later package does so too.
@@ -148,6 +148,7 @@ class PowerSGD(_LowRank):
             requests="two all-reduces of factors",
             bits="32 r (n + m) / (n m)",
             state_kinds={"residual": "sum", "q": "shared"},
+            finer_sums=1,
         )
 
     @override
@@ -164,7 +165,8 @@ class PowerSGD(_LowRank):
         matrices = as_matrices(ctx.layout, feedback.scaled(grads, ctx.scale), state["residual"])
         directions = [of_unit_length(q) for q in state["q"]]
         local_p = times(ctx.layout, matrices, directions, side=1)
-        p, _ = yield from _sum_over_workers(ctx, local_p)
+        finer = ctx.rounding and ctx.rounding.finer()
+        p, _ = yield from _sum_over_workers(dataclasses.replace(ctx, rounding=finer), local_p)
         p = [orthogonal(f) for f in p]
         local_q = times(ctx.layout, matrices, p, side=0)
         q, errors = yield from _sum_over_workers(ctx, local_q)

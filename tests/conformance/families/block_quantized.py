@@ -24,15 +24,19 @@ def dense(method, specs, step):
     return [sum(s.bytes for s in specs)]
 
 
-def in_blocks(payload):
-    """The elements of `payload`: to all if there are two workers, else in parts."""
+def in_blocks(payload, finer):
+    """The elements of `payload`: to all if there are two workers, else in parts.
+
+    The first `finer` sums have twice the bits, at most 8.
+    """
 
     def payload_in_blocks(method, specs, step):
         def with_so_many(workers):
             result = []
-            for float32 in payload(method.method, specs, step):
+            for number, float32 in enumerate(payload(method.method, specs, step)):
                 parts = 1 if workers <= 2 else workers
-                size = row_bytes(-(-(float32 // 4) // parts), method.bits, method.block)
+                bits = min(8, 2 * method.bits) if number < finer else method.bits
+                size = row_bytes(-(-(float32 // 4) // parts), bits, method.block)
                 result += [size] if parts == 1 else [workers * size, size]
             return result
 
@@ -52,11 +56,11 @@ def oracle(method, specs, workers):
     return BlockOracle([s.shape for s in specs], workers, method.bits, method.block)
 
 
-def _blocks(bits, inner=None, payload=dense, rounds=1, block=32, **options):
+def _blocks(bits, inner=None, payload=dense, rounds=1, block=32, finer=0, **options):
     return Descriptor(
         rs.BlockQuantized(method=inner, bits=bits, block=block),
         requests=lambda workers: ((AllGather,) if workers <= 2 else (AllToAll, AllGather)) * rounds,
-        payload=in_blocks(payload),
+        payload=in_blocks(payload, finer),
         **options,
     )
 
@@ -73,6 +77,7 @@ TABLE = {
         rs.PowerSGD(rank=2, min_compression_rate=0),
         power_payload,
         2,
+        finer=1,
         served_only=True,
         patience=None,
     ),
