@@ -200,7 +200,8 @@ def _report(job, missing):
 
 def _work(file, name, args):
     """The worker's side of `run_workers(function)`."""
-    faulthandler.dump_traceback_later(float(os.environ[_STACKS_VARIABLE]))
+    if seconds := os.environ.get(_STACKS_VARIABLE):
+        faulthandler.dump_traceback_later(float(seconds))
     spec = importlib.util.spec_from_file_location("distributed_test", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -86,7 +86,7 @@ def test_the_oracles_gamma_quantile():
 
 
 @every_distribution
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
+@pytest.mark.parametrize("scale", [1e-30, 1e27])
 def test_scale_does_not_matter(distribution, scale):
     """Squares of these values are not float32 numbers."""
     values = INPUTS["laplace"](np.random.default_rng(8))
