@@ -80,7 +80,7 @@ def test_buckets_of_equal_shapes_share_a_trace(monkeypatch):
 
 def test_acp_sgd_reduces_one_factor_and_then_the_other():
     method = rs.ACPSGD(rank=2, min_compression_rate=0)
-    rows, columns = 2 * (50 + 20), 2 * (8 + 30)
+    rows, columns = 2 * (8 + 20), 2 * (50 + 30)  # the shorter sides, the longer ones
     found = sorted(step[0][1] for step in sent(method))
     assert found == sorted([2 * 3 / 4 * 4 * rows, 2 * 3 / 4 * 4 * columns])
     assert all(len(step) == 1 and step[0][0] == "all_reduce" for step in sent(method))
@@ -88,7 +88,7 @@ def test_acp_sgd_reduces_one_factor_and_then_the_other():
 
 def test_power_sgd_reduces_both_factors():
     method = rs.PowerSGD(rank=2, min_compression_rate=0)
-    factors = [("all_reduce", 2 * 3 / 4 * 4 * 2 * n) for n in (50 + 20, 8 + 30)]
+    factors = [("all_reduce", 2 * 3 / 4 * 4 * 2 * n) for n in (8 + 20, 50 + 30)]
     assert sent(method) == [factors]
 
 
