@@ -35,7 +35,7 @@ KERNELS = ("Accumulate", "Finish", "AddRanks")
 # At most these times the plain pass, by the exponent of the size; and of a copy's speed.
 LIMITS = {24: 1.45, 26: 1.2}
 PASS_OF_COPY = 0.85
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/gpu"]
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
 
 
 class LeftOutError(Exception):
@@ -60,8 +60,11 @@ class Check:
     library: pathlib.Path | None = None
     results: dict[str, dict] = dataclasses.field(default_factory=dict)
 
-    def run(self, command, seconds: float = 300.0, **env: str) -> str:
-        """Runs a program; returns what it printed, or raises `RuntimeError` with the end of it."""
+    def run(self, command, seconds: float = 300.0, log: str | None = None, **env: str) -> str:
+        """Run a program; return what it printed, or raise `RuntimeError` with the end of it.
+
+        All of what a failure printed goes into the file `log`, if one is named.
+        """
         left = min(seconds, self.end - time.monotonic())
         if left < 5:
             raise LeftOutError("the time is over")
@@ -75,6 +78,8 @@ class Check:
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{command[0]} took more than {left:.0f} s") from None
         said = done.stdout + done.stderr
+        if done.returncode and log:
+            (self.out / log).write_text(said)
         if done.returncode:
             raise RuntimeError("\n".join(said.strip().splitlines()[-15:]))
         return said
@@ -115,18 +120,19 @@ def build(check: Check) -> str:
     return f"{check.library.stat().st_size / 2**20:.1f} MiB"
 
 
-def run_tests(check: Check, library: pathlib.Path, expression: str, *before: str) -> str:
-    """Tests that compare with the oracles; their last line."""
+def run_tests(check: Check, name: str, library: pathlib.Path, expression: str, *before) -> str:
+    """Tests that compare with the oracles; their last line. `name` is the step's."""
     which = "emulated" if check.emulate else "cuda"
     command = [*before, *PYTEST, "-k", f"({expression}) and {which} and not benchmark"]
     hidden = {} if check.emulate else {"CUDA_VISIBLE_DEVICES": "0"}
-    said = check.run(command, **check.environment(library), **hidden)
+    log = f"{name}.log"
+    said = check.run(command, log=log, **check.environment(library), **hidden)
     return said.strip().splitlines()[-1]
 
 
 def tests(check: Check) -> str:
     """All of them."""
-    return run_tests(check, check.library, QUICK if check.emulate else "not sanitizers")
+    return run_tests(check, "tests", check.library, QUICK if check.emulate else "not sanitizers")
 
 
 def sanitizer(tool: str) -> Callable[[Check], str]:
@@ -135,7 +141,7 @@ def sanitizer(tool: str) -> Callable[[Check], str]:
     def step(check: Check) -> str:
         check.on_device()
         words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
-        return run_tests(check, check.library, QUICK, *words)
+        return run_tests(check, tool, check.library, QUICK, *words)
 
     return step
 
@@ -163,7 +169,7 @@ def ptx(check: Check) -> str:
     check.on_device()
     code = "-gencode=arch=compute_75,code=compute_75"
     library = d.compile_cuda(check.out / "libptx.so", code)
-    return run_tests(check, library, QUICK)
+    return run_tests(check, "ptx", library, QUICK)
 
 
 def speed(check: Check) -> str:
@@ -172,7 +178,7 @@ def speed(check: Check) -> str:
     path = check.out / "selection.json"
     command = [sys.executable, "benchmarks/selection/selection.py", "--device", "gpu"]
     sizes = ",".join(map(str, LIMITS))
-    words = ["--log2_sizes", sizes, "--densities", "0.001", "--inputs", "gaussian"]
+    words = ["--log2_sizes", sizes, "--densities", "0.001", "--inputs", "normal"]
     check.run([*command, *words, "--json", path], CUDA_VISIBLE_DEVICES="0")
     rows = {(r["n"], r["op"]): r for r in json.loads(path.read_text())}
     said, missed = [], []

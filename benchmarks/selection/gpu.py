@@ -4,6 +4,10 @@ Measured with the device's own events, the median of several runs after warming 
 
     exact, threshold    accumulate-and-select (threshold: a search every fifth step)
     decode8             adds up 8 messages into a dense tensor
+    encode, unpack8     of messages with 1-bit values (`CodedTopK`): encodes the one that `exact`
+                        left; decodes 8, which `decode8` could add up then
+    blocks8, 4, 2       quantises an array in blocks of 256; with its errors (`BlockQuantized`)
+    from_blocks4        adds up 2 such messages
     accumulate          the plain pass over the same arrays
     copy                a copy of one array on the device: what its memory can do
     cub_sort            CUB's radix sort of magnitudes and positions (no accumulate pass)
@@ -25,8 +29,11 @@ import time
 
 import numpy as np
 
+from tests.gpu import block_calls as blocks
 from tests.gpu import device as d
+from tests.gpu import topk_calls as topk
 
+BLOCK = 256
 WARM_UP, RUNS = 3, 15
 SEARCH_INTERVAL = 5
 RANKS = 8  # of decode8
@@ -134,6 +141,62 @@ class Arrays:
 
         return run
 
+    def _called(self, name: str, call, *, record: bool, keep):
+        """A function that calls `redsync_gpu_<name>`, with scratch memory if it wants any."""
+        library = self.device.library
+        function = getattr(library, f"redsync_gpu_{name}")
+        place = self.device.array(np.zeros(ctypes.sizeof(d.Record), np.uint8))
+        arguments = [d.Pointer(self._pointer(place))] if record else []
+        scratch = None
+        if find := getattr(library, f"redsync_gpu_{name}_scratch_bytes", None):
+            size = find(ctypes.byref(call))
+            scratch = self.device.array(np.zeros(size, np.uint8))
+            arguments += [d.Pointer(self._pointer(scratch)), d.Int64(size)]
+
+        def run(_keep=(keep, place, scratch)):
+            status = function(ctypes.byref(call), *arguments, None)
+            assert status == d.OK, library.redsync_gpu_last_error()
+
+        return run
+
+    def coded(self):
+        """Functions that encode a message and that decode some, with values of one bit."""
+        select = self.select("exact")
+        select()
+        form = topk.make_format([self.n], [self.k], 1, [self._pointer(self.new_v)])
+        words, plain_words = (
+            getattr(self.device.library, f"redsync_gpu_{kind}_words")(ctypes.byref(form))
+            for kind in ("topk", "plain")
+        )
+        message = self.device.array(np.zeros(words, np.int32))
+        call = topk.EncodeTopK(form, self._pointer(select.message), self._pointer(message))
+        encode = self._called("encode_topk", call, record=False, keep=(select, message))
+        encode()
+        received = self.device.array(np.tile(self.device.get(message), RANKS))
+        plain = self.device.array(np.zeros(RANKS * plain_words, np.int32))
+        pointers = [self._pointer(received), RANKS, words, self._pointer(plain)]
+        call = topk.DecodeTopK(form, *pointers)
+        unpack = self._called("decode_topk", call, record=True, keep=(received, plain))
+        return {"encode": encode, f"unpack{RANKS}": unpack}
+
+    def blocks(self):
+        """Functions that quantise in blocks, and that add up what two workers sent."""
+        found = {}
+        for bits in (2, 8, 4):
+            words = blocks.block_words(self.n, bits=bits, block=BLOCK)
+            message = self.device.array(np.zeros(words, np.int32))
+            pointers = [self._pointer(x) for x in (self.v, message, self.new_v)]
+            call = blocks.Quantize(bits, BLOCK, 1, self.n, *pointers)
+            run = self._called("block_quantize", call, record=False, keep=message)
+            found[f"blocks{bits}"] = run
+        run()
+        messages = self.device.array(np.tile(self.device.get(message), 2))
+        pointers = [self._pointer(messages), self._pointer(self.new_v)]
+        call = blocks.Dequantize(4, BLOCK, 2, self.n, True, *pointers)
+        return found | {
+            "from_blocks4": self._called("block_dequantize", call, record=False, keep=messages)
+        }
+
     def accumulate(self):
         """A function that only accumulates."""
         pointers = [d.Pointer(self._pointer(x)) for x in (self.g, self.v, self.u)]
@@ -182,6 +245,8 @@ class Arrays:
             "exact": self.select("exact"),
             "threshold": self.select("threshold"),
             "decode8": self.decode(),
+            **self.coded(),
+            **self.blocks(),
             "copy": self.copy(),
         }
         if self.baseline is not None:

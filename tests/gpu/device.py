@@ -14,6 +14,8 @@ import runpy
 import shlex
 import shutil
 import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -27,7 +29,7 @@ RACES = "tests/gpu/races.cc"
 TRAFFIC = "tests/gpu/traffic.cc"
 # As the library is built, but for this machine's GPU only.
 FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
-CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS] + ["-shared"]
+CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS]
 SELECTORS = {"exact": 0, "trimmed": 1, "threshold": 2, "fixed": 3}
 OK = 0
 Pointer, Int64, Int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -271,12 +273,20 @@ def build_with_hooks(
     return compiler.make(*flags, *kind, *hooks, *sources, *libraries, objects=objects)
 
 
-def compile_cuda(target: pathlib.Path, *flags: str) -> pathlib.Path:
-    """Compiles the core with nvcc."""
-    command = [nvcc() or "nvcc", *CUDA, *flags, "-I.", *SOURCES, "-o", str(target)]
+def _nvcc(*words: object) -> None:
+    command = [nvcc() or "nvcc", *CUDA, *map(str, words)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     if run.returncode != 0:
         raise RuntimeError(f"{command[0]} failed:\n{run.stderr[-4000:]}")
+
+
+def compile_cuda(target: pathlib.Path, *flags: str) -> pathlib.Path:
+    """Compiles the core with nvcc, on all cores."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [pathlib.Path(folder) / f"{pathlib.Path(s).stem}.o" for s in SOURCES]
+        each = zip(SOURCES, objects, strict=True)
+        list(pool.map(lambda pair: _nvcc(*flags, "-I.", "-c", pair[0], "-o", pair[1]), each))
+        _nvcc(*flags, "-shared", *objects, "-o", target)
     return target
 
 

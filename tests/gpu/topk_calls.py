@@ -37,7 +37,8 @@ class DecodeTopK(ctypes.Structure):
     _fields_ += [("words", d.Int64), ("plain", d.Pointer)]
 
 
-def _format(sizes, slots, value_bits, residuals=None) -> Format:
+def make_format(sizes, slots, value_bits, residuals=None) -> Format:
+    """Of tensors with such sizes and slots; `residuals` are pointers, for encoding."""
     code = GolombStreams(sizes, slots)
     stream = {i: s for s, members in enumerate(code.members) for i in members}
     tensors = (Tensor * len(sizes))()
@@ -58,7 +59,7 @@ def encode_topk(device, plain, residuals, slots, value_bits):
     """Encodes a plain message; returns (message, residuals)."""
     there = [device.array(r) for r in residuals]
     sizes, pointers = [r.size for r in residuals], [device.pointer(t) for t in there]
-    form = _format(sizes, slots, value_bits, pointers)
+    form = make_format(sizes, slots, value_bits, pointers)
     given = device.array(np.asarray(plain, np.int32))
     assert given.size == _words(device, "plain", form)
     message = garbage(device, _words(device, "topk", form), np.int32)
@@ -76,7 +77,7 @@ def encode_topk(device, plain, residuals, slots, value_bits):
 def decode_topk(device, messages, sizes, slots, value_bits):
     """Decodes the messages of all workers; returns (plain messages, `Error` or None)."""
     messages = np.asarray(messages, np.int32)
-    form, received = _format(sizes, slots, value_bits), device.array(messages)
+    form, received = make_format(sizes, slots, value_bits), device.array(messages)
     words = _words(device, "plain", form)
     plain = garbage(device, len(messages) * words, np.int32)
     call = DecodeTopK(form, device.pointer(received), *messages.shape, device.pointer(plain))
