@@ -147,7 +147,8 @@ class Cuda:
 
 class _CudaArray:
     def __init__(self, device: Cuda, host: np.ndarray, misalign: int):
-        self.shape, self.dtype, self._device = host.shape, host.dtype, device
+        self.shape, self.size, self.dtype = host.shape, host.size, host.dtype
+        self._device = device
         self._base, offset = Pointer(), misalign * host.itemsize
         size = host.nbytes + offset + 4
         device._check(device.runtime.cudaMalloc(ctypes.byref(self._base), size))

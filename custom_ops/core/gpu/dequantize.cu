@@ -7,7 +7,8 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-constexpr uint32_t kTile = kThreads * 4;  // Elements of a block.
+constexpr uint32_t kTile = kThreads * 4;            // Elements of a block.
+constexpr uint32_t kLargestNegative = 0x80800000u;  // The bits of -2^-126.
 
 struct Call : QuantizedGroup {
   const int32_t* messages;
@@ -26,7 +27,8 @@ __device__ inline uint32_t ReadBits(const int32_t* words, int at, int count) {
 __device__ inline Levels ReadLevels(const Call& call, const int32_t* row, int64_t at) {
   const int step = ScalesPerBucket(call.quantizer);
   for (int i = 0; i < step; ++i) {
-    const bool negative = step == 1 && __int_as_float(row[at]) < 0;
+    // Denormals are zero. nvcc compares a word with zero as it is, also with -ftz=true.
+    const bool negative = step == 1 && static_cast<uint32_t>(row[at]) >= kLargestNegative;
     if (!IsFinite(row[at + i]) || negative) {
       Report(call.record, (row + at + i - call.messages) * 32);
     }
