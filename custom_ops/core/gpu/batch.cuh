@@ -10,6 +10,7 @@ namespace gpu {
 
 constexpr uint32_t kChunk = 8192;        // Elements that a block accumulates.
 constexpr uint32_t kGroup = 8;           // Chunks that a block of the later kernels handles.
+constexpr uint32_t kKeys = 2048;         // Of the pool, that a block handles at once.
 constexpr uint32_t kMaxSamples = 16384;  // Of one tensor; they stay in one block's registers.
 constexpr int kMaxBatch = 24;
 constexpr int kSteps = 1024;  // The threshold search ends at ratios that are multiples of 1/1024.
@@ -64,6 +65,11 @@ struct Tensor {
     return size / kChunk + (size % kChunk != 0);  // A sum with kChunk may be too large.
   }
   __host__ __device__ uint32_t groups() const { return (chunks() + kGroup - 1) / kGroup; }
+  // Those that share the pool's keys; the others have none, for a group costs as much as some keys.
+  __device__ uint32_t groups_of_pool() const {
+    const uint32_t enough = state->used / kKeys + 1, all = groups();
+    return enough < all ? enough : all;
+  }
   __device__ bool takes_all() const { return k >= size; }
 };
 

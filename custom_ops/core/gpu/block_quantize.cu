@@ -1,7 +1,8 @@
-// Block quantisation: a warp takes a pair of blocks, whose scales share a word. A lane makes whole
-// words of codes, so nothing is written by two lanes.
+// Block quantisation: a warp takes a pair of blocks, whose scales share a word; a lane takes eight
+// neighbours at a time.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/c_api.h"
+#include "custom_ops/core/gpu/four.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 
 namespace redsync {
@@ -40,120 +41,214 @@ struct Step {
   float unit, inverse;
 };
 
+__device__ inline float UnitOf(const Format& format, float scale) {
+  return scale / static_cast<float>(format.limit);
+}
+
 __device__ inline Step StepOf(const Format& format, float scale) {
-  const float unit = scale / static_cast<float>(format.limit);
+  const float unit = UnitOf(format, scale);
   return {unit, unit > 0 ? 1.0f / unit : 0.0f};
 }
 
-// What a scale of one step saves, see the CPU's: sums of 16 lanes, then of pairs of lanes. Both
-// halves of the warp get the same.
-__device__ inline float Saved(const float* x, uint32_t n, float scale) {
-  const float half = 0.5f * scale;
-  float sum = 0;
-  for (uint32_t i = Lane() % 16; i < n; i += 16) {
-    const float magnitude = __int_as_float(MagnitudeBits(x[i]));
-    const float saved = magnitude + magnitude - scale;
-    sum += magnitude > half ? saved : 0.0f;
-  }
-  for (int distance = 8; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(kAllLanes, sum, distance);
-  }
-  return sum * scale;
+// Eight neighbours, which a thread loads and stores together.
+struct Eight {
+  Four half[2];
+
+  __device__ float& operator[](int i) { return half[i / 4].at[i % 4]; }
+  __device__ float operator[](int i) const { return half[i / 4].at[i % 4]; }
+};
+constexpr uint32_t kEach = 8;
+constexpr uint32_t kTile = 32 * kEach;  // Elements that a warp has at a time.
+
+// Zeros beyond the end.
+__device__ inline Eight LoadEight(const float* x, uint32_t at, uint32_t n, bool aligned) {
+  return {{Load(x, at, n, aligned), Load(x, at + 4, n, aligned)}};
 }
 
-__device__ inline float ScaleOf(const Format& format, const float* x, uint32_t n, float largest) {
-  constexpr float kShares[] = {1.0f, 0.8f, 0.6f, 0.45f};
-  float best = RoundedUp(largest);
-  if (format.bits > 2 || best == 0) return best;
-  float most = Saved(x, n, best);
-  for (const float share : kShares) {
-    const float scale = RoundedUp(share * largest);
-    const float saved = Saved(x, n, scale);
-    if (saved > most) {
-      best = scale;
-      most = saved;
+__device__ inline void StoreEight(float* x, uint32_t at, uint32_t n, bool aligned,
+                                  const Eight& eight) {
+  Store(x, at, n, aligned, eight.half[0]);
+  Store(x, at + 4, n, aligned, eight.half[1]);
+}
+
+constexpr int kScales = 4;  // That 2 bits choose from.
+
+// What scales of one step save, see the CPU's: sums of 16 lanes, then of pairs of lanes. Half of
+// the warp adds up for the first two scales, half for the others.
+__device__ inline void Saved(const float* x, uint32_t n, const float* scales, float* saved) {
+  const bool upper = Lane() >= 16;
+  const float scale[] = {upper ? scales[2] : scales[0], upper ? scales[3] : scales[1]};
+  float sum[] = {0.0f, 0.0f};
+  for (uint32_t i = Lane() % 16; i < n; i += 16) {
+    const float magnitude = __int_as_float(MagnitudeBits(x[i]));
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const float here = magnitude + magnitude - scale[s];
+      sum[s] += magnitude > 0.5f * scale[s] ? here : 0.0f;
     }
+  }
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    for (int distance = 8; distance > 0; distance /= 2) {
+      sum[s] += __shfl_xor_sync(kAllLanes, sum[s], distance);
+    }
+    saved[s] = __shfl_sync(kAllLanes, sum[s], 0) * scales[s];
+    saved[s + 2] = __shfl_sync(kAllLanes, sum[s], 16) * scales[s + 2];
+  }
+}
+
+template <int kBits>
+__device__ inline float ScaleOf(const float* x, uint32_t n, float largest) {
+  const float whole = RoundedUp(largest);
+  if (kBits > 2 || whole == 0) return whole;
+  const float scales[kScales] = {whole, RoundedUp(0.8f * largest), RoundedUp(0.6f * largest),
+                                 RoundedUp(0.45f * largest)};
+  float saved[kScales];
+  Saved(x, n, scales, saved);
+  float best = whole, most = saved[0];
+#pragma unroll
+  for (int s = 1; s < kScales; ++s) {
+    if (saved[s] <= most) continue;
+    best = scales[s];
+    most = saved[s];
   }
   return best;
 }
 
 // The nearest level in units, half to even: an integer, or, with 4 bits, 0, 1, 2, 3, 4, 6, 8, 12 or
 // their negatives.
-__device__ inline float Level(const Format& format, float steps) {
-  const float size = format.bits == 4 ? __int_as_float(MagnitudeBits(steps)) : 0;
+template <int kBits>
+__device__ inline float Level(float steps) {
+  if (kBits != 4) return (steps + kRound) - kRound;
+  const float size = __int_as_float(MagnitudeBits(steps));
   const float round = size < 4.0f ? kRound : size < 8.0f ? 2.0f * kRound : 4.0f * kRound;
   return (steps + round) - round;
 }
 
 // A level's code: the integer; or, with 4 bits, a sign, at 8, and the place in the list above.
-__device__ inline uint32_t Code(const Format& format, float level) {
+template <int kBits>
+__device__ inline uint32_t Code(float level) {
   const auto units = static_cast<int32_t>(level);
-  if (format.bits != 4) return static_cast<uint32_t>(units);
+  if (kBits != 4) return static_cast<uint32_t>(units) & ((1u << kBits) - 1);
   const int32_t size = units < 0 ? -units : units;
   const int32_t place = size < 4 ? size : size < 8 ? 2 + size / 2 : 4 + size / 4;
   return static_cast<uint32_t>(place | (units < 0 ? 8 : 0));
 }
 
 // The units that the lowest bits of a word stand for, the inverse of `Code`.
-__device__ inline int32_t Units(const Format& format, uint32_t word) {
-  if (format.bits != 4) {  // Up to the top, and back down with its sign.
-    return static_cast<int32_t>(word << (32 - format.bits)) >> (32 - format.bits);
+template <int kBits>
+__device__ inline int32_t Units(uint32_t word) {
+  if (kBits != 4) {  // Up to the top, and back down with its sign.
+    return static_cast<int32_t>(word << (32 - kBits)) >> (32 - kBits);
   }
   const auto place = static_cast<int32_t>(word & 7);
   const int32_t size = place + (place > 4) + (place > 5) + 3 * (place > 6);
   return word & 8 ? -size : size;
 }
 
-// Codes a block by all lanes of a warp; returns its scale.
-__device__ inline float QuantizeBlock(const Format& format, const float* x, uint32_t n,
-                                      int32_t* codes, float* errors, bool* usable) {
-  int32_t largest = 0;
-  for (uint32_t i = Lane(); i < n; i += 32) largest = Max()(largest, MagnitudeBits(x[i]));
-  largest = WarpReduce(largest, Max());
-  if (largest >= kTooLarge) {
-    *usable = false;
-    return 0;
-  }
-  const float scale = ScaleOf(format, x, n, __int_as_float(largest));
-  const Step step = StepOf(format, scale);
+// Codes eight neighbours, and leaves their errors. The codes are the low bits of the result.
+template <int kBits>
+__device__ inline uint64_t Encode(const Format& format, const Step& step, Eight* x) {
   const auto most = static_cast<float>(format.limit);
-  const uint32_t mask = (1u << format.bits) - 1, per_word = 32 / format.bits;
+  uint64_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(kEach); ++i) {
+    const float value = (*x)[i];
+    float steps = value * step.inverse;
+    steps = steps < most ? steps : most;
+    steps = steps > -most ? steps : -most;
+    const float level = Level<kBits>(steps);
+    codes |= uint64_t{Code<kBits>(level)} << (i * kBits);
+    (*x)[i] = value - level * step.unit;
+  }
+  return codes;
+}
+
+// Writes the codes of eight neighbours from `at` on. All lanes of a warp call; those beyond the end
+// do not write.
+template <int kBits>
+__device__ inline void StoreCodes(int32_t* words, uint32_t at, uint32_t n, uint64_t codes) {
+  int32_t* place = words + at / 32 * kBits + at % 32 * kBits / 32;
+  const auto low = static_cast<uint32_t>(codes);
+  if (kBits == 2) {  // Two lanes share a word.
+    const uint32_t next = __shfl_xor_sync(kAllLanes, low, 1);
+    if (at < n && Lane() % 2 == 0) place[0] = static_cast<int32_t>(low | next << 16);
+    return;
+  }
+  if (at >= n) return;
+  place[0] = static_cast<int32_t>(low);
+  if (kBits == 8) place[1] = static_cast<int32_t>(static_cast<uint32_t>(codes >> 32));
+}
+
+__device__ inline int32_t LargestOf(const Eight& x) {
+  int32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(kEach); ++i) {
+    largest = Max()(largest, MagnitudeBits(x[i]));
+  }
+  return largest;
+}
+
+// A block of a row: its elements, of which `here` are this lane's first, and where it is stored.
+struct Block {
+  const float* x;
+  float* errors;
+  int32_t* codes;
+  uint32_t n;
+  Eight here;
+};
+
+// Codes a block by all lanes of a warp; returns its scale, or -1 if a value is too large.
+template <int kBits>
+__device__ inline float QuantizeBlock(const Format& format, bool aligned, Block block) {
+  const uint32_t first = Lane() * kEach;
+  int32_t largest = LargestOf(block.here);
+  for (uint32_t at = first + kTile; at < block.n; at += kTile) {
+    largest = Max()(largest, LargestOf(LoadEight(block.x, at, block.n, aligned)));
+  }
+  largest = WarpReduce(largest, Max());
+  if (largest >= kTooLarge) return -1;
+  const float scale = ScaleOf<kBits>(block.x, block.n, __int_as_float(largest));
+  const Step step = StepOf(format, scale);
   __syncwarp();  // `errors` may be `x`, which all lanes have read.
-  for (uint32_t w = Lane(); w < n / per_word; w += 32) {
-    uint32_t word = 0;
-    for (uint32_t j = 0; j < per_word; ++j) {
-      const uint32_t i = w * per_word + j;
-      const float value = x[i];
-      float steps = value * step.inverse;
-      steps = steps < most ? steps : most;
-      steps = steps > -most ? steps : -most;
-      const float level = Level(format, steps);
-      word |= (Code(format, level) & mask) << (j * format.bits);
-      errors[i] = value - level * step.unit;
-    }
-    codes[w] = static_cast<int32_t>(word);
+  for (uint32_t base = 0; base < block.n; base += kTile) {
+    const uint32_t at = base + first;
+    if (base != 0) block.here = LoadEight(block.x, at, block.n, aligned);
+    StoreCodes<kBits>(block.codes, at, block.n, Encode<kBits>(format, step, &block.here));
+    StoreEight(block.errors, at, block.n, aligned, block.here);
   }
   return scale;
 }
 
+template <int kBits>
 __global__ void __launch_bounds__(kThreads)
-    Quantize(Format format, const float* values, int32_t* messages, float* errors) {
+    Quantize(Format format, const float* values, int32_t* messages, float* errors, bool aligned) {
   const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
   const int64_t mine = static_cast<int64_t>(blockIdx.x) * kWarps + Warp();
   bool usable = true;
   for (int64_t item = mine; item < format.rows * format.pairs; item += warps) {
     const int64_t row = item / format.pairs, pair = item % format.pairs;
     int32_t* message = messages + row * format.words;
-    uint32_t word = 0;
-    for (int64_t side = 0; side < 2; ++side) {
-      const int64_t begin = (2 * pair + side) * format.block;
-      if (begin >= format.size) break;
-      const int64_t left = format.size - begin;
-      const auto n = static_cast<uint32_t>(left < format.block ? left : format.block);
-      const int64_t at = row * format.size + begin;
+    Block blocks[2];
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int64_t begin = (2 * pair + side) * format.block, left = format.size - begin;
+      const int64_t n = left < 0 ? 0 : left < format.block ? left : format.block;
+      const int64_t at = row * format.size + (n == 0 ? 0 : begin);
       int32_t* codes = message + 1 + format.pairs + begin / 32 * format.bits;
-      const float scale = QuantizeBlock(format, values + at, n, codes, errors + at, &usable);
-      word |= static_cast<uint32_t>(__float_as_int(scale)) >> 16 << (16 * side);
+      blocks[side] = {values + at, errors + at, codes, static_cast<uint32_t>(n), {}};
+      blocks[side].here = LoadEight(values + at, Lane() * kEach, blocks[side].n, aligned);
+    }
+    uint32_t word = 0;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      if (blocks[side].n == 0) break;
+      const float scale = QuantizeBlock<kBits>(format, aligned, blocks[side]);
+      if (scale < 0) {
+        usable = false;
+      } else {
+        word |= static_cast<uint32_t>(__float_as_int(scale)) >> 16 << (16 * side);
+      }
     }
     if (Lane() == 0) message[1 + pair] = static_cast<int32_t>(word);
   }
@@ -178,25 +273,47 @@ __global__ void Finish(Format format, int32_t* messages) {
   }
 }
 
-__global__ void Dequantize(Format format, int32_t sum, const int32_t* messages, float* values) {
+// The codes of eight neighbours, from `at` on, as low bits.
+template <int kBits>
+__device__ inline uint64_t LoadCodes(const int32_t* words, int64_t at) {
+  const int64_t place = at / 32 * kBits + at % 32 * kBits / 32;
+  const auto low = static_cast<uint32_t>(words[place]);
+  if (kBits == 2) return low >> (at % 16 * kBits);
+  if (kBits == 4) return low;
+  return low | uint64_t{static_cast<uint32_t>(words[place + 1])} << 32;
+}
+
+// A thread takes eight neighbours, of a row or of the sum of all.
+template <int kBits>
+__global__ void __launch_bounds__(kThreads)
+    Dequantize(Format format, bool sum, const int32_t* messages, float* values, bool aligned) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t rows = sum ? 1 : format.rows;
-  for (int64_t item = first; item < rows * format.size; item += stride) {
-    const int64_t row = item / format.size, i = item % format.size, block = i / format.block;
-    float total = 0;
-    for (int64_t r = sum ? 0 : row; r < (sum ? format.rows : row + 1); ++r) {
+  const int64_t of_row = format.size / kEach, items = sum ? of_row : format.rows * of_row;
+  for (int64_t item = first; item < items; item += stride) {
+    const int64_t row = sum ? 0 : item / of_row, at = (item - row * of_row) * kEach;
+    const int64_t block = at / format.block;
+    Eight total = {};
+    for (int64_t r = row; r < (sum ? format.rows : row + 1); ++r) {
       const int32_t* message = messages + r * format.words;
       const auto scales = static_cast<uint32_t>(message[1 + block / 2]);
       const uint32_t high = block % 2 != 0 ? scales & 0xffff0000u : scales << 16;
-      const Step step = StepOf(format, __int_as_float(static_cast<int32_t>(high)));
-      const int32_t bits = format.bits;
-      const auto word = static_cast<uint32_t>(message[1 + format.pairs + i * bits / 32]);
-      const float value = static_cast<float>(Units(format, word >> (i * bits % 32))) * step.unit;
-      total = sum ? total + value : value;
+      const float unit = UnitOf(format, __int_as_float(static_cast<int32_t>(high)));
+      const uint64_t codes = LoadCodes<kBits>(message + 1 + format.pairs, at);
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(kEach); ++i) {
+        const auto code = static_cast<uint32_t>(codes >> (i * kBits));
+        const float value = static_cast<float>(Units<kBits>(code)) * unit;
+        total[i] = sum ? total[i] + value : value;
+      }
     }
-    values[item] = total;
+    StoreEight(values + item * kEach, 0, kEach, aligned, total);
   }
+}
+
+// Blocks of so many threads: the items are not small enough for a loop to pay.
+inline uint32_t WideGrid(int64_t threads) {
+  return static_cast<uint32_t>(std::clamp<int64_t>(CeilDiv(threads, kThreads), 1, 1 << 20));
 }
 
 }  // namespace
@@ -219,9 +336,10 @@ int redsync_gpu_block_quantize(const RedsyncGpuBlockQuantize* call, void* stream
   if (call->rows == 0) return REDSYNC_GPU_OK;
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
   cudaMemsetAsync(call->messages, 0, sizeof(int32_t), stream);
-  const uint32_t grid = GridFor(format.rows * format.pairs * 32);
-  REDSYNC_LAUNCH(Quantize, grid, kThreads, stream, format, call->values, call->messages,
-                 call->errors);
+  const bool aligned = IsAligned(call->values) && IsAligned(call->errors);
+  auto kernel = call->bits == 8 ? Quantize<8> : call->bits == 4 ? Quantize<4> : Quantize<2>;
+  REDSYNC_LAUNCH(kernel, WideGrid(format.rows * format.pairs * 32), kThreads, stream, format,
+                 call->values, call->messages, call->errors, aligned);
   REDSYNC_LAUNCH(Clear, GridFor(format.rows * format.words), kThreads, stream, format,
                  call->messages);
   REDSYNC_LAUNCH(Finish, 1, kThreads, stream, format, call->messages);
@@ -233,7 +351,9 @@ int redsync_gpu_block_dequantize(const RedsyncGpuBlockDequantize* call, void* st
   if (format.words < 0 || call->rows < 0) return REDSYNC_GPU_INVALID_ARGUMENT;
   const int64_t items = call->sum != 0 ? call->size : call->rows * call->size;
   if (items == 0) return REDSYNC_GPU_OK;
-  REDSYNC_LAUNCH(Dequantize, GridFor(items), kThreads, static_cast<cudaStream_t>(stream_pointer),
-                 format, call->sum, call->messages, call->values);
+  auto kernel = call->bits == 8 ? Dequantize<8> : call->bits == 4 ? Dequantize<4> : Dequantize<2>;
+  REDSYNC_LAUNCH(kernel, WideGrid(items / kEach), kThreads,
+                 static_cast<cudaStream_t>(stream_pointer), format, call->sum != 0, call->messages,
+                 call->values, IsAligned(call->values));
   return LaunchStatus();
 }

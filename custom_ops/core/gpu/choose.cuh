@@ -16,8 +16,10 @@ __device__ inline void FindDigit(const Batch& batch, const Tensor& tensor, uint3
   Digits& digits = tensor.state->digits[Source::kPhase];
   if (!Source::IsActive(tensor) || !Source::NeedsDigits(tensor, level) || digits.done) return;
   const Source source(batch, tensor);
-  const Range part = Part(source.size(), group, tensor.groups());
-  NextDigit(source, part, level, tensor.groups(), bins, &tensor.state->histogram, &digits);
+  const uint32_t groups = source.groups();
+  if (group >= groups) return;
+  const Range part = Part(source.size(), group, groups);
+  NextDigit(source, part, level, groups, bins, &tensor.state->histogram, &digits);
 }
 
 // The magnitude's bits of the threshold at a fraction of the way from the mean to the maximum.
@@ -71,7 +73,8 @@ __device__ inline void Bisect(const Tensor& tensor, bool search, const uint32_t*
 __device__ inline void Search(const Batch& batch, const Tensor& tensor, uint32_t group,
                               uint32_t* bins) {
   State& state = *tensor.state;
-  if (!tensor.threshold || tensor.takes_all() || !state.finite) return;
+  const uint32_t groups = tensor.groups_of_pool();
+  if (!tensor.threshold || tensor.takes_all() || !state.finite || group >= groups) return;
 
   __shared__ int32_t thresholds[kSteps];
   for (int j = threadIdx.x; j < kSteps; j += kThreads) {
@@ -79,7 +82,7 @@ __device__ inline void Search(const Batch& batch, const Tensor& tensor, uint32_t
   }
   ClearBins(bins);
   const int32_t last = ThresholdAt(state, *tensor.ratio);
-  const Range part = Part(state.used, group, tensor.groups());
+  const Range part = Part(state.used, group, groups);
   uint32_t reused = 0;
   for (uint32_t i = threadIdx.x; i < part.count; i += kThreads) {
     const int32_t m = KeyMagnitude(tensor.pool[part.begin + i]);
@@ -89,7 +92,7 @@ __device__ inline void Search(const Batch& batch, const Tensor& tensor, uint32_t
   reused = BlockReduce(reused, Add());
   if (threadIdx.x == 0 && reused != 0) atomicAdd(&state.reused, reused);
   AddBins(bins, state.histogram.bins);
-  if (!IsLastBlock(&state.histogram.ticket, tensor.groups())) return;
+  if (!IsLastBlock(&state.histogram.ticket, groups)) return;
 
   // bins[j] = number of candidates above the threshold of step j. A thread's strip, highest first.
   constexpr int kStrip = kSteps / kThreads;

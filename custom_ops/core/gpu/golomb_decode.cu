@@ -46,7 +46,12 @@ __device__ inline void Walk(const DecodeGroup& call, const DecodeItem& item,
   }
 }
 
-// A warp a chunk, a lane a state; the last block walks.
+// Chunks that a warp reads, from all states each.
+__host__ __device__ inline uint32_t ChunksOfWarp(const DecodeItem& item) {
+  return 32 / (static_cast<uint32_t>(item.rice) + 1);
+}
+
+// A lane a chunk and state; the last block walks.
 __global__ void __launch_bounds__(kThreads) ReadChunks(REDSYNC_PARAMETER DecodeGroup call) {
   const int which = call.Find();
   const DecodeItem& item = call.items[which];
@@ -58,12 +63,13 @@ __global__ void __launch_bounds__(kThreads) ReadChunks(REDSYNC_PARAMETER DecodeG
     }
     return;
   }
-  const uint32_t chunk = call.Block(which) * kWarps + Warp();
-  const int states = item.rice + 1, state = static_cast<int>(Lane());
-  if (chunk < code.chunks() && state < states) {
+  const uint32_t states = static_cast<uint32_t>(item.rice) + 1, together = ChunksOfWarp(item);
+  const uint32_t mine = Lane() / states, state = Lane() % states;
+  const uint32_t chunk = (call.Block(which) * kWarps + Warp()) * together + mine;
+  if (mine < together && chunk < code.chunks()) {
     const int64_t place = int64_t{blockIdx.y} * item.chunks() + chunk;
     item.steps[place * states + state] =
-        Read(code, chunk, item.rice, state, [](int64_t) { return true; });
+        Read(code, chunk, item.rice, static_cast<int>(state), [](int64_t) { return true; });
   }
   if (!IsLastBlock(item.ticket + blockIdx.y, call.Blocks(which))) return;
   if (Warp() == 0) Walk(call, item, code);
@@ -183,7 +189,9 @@ int redsync_gpu_golomb_decode(const RedsyncGpuGolombDecode* call, RedsyncGpuReco
   group.tensors = call->count;
   group.record = record;
   const auto ranks = static_cast<uint32_t>(call->ranks);
-  auto of_warps = [](const DecodeItem& item) { return CeilDiv(item.chunks(), kWarps); };
+  auto of_warps = [](const DecodeItem& item) {
+    return CeilDiv(item.chunks(), kWarps * ChunksOfWarp(item));
+  };
   auto of_threads = [](const DecodeItem& item) { return CeilDiv(item.chunks(), kThreads); };
   ForGroups(group, call->count, make, of_warps, [&](const DecodeGroup& part, uint32_t blocks) {
     REDSYNC_LAUNCH(ReadChunks, dim3(blocks, ranks), kThreads, stream, part);

@@ -22,6 +22,7 @@ struct FromTensor {
   __device__ static bool IsActive(const Tensor& tensor) { return tensor.state->refine; }
   __device__ static bool NeedsDigits(const Tensor&, int) { return true; }
   __device__ uint32_t size() const { return tensor.size; }
+  __device__ uint32_t groups() const { return tensor.groups(); }
   __device__ uint32_t rank() const { return tensor.need; }
   __device__ uint64_t operator[](uint32_t i) const {
     return MakeKey(magnitude(tensor.new_residual[i]), i);
@@ -76,6 +77,7 @@ struct FromPool {
     return !state.settled && state.used > tensor.k && (level > 0 || !state.counted);
   }
   __device__ uint32_t size() const { return tensor.state->used; }
+  __device__ uint32_t groups() const { return tensor.groups_of_pool(); }
   __device__ uint32_t rank() const { return tensor.k; }
   __device__ uint64_t operator[](uint32_t i) const { return tensor.pool[i]; }
   __device__ Range Chunk(uint32_t chunk) const { return tensor.segments[chunk]; }
