@@ -29,13 +29,15 @@ def block_words(size, *, bits, block):
     return 1 + -(-size // (2 * block)) + size * bits // 32
 
 
-def quantize(device, rows, bits, block, in_place=False):
+def quantize(device, rows, bits, block, in_place=False, misalign=0):
     """Messages and errors; neighbours of the outputs stay as they are."""
     number, size = rows.shape
     words = number * block_words(size, bits=bits, block=block)
-    given = device.array(np.append(rows.ravel(), np.float32(GARBAGE)))
+    given = device.array(np.append(rows.ravel(), np.float32(GARBAGE)), misalign)
     messages = device.array(np.full(words + 1, GARBAGE, np.int32))
-    errors = given if in_place else device.array(np.full(number * size + 1, GARBAGE, np.float32))
+    errors = given
+    if not in_place:
+        errors = device.array(np.full(number * size + 1, GARBAGE, np.float32), misalign)
     call = Quantize(bits, block, number, size, *map(device.pointer, (given, messages, errors)))
     run(device, "block_quantize", call, record=False)
     messages, errors = device.get(messages), device.get(errors)
@@ -43,11 +45,12 @@ def quantize(device, rows, bits, block, in_place=False):
     return messages[:-1].reshape(number, -1), errors[:-1].reshape(number, size)
 
 
-def dequantize(device, messages, size, bits, block, add):
+def dequantize(device, messages, size, bits, block, add, misalign=0):
     """Values of messages, or their sum."""
     rows = len(messages)
     given = device.array(messages)
-    values = device.array(np.full(size * (1 if add else rows) + 1, GARBAGE, np.float32))
+    garbage = np.full(size * (1 if add else rows) + 1, GARBAGE, np.float32)
+    values = device.array(garbage, misalign)
     call = Dequantize(bits, block, rows, size, add, device.pointer(given), device.pointer(values))
     run(device, "block_dequantize", call, record=False)
     found = device.get(values)

@@ -15,7 +15,7 @@ from tests.gpu.block_calls import Quantize, block_words, dequantize, quantize
 from tests.gpu.codec_calls import run
 from tests.gpu.inputs import KINDS, assert_same_bits
 
-FORMATS = [(8, 256), (4, 32), (4, 96), (2, 256), (2, 64)]
+FORMATS = [(8, 256), (8, 544), (4, 32), (4, 96), (4, 512), (2, 256), (2, 64), (2, 320)]
 
 
 @functools.cache
@@ -52,9 +52,9 @@ def expected_values(device, messages, size, bits, block, add):
     return on("tensorflow", lambda: block_dequantize(messages, size, **form))
 
 
-def check(device, rows, bits, block, what="", in_place=False):
+def check(device, rows, bits, block, what="", **how):
     expected = expected_message(device, rows, bits, block)
-    found = quantize(device, rows, bits, block, in_place)
+    found = quantize(device, rows, bits, block, **how)
     what = f"{what}, {bits} bits, block {block}"
     if not expected[0].any():  # nothing usable: errors are unspecified
         return assert_same_bits([found[0]], [expected[0]], what)
@@ -62,7 +62,7 @@ def check(device, rows, bits, block, what="", in_place=False):
     for add in (False, True):
         size = rows.shape[1]
         back = expected_values(device, expected[0], size, bits, block, add)
-        got = dequantize(device, expected[0], size, bits, block, add)
+        got = dequantize(device, expected[0], size, bits, block, add, how.get("misalign", 0))
         assert_same_bits([got], [back], f"{what}, add={add}")
     return None
 
@@ -80,6 +80,12 @@ def test_errors_in_the_place_of_the_values(device):
     rows = np.random.default_rng(1).laplace(size=(2, 1056)).astype(np.float32)
     for bits, block in FORMATS:
         check(device, rows, bits, block, in_place=True)
+
+
+def test_addresses_that_vectors_cannot_have(device):
+    rows = np.random.default_rng(3).laplace(size=(2, 608)).astype(np.float32)
+    for bits, block in FORMATS:
+        check(device, rows, bits, block, in_place=True, misalign=1)
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf, 2.0**126])

@@ -10,38 +10,72 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-constexpr int kAhead = 8;  // Chunks that the walk loads at once.
+constexpr uint32_t kAhead = 8;  // Chunks that the walk loads at once.
 
-// One warp: finds where the chunks begin, and whether all bits belong to the codes.
-__device__ inline void Walk(const DecodeGroup& call, const DecodeItem& item,
-                            const ReceivedStream& code) {
-  const int states = item.rice + 1, state_of_lane = static_cast<int>(Lane());
-  const int64_t first = int64_t{blockIdx.y} * item.chunks();
-  Start start = {-1, 0, 0};
-  uint32_t end = 0;  // Of the last code.
-  for (uint32_t c = 0; c < code.chunks(); c += kAhead) {
-    Step steps[kAhead];
+// Where a stretch of code ends: what comes then, and the last bit of the last code in it.
+struct Stretch {
+  Start start;
+  uint32_t end;
+};
+
+// A warp walks over chunks [first, last) of a rank; every lane begins where its `at` says. Calls
+// visit(chunk, start) where a chunk begins.
+template <class Visit>
+__device__ inline Stretch WalkOver(const DecodeItem& item, uint32_t first, uint32_t last,
+                                   Stretch at, Visit visit) {
+  const uint32_t states = static_cast<uint32_t>(item.rice) + 1;
+  const Step* steps = item.steps + int64_t{blockIdx.y} * item.chunks() * states;
+  for (uint32_t c = first; c < last; c += kAhead) {
+    Step ahead[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const bool there = c + i < code.chunks() && state_of_lane < states;
-      steps[i] = there ? item.steps[(first + c + i) * states + state_of_lane] : Step{0, 0, 0, 0};
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      const bool there = c + i < last && Lane() < states;
+      ahead[i] = there ? steps[int64_t{c + i} * states + Lane()] : Step{0, 0, 0, 0};
     }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (c + i >= code.chunks()) break;
-      if (Lane() == 0) item.starts[first + c + i] = start;
-      const int from = start.state;
-      start.position += __shfl_sync(kAllLanes, steps[i].advance, from);
-      start.slot += __shfl_sync(kAllLanes, steps[i].codes, from);
-      start.state = __shfl_sync(kAllLanes, static_cast<int>(steps[i].state), from);
-      const int last = __shfl_sync(kAllLanes, static_cast<int>(steps[i].end), from);
-      if (last != 0) end = (c + i) * kChunkBits + last;
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      if (c + i >= last) break;
+      visit(c + i, at.start);
+      const int from = at.start.state;
+      at.start.position += __shfl_sync(kAllLanes, ahead[i].advance, from);
+      at.start.slot += __shfl_sync(kAllLanes, ahead[i].codes, from);
+      at.start.state = __shfl_sync(kAllLanes, static_cast<int>(ahead[i].state), from);
+      const int end = __shfl_sync(kAllLanes, static_cast<int>(ahead[i].end), from);
+      if (end != 0) at.end = (c + i) * kChunkBits + end;
     }
   }
-  if (Lane() != 0) return;
-  if (start.slot < code.count) {
-    ReportKind(call, item, start.slot, kTooFew);
-  } else if (start.slot > code.count || end != code.bits) {
+  return at;
+}
+
+// One block: finds where the chunks begin, and whether all bits belong to the codes. Each warp has
+// a share of the chunks; it walks over it from every state, one a lane, then from the right one.
+__device__ inline void Walk(const DecodeGroup& call, const DecodeItem& item,
+                            const ReceivedStream& code) {
+  __shared__ Stretch of_state[kWarps][32], of_warp[kWarps];
+  const Range share = Part(code.chunks(), Warp(), kWarps);
+  const uint32_t last = share.begin + share.count;
+  const Stretch any = {{0, 0, static_cast<int32_t>(Lane())}, 0};
+  of_state[Warp()][Lane()] = WalkOver(item, share.begin, last, any, [](uint32_t, const Start&) {});
+  __syncthreads();
+  Stretch at = {{-1, 0, 0}, 0};
+  for (unsigned w = 0; w < Warp(); ++w) {
+    const Stretch& walked = of_state[w][at.start.state];
+    at.start = {at.start.position + walked.start.position, at.start.slot + walked.start.slot,
+                walked.start.state};
+  }
+  Start* starts = item.starts + int64_t{blockIdx.y} * item.chunks();
+  at = WalkOver(item, share.begin, last, at, [&](uint32_t chunk, const Start& start) {
+    if (Lane() == 0) starts[chunk] = start;
+  });
+  if (Lane() == 0) of_warp[Warp()] = at;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  uint32_t end = 0;  // Of the last code.
+  for (const Stretch& walked : of_warp) end = walked.end != 0 ? walked.end : end;
+  const uint32_t codes = of_warp[kWarps - 1].start.slot;
+  if (codes < code.count) {
+    ReportKind(call, item, codes, kTooFew);
+  } else if (codes > code.count || end != code.bits) {
     ReportKind(call, item, code.count, kTooMany);
   }
 }
@@ -72,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) ReadChunks(REDSYNC_PARAMETER DecodeG
         Read(code, chunk, item.rice, static_cast<int>(state), [](int64_t) { return true; });
   }
   if (!IsLastBlock(item.ticket + blockIdx.y, call.Blocks(which))) return;
-  if (Warp() == 0) Walk(call, item, code);
+  Walk(call, item, code);
 }
 
 // A thread a chunk.
