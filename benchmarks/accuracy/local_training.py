@@ -163,8 +163,7 @@ class StreamingTraining(LocalTraining):
                 ]
             if age == schedule.delay and number in self._moving:
                 self._renew(number, self._moving.pop(number), schedule.mixing)
-                sent = (self.exchange.sent - self._sent) / max(1, schedule.delay)
-                peak = max(peak, sent)
+                peak = max(peak, self.exchange.sent - self._sent)
             self._sent = self.exchange.sent
         if self.number in self.settings.evaluated_at:
             self._end_round()
