@@ -110,6 +110,10 @@ def adam(optimizers):
 
 
 STREAMING = "rs.StreamingDiLoCo(steps=4, fragments=3, overlap=1)"
+FOUR_BITS = "rs.BlockQuantized(bits=4)"
+IN_FLOATS = "rs.StreamingDiLoCo(steps=4, fragments=3, overlap=1, value_bits=32)"
+LOW_RANK = "rs.BlockQuantized(method=rs.PowerSGD(rank=2, min_compression_rate=0), bits=4)"
+VALUES = "rs.BlockQuantized(method=rs.TopK(density=0.01, dense_below=64), bits=4)"
 SPARSE = "rs.SparseLoCo(steps=3, top_k=16)"
 ONE_BIT = "rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(4), dense_below=64)"
 ZERO_ONE = "rs.contrib.ZeroOneAdam(start=4, steps=2, double_after=3, variance_updates=2)"
@@ -145,6 +149,15 @@ CASES = {
     "eleven workers, 0/1 Adam": (by(small, ZERO_ONE), "numbers", 11, {}),
     "eleven workers, 1-bit Adam": (by(small, ONE_BIT), "numbers", 11, {}),
     "eleven workers, DeMo": (by(small, "rs.DeMo()", sgd), "numbers", 11, {}),
+    "residual network, 4 bits": (by(residual_network, FOUR_BITS), "images", 2, {}),
+    "attention, low rank in 4 bits": (
+        by(attention, LOW_RANK), "tokens", 3, {"compiled": {"steps_per_execution": 2}},
+    ),
+    "embedding, values in 4 bits": (by(embedding, VALUES), "tokens", 2, {}),
+    "eleven workers, 4 bits": (by(small, FOUR_BITS), "numbers", 11, {}),
+    "eleven workers, streaming in 4 bits": (
+        by(small, f"rs.BlockQuantized(method={IN_FLOATS}, bits=4)"), "numbers", 11, {},
+    ),
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ RARE = {
     "SparseLoCo": "rs.SparseLoCo(steps=10, top_k=16)",
     "DeMo": "rs.DeMo()",
     "OneBitAdam": "rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(50), dense_below=64)",
+    "BlockQuantized": "rs.BlockQuantized(bits=4)",
     "ZeroOneAdam": "rs.contrib.ZeroOneAdam(start=200, steps=16, double_after=300)",
 }
 LONG = (*itertools.product(WAYS, METHODS), *(("keras3", name) for name in RARE))
