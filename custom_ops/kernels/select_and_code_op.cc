@@ -54,7 +54,7 @@ tensorflow::Status SelectAndCode(OpKernelContext* context, SelectAndCodeCall& ca
   CodecError error;
   const Status status =
       EncodeTopK(call.format, call.tensors.data(), static_cast<int64_t>(call.tensors.size()),
-                 Words(&codes), call.message, &finite, &error);
+                 Words(&codes), call.message, &error);
   return StatusOf(status, "indices", error);
 }
 

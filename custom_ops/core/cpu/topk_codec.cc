@@ -1,7 +1,6 @@
 #include "custom_ops/core/cpu/topk_codec.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "custom_ops/core/cpu/bits.h"
@@ -28,17 +27,13 @@ void SendByMeans(const TopKTensor& t, int bits, int64_t first, uint32_t* codes, 
   writer.Finish();
 }
 
-// The same for bfloat16, two in a word; returns whether all are finite.
-bool SendHalves(const TopKTensor& t, uint32_t* words) {
-  bool finite = true;
+// The same for bfloat16, two in a word.
+void SendHalves(const TopKTensor& t, uint32_t* words) {
   for (int64_t i = 0; i < t.count; ++i) {
     const uint32_t half = HalfOf(t.values[i]);
     words[i / 2] |= half << (16 * (i % 2));
-    const float sent = FloatOf(static_cast<int32_t>(half << 16));
-    finite = finite && std::isfinite(sent);
-    Keep(t, i, sent);
+    Keep(t, i, FloatOf(static_cast<int32_t>(half << 16)));
   }
-  return finite;
 }
 
 // Codes the positions of all tensors that share a stream.
@@ -92,7 +87,7 @@ int64_t TopKFormat::words(const TopKTensor* tensors, int64_t count) const {
 }
 
 Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t count,
-                  uint32_t* scratch, int32_t* message, bool* finite, CodecError* error) {
+                  uint32_t* scratch, int32_t* message, CodecError* error) {
   const ScopedFlushDenormals flush;
   const int64_t words = format.words(tensors, count);
   std::fill(message, message + words, 0);
@@ -108,11 +103,10 @@ Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t c
   uint32_t* out = reinterpret_cast<uint32_t*>(part);
   uint32_t* codes = out + count * of_tensor;
   int64_t first = 0;
-  *finite = true;
   for (int64_t i = 0; i < count; ++i) {
     const TopKTensor& t = tensors[i];
     if (halves) {
-      *finite = SendHalves(t, out) && *finite;
+      SendHalves(t, out);
       out += CeilDiv(t.slots, 2);
     } else {
       float levels[1 << (kMaxLevelBits - 1)];
@@ -123,7 +117,6 @@ Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t c
     first += t.slots;
   }
   message[0] = 1;
-  if (!*finite) std::fill(message, message + words, 0);
   return Status::kOk;
 }
 

@@ -24,7 +24,7 @@ struct TopKTensor {
   int64_t slots = 0;  // Elements that may be selected.
   int64_t count = 0;  // Elements that are.
   const uint32_t* indices = nullptr;
-  const int32_t* values = nullptr;  // Float bits, finite.
+  const int32_t* values = nullptr;  // Bits of floats below 2^96.
   float* residual = nullptr;        // Gets the coding error at the indices.
   int64_t stream = 0;               // That its positions are in.
 };
@@ -40,11 +40,9 @@ struct TopKFormat {
 };
 
 // Writes the message, and the residuals at the selected elements. `scratch` has room for the slots
-// of all tensors.
-// If a value is too large for its code, `*finite` becomes false, the message is all zero
-// and the residuals are unspecified. Fails only if indices do not ascend or are out of range.
+// of all tensors. Fails only if indices do not ascend or are out of range.
 Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t count,
-                  uint32_t* scratch, int32_t* message, bool* finite, CodecError* error);
+                  uint32_t* scratch, int32_t* message, CodecError* error);
 
 // Decodes a message into [flag] and [count, index * slots, value * slots] of each tensor, see
 // message_layout.h. `scratch` has room for the slots of all tensors. Fails if a code of positions

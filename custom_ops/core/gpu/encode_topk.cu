@@ -40,8 +40,7 @@ struct Item {
 };
 
 struct Call : Group<Item, 32> {
-  int cells;            // Of the last level.
-  int32_t* not_finite;  // Whether a value is too large for 16 bits.
+  int cells;  // Of the last level.
 };
 
 __device__ inline double PowerOfTwo(int exponent) {
@@ -149,9 +148,7 @@ __global__ void __launch_bounds__(kThreads) Round(REDSYNC_PARAMETER Call call) {
       const auto bits = static_cast<uint32_t>(item.value(j));
       const uint32_t half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
       word |= half << (16 * (j - i));
-      const auto sent = static_cast<int32_t>(half << 16);
-      if (!IsFinite(sent)) atomicExch(call.not_finite, 1);
-      item.Keep(j, __int_as_float(sent));
+      item.Keep(j, __int_as_float(static_cast<int32_t>(half << 16)));
     }
     item.values[i / 2] = word;
   }
@@ -159,8 +156,8 @@ __global__ void __launch_bounds__(kThreads) Round(REDSYNC_PARAMETER Call call) {
 
 // The flag; or nothing but zeros.
 __global__ void __launch_bounds__(kThreads)
-    Seal(const int32_t* plain, const int32_t* not_finite, int32_t* message, int64_t words) {
-  const bool is_finite = plain[0] == 1 && *not_finite == 0;
+    Seal(const int32_t* plain, int32_t* message, int64_t words) {
+  const bool is_finite = plain[0] == 1;
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (first == 0) message[0] = is_finite;
   const int64_t stride = int64_t{gridDim.x} * kThreads;
@@ -172,7 +169,7 @@ struct Maker {
   const RedsyncGpuEncodeTopK& call;
   TopKPlan plan;
   Divider divider;
-  int32_t *not_finite, *totals;
+  int32_t* totals;
   Magnitudes* magnitudes;
   int64_t zeros;  // Bytes.
   RedsyncGpuRecord* record;
@@ -184,7 +181,6 @@ struct Maker {
   Maker(const RedsyncGpuEncodeTopK& call, void* scratch)
       : call(call), plan(call.format), divider(scratch) {
     if (plan.words < 0) return;
-    not_finite = divider.Take<int32_t>(1);
     totals = divider.Take<int32_t>(call.format.streams);
     magnitudes = divider.Take<Magnitudes>(call.format.count);
     zeros = divider.bytes();
@@ -245,7 +241,6 @@ int redsync_gpu_encode_topk(const RedsyncGpuEncodeTopK* call, void* scratch, int
   cudaMemsetAsync(scratch, 0, make.zeros, stream);
   Call group = {};
   group.cells = static_cast<int>(make.plan.cells);
-  group.not_finite = make.not_finite;
   auto tiles = [](const Item& item) { return CeilDiv(item.slots, kSlotTile); };
   ForGroups(group, call->format.count, make, tiles, [&](const Call& part, uint32_t blocks) {
     REDSYNC_LAUNCH(Order, 1, 32, stream, part);
@@ -267,7 +262,7 @@ int redsync_gpu_encode_topk(const RedsyncGpuEncodeTopK* call, void* scratch, int
   const int coded = redsync_gpu_golomb_encode(&make.golomb, make.record, make.golomb_scratch,
                                               make.golomb_bytes, stream_pointer);
   if (coded != REDSYNC_GPU_OK) return coded;
-  REDSYNC_LAUNCH(Seal, GridFor(make.plan.words), kThreads, stream, call->plain, make.not_finite,
-                 call->message, make.plan.words);
+  REDSYNC_LAUNCH(Seal, GridFor(make.plan.words), kThreads, stream, call->plain, call->message,
+                 make.plan.words);
   return LaunchStatus();
 }

@@ -43,8 +43,7 @@ typedef struct {
 REDSYNC_GPU_API int64_t redsync_gpu_encode_topk_scratch_bytes(const RedsyncGpuEncodeTopK* call);
 
 /* Encodes a message, and stores the coding errors in the residuals, at the selected elements. The
-   message is all zero, and the residuals are unspecified, if the plain one is, or if a value is too
-   large for 16 bits. */
+   message is all zero, and the residuals are unspecified, if the plain one is. */
 REDSYNC_GPU_API int redsync_gpu_encode_topk(const RedsyncGpuEncodeTopK* call, void* scratch,
                                             int64_t scratch_bytes, void* stream);
 
