@@ -19,6 +19,24 @@ Forms = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 DENSE, COORDINATES = -1, -2  # the kind of a total; for an `EitherTotal` the id of its predicate
 
 
+def rarely(predicate: tf.Tensor, branch: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """Return `branch()` where `predicate` holds, which is in few steps, else `otherwise()`.
+
+    TensorFlow also visits each operation of a branch that is not taken. A function that is not
+    inlined counts as one operation.
+
+    Args:
+        predicate: Bool scalar, equal on all workers if `branch` has collectives.
+        branch: Its arguments are only variables and what is known when the step begins: a function
+            call waits for all of them.
+        otherwise: Returns tensors of the same dtypes.
+    """
+    if not tf.executing_eagerly():
+        apart = {"_noinline": True}
+        branch = tf.function(branch, autograph=False, experimental_attributes=apart)
+    return tf.cond(predicate, branch, otherwise)
+
+
 def choose(
     predicate: tf.Tensor,
     first: Callable[[], Outcome],

@@ -32,7 +32,7 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
 from tf_redsync.ops.wire import widened
-from tf_redsync.step.branches import choose
+from tf_redsync.step.branches import choose, rarely
 from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.fit_steps import WarmUp
@@ -163,7 +163,7 @@ class LocalSteps(ChangingSteps):
         warmed = self.warmed()
         alone = tf.constant(1, tf.int64) if warmed is None else tf.cast(~warmed, tf.int64)
         consensus.steps.assign_add(alone, read_value=False)
-        return tf.cond(
+        return rarely(
             consensus.steps.read_value() >= self.steps,
             lambda: self.exchange_changes(consensus, states, network),
             nothing_sent,

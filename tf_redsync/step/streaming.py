@@ -29,6 +29,7 @@ from typing_extensions import override
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
+from tf_redsync.step.branches import rarely
 from tf_redsync.step.changing_steps import single_group
 from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.fit_steps import WarmUp
@@ -111,7 +112,7 @@ class Streaming(LocalSteps):
         before = consensus.steps.read_value()
         pairs = list(zip(self.fragments, states, strict=True))
         outcomes = [
-            tf.cond(
+            rarely(
                 tf.equal(fragment.age(before), 0),
                 functools.partial(self._transfer, fragment, consensus, state, network),
                 nothing_sent,
@@ -127,12 +128,12 @@ class Streaming(LocalSteps):
             due = tf.equal(fragment.age(steps), 0)
             if not delay:
                 at_once = functools.partial(self._exchange, fragment, consensus, state, network)
-                outcomes.append(tf.cond(due, at_once, nothing_sent))
+                outcomes.append(rarely(due, at_once, nothing_sent))
                 continue
             finish = functools.partial(self._finish_transfer, fragment, consensus, state)
-            tf.cond(tf.equal(fragment.age(steps), delay), finish, lambda: None)
+            rarely(tf.equal(fragment.age(steps), delay), finish, lambda: None)
             start = functools.partial(self._start_transfer, fragment, consensus, state)
-            tf.cond(due, start, lambda: None)
+            rarely(due, start, lambda: None)
         sent, finite = zip(*outcomes, strict=True)
         return tf.add_n(sent), tf.reduce_all(finite)
 
