@@ -146,3 +146,30 @@ def test_each_machine_starts_its_own_worker_again(tmp_path):
         assert "[launch] restart 1 with 1 worker; 1 left." in log and "restart 2" not in log
         found = cluster._load(tmp_path / f"result_{i}")
         assert 12 < found["first"] <= 15 and found["last"] == STEPS * EPOCHS
+
+
+IN_SPARES = """
+import os, sys
+warm = "tensorflow" in sys.modules
+if os.environ["TF_REDSYNC_RESTART"] == "0":
+    sys.exit(3)
+import tensorflow as tf
+import tf_redsync as rs
+strategy = rs.MultiWorkerMirroredStrategy()
+context = tf.distribute.get_replica_context
+total = strategy.run(lambda: context().all_reduce("sum", tf.constant(2.0)))
+print("found", warm, rs.rank(), rs.size(), float(total))
+"""
+
+
+@pytest.mark.deep
+def test_workers_that_had_imported_tensorflow_before_a_restart(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(IN_SPARES)
+    words = [sys.executable, str(path)]
+    ended = launch.run(
+        words, 2, env=cluster.ENVIRONMENT, timeout=100, max_restarts=1, prewarm=True, grace=30
+    )
+    assert ended.exit_code == 0 and ended.restarts == 1, ended.message
+    for rank, worker in enumerate(ended.workers):
+        assert f"found True {rank} 2 4.0" in worker.output.splitlines()

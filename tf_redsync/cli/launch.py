@@ -21,6 +21,7 @@ from pathlib import Path
 from tf_redsync import environment
 from tf_redsync.cli import options, output, worker_environment
 from tf_redsync.cli.command_line import Command
+from tf_redsync.cli.prewarm import Spares, can_run
 from tf_redsync.cli.processes import Job, LaunchResult, TimeLimits, Worker, WorkerResult
 from tf_redsync.cli.restarts import NotStarted, Restarts, run_attempts
 from tf_redsync.cli.ssh import HostError, Remote, SSHStart
@@ -71,6 +72,7 @@ def run(
     verbose: bool = True,
     configs: Sequence[str] | None = None,
     remote: Remote | None = None,
+    prewarm: bool = False,
 ) -> LaunchResult:
     """Run `command` once per worker; return when all workers have ended.
 
@@ -101,6 +103,8 @@ def run(
         Requires `workers=None`.
       remote: other machines to run the workers on. Requires `workers=None`; `remote.python`
         replaces the first word of `command`.
+      prewarm: whether to import TensorFlow for a restart in advance, in a spare process for each
+        worker on this machine. `command` must be a script or module of this interpreter.
 
     Returns:
       A `LaunchResult`. A worker's failure does not raise.
@@ -124,6 +128,8 @@ def run(
     signals: collections.deque[int] = collections.deque()
     to = output.Output(logs, echo, verbose)
     start: Callable[[Job], None]
+    prepare: Callable[[], None] | None = None
+    spares = Spares()
     if remote is not None:
         start = SSHStart(command[1:], remote, threads, cores_per_worker, to, restarts)
     else:
@@ -139,9 +145,12 @@ def run(
             cores_per_worker=cores_per_worker,
             output=to,
             restarts=restarts,
+            spares=spares,
         )
-    with _forwarding(signals) if forward_signals else contextlib.nullcontext():
-        return run_attempts(lambda: Job(limits, echo, signals), start, restarts)
+        if prewarm and not wrappers and can_run(command):
+            prepare = start.prepare
+    with spares, _forwarding(signals) if forward_signals else contextlib.nullcontext():
+        return run_attempts(lambda: Job(limits, echo, signals, prepare), start, restarts)
 
 
 @contextlib.contextmanager
@@ -174,6 +183,7 @@ def run_command(command: Sequence[str], args: argparse.Namespace) -> int:
             stop_grace=args.stop_grace,
             cores_per_worker=args.cores_per_worker,
             verbose=args.verbose,
+            prewarm=args.prewarm,
         ).exit_code
     except HostError as error:
         output.say(str(error))
@@ -230,6 +240,7 @@ class LocalStart:
         cores_per_worker: Number of cores per worker; `None` for all.
         output: Destination of the workers' output.
         restarts: Attempt number and workers to start.
+        spares: Processes that `prepare` has started for the next attempt.
     """
 
     command: Sequence[str]
@@ -241,9 +252,20 @@ class LocalStart:
     cores_per_worker: int | None
     output: output.Output
     restarts: Restarts
+    spares: Spares
+
+    def prepare(self) -> None:
+        """Start a spare process for each worker, if there may be another attempt."""
+        places = self.restarts.places
+        if not self.restarts.left:
+            return
+        for i, place in enumerate(places):
+            cores = worker_environment.cores_of(i, len(places), self.cores_per_worker)
+            own = {**self.base, **self.worker_env[place]}
+            self.spares.add(place, self.command[1:], own, cores)
 
     def __call__(self, job: Job) -> None:
-        """Start the workers of an attempt.
+        """Start the workers of an attempt, in spare processes if there are any.
 
         Raises:
             NotStarted: a worker cannot be started.
@@ -263,10 +285,12 @@ class LocalStart:
                     self.output.printer(number),
                     self.restarts.attempt > 0,
                     cores,
+                    process=self.spares.take(place, own, cores),
                 )
             except OSError as error:
                 raise NotStarted(place, error) from error
             job.add(worker)
+        self.spares.close()
 
     def _configs(self, places: Sequence[int]) -> list[str]:
         if self.configs:

@@ -69,6 +69,12 @@ _ENDS: tuple[Flag, ...] = (
         {"type": int, "help": "minimum number of workers for a restart (all)"},
     ),
     (
+        ("--prewarm",),
+        {"action": argparse.BooleanOptionalAction, "default": False, "help": "import TensorFlow "
+         "for a restart in advance, in a waiting process for each worker on this machine; for "
+         "scripts that set no variable before they import it (off)"},
+    ),
+    (
         ("--timeout",),
         {"type": float, "metavar": "SECONDS", "help": "maximum duration of the job (no limit)"},
     ),

@@ -70,8 +70,29 @@ def before_exec(parent: int, cores: Sequence[int] | None) -> None:
             os._exit(1)
 
 
+def spawn(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cores: Sequence[int] | None,
+    stdin: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start a process in its own session that ends with this one, with its output in a pipe."""
+    _libc()  # loaded here, since between fork and exec only system calls are safe
+    return subprocess.Popen(
+        list(argv),
+        env=dict(env),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=functools.partial(before_exec, os.getpid(), cores),
+    )
+
+
 class Worker:
     """A worker process in its own session, and its output.
+
+    It is `process`, if given, else a new one.
 
     Attributes:
       where: "" on this machine, else " on HOST", for messages.
@@ -89,6 +110,7 @@ class Worker:
         append: bool = False,
         cores: Sequence[int] | None = None,
         stdin: int = subprocess.DEVNULL,
+        process: subprocess.Popen[bytes] | None = None,
     ):
         self.index = index
         self.returncode: int | None = None
@@ -100,16 +122,7 @@ class Worker:
         self.failed_at: float | None = None  # time of its last traceback
         self._log = log.open("ab" if append else "wb") if log else None
         self._start = time.monotonic()
-        _libc()  # loaded here, since between fork and exec only system calls are safe
-        self.process = subprocess.Popen(
-            list(argv),
-            env=dict(env),
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=functools.partial(before_exec, os.getpid(), cores),
-        )
+        self.process = process or spawn(argv, env, cores, stdin)
         assert self.process.stdout is not None
         self.pipe = self.process.stdout.fileno()
         os.set_blocking(self.pipe, False)
@@ -191,6 +204,7 @@ class Worker:
 
 TAIL_LINES = 20  # printed of a failed worker
 TIMEOUT_EXIT_CODE = 124  # like timeout(1)
+PREPARE_SECONDS = 60.0  # a training has started by then, and does not share the cores with imports
 _POLL_SECONDS = 0.05
 
 
@@ -239,9 +253,21 @@ class TimeLimits:
 
 
 class Job:
-    """The workers of one attempt, with supervision and time limits."""
+    """The workers of one attempt, with supervision and time limits.
 
-    def __init__(self, limits: TimeLimits, echo: bool, signals: collections.deque[int]):
+    It calls `prepare` for the next attempt once: `PREPARE_SECONDS` after its start, or at the first
+    failure.
+    """
+
+    def __init__(
+        self,
+        limits: TimeLimits,
+        echo: bool,
+        signals: collections.deque[int],
+        prepare: Callable[[], None] | None = None,
+    ):
+        self._prepare = prepare
+        self._prepare_at = time.monotonic() + PREPARE_SECONDS
         self._limits = limits
         self._echo = echo
         self._deadline = None if limits.timeout is None else limits.start + limits.timeout
@@ -322,6 +348,9 @@ class Job:
             self._kill_within(self._limits.grace)
 
     def _clock(self, now: float) -> None:
+        if self._prepare and (self._failed or (now >= self._prepare_at and not self._exit_code)):
+            prepare, self._prepare = self._prepare, None
+            prepare()
         while self._signals:
             number = self._signals.popleft()
             asks = number in stopping.SIGNALS
