@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.selection import chunks, inputs, selection
+from benchmarks.selection import chunks, inputs, selection, workers
 from benchmarks.selection.counters import Instructions
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -81,3 +81,18 @@ def test_rows_of_chunks(tmp_path, monkeypatch):
     for row in rows.values():
         assert row["n"] == 8192 and row["ms"] > 0 and row["rounds"] == 3
     assert rows["read"]["ratio"] == 1
+
+
+def test_rows_by_the_number_of_workers(tmp_path, monkeypatch):
+    threads = []
+    monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", threads.append)
+    words = ["--log2_size", "12", "--densities", "0.03", "--workers", "2,3", "--rounds", "2"]
+    workers.main([*words, "--json", str(tmp_path / "rows.json")])
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(r["n"], r["density"], r["workers"]) for r in rows] == [
+        (4096, 0.03, 2), (4096, 0.03, 3)
+    ]  # fmt: skip
+    for row in rows:
+        assert min(row["code"], row["decode"], row["update"]) > 0
+        assert row["ratio"] == pytest.approx((row["code"] + row["decode"]) / row["update"])
+    assert threads == [1]
