@@ -117,10 +117,10 @@ def test_without_the_option_each_worker_is_a_new_process(tmp_path):
     for options in ({}, {"prewarm": False}):
         result = job([path], max_restarts=1, **options)
         assert [worker.output for worker in result.workers] == ["1", "1"]
-    for name, code in (("--prewarm", 0), ("--no-prewarm", 3)):
+    for names, code in ((["--prewarm"], 0), ([], 3)):
         body = "sys.exit(3 * (tf_redsync.attempt is not None))"
         (tmp_path / path).write_text(HEAD + body)
-        assert launch.main(["-n", "1", "--max-restarts", "1", name, path]) == code
+        assert launch.main(["-n", "1", "--max-restarts", "1", *names, path]) == code
     assert len(spares(tmp_path)) == 1
 
 

@@ -70,9 +70,9 @@ _ENDS: tuple[Flag, ...] = (
     ),
     (
         ("--prewarm",),
-        {"action": argparse.BooleanOptionalAction, "default": False, "help": "import TensorFlow "
-         "for a restart in advance, in a waiting process for each worker on this machine; for "
-         "scripts that set no variable before they import it (off)"},
+        {"action": "store_true", "help": "import TensorFlow for a restart in advance, in a waiting "
+         "process for each worker on this machine; for scripts that set no variable before they "
+         "import it (off)"},
     ),
     (
         ("--timeout",),
