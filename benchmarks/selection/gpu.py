@@ -182,7 +182,7 @@ class Arrays:
     def blocks(self):
         """Functions that quantise in blocks, and that add up what two workers sent."""
         found = {}
-        for bits in (2, 8, 4):
+        for bits in (2, 8, 4):  # the last message is added up below
             words = blocks.block_words(self.n, bits=bits, block=BLOCK)
             message = self.device.array(np.zeros(words, np.int32))
             pointers = [self._pointer(x) for x in (self.v, message, self.new_v)]

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.loops import loop
+from tests.unit.test_launch import alive, wait_for
 from tf_redsync.cli import launch, prewarm, processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,20 +71,6 @@ def job(command, workers=2, **kwargs):
     return launch.run([sys.executable, *command], workers, timeout=60, grace=1, **kwargs)
 
 
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(condition, seconds=40):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "condition not reached"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("how", ["script", "link", "module"])
 def test_a_spare_runs_the_command_as_a_new_process_does(tmp_path, how, monkeypatch):
     command = [write(tmp_path, STATE), "--steps", "3"]
@@ -135,13 +121,13 @@ def test_a_spare_that_has_ended_or_has_other_cores_is_not_taken(tmp_path):
     waiting = prewarm.Spares()
     waiting.add(0, [path], os.environ, core)
     waiting.add(1, [path], os.environ, None)
-    wait_for(lambda: len(spares(tmp_path)) == 2 and not any(map(is_running, spares(tmp_path))))
+    wait_for(lambda: len(spares(tmp_path)) == 2 and not any(map(alive, spares(tmp_path))))
     assert waiting.take(0, {}, core) is None and waiting.take(2, {}, None) is None
     (tmp_path / "code" / "tf_redsync.py").write_text(LIBRARY)
     waiting.add(0, [path], os.environ, core)
     assert waiting.take(0, {}, None) is None
     waiting.close()
-    assert not any(map(is_running, spares(tmp_path)))
+    assert not any(map(alive, spares(tmp_path)))
 
 
 def test_the_error_of_a_restarted_script_has_its_line(tmp_path):
@@ -182,7 +168,7 @@ def test_spares_end_with_a_job_that_needs_none(tmp_path):
     threading.Thread(target=end_with_spares, args=(tmp_path,)).start()
     result = job([path], max_restarts=1, prewarm=True)
     assert result.exit_code == 0 and result.restarts == 0
-    assert len(spares(tmp_path)) == 2 and not any(map(is_running, spares(tmp_path)))
+    assert len(spares(tmp_path)) == 2 and not any(map(alive, spares(tmp_path)))
 
 
 def end_with_spares(tmp_path):
@@ -197,7 +183,7 @@ def test_no_spare_outlives_the_launcher(tmp_path, number):
     with subprocess.Popen([sys.executable, "-m", "tf_redsync.launch", *words]) as launcher:
         wait_for(lambda: len(spares(tmp_path)) == 2)
         running = spares(tmp_path)
-        assert all(map(is_running, running))
+        assert all(map(alive, running))
         launcher.send_signal(number)
         assert launcher.wait(30) == (-9 if number == signal.SIGKILL else 3)
-    wait_for(lambda: not any(map(is_running, running)))
+    wait_for(lambda: not any(map(alive, running)))

@@ -71,6 +71,8 @@ __device__ inline void StoreEight(float* x, uint32_t at, uint32_t n, bool aligne
   Store(x, at + 4, n, aligned, eight.half[1]);
 }
 
+constexpr int64_t kMostBlocks = 1 << 20;  // An item is large: few blocks would leave some idle.
+
 constexpr int kScales = 4;  // That 2 bits choose from.
 
 // What scales of one step save, see the CPU's: sums of 16 lanes, then of pairs of lanes. Half of
@@ -311,11 +313,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Blocks of so many threads: the items are not small enough for a loop to pay.
-inline uint32_t WideGrid(int64_t threads) {
-  return static_cast<uint32_t>(std::clamp<int64_t>(CeilDiv(threads, kThreads), 1, 1 << 20));
-}
-
 }  // namespace
 }  // namespace gpu
 }  // namespace redsync
@@ -338,8 +335,8 @@ int redsync_gpu_block_quantize(const RedsyncGpuBlockQuantize* call, void* stream
   cudaMemsetAsync(call->messages, 0, sizeof(int32_t), stream);
   const bool aligned = IsAligned(call->values) && IsAligned(call->errors);
   auto kernel = call->bits == 8 ? Quantize<8> : call->bits == 4 ? Quantize<4> : Quantize<2>;
-  REDSYNC_LAUNCH(kernel, WideGrid(format.rows * format.pairs * 32), kThreads, stream, format,
-                 call->values, call->messages, call->errors, aligned);
+  REDSYNC_LAUNCH(kernel, GridFor(format.rows * format.pairs * 32, kMostBlocks), kThreads, stream,
+                 format, call->values, call->messages, call->errors, aligned);
   REDSYNC_LAUNCH(Clear, GridFor(format.rows * format.words), kThreads, stream, format,
                  call->messages);
   REDSYNC_LAUNCH(Finish, 1, kThreads, stream, format, call->messages);
@@ -352,7 +349,7 @@ int redsync_gpu_block_dequantize(const RedsyncGpuBlockDequantize* call, void* st
   const int64_t items = call->sum != 0 ? call->size : call->rows * call->size;
   if (items == 0) return REDSYNC_GPU_OK;
   auto kernel = call->bits == 8 ? Dequantize<8> : call->bits == 4 ? Dequantize<4> : Dequantize<2>;
-  REDSYNC_LAUNCH(kernel, WideGrid(items / kEach), kThreads,
+  REDSYNC_LAUNCH(kernel, GridFor(items / kEach, kMostBlocks), kThreads,
                  static_cast<cudaStream_t>(stream_pointer), format, call->sum != 0, call->messages,
                  call->values, IsAligned(call->values));
   return LaunchStatus();

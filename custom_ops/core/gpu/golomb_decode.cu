@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kAhead = 8;  // Chunks that the walk loads at once.
 
-// Where a stretch of code ends: what comes then, and the last bit of the last code in it.
+// The result of reading some chunks: the state behind them, and the end of the last code in them.
 struct Stretch {
   Start start;
   uint32_t end;

@@ -29,9 +29,9 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Blocks for a loop over so many items in steps of the whole grid.
-inline uint32_t GridFor(int64_t items) {
-  return static_cast<uint32_t>(std::clamp<int64_t>(CeilDiv(items, kThreads), 1, 1024));
+// Blocks for a loop over so many items in steps of the whole grid, at most `most`.
+inline uint32_t GridFor(int64_t items, int64_t most = 1024) {
+  return static_cast<uint32_t>(std::clamp<int64_t>(CeilDiv(items, kThreads), 1, most));
 }
 
 // How many blocks of a kernel run together for sure. Half of what fits: the other half is left to
