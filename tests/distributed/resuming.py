@@ -362,7 +362,7 @@ def alone(folder):
     # Both load the chief's: his part counts once.
     def loaded(load):
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always", UserWarning)
             with strategy.scope():
                 model = load()
         results["warned"] = [str(w.message) for w in caught if "ranks" in str(w.message)]

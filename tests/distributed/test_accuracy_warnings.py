@@ -22,7 +22,7 @@ def train():
     found = {}
     for name, method in methods.items():
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always", UserWarning)
             with strategy.scope():
                 model = problems.network(keras)
                 model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.02), method), "mse")

@@ -190,7 +190,7 @@ def _warned(action):
     import warnings
 
     with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         try:
             action()
             error = ""

@@ -225,7 +225,7 @@ def rows_of_batches(strategy):
         x, y = np.ones((rows, 3), "float32"), np.ones((rows, 1), "float32")
         strategy.batch_rows._warned = False
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always", UserWarning)
             model.fit(x, y, batch_size=batch_size, epochs=2, verbose=0)
         texts = [str(w.message) for w in caught if isinstance(w.message, rs.AccuracyWarning)]
         return [text for text in texts if "drop_remainder" in text]

@@ -63,7 +63,7 @@ def of_fit(strategy):
             method = rs.contrib.ZeroOneAdam(steps=4, variance_updates=1, **given)
             model.compile(rs.DistributedOptimizer(keras.optimizers.Adam(0.01), method), "mse")
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always", UserWarning)
             model.fit(problems.dataset(64, 16), epochs=2, verbose=0)
         found[f"fit/{name}"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
         texts = [str(w.message) for w in caught if "local step" in str(w.message)]

@@ -67,7 +67,7 @@ def train_both(family, folder):
     def fitted(model, callback, steps=STEPS):
         count = Bytes()
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always", UserWarning)
             model.fit(problems.dataset(16 * steps, 16), verbose=0, callbacks=[*callback, count])
         said = " ".join(str(w.message) for w in caught if "tf_redsync" in str(w.message))
         return model.get_weights(), count.seen, said

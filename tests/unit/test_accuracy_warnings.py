@@ -26,7 +26,7 @@ MOMENTUM = {"momentum": 0.9}
 def warned(action):
     """The texts of all `AccuracyWarning`s."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         action()
     found = [w for w in caught if issubclass(w.category, rs.AccuracyWarning)]
     return [str(w.message) for w in found]

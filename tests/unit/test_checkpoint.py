@@ -392,7 +392,7 @@ def test_content_that_cannot_be_is_refused_for_the_one_before(
         words = "manifest.json" if case != "a part larger than any" else "limit"
     seen = recorder(keras)
     with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         one_model.fit(DATA["shuffled anew"][0](), epochs=2, verbose=0, callbacks=[
             seen, rs.callbacks.Checkpoint(folder, every=10**6)])  # fmt: skip
     assert seen.batches == list(range(6 if words is None else 2, 10))

@@ -387,7 +387,7 @@ def test_files_of_others_stay_and_that_is_said_once(memory, make, told):
     make(memory, elsewhere)
     before = content(memory), content(elsewhere)
     with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         for _ in range(2):
             store.remove_leftovers()
             store.remove_old(1, saves.SUBJECT)

@@ -154,7 +154,7 @@ def test_amsgrad_cannot_help_an_element_that_is_sent_for_the_first_time():
 
 def messages(inner, method):
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         rs.DistributedOptimizer(inner, method)
     about = ("second moment", "made for AMSGrad")
     caught = [w for w in caught if any(text in str(w.message) for text in about)]

@@ -257,7 +257,7 @@ def test_a_full_disk(tmp_path):
     (tmp_path / "worker-0.jsonl").symlink_to("/dev/full")
     model = model_of(ALONE, keras, TOPK)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         history = fitted(model, CompressionMetrics(tmp_path, every=2, time_split=False))
     texts = [str(w.message) for w in caught if "cannot write" in str(w.message)]
     assert len(texts) == 1 and "worker-0.jsonl" in texts[0] and "No space left" in texts[0]

@@ -23,7 +23,7 @@ ONE_WORKER = "ignore:tf_redsync. there is one worker"
 def told(make, method):
     """The advice about an optimizer's momentum: an error's text, or a warning's, or nothing."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         try:
             rs.DistributedOptimizer(make(), method)
         except ValueError as error:

@@ -203,6 +203,21 @@ def test_a_dead_worker_is_named_soon():
     assert "worker 2 is at step 812, after: begin epoch 1; last report 30 s ago" in found
 
 
+def test_a_dead_worker_is_named_with_the_steps_that_the_others_have_reached():
+    room = Room(3, timeout_seconds=6.0, dead=(2,))
+    room.reports = [at(6)] * 3
+    room.pass_seconds(3)
+    room.silent = {2}
+    room.pass_seconds(2)
+    room.silent = {1, 2}  # the machine is busy, and the next report of worker 1 comes late
+    room.reports[:2] = [at(7)] * 2
+    assert room.pass_seconds(5)[0] is None
+    room.silent = {2}
+    found, seconds = room.pass_seconds(10)
+    assert seconds == 1 and found.startswith("worker 2 does not answer")
+    assert "worker 1 is at step 7" in found and "worker 2 is at step 6" in found
+
+
 def test_a_silent_worker_that_answers_has_the_whole_limit():
     room = Room(2, timeout_seconds=600.0)
     room.reports = [at(812)] * 2

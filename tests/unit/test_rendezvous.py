@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import random
 import socket
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -98,6 +100,17 @@ def test_workers_meet_in_any_order(started, order):
     for address in three.addresses:  # all are free for TensorFlow
         with socket.create_server(("", int(address.rpartition(":")[2]))):
             pass
+
+
+def test_no_socket_is_left_open(started):
+    gc.collect()  # what other tests have left
+    three = cluster(3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        for future in [started(three, rank) for rank in range(3)]:
+            future.result(10)
+        gc.collect()
+    assert [str(w.message) for w in caught if w.category is ResourceWarning] == []
 
 
 def test_many_workers_meet_and_nobody_goes_before_the_last(started):

@@ -60,7 +60,7 @@ def test_a_plain_file_loads_into_the_wrapper(strategy, tmp_path):
         model.compile(rs.DistributedOptimizer(keras.optimizers.Adam(0.01), METHOD), "mse")
         model.optimizer.build(model.trainable_variables)
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always", UserWarning)
             model.load_weights(path)
         texts = [str(w.message) for w in caught]
         assert len(texts) == 1 and "iteration 3" in texts[0] and "exchange" in texts[0]
@@ -82,7 +82,7 @@ def test_another_layout_is_refused(strategy, tmp_path):
     saved.save(path)
     other = compiled(rs.RedSync(density=0.1, dense_below=16, momentum=0.9))
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         other.load_weights(path)  # weights and optimizer variables only
     texts = [str(w.message) for w in caught]
     assert len(texts) == 1 and "exchange" in texts[0] and "velocity" in texts[0], texts
@@ -103,7 +103,7 @@ def test_auto_starts_with_empty_residuals_where_it_chooses_otherwise(strategy, t
         model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
         model.optimizer.build(model.trainable_variables)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         total_state.restore(model.optimizer.exchange, arrays)
     assert len(caught) == 1 and "residuals" in str(caught[0].message), caught
     assert int(model.optimizer.exchange.step.numpy()) == 3

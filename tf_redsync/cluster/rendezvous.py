@@ -554,9 +554,8 @@ class Member(Rendezvous):
             except NoAnswer as error:
                 why = f"{error}: {_EARLIER_RUN}" if error.serves else str(error)
                 self._waits = [(self.cluster.name(0), why)]
-                if self._line is not None:
-                    self._line.close()
-                    self._line = None
+            finally:
+                self._hang_up()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._called.wait(), next(seconds))
             self._called.clear()
@@ -565,6 +564,11 @@ class Member(Rendezvous):
     def end(self, text: str) -> None:
         if self._line is not None:
             self._line.send(end=text)
+
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
     @override
     async def greet(self, words: dict[str, Any], line: Connection) -> None:
@@ -603,7 +607,7 @@ class Member(Rendezvous):
             while True:
                 words = await line.receive(_LOST_SECONDS)
                 if "end" in words:
-                    self._line = None
+                    self._hang_up()  # `end` has nobody to tell
                     raise StartError(str(words["end"]))
                 if "go" in words:
                     self.connections = {self.cluster.name(0): line.duplicate_socket()}

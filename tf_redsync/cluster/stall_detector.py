@@ -215,10 +215,14 @@ class StallDetector:
     def _silent(self, now: float, limit: float) -> str | None:
         broken = any(worker.report.broken for worker in self._workers.values())
         seconds = 0.0 if broken else min(self.silent_seconds, limit)
-        for rank, worker in self._workers.items():
-            silent = worker.heard is not None and now - worker.heard >= seconds
-            if silent and not worker.report.ended and not self._answers(rank):
-                worker.lost = True
+        heard = {r: w.heard for r, w in self._workers.items() if w.heard is not None}
+        overdue = {rank: last + seconds for rank, last in heard.items() if now >= last + seconds}
+        for rank, since in overdue.items():
+            # The steps in the verdict are those of reports made after the silence.
+            current = all(heard[other] >= since for other in heard.keys() - overdue.keys())
+            silent = not self._workers[rank].report.ended and (broken or current)
+            if silent and not self._answers(rank):
+                self._workers[rank].lost = True
                 return (
                     f"worker {rank} does not answer: its process was stopped or killed, or its "
                     "machine is down:"
