@@ -183,5 +183,5 @@ def test_a_stopped_worker_is_named():
         assert text.startswith(f"{rank}, exit code 1")
         assert "worker 2 does not answer" in text, text
         assert re.search(r"worker 2 is at step 6\b.*\b\d+ s ago", text), text
-        assert "worker 0 is at step 7" in text and "worker 1 is at step 7" in text
+        assert "worker 0 is at step 7" in text and "worker 1 is at step 7" in text, text
     assert texts[2].startswith("2, exit code -9")
