@@ -1,4 +1,4 @@
-"""The recipes of examples/cluster for SLURM and Kubernetes, played with what stands for them.
+"""The recipes of examples/cluster for schedulers and containers, played with what stands for them.
 
 Two machines are two network namespaces. What the schedulers would do, setting variables, starting a
 process on each machine, passing on a signal, and starting a job again, is done by the test.
@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.chaos.network import Network, missing
+from tests.recipes import indexed_job
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,60 +144,103 @@ class Slurm:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-class Kubernetes:
-    """The pods of a Job."""
+class Containers:
+    """Processes with names of their own, each in its namespace."""
 
     def __init__(self, folder, network):
-        _, job = yaml.safe_load_all(recipe("kubernetes.yaml"))
-        pod = job["spec"]["template"]["spec"]
         self.folder = folder
-        self._grace = pod["terminationGracePeriodSeconds"]
-        _, *words = pod["containers"][0]["command"]  # the command is a script of Python
-        self._command = [sys.executable, "-m", "tf_redsync", *words]
         self._namespaces = network.namespaces
-        self._name = job["metadata"]["name"] + "-{}"
         hosts = ["127.0.0.1 localhost"]
-        for index, address in enumerate(network.addresses):
-            name = self._name.format(index)
-            hosts.append(f"{address.rpartition(':')[0]} {name}.{pod['subdomain']} {name}")
+        for address, names in zip(network.addresses, self._names(), strict=True):
+            hosts.append(f"{address.rpartition(':')[0]} {names}")
         for namespace in network.namespaces:  # `ip netns exec` puts it over /etc/hosts
             place = Path("/etc/netns") / namespace
             place.mkdir(parents=True, exist_ok=True)
             (place / "hosts").write_text("\n".join(hosts) + "\n")
-        self._pods = []
+        self._started = []
 
     def start(self):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         for index, namespace in enumerate(self._namespaces):
-            env = {
-                **environment(),
-                "PATH": path,
-                "JOB_COMPLETION_INDEX": str(index),
-                "HOSTNAME": self._name.format(index),
-            }
+            (_, *words), env = self._command(index)  # the command is a script of Python
+            words = [sys.executable, "-m", "tf_redsync", *words]
             with (self.folder / f"task-{index}").open("w") as log:
-                words = ["ip", "netns", "exec", namespace, *self._command]
-                self._pods.append(
-                    subprocess.Popen(words, cwd=self.folder, env=env, stdout=log, stderr=log)
-                )
+                self._started.append(
+                    subprocess.Popen(
+                        ["ip", "netns", "exec", namespace, *words],
+                        cwd=self.folder, env={**environment(), "PATH": path, **env},
+                        stdout=log, stderr=log,
+                    )
+                )  # fmt: skip
 
     def stop(self):
-        """A pod is evicted."""
-        self._pods[-1].send_signal(signal.SIGTERM)
+        """One of them is asked to end."""
+        self._started[-1].send_signal(signal.SIGTERM)
 
     def codes(self):
-        return [pod.wait(self._grace) for pod in self._pods[-2:]]
+        return [process.wait(self._grace) for process in self._started[-2:]]
 
     def check_stopped(self):
         pass
 
     def close(self):
-        for pod in self._pods:
-            pod.kill()
+        for process in self._started:
+            process.kill()
         for namespace in self._namespaces:
             place = Path("/etc/netns") / namespace
             (place / "hosts").unlink()
             place.rmdir()
+
+
+class Kubernetes(Containers):
+    """The pods of a Job."""
+
+    recipe = "kubernetes.yaml"
+
+    def __init__(self, folder, network):
+        job, self._host, self._subdomain = indexed_job(self.recipe)
+        self._pod = job["spec"]["template"]["spec"]
+        self._grace = self._pod["terminationGracePeriodSeconds"]
+        super().__init__(folder, network)
+
+    def _names(self):
+        hosts = [self._host.format(index) for index in range(2)]
+        return [f"{host}.{self._subdomain} {host}" for host in hosts]
+
+    def _command(self, index):
+        env = {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": self._host.format(index)}
+        return self._pod["containers"][0]["command"], env
+
+
+class JobSet(Kubernetes):
+    """The pods of a JobSet's Job."""
+
+    recipe = "jobset.yaml"
+
+
+class TrainJob(Kubernetes):
+    """The pods of the JobSet that Kubeflow's Trainer makes of a TrainJob."""
+
+    recipe = "trainjob.yaml"
+
+
+class Compose(Containers):
+    """The containers of compose's services, with another script in place of the example."""
+
+    def __init__(self, folder, network):
+        self._services = yaml.safe_load(recipe("compose.yaml"))["services"]
+        first = self._services["worker-0"]
+        self._grace = int(first["stop_grace_period"].rstrip("s"))
+        (folder / "mnist.py").write_text((folder / "train.py").read_text())
+        super().__init__(folder, network)
+
+    def _names(self):
+        return list(self._services)
+
+    def _command(self, index):
+        service = self._services[f"worker-{index}"]
+        variables = {**service["environment"], "TF_REDSYNC_JOB": "a secret of the test"}
+        return service["command"], variables
 
 
 def environment():
@@ -221,10 +265,18 @@ deep = pytest.mark.deep
     [
         (Slurm, LIGHT),
         (Kubernetes, LIGHT),
+        (TrainJob, LIGHT),
+        pytest.param(JobSet, LIGHT, marks=deep),
+        pytest.param(Compose, LIGHT, marks=deep),
         pytest.param(Slurm, TRAIN, marks=deep),
         pytest.param(Kubernetes, TRAIN, marks=deep),
+        pytest.param(TrainJob, TRAIN, marks=deep),
+        pytest.param(JobSet, TRAIN, marks=deep),
+        pytest.param(Compose, TRAIN, marks=deep),
     ],
-    ids=["slurm", "kubernetes", "slurm-training", "kubernetes-training"],
+    ids=lambda part: (
+        part.__name__ if isinstance(part, type) else ["training", "light"][part == LIGHT]
+    ),
 )
 def test_a_job_that_is_stopped_goes_on_when_it_is_started_again(scheduler, script, tmp_path):
     if missing():

@@ -1,6 +1,7 @@
 """The recipes of examples/cluster: what can be started here is, the rest is held against schemas.
 
-SLURM's and Kubernetes's are played in tests/distributed/test_schedulers.py.
+SLURM's, Kubernetes's and compose's are played in tests/distributed/test_schedulers.py. Ray's runs
+for real where Ray is installed.
 """
 
 import json
@@ -9,16 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
+from tests.recipes import CLUSTER, documents, indexed_job
 from tests.unit.test_clusters import FAKE
 from tf_redsync.cli import launch
 from tf_redsync.cli.command_line import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
-CLUSTER = ROOT / "examples" / "cluster"
 TRAIN = """
 import json, os, sys
 config = json.loads(os.environ["TF_CONFIG"])
@@ -62,19 +64,45 @@ def test_workers_are_started_over_ssh(tmp_path):
     assert all(f"worker {index} of 2 ['--epochs=3']" in out for index in range(2)), out
 
 
+RECIPES = ("kubernetes.yaml", "jobset.yaml", "trainjob.yaml")
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_job_is_one_of_kubernetes():
-    service, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
-    for part in (service, job):
-        kubernetes_validate.validate(part, "1.31", strict=True)
-    template = job["spec"]["template"]["spec"]
-    args = parsed(template["containers"][0]["command"])
-    assert args.kubernetes == job["spec"]["completions"] == job["spec"]["parallelism"]
-    assert template["subdomain"] == service["metadata"]["name"]
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_pods_are_those_of_an_indexed_job(name):
+    job, _, subdomain = indexed_job(name)
+    kubernetes_validate.validate(job, "1.31", strict=True)
+    spec, template = job["spec"], job["spec"]["template"]["spec"]
+    (container,) = template["containers"]
+    args = parsed(container["command"])
+    assert args.kubernetes == spec["completions"] == spec["parallelism"] == 2
+    assert spec["completionMode"] == "Indexed" and subdomain
     assert args.stop_grace < template["terminationGracePeriodSeconds"]
-    del job["spec"]["template"]["spec"]["containers"][0]["name"]
+    policies = spec["podFailurePolicy"]["rules"]
+    names = {rule["onExitCodes"]["containerName"] for rule in policies if "onExitCodes" in rule}
+    assert names == {container.pop("name")}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(job, "1.31", strict=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_service_of_kubernetes_finds_the_pods():
+    service = documents("kubernetes.yaml")["Service"]
+    kubernetes_validate.validate(service, "1.31", strict=True)
+    job, _, subdomain = indexed_job("kubernetes.yaml")
+    assert service["metadata"]["name"] == subdomain
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+
+
+@pytest.mark.parametrize("name", RECIPES[1:])
+def test_custom_resources_are_those_of_their_definitions(name):
+    definitions = json.loads(Path(__file__).with_name("custom_resources.json").read_text())
+    for kind, resource in documents(name).items():
+        assert resource["apiVersion"] == definitions[kind]["apiVersion"]
+        validator = jsonschema.Draft202012Validator(definitions[kind]["schema"])
+        validator.validate(resource)
+        resource["spec"]["replicas"] = 2  # no field of theirs
+        assert not validator.is_valid(resource)
 
 
 def test_the_services_of_compose_are_the_workers():
@@ -98,7 +126,9 @@ def parsed(command):
     return parser.parse_args(command[2:])
 
 
-def test_the_page_leads_to_these_recipes():
+def test_the_pages_lead_to_these_recipes():
     page = (ROOT / "docs" / "launching.md").read_text()
-    for name in ("slurm.sbatch", "kubernetes.yaml"):
+    for name in ("slurm.sbatch", *RECIPES):
         assert f"](../examples/cluster/{name})" in page
+    page = (ROOT / "examples" / "README.md").read_text()
+    assert all(f"](cluster/{path.name})" in page for path in CLUSTER.iterdir() if path.is_file())
