@@ -2,10 +2,12 @@
 
 A comment above a block says so: `<!-- run -->`, among the blocks of its page and with what a how-to
 page takes for granted (`Given`); `<!-- run: two workers -->`, a script of its own; `<!-- run: after
-X -->`, as `<!-- run -->`, in names of its own; `<!-- not run: reason -->`. Others are fragments:
-test_readme.py looks whether the names and arguments in them exist.
+X -->`, as `<!-- run -->`, in names of its own; `<!-- not run: reason -->`. Of a diff the new side
+runs, with `<!-- run: both sides of X -->` the old one, too. Others are fragments: test_readme.py
+looks whether the names and arguments in them exist.
 """
 
+import ast
 import re
 from pathlib import Path
 
@@ -16,17 +18,27 @@ from tests.distributed.cluster import run_workers
 
 SHORT = ("first-script.md", "custom-loops.md")  # the other pages with --deep
 ROOT = Path(__file__).resolve().parents[2]
-_BLOCK = re.compile(r"^<!-- (run|not run)(?:: ([^>]*))? -->\n```python\n(.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"^<!-- (run|not run)(?:: ([^>]*))? -->\n```(python|diff)\n(.*?)^```$", re.M | re.S
+)
 
 
 def marked():
     """Page, kind, and text of each block that is marked to be run."""
     found = []
     for path in sorted((ROOT / "docs").rglob("*.md")):
-        for mark, kind, text in _BLOCK.findall(path.read_text(encoding="utf-8")):
+        for mark, kind, language, text in _BLOCK.findall(path.read_text(encoding="utf-8")):
+            if mark == "run" and kind.startswith("both"):
+                found.append((path.name, f"before {kind}", side(text, "-")))
             if mark == "run":
-                found.append((path.name, kind, text))
+                found.append((path.name, kind, side(text, "+") if language == "diff" else text))
     return found
+
+
+def side(diff, sign):
+    """The old (-) or the new (+) script of a diff."""
+    lines = (line for line in diff.splitlines() if line[:1] in ("", " ", sign))
+    return "".join(f"{line[1:]}\n" for line in lines)
 
 
 def test_marks_are_understood():
@@ -34,7 +46,16 @@ def test_marks_are_understood():
     marks = re.findall(r"^<!-- (?:not )?run\b.*$", text, flags=re.M)
     assert len(marks) == len(_BLOCK.findall(text)) >= 15
     kinds = {kind.partition(" ")[0] for _, kind, _ in marked()}
-    assert kinds == {"", "two", "after"}
+    assert kinds == {"", "two", "after", "before", "both"}
+
+
+def test_both_sides_of_a_diff_are_python():
+    text = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    diffs = [block for *_, language, block in _BLOCK.findall(text) if language == "diff"]
+    assert len(diffs) == 4
+    for diff in diffs:
+        ast.parse(side(diff, "-"))
+        ast.parse(side(diff, "+"))
 
 
 class Given(dict):
