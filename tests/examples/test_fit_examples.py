@@ -1,5 +1,6 @@
 """The examples that train by `fit`, on two worker processes, with little data and few steps."""
 
+import importlib.util
 import pickle
 import re
 import sys
@@ -41,6 +42,13 @@ def cifar_at(folder, examples=16):
         batch = {b"data": data, b"labels": list(map(int, rng.integers(0, 10, examples)))}
         (inside / name).write_bytes(pickle.dumps(batch))
     return inside
+
+
+def needs(package):
+    """Skips without a library whose examples are optional: KerasHub brings tensorflow-text."""
+    name = package.replace("-", "_")
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{package} is not installed: pip install {package}")
 
 
 def text_at(folder):
@@ -93,6 +101,42 @@ def test_transformer(tmp_path):
         "transformer", f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", *flags
     )
     assert "8/8" in first and "perplexity" in first.splitlines()[-1], first
+
+
+def test_vae(tmp_path):
+    mnist_at(tmp_path)
+    flags = [f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--width=16"]
+    first, _ = run_example("vae", *flags, "--batch_size=8", "--epochs=2", "--learning_rate=0.01")
+    found = [float(loss) for loss in re.findall(r" - loss: ([\d.]+)", first)]
+    assert len(found) == 2 and found[1] < found[0] and "compression_ratio" in first
+    assert (tmp_path / "run" / "vae.keras").is_file()
+
+
+def test_recommender(tmp_path):
+    needs("keras-rs")
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{user}\t{movie}\t{1 + user % 5}\t0\n" for user, movie in rng.integers(0, 50, [640, 2])
+    ]
+    (tmp_path / "u.data").write_text("".join(rows))
+    flags = [f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--epochs=2"]
+    first, _ = run_example("recommender", *flags, "--batch_size=16", "--width=8")
+    found = [float(loss) for loss in re.findall(r" - loss: ([\d.]+)", first)]
+    assert len(found) == 2 and found[1] < found[0]
+    assert "18/18" in first and "val_rmse" in first and "compression_ratio" in first
+
+
+def test_hub_lora(tmp_path):
+    needs("keras-hub")
+    text_at(tmp_path)
+    flags = ["--epochs=1", "--steps=6", "--width=16", "--window=16", "--batch_size=4", "--rank=2"]
+    first, _ = run_example(
+        "hub_lora", f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", *flags
+    )
+    whole, lora = re.findall(r"== \w+: ([\d,]+) of [\d,]+ weights learn", first)
+    # Of two layers the queries and the values: [width, heads, rank], [rank, width / heads], biases.
+    assert int(lora.replace(",", "")) == 4 * (16 * 4 * 2 + 2 * 4 + 16) < int(whole.replace(",", ""))
+    assert first.count("6/6") == 2 and first.count("compression_ratio") == 2
 
 
 def test_public_layouts_are_read(tmp_path, datasets):
