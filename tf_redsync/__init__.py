@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # tests/unit/test_exports.py compares these with the public n
     from tf_redsync import outer as outer
     from tf_redsync.auto import Auto as Auto
     from tf_redsync.auto.bit_budget import BitBudget as BitBudget
+    from tf_redsync.cli.notebook import notebook_launcher as notebook_launcher
     from tf_redsync.cluster.tf_config import rank as rank
     from tf_redsync.cluster.tf_config import size as size
     from tf_redsync.errors import DistributedError as DistributedError
@@ -124,6 +125,7 @@ _MODULES = {
     "DensityStages": "tf_redsync.schedules",
     "ExponentialWarmUp": "tf_redsync.schedules",
     "MultiWorkerMirroredStrategy": "tf_redsync.strategy",
+    "notebook_launcher": "tf_redsync.cli.notebook",
     "rank": "tf_redsync.cluster.tf_config",
     "read_worker_state": "tf_redsync.saving",
     "report": "tf_redsync.metrics.page",

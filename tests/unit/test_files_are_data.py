@@ -22,6 +22,11 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "she
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 # A restarted worker runs the user's own script, as the interpreter would.
 ALLOWED_CALLS = {"cli/spare.py": {"exec", "compile"}}
+# Functions of a notebook travel to the workers that it has started, by files in a private folder.
+ALLOWED_MODULES = {
+    "cli/notebook.py": {"cloudpickle", "pickle"},
+    "cli/notebook_worker.py": {"cloudpickle", "pickle"},
+}
 EVIL = """
 import pathlib
 pathlib.Path({trace!r}).write_text("this ran")
@@ -107,11 +112,12 @@ def test_state_in_a_checkpoint_is_read_without_pickle(trace):
 
 @loop("module", sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py")))
 def test_no_module_reads_code(module):
+    modules = FORBIDDEN_MODULES - ALLOWED_MODULES.get(module, set())
     for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
         if isinstance(node, ast.Import):
-            assert not {a.name.split(".")[0] for a in node.names} & FORBIDDEN_MODULES, module
+            assert not {a.name.split(".")[0] for a in node.names} & modules, module
         if isinstance(node, ast.ImportFrom):
-            assert (node.module or "").split(".")[0] not in FORBIDDEN_MODULES, module
+            assert (node.module or "").split(".")[0] not in modules, module
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             forbidden = FORBIDDEN_CALLS - ALLOWED_CALLS.get(module, set())

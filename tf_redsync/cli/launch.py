@@ -73,6 +73,7 @@ def run(
     configs: Sequence[str] | None = None,
     remote: Remote | None = None,
     prewarm: bool = False,
+    stream: Callable[[bytes], None] | None = None,
 ) -> LaunchResult:
     """Run `command` once per worker; return when all workers have ended.
 
@@ -105,6 +106,8 @@ def run(
         replaces the first word of `command`.
       prewarm: whether to import TensorFlow for a restart in advance, in a spare process for each
         worker on this machine. `command` must be a script or module of this interpreter.
+      stream: function that gets the output of worker 0 on this machine as it arrives, with
+        incomplete lines.
 
     Returns:
       A `LaunchResult`. A worker's failure does not raise.
@@ -126,7 +129,7 @@ def run(
         logs.mkdir(parents=True, exist_ok=True)
     limits = TimeLimits(timeout, grace, stop_grace)
     signals: collections.deque[int] = collections.deque()
-    to = output.Output(logs, echo, verbose)
+    to = output.Output(logs, echo, verbose, stream)
     start: Callable[[Job], None]
     prepare: Callable[[], None] | None = None
     spares = Spares()
@@ -286,6 +289,7 @@ class LocalStart:
                     self.restarts.attempt > 0,
                     cores,
                     process=self.spares.take(place, own, cores),
+                    stream=self.output.stream if number == 0 else None,
                 )
             except OSError as error:
                 raise NotStarted(place, error) from error

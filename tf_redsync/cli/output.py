@@ -100,11 +100,19 @@ def printer(index: int, has_log: bool, verbose: bool) -> Callable[[bytes], None]
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Destination of the workers' output: log files, the terminal, or both."""
+    """Destination of the workers' output: log files, the terminal, or both.
+
+    Attributes:
+        logs: Folder of the log files; `None` for none.
+        echo: Whether to print complete lines.
+        verbose: Whether to print TensorFlow's log noise, too.
+        stream: Function that gets the output of worker 0 as it arrives.
+    """
 
     logs: Path | None
     echo: bool
     verbose: bool
+    stream: Callable[[bytes], None] | None = None
 
     def log(self, number: int) -> Path | None:
         """Return the log file of a worker, if there are log files."""

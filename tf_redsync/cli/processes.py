@@ -92,7 +92,8 @@ def spawn(
 class Worker:
     """A worker process in its own session, and its output.
 
-    It is `process`, if given, else a new one.
+    It is `process`, if given, else a new one. `printer` gets complete lines, `stream` all output as
+    it arrives.
 
     Attributes:
       where: "" on this machine, else " on HOST", for messages.
@@ -111,12 +112,14 @@ class Worker:
         cores: Sequence[int] | None = None,
         stdin: int = subprocess.DEVNULL,
         process: subprocess.Popen[bytes] | None = None,
+        stream: Callable[[bytes], None] | None = None,
     ):
         self.index = index
         self.returncode: int | None = None
         self.killed = False
         self.seconds = 0.0
         self._printer = printer
+        self._stream = stream
         self._partial = b""
         self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self.failed_at: float | None = None  # time of its last traceback
@@ -145,6 +148,8 @@ class Worker:
         if self._log:
             self._log.write(data)
             self._log.flush()
+        if self._stream and data:
+            self._stream(data)
         head, newline, self._partial = (self._partial + data).rpartition(b"\n")
         self._take(head + newline)
         if len(self._partial) > _LONGEST_LINE:
