@@ -158,7 +158,7 @@ def _raise(result: LaunchResult, folder: Path) -> NoReturn:
     error = _restored(pickled)
     if error is None:
         error = DistributedError(result.message.rpartition("\n")[2])
-    notes = [f"Raised by worker {worker.index}:\n{text}", *_earlier_lines(worker, text)]
+    notes = [f"Raised by worker {worker.index}:\n{text.rstrip()}", *_earlier_lines(worker, text)]
     error.__notes__ = [*getattr(error, "__notes__", ()), *notes]  # as `add_note` of Python 3.11
     raise error
 
