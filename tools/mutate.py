@@ -197,22 +197,36 @@ MUTATIONS = (
     Mutation(
         "checkpoint: other parts come after the manifest",
         "state/agreed_checkpoints.py",
-        '        return "", dataclasses.asdict(part)\n',
-        "        import os, threading, time\n"
-        "        path = self._store.path(number) / part.name\n"
+        "        failed = _failure(write)\n",
+        "        import os\n"
+        "        failed = _failure(write)\n"
+        "        path = self._store.path(number) / parts[0].name\n"
         '        late = path.with_suffix(".late")\n'
         "        os.rename(path, late)\n"
-        "        threading.Timer(0.1, os.rename, (late, path)).start()\n"
-        '        return "", dataclasses.asdict(part)\n',
+        "        threading.Timer(0.1, os.rename, (late, path)).start()\n",
         ("tests/distributed/test_checkpoints.py", "-k", "workers_agree"),
     ),
     Mutation(
         "checkpoint: a part that could not be written is left out",
         "state/agreed_checkpoints.py",
-        "        if not any(all_failed):\n            parts",
+        "        if not any(all_failed):\n            listed",
         "        results = [found for found in results if found[1]]\n"
-        "        if True:\n            parts",
+        "        if True:\n            listed",
         ("tests/distributed/test_checkpoints.py", "-k", "workers_agree"),
+    ),
+    Mutation(
+        "checkpoint: several saves are in flight",
+        "state/agreed_checkpoints.py",
+        "        self.finish()\n        number",
+        "        number",
+        ("tests/unit/test_checkpoint.py", "-k", "next_one_waits"),
+    ),
+    Mutation(
+        "checkpoint: an error does not wait for a save",
+        "keras/fit_hook.py",
+        "with finished_on_error(), stopping",
+        "with stopping",
+        ("tests/unit/test_checkpoint.py", "-k", "waits_for_a_save_at"),
     ),
     Mutation(
         "checkpoint: a file is written in its place",

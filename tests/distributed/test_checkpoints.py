@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -58,16 +59,41 @@ def _data():
     return data.shuffle(20, seed=11).batch(BATCH, drop_remainder=True)
 
 
-def _dies(keras, at):
+def _dies(keras, at, once):
+    """Ends all workers after a step, once a function says so."""
+
     class Dies(keras.callbacks.Callback):
         steps = 0
 
         def on_train_batch_end(self, batch, logs=None):
             self.steps += 1
             if self.steps == at:
+                while not once():
+                    time.sleep(0.001)
                 cluster.die_together()
 
     return Dies()
+
+
+def _stalls(number):
+    """Makes the writing thread of worker 1 wait for ever in a checkpoint; returns where it is."""
+    import threading
+
+    from tests.distributed.problems import rank
+    from tf_redsync.state import checkpoint_files
+
+    write, reached = checkpoint_files.write_arrays, threading.Event()
+
+    def stall(path, arrays):
+        if path.parent.name != f"checkpoint-{number:06d}":
+            return write(path, arrays)
+        if rank() == 0:
+            write(path, arrays)
+        reached.set()
+        return None if rank() == 0 else threading.Event().wait()
+
+    checkpoint_files.write_arrays = stall
+    return reached.is_set
 
 
 def _losses(keras):
@@ -89,14 +115,15 @@ def _losses(keras):
     return Losses()
 
 
-def _fit(family, method, strategy, directory, dies_at=None):
+def _fit(family, method, strategy, directory, dies=False, stalls=False):
     import tf_redsync as rs
 
     keras, model = _model(family, method, strategy)
     losses = _losses(keras)
     callbacks = [losses, rs.callbacks.Checkpoint(directory, every=4)]
-    if dies_at is not None:
-        callbacks.append(_dies(keras, dies_at))
+    if dies:
+        whole = pathlib.Path(directory) / "checkpoint-000002" / "manifest.json"
+        callbacks.append(_dies(keras, DIES_AT, _stalls(2) if stalls else whole.exists))
     model.fit(_data(), epochs=EPOCHS, verbose=0, callbacks=callbacks)
     weights = {f"weight_{i}": np.asarray(w) for i, w in enumerate(model.get_weights())}
     notes = {"epochs": np.array(losses.epochs), "batches": np.array(losses.batches)}
@@ -115,12 +142,12 @@ def _method(name="RedSync"):
     return METHODS[name](rs)
 
 
-def trained_and_then_killed(family, method, directory):
+def trained_and_then_killed(family, method, directory, stalls=False):
     import tf_redsync as rs
 
     strategy = rs.MultiWorkerMirroredStrategy()
     cluster.save(**_fit(family, _method(method), strategy, f"{directory}/whole"))
-    _fit(family, _method(method), strategy, f"{directory}/killed", DIES_AT)
+    _fit(family, _method(method), strategy, f"{directory}/killed", dies=True, stalls=stalls)
 
 
 def went_on(family, method, directory):
@@ -176,6 +203,23 @@ def test_a_killed_run_goes_on_to_the_bit(family, method, tmp_path):
         first = 1 if family == "keras3" else 2  # metrics of tf_keras begin anew
         np.testing.assert_array_equal(before["epochs"][first:], after["epochs"][first - 1 :])
         assert after["batches"].tolist()[:5] == [2, 3, 4, 5, 0]  # after 8 steps
+
+
+def test_workers_killed_while_a_save_stalls_go_on_from_the_one_before_to_the_bit(tmp_path):
+    """Worker 0 has written its part, and worker 1 has not."""
+    from tf_redsync.state.checkpoint_store import Store
+
+    arguments = ("keras3", "RedSync", str(tmp_path), True)
+    whole = cluster.kill_workers(trained_and_then_killed, args=arguments)
+    store = Store(tmp_path / "killed")
+    assert store.numbers() == [1]
+    assert [p.name for p in store.path(2).iterdir()] == ["part-00000.npz"]
+    rest = run_workers(went_on, args=("keras3", "RedSync", str(tmp_path / "killed")))
+    for before, after in zip(whole, rest, strict=True):
+        assert after["batches"].tolist()[:3] == [4, 5, 0]
+        for name in [n for n in before if n.startswith("weight")]:
+            np.testing.assert_array_equal(before[name], after[name], name)
+    assert store.numbers()[0] > 2 and not store.path(2).exists()
 
 
 # ------------------------------------------------------------------- what goes wrong on one worker

@@ -5,7 +5,9 @@ One job of workers trains without a break, and then again until it is killed; an
 
 import hashlib
 import json
+import pathlib
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -217,6 +219,10 @@ def fit(name, strategy, directory, killed=False):
             **options.get("compiled", {}),
         )
 
+    every = options.get("every", EVERY)
+    saves = (DIES_AFTER[0] * STEPS + DIES_AFTER[1]) // every
+    last = pathlib.Path(directory) / f"checkpoint-{saves:06d}" / "manifest.json"
+
     class Notes(keras.callbacks.Callback):
         epoch, batches, epochs = 0, (), ()
 
@@ -226,13 +232,15 @@ def fit(name, strategy, directory, killed=False):
         def on_train_batch_end(self, batch, logs=None):
             self.batches += (batch,)
             if killed and (self.epoch, batch) >= DIES_AFTER:
+                while not last.exists():
+                    time.sleep(0.01)
                 cluster.die_together()
 
         def on_epoch_end(self, epoch, logs=None):
             self.epochs += ([epoch, float(logs["loss"]), float(logs["accuracy"])],)
 
     notes = Notes()
-    checkpoint = rs.callbacks.Checkpoint(directory, every=options.get("every", EVERY))
+    checkpoint = rs.callbacks.Checkpoint(directory, every=every)
     model.fit(data(name), epochs=EPOCHS, verbose=0, callbacks=[notes, checkpoint])
     exchange = model.optimizer.exchange
     own = exchange.worker_state().items()

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import threading
+import time
 import warnings
 
 import keras
@@ -20,7 +22,9 @@ from tests.deep import DEEP
 from tests.loops import loop
 from tests.unit import checkpoint_saves
 from tf_redsync import stopping
+from tf_redsync.keras import training_state
 from tf_redsync.state import checkpoint_files as saved_arrays
+from tf_redsync.state.checkpoint_store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
 
@@ -266,7 +270,7 @@ def test_it_saves_when_it_is_asked_to(tmp_path):
     with pytest.raises(stopping.Stopped) as raised:
         model.fit(dataset().repeat().batch(2), steps_per_epoch=5000, verbose=0,
                   callbacks=[signals, checkpoint])  # fmt: skip
-    assert raised.value.code == 75 and len(list((tmp_path / "c").iterdir())) == 1
+    assert raised.value.code == 75 and Store(tmp_path / "c").numbers() == [1]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -287,6 +291,109 @@ def test_a_full_disk_is_a_warning_and_the_last_one_stays(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match=words):
         model.fit(DATA["shuffled once"][0](), verbose=0, callbacks=[checkpoint])
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-000003"]
+
+
+# ------------------------------------------------------------------------- beside the training
+
+
+def before_each_part(monkeypatch, act):
+    """Calls `act(number, values)` in the writing thread, before it writes."""
+    write_part = Store.write_part
+
+    def write(store, number, rank, values, whole):
+        assert threading.current_thread() is not threading.main_thread()
+        act(number, values)
+        return write_part(store, number, rank, values, whole)
+
+    monkeypatch.setattr(Store, "write_part", write)
+
+
+def at_the_end_of_steps(act):
+    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: act(batch + 1))
+
+
+def test_training_goes_on_beside_a_save_and_the_next_one_waits_for_it(tmp_path, monkeypatch):
+    model, store, go_on, log, kernels = (
+        model_of("keras3"),
+        Store(tmp_path),
+        threading.Event(),
+        [],
+        {},
+    )
+    copy = training_state.per_worker
+    checkpoint = rs.callbacks.Checkpoint(tmp_path, every=3, keep=1)
+
+    def copies(*args, **kwargs):
+        log.append("copy")
+        return copy(*args, **kwargs)
+
+    def stall(number, values):
+        if number == 2:
+            log.append("stalls")
+            assert go_on.wait(60)
+            kernels["written"] = values["shared/model/0"]
+            log.append("writes")
+
+    def step(done):
+        log.append(done)
+        if done == 6:
+            kernels["then"] = model.layers[0].kernel.numpy()
+        if done == 9:  # the save of step 6 is in flight, and another one is due
+            kernels["now"] = model.layers[0].kernel.numpy()
+            log.append(store.numbers())
+            threading.Timer(0.3, go_on.set).start()
+
+    monkeypatch.setattr(training_state, "per_worker", copies)
+    before_each_part(monkeypatch, stall)
+    callbacks = [at_the_end_of_steps(step), checkpoint]
+    model.fit(DATA["shuffled once"][0](), verbose=0, callbacks=callbacks)
+    assert [e for e in log if e != "stalls"] == [
+        *(1, 2, 3, "copy", 4, 5, 6, "copy", 7, 8, 9, [1], "writes", "copy", 10, "copy")
+    ]
+    assert log.index("stalls") < log.index("writes")
+    assert np.array_equal(kernels["written"], kernels["then"])
+    assert not np.array_equal(kernels["now"], kernels["then"])
+    assert store.numbers() == [4]  # of the end, which `fit` has waited for
+
+
+@loop("ends", ["an error", "when_saved", "the end"])
+def test_it_waits_for_a_save_at(ends, tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("slow")
+    store, found = Store(folder), []
+    before_each_part(monkeypatch, lambda number, values: time.sleep(0.3))
+    checkpoint = rs.callbacks.Checkpoint(folder, every=4 if ends == "an error" else 100)
+    if ends == "when_saved":
+        checkpoint.when_saved = lambda reason, saved: found.append([saved, store.numbers()])
+
+    def step(done):
+        if done == 5 and ends == "an error":
+            assert store.numbers() == []
+            raise Interrupted
+        if done == 5 and ends == "when_saved":
+            checkpoint.save_now("at once")
+
+    callbacks = [at_the_end_of_steps(step), checkpoint]
+    try:
+        model_of("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=callbacks)
+    except Interrupted:
+        assert ends == "an error"
+    assert found == ([[True, [1]]] if ends == "when_saved" else [])
+    assert store.numbers() == ([2, 1] if ends == "when_saved" else [1])
+    monkeypatch.undo()
+
+
+def test_an_error_in_the_writing_thread_is_a_warning(tmp_path, monkeypatch):
+    def fail(number, values):
+        if number == 2:
+            raise MemoryError("no room for buffers")
+
+    before_each_part(monkeypatch, fail)
+    with pytest.warns(
+        UserWarning, match=r"-000002 .* step 6; .*-000001(.|\n)*MemoryError: no room"
+    ):
+        model_of("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=[
+            rs.callbacks.Checkpoint(tmp_path, every=3)])  # fmt: skip
+    assert sorted(p.name[-1] for p in tmp_path.iterdir()) == ["3", "4"]
 
 
 def test_one_of_another_model_is_refused_by_name(tmp_path):

@@ -33,9 +33,11 @@ class Checkpoint(OfBothKeras):
 
     A resumed training continues bit by bit. A checkpoint holds the weights, the optimizer's
     variables, each worker's state of the exchange, moving statistics, seeds, metrics, and the next
-    epoch and batch. Each worker writes its part. When all parts are on disk, the chief writes a
-    manifest with their SHA-256 sums, which makes the checkpoint valid. An interrupted save
-    therefore leaves the previous checkpoint in place.
+    epoch and batch. Each worker copies its part to host memory between two steps, and a thread
+    writes it while training continues. When all parts are on disk, the chief writes a manifest with
+    their SHA-256 sums, which makes the checkpoint valid. An interrupted save therefore leaves the
+    previous checkpoint in place. At most one save is in flight: the next one, the end of `fit`, and
+    an error that ends it wait for it.
 
     `fit` resumes from the newest checkpoint in `directory` that all workers can use. It warns about
     checkpoints that are damaged or belong to another model. See docs/checkpoints.md for data
@@ -159,8 +161,9 @@ class Checkpoint(OfBothKeras):
         self._save_if_due(self._epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Decide with all workers whether a checkpoint is due."""
+        """Report a save that has ended, and decide with all workers whether one is due."""
         assert self._at is not None
+        self._files.finish(wait=False)
         self._steps += batch + 1 - self._batch
         self._batch, self._trained = batch + 1, True
         if isinstance(self.every, int) and self._steps >= self.every:
@@ -219,15 +222,20 @@ class Checkpoint(OfBothKeras):
         if not self._due:
             return
         reason, asked, self._due, self._asked = self._due, self._asked, "", ""
-        saved = self._save(epoch, batch, reason, finished)
+        self._begin_save(epoch, batch, reason, finished)
         self._restart_clocks()
-        if asked.startswith(_SIGNAL) and not finished:
+        stops = asked.startswith(_SIGNAL) and not finished
+        tells = asked and self.when_saved is not None
+        if not (finished or stops or tells):
+            return
+        saved = self._files.finish()
+        if stops:
             self._end()
             raise stopping.Stopped
         if asked and self.when_saved is not None:
             self.when_saved(asked, saved)
 
-    def _save(self, epoch: int, batch: int, reason: str, finished: int) -> bool:
+    def _begin_save(self, epoch: int, batch: int, reason: str, finished: int) -> None:
         model = self.model
         described = Manifest(
             step=int(exchange_of(self).step.numpy()),
@@ -240,12 +248,12 @@ class Checkpoint(OfBothKeras):
             finished=finished,
             reason=reason,
         )
-        return self._files.save(
+        self._files.begin(
             described,
             training_state.shared(model),
-            training_state.per_worker(model, with_metrics=batch > 0),
+            lambda: training_state.per_worker(model, with_metrics=batch > 0),
             training_state.may_differ(model),
-            lambda values: training_state.problem(model, values),
+            training_state.problem_of(model),
         )
 
     def _check(self, found: Found) -> None:

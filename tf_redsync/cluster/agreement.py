@@ -5,6 +5,7 @@ The workers compare texts through the coordination service, without a collective
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -12,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -20,10 +21,14 @@ from tf_redsync.cluster import coordination, watchdog
 from tf_redsync.errors import DistributedError
 from tf_redsync.network import collectives
 
+_Answer = TypeVar("_Answer")
 _logger = logging.getLogger("tf_redsync")
 _SLICE_SECONDS = 5  # of waiting, between two checks of the watchdog's verdict
 _WARN_SECONDS = 20
+_RETRY_SECONDS = 0.2
+_LOST_SECONDS = 30.0  # without an answer of the service, when no watchdog gives a verdict
 _PREFIX = "tf_redsync/agree"
+_CHANNELS = "tf_redsync/channel"
 _sequence = itertools.count()
 _covered: list[str] = []  # the outer agreements that are open
 _created: list[str] = []  # variables since the last agreement
@@ -193,6 +198,81 @@ def _wait_for(key: str, rank: int) -> str:
         if waited - warned >= _WARN_SECONDS:
             warned = waited
             _logger.warning("waiting for worker %d for %.0f s", rank, waited)
+
+
+class Channel:
+    """Texts that a thread of each worker exchanges, while the main threads do anything else.
+
+    Its calls are not numbered with the agreements of the main threads, and raise nothing.
+
+    Args:
+        strategy: Strategy of the workers.
+        name: A name that no other channel has, the same on all workers.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, name: str):
+        self._rank = collectives.worker_rank(strategy)
+        self._workers = collectives.worker_count(strategy)
+        self._prefix = f"{_CHANNELS}/{name}"
+        self._number = 0
+
+    def gather(self, text: str) -> list[str] | None:
+        """Return the texts of all workers by rank; `None` if a worker or the service is lost.
+
+        Args:
+            text: As in `gather_texts`.
+        """
+        if self._workers == 1:
+            return [text]
+        try:
+            return self._exchange(text)
+        except tf.errors.OpError as error:
+            _logger.debug("%s", error)
+            return None
+
+    def _exchange(self, text: str) -> list[str]:
+        store, number = coordination.key_value_store(), self._number
+        self._number += 1
+
+        def get(key: str) -> str:
+            path = f"{self._prefix}/{number}/{key}"
+            return _insist(lambda: store.get_config_key_value(path, 1000 * _SLICE_SECONDS))
+
+        def put(key: str, value: str) -> None:
+            with contextlib.suppress(tf.errors.AlreadyExistsError):  # its answer was lost
+                _insist(lambda: store.set_config_key_value(f"{self._prefix}/{number}/{key}", value))
+
+        put(str(self._rank), text)
+        if self._rank == 0:
+            texts = [get(str(rank)) for rank in range(self._workers)]
+            if number:  # all have come here, so all have read the last texts
+                _insist(lambda: store.delete_config_key_value(f"{self._prefix}/{number - 1}"))
+            put("all", json.dumps(texts))
+        found: list[str] = json.loads(get("all"))
+        return found
+
+
+def _insist(action: Callable[[], _Answer]) -> _Answer:
+    """Repeat a request to the service until it is answered or a worker is lost.
+
+    Raises:
+        tf.errors.OpError: the watchdog has given a verdict, or the service does not answer.
+    """
+    answered = time.monotonic()
+    while True:
+        try:
+            return action()
+        except tf.errors.AlreadyExistsError:
+            raise
+        except tf.errors.DeadlineExceededError:
+            answered = time.monotonic()
+            if watchdog.verdict() is not None:
+                raise
+        except tf.errors.OpError:
+            lost = time.monotonic() - answered >= _LOST_SECONDS
+            if lost or watchdog.verdict() is not None:
+                raise
+            time.sleep(_RETRY_SECONDS)
 
 
 _MOST = 10

@@ -30,6 +30,7 @@ from tf_redsync.keras import (
     training_length,
     weight_sync,
 )
+from tf_redsync.state.agreed_checkpoints import finished_on_error
 from tf_redsync.step import strategy_hooks
 
 _trained: weakref.WeakSet[Any] = weakref.WeakSet()  # models
@@ -270,7 +271,8 @@ def method_of_a_model() -> str:
 def watch_ends(model_class: Any) -> None:
     """Patch a family's `fit`, `evaluate`, `predict` to handle errors; a second call is a no-op.
 
-    Signals get their handlers back, and a `DistributedError` is raised from its original error.
+    Signals get their handlers back, a checkpoint that is being written is completed, and a
+    `DistributedError` is raised from its original error.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
@@ -279,7 +281,7 @@ def watch_ends(model_class: Any) -> None:
     def watching(method: Any) -> Any:
         def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                with stopping.restored_on_error():
+                with finished_on_error(), stopping.restored_on_error():
                     return method(self, *args, **kwargs)
             except DistributedError as error:
                 if error.original is None:

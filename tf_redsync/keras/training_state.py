@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.keras import conflicts, slots, training_state
+from tf_redsync.keras import conflicts, slots
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.network import collectives
@@ -230,29 +230,35 @@ def _methods(config: Any) -> str:
     return ", ".join(found)
 
 
-def problem(model: Any, values: Mapping[str, np.ndarray]) -> str:
-    """Return the reason why values of `shared` or `own` cannot be trained further, or `""`.
+def problem_of(model: Any) -> Callable[[Mapping[str, np.ndarray]], str]:
+    """Return a function that says why values of `shared` or `own` cannot be trained further.
 
+    It returns `""` for values that can, and does not read the model, so a thread may call it.
     Trainable weights must be finite. An optimizer's variables must not be NaN, but sums of squares
     of large gradients may be infinite. Other variables of the model may be user's masks with minus
     infinity, or statistics.
     """
-    of_the_user = training_state.may_differ(model)
-    for name, copies in training_state.variables(model).items():
-        variable = copies[0]
-        for key in [k for k in (name, *training_state.replicas(name, copies)) if k in values]:
-            value = values[key]
-            if not training_state.suits(variable, value):
-                form = f"{variable.dtype.name}{variable.shape}"
-                return f"{key} must be {form}. Received: {value.dtype}{value.shape}"
-            if name in of_the_user or not (variable.dtype.is_floating or variable.dtype.is_complex):
-                continue
-            trained = name.startswith(f"{training_state.MODEL}/")
-            bad = int(np.sum(~np.isfinite(value) if trained else np.isnan(value)))
-            if bad:
-                what = "non-finite" if trained else "NaN"
-                return f"{bad} of {value.size} numbers of {variable.name} ({key}) are {what}"
-    return ""
+    of_the_user, found = may_differ(model), variables(model)
+
+    def problem(values: Mapping[str, np.ndarray]) -> str:
+        for name, copies in found.items():
+            variable = copies[0]
+            for key in [k for k in (name, *replicas(name, copies)) if k in values]:
+                value = values[key]
+                if not suits(variable, value):
+                    form = f"{variable.dtype.name}{variable.shape}"
+                    return f"{key} must be {form}. Received: {value.dtype}{value.shape}"
+                numbers = variable.dtype.is_floating or variable.dtype.is_complex
+                if name in of_the_user or not numbers:
+                    continue
+                trained = name.startswith(f"{MODEL}/")
+                bad = int(np.sum(~np.isfinite(value) if trained else np.isnan(value)))
+                if bad:
+                    what = "non-finite" if trained else "NaN"
+                    return f"{bad} of {value.size} numbers of {variable.name} ({key}) are {what}"
+        return ""
+
+    return problem
 
 
 def check(model: Any, found: Found) -> None:
@@ -261,9 +267,10 @@ def check(model: Any, found: Found) -> None:
     Raises:
         ValueError: values are missing, have another shape or dtype, or are non-finite.
     """
-    missing = [name for name in training_state.variables(model) if name not in found.shared]
+    missing = [name for name in variables(model) if name not in found.shared]
     if missing:
         raise ValueError(f"its files lack {len(missing)} variables, such as {missing[0]}")
+    problem = problem_of(model)
     for values in (found.shared, *found.own):
-        if said := problem(model, values):
+        if said := problem(values):
             raise ValueError(said)

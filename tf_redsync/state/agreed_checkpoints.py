@@ -1,25 +1,33 @@
 """Checkpoints on which all workers agree, when they are written and when they are restored.
 
-An error on one worker reaches all workers before any of them proceeds, so they write the same
-checkpoints and resume from the same one. The workers exchange texts; there are no collectives.
+An error on one worker reaches all workers, so they write the same checkpoints and resume from the
+same one. The workers exchange texts; there are no collectives.
+
+A save copies the values between two steps. A thread of each worker then writes its part, and the
+threads agree: the leaders commit the checkpoint when all parts are on disk. So a save completes
+even if a main thread waits in a step, or has left it by an error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import math
+import threading
+import uuid
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
-from tf_redsync.cluster import agreement
+from tf_redsync.cluster import agreement, watchdog
 from tf_redsync.network import collectives
 from tf_redsync.state.checkpoint_manifest import (
     Manifest,
@@ -29,14 +37,53 @@ from tf_redsync.state.checkpoint_manifest import (
     differences,
 )
 from tf_redsync.state.checkpoint_store import Store
-from tf_redsync.state.shared_directories import by_worker, leaders, os_error
+from tf_redsync.state.shared_directories import by_worker, leaders
 
 Arrays = dict[str, np.ndarray]
 _SHARED, _OWN = "shared/", "own/"
 # Limits of a part's size, per byte of the model and the optimizer and in total: a method's state
 # has a few times as many elements as the model, for each replica of the process.
 _MOST_PER_BYTE, _MOST_BYTES = 100, 1 << 30
+_NO_ANSWER = ["the other workers do not answer"]
 _logger = logging.getLogger("tf_redsync")
+_in_flight: list[Checkpoints] = []  # with a save
+
+
+@contextlib.contextmanager
+def finished_on_error() -> Iterator[None]:
+    """Context that waits for saves in flight if an error leaves it."""
+    try:
+        yield
+    except BaseException:
+        _finish_all()
+        raise
+
+
+def _finish_all() -> None:
+    for checkpoints in list(_in_flight):
+        checkpoints.finish()
+
+
+class _Save(threading.Thread):
+    """A save in flight: the thread that writes and commits a checkpoint.
+
+    Args:
+        number: The checkpoint.
+        step: The step at which its values were copied.
+        write: The thread's work; it sets `failed`.
+
+    Attributes:
+        failed: What failed, by rank, or `_NO_ANSWER`; empty texts if the checkpoint is committed.
+    """
+
+    def __init__(self, number: int, step: int, write: Callable[[_Save], None]):
+        super().__init__(name="tf_redsync_checkpoint", daemon=True)
+        self.number, self.step, self.failed = number, step, _NO_ANSWER
+        self._write = write
+
+    @override
+    def run(self) -> None:
+        self._write(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +122,7 @@ class Checkpoints:
     def __init__(
         self, strategy: tf.distribute.Strategy, directory: str | Path, keep: int, when: str
     ):
+        _finish_all()  # of a `fit` that was left without `finished_on_error`
         self._strategy, self._keep = strategy, keep
         self._store = Store(directory)
         self._rank = collectives.worker_rank(strategy)
@@ -82,10 +130,12 @@ class Checkpoints:
         # The leader of a directory writes the values that its workers have in common.
         what = f"keep {keep} checkpoints, one {when}"
         self._leaders = leaders(strategy, self._store, what)
-        told = [self._store.numbers(), self._store.next_number()]
+        told = [self._store.numbers(), self._store.next_number(), uuid.uuid4().hex]
         all_told = [json.loads(t) for t in self._gather("list checkpoints", json.dumps(told))]
-        self._numbers = sorted({n for numbers, _ in all_told for n in numbers}, reverse=True)
-        self._next = max(following for _, following in all_told)
+        self._numbers = sorted({n for numbers, _, _ in all_told for n in numbers}, reverse=True)
+        self._next = max(following for _, following, _ in all_told)
+        self._channel = agreement.Channel(strategy, all_told[0][2])
+        self._save: _Save | None = None
         self._refused: dict[int, str] = {}
         self._last: Path | None = None
 
@@ -203,56 +253,106 @@ class Checkpoints:
 
     # ------------------------------------------------------------------------------------- saving
 
-    def save(
+    def begin(
         self,
         manifest: Manifest,
         shared: Mapping[str, Callable[[], np.ndarray]],
-        own: Arrays,
+        own: Callable[[], Arrays],
         compared: Collection[str],
         problem: Callable[[Arrays], str] = lambda shared: "",
-    ) -> bool:
-        """Write a checkpoint.
+    ) -> None:
+        """Begin to save a checkpoint: copy the values, and write them in a thread.
 
-        If one worker fails, all workers warn with the reason, and the previous checkpoint stays.
+        At most one save is in flight, hence at most one copy is in memory: it first waits for the
+        previous one.
 
         Args:
             manifest: Its manifest, without parts; the same on all workers.
-            shared: Functions that read the values that the workers have in common, by name. Only
+            shared: Functions that copy the values that the workers have in common, by name. Only
                 the leaders write them.
-            own: Values of this worker alone.
+            own: Copies the values of this worker alone.
             compared: Names in `shared` whose values may differ between workers. A worker whose
                 value differs from its leader's writes it, too.
-            problem: Returns why the values in `shared` must not be saved, or `""`.
+            problem: Returns why the values in `shared` must not be saved, or `""`. It runs in the
+                thread.
+        """
+        self.finish()
+        number, step = self._next, manifest.step
+        self._next += 1
+        what = f"save {self._store.path(number).name} at step {step}"
+        values = self._values(what, shared, compared)
+        values |= {_OWN + name: value for name, value in own().items()}
+        self._save = _Save(
+            number, step, lambda save: self._write_and_commit(save, manifest, values, problem)
+        )
+        _in_flight.append(self)
+        self._save.start()
+
+    def finish(self, wait: bool = True) -> bool:
+        """End the save in flight, if any, without communication in this thread.
+
+        If one worker failed, all workers warn with the reason, and the previous checkpoint stays.
+
+        Args:
+            wait: Whether to wait for it. Otherwise a save that is not written stays in flight.
 
         Returns:
-            Whether the checkpoint is committed; the same on all workers.
+            Whether a checkpoint has been committed; the same on all workers if they wait.
         """
-        number, path = self._next, self._store.path(self._next)
-        self._next += 1
-        name = f"{path.name} at step {manifest.step}"
-        values = self._values(f"save {name}", shared, compared)
-        failed = problem(_of(_SHARED, values))
-        written: dict[str, Any] = {}
-        if not failed:
-            values |= {_OWN + n: value for n, value in own.items()}
-            failed, written = self._write(number, values)
-        results = [
-            json.loads(t) for t in self._gather(f"commit {name}", json.dumps([failed, written]))
-        ]
+        save = self._save
+        if save is None or (not wait and save.is_alive()):
+            return False
+        save.join()
+        self._save = None
+        _in_flight.remove(self)
+        path = self._store.path(save.number)
+        if not any(save.failed):
+            self._last = path
+            return True
+        if watchdog.verdict() is None:  # else the main thread raises it
+            last = (
+                f"The last checkpoint is {self._last}"
+                if self._last
+                else "No checkpoint precedes it"
+            )
+            warnings.warn(
+                f"{path} could not be saved at step {save.step}; training continues. {last}.\n"
+                f"{by_worker(save.failed)}",
+                stacklevel=4,
+            )
+        return False
+
+    def _write_and_commit(
+        self, save: _Save, manifest: Manifest, values: Arrays, problem: Callable[[Arrays], str]
+    ) -> None:
+        """Write this worker's part, and commit the checkpoint with the other workers' threads."""
+        number, parts = save.number, []
+
+        def write() -> None:
+            if said := problem(_of(_SHARED, values)):
+                raise Refused(said)
+            parts.append(self._store.write_part(number, self._rank, values, whole=self.leads))
+
+        failed = _failure(write)
+        values.clear()
+        told = json.dumps([failed, [dataclasses.asdict(part) for part in parts]])
+        results = [json.loads(text) for text in self._channel.gather(told) or ()]
+        if not results:
+            return
         all_failed = [failed for failed, _ in results]
         if not any(all_failed):
-            parts = tuple(Part(**part) for _, part in results)
-            complete = dataclasses.replace(manifest, parts=parts)
-            failed = os_error(lambda: self._store.commit(number, complete)) if self.leads else ""
-            all_failed = self._gather(f"keep {name}", failed)
+            listed = tuple(Part(**part) for _, written in results for part in written)
+            complete = dataclasses.replace(manifest, parts=listed)
+            failed = _failure(lambda: self._store.commit(number, complete)) if self.leads else ""
+            all_failed = self._channel.gather(failed) or _NO_ANSWER
+        save.failed = all_failed
+        if not self.leads or all_failed is _NO_ANSWER:
+            return
         if any(all_failed):
-            self._give_up(number, manifest.step, all_failed)
-            return False
-        self._last = path
-        if self.leads:
+            self._clean_up(lambda: self._store.remove(number))
+        else:
             subject = manifest.subject
             self._clean_up(lambda: self._store.remove_old(self._keep, subject, self._refused))
-        return True
 
     def _values(
         self, what: str, shared: Mapping[str, Callable[[], np.ndarray]], compared: Collection[str]
@@ -267,24 +367,16 @@ class Checkpoints:
         theirs = json.loads(told[self._leaders[self._rank]])
         return {_SHARED + n: read[n] for n in compared if theirs.get(n) != digests[n]}
 
-    def _write(self, number: int, values: Arrays) -> tuple[str, dict[str, Any]]:
-        """Write this worker's part; return an error message, or `""`, and the part's fields."""
-        try:
-            part = self._store.write_part(number, self._rank, values, whole=self.leads)
-        except OSError as error:
-            return str(error), {}
-        return "", dataclasses.asdict(part)
 
-    def _give_up(self, number: int, step: int, failed: list[str]) -> None:
-        """Abandon a checkpoint that could not be written, with a warning."""
-        if self.leads:
-            self._clean_up(lambda: self._store.remove(number))
-        last = f"The last checkpoint is {self._last}" if self._last else "No checkpoint precedes it"
-        warnings.warn(
-            f"{self._store.path(number)} could not be saved at step {step}; training continues. "
-            f"{last}.\n{by_worker(failed)}",
-            stacklevel=4,
-        )
+def _failure(action: Callable[[], Any]) -> str:
+    """Call `action`; return the message of its exception, or `""`."""
+    try:
+        action()
+    except (OSError, Refused) as error:
+        return str(error)
+    except Exception as error:  # the other workers wait for the message
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _digest(value: np.ndarray) -> str:

@@ -80,7 +80,8 @@ class Entry:
         """Return the array: one row for each copy, or a single value if it is shared."""
         if self.kind == "shared":
             return np.asarray(self.copies[0].numpy()).view(self.dtype)
-        return np.stack([np.asarray(c.numpy()).view(self.dtype) for c in self.copies])
+        rows = [np.asarray(c.numpy()).view(self.dtype) for c in self.copies]
+        return np.stack(rows) if len(rows) > 1 else rows[0][np.newaxis]  # without another copy
 
     def assign(self, rows: Sequence[np.ndarray]) -> None:
         """Set the variables.
