@@ -4,7 +4,7 @@
     ... --data_dir=ml-100k      ... --exchange=Dense --beta_1=0.9
 
 --data_dir is a folder of MovieLens with u.data or ratings.dat. Without it, the ratings are made up
-of hidden tastes. Started again, it goes on from its last checkpoint.
+of the moods of users and the fames of movies. Started again, it goes on from its last checkpoint.
 """
 
 import os
@@ -43,9 +43,9 @@ def load_data():
     else:
         users = rng.integers(0, 3000, FLAGS.ratings)
         movies = (1500 * rng.random(FLAGS.ratings) ** 2).astype(int)  # some are seen more often
-        tastes, kinds = rng.normal(size=(3000, 4)), rng.normal(size=(1500, 4))
+        moods, fames = rng.normal(scale=0.7, size=3000), rng.normal(scale=0.7, size=1500)
         noise = rng.normal(scale=0.5, size=FLAGS.ratings)
-        ratings = np.clip(np.rint(3 + (tastes[users] * kinds[movies]).sum(1) / 2 + noise), 1, 5)
+        ratings = np.clip(np.rint(3 + moods[users] + fames[movies] + noise), 1, 5)
     return users.astype("int32"), movies.astype("int32"), ratings.astype("float32")
 
 
