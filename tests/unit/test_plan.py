@@ -401,6 +401,7 @@ METHODS = [
     rs.RedSync(density=0.01, momentum=0.9, warm_up=rs.DenseWarmUp(steps=3)),
     rs.HalfPrecision(method=rs.TopK(density=0.1), dtype="bfloat16"),
     rs.Auto(candidates=(rs.RedSync(),), trial_steps=0),
+    rs.HalfPrecision(method=rs.contrib.MSTopK(density=0.02)),
     rs.Policy(default=rs.ACPSGD(rank=2), rules=(rs.Rule(pattern="a'b", method=rs.Dense()),)),
 ]
 

@@ -69,6 +69,8 @@ def code(value: Any) -> str:
     fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]  # type: ignore[arg-type]
     given = [f"{f.name}={code(v)}" for f, v in fields if v != f.default]
     home = "rs.outer" if isinstance(value, Outer) else "rs"
+    if type(value).__module__.startswith("tf_redsync.contrib."):
+        home = "rs.contrib"
     return f"{home}.{type(value).__name__}({', '.join(given)})"
 
 

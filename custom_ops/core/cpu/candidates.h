@@ -10,12 +10,18 @@
 namespace redsync {
 
 // A candidate in one word that sorts by magnitude and, among equals, puts the lower index higher:
-// the magnitude's float bits (positive, so they sort like the floats) above the inverted index.
-inline uint64_t MakeKey(int32_t magnitude, int64_t index) {
-  return static_cast<uint64_t>(magnitude) << 32 | (0xffffffffu - static_cast<uint32_t>(index));
+// the magnitude's float bits (positive, so they sort like the floats) above the inverted index,
+// above the element's sign.
+inline uint64_t MakeKey(int32_t magnitude, int64_t index, bool negative) {
+  const uint64_t place = 0xffffffffu - static_cast<uint32_t>(index);
+  return static_cast<uint64_t>(magnitude) << 33 | place << 1 | static_cast<uint64_t>(negative);
 }
-inline int32_t KeyMagnitude(uint64_t key) { return static_cast<int32_t>(key >> 32); }
-inline uint32_t KeyIndex(uint64_t key) { return 0xffffffffu - static_cast<uint32_t>(key); }
+inline int32_t KeyMagnitude(uint64_t key) { return static_cast<int32_t>(key >> 33); }
+inline uint32_t KeyIndex(uint64_t key) { return 0xffffffffu - static_cast<uint32_t>(key >> 1); }
+// The bits of an element whose magnitude is its absolute value.
+inline int32_t KeyValue(uint64_t key) {
+  return static_cast<int32_t>(static_cast<uint32_t>(key) << 31) | KeyMagnitude(key);
+}
 
 // Memory of bounded size that threads append to. What does not fit is counted and dropped, so that
 // `used()` is the number that passed, whatever the number of threads. Once it has overflowed

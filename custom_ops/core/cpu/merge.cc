@@ -115,7 +115,7 @@ Status SparseMerge(const SparseBlocks& blocks, int64_t k, void* scratch, int64_t
     if (sum != 0) merged[sums++] = index << 32 | static_cast<uint32_t>(BitsOf(sum));
   }
   auto rank_key = [](uint64_t sum) {  // Sorts by magnitude; the lower index is higher.
-    return MakeKey(static_cast<int32_t>(sum) & 0x7fffffff, static_cast<int64_t>(sum >> 32));
+    return MakeKey(static_cast<int32_t>(sum) & 0x7fffffff, static_cast<int64_t>(sum >> 32), false);
   };
   uint64_t cutoff = 0;
   if (sums > k && k > 0) {

@@ -120,7 +120,8 @@ static inline void Pick(const float* values, Magnitude magnitude, int64_t index,
   int64_t count = waiting->count;
   for (; mask != 0; mask &= mask - 1) {
     const int lane = __builtin_ctzll(mask);
-    waiting->keys[count++] = MakeKey(magnitude(BitsOf(values[lane])), index + lane);
+    const int32_t bits = BitsOf(values[lane]);
+    waiting->keys[count++] = MakeKey(magnitude(bits), index + lane, bits < 0);
   }
   waiting->count = count;
   if (count >= CandidatePool::kFlush) waiting->Flush();

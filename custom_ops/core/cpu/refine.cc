@@ -71,8 +71,9 @@ bool AddTies(const float* values, int64_t size, Magnitude magnitude, int32_t tie
              Candidates* candidates) {
   uint64_t* end = candidates->keys + candidates->count;
   for (int64_t i = 0; i < size && count > 0; ++i) {
-    if (magnitude(BitsOf(values[i])) != tie) continue;
-    *end++ = MakeKey(tie, i);
+    const int32_t bits = BitsOf(values[i]);
+    if (magnitude(bits) != tie) continue;
+    *end++ = MakeKey(tie, i, bits < 0);
     --count;
   }
   if (candidates->count > 0) {  // Else all are equal, and in order already.

@@ -109,29 +109,54 @@ int64_t CountAbove(const Candidates& candidates, int32_t threshold) {
                        [=](uint64_t key) { return KeyMagnitude(key) > threshold; });
 }
 
-int64_t TakeAbove(const Candidates& candidates, int32_t threshold, uint32_t* indices) {
+// Where the selected elements go, in the order of their indices.
+struct Taken {
+  uint32_t* indices;
+  int32_t* values;  // Null if quantised.
   int64_t count = 0;
+
+  // Appends a candidate if it is chosen, without a branch.
+  void Put(uint64_t key, bool chosen) {
+    indices[count] = KeyIndex(key);
+    if (values) values[count] = KeyValue(key);
+    count += chosen;
+  }
+};
+
+void TakeAbove(const Candidates& candidates, int32_t threshold, Taken* taken) {
   for (int64_t i = 0; i < candidates.count; ++i) {
     const uint64_t key = candidates.keys[i];
-    if (KeyMagnitude(key) > threshold) indices[count++] = KeyIndex(key);
+    if (KeyMagnitude(key) > threshold) taken->Put(key, true);
   }
-  return count;
 }
 
-// The k largest, among equals those of lower index; in the order of the indices. `work` has the
-// size of the candidates.
-int64_t TakeTop(const Candidates& candidates, int64_t k, uint64_t* work, uint32_t* indices) {
-  uint64_t cutoff = 0;
-  if (candidates.count > k) {
-    std::copy(candidates.keys, candidates.keys + candidates.count, work);
-    std::nth_element(work, work + k - 1, work + candidates.count, std::greater<uint64_t>());
-    cutoff = work[k - 1];
-  }
+// The k-th largest of more than k candidates. A histogram of the magnitudes, in steps of 1/2048 of
+// an octave above the candidates' threshold, leaves few of them to sort. `work` has their size.
+uint64_t KthLargest(const Candidates& candidates, int64_t k, uint64_t* work) {
+  constexpr int kSteps = 2048, kStepBits = 12;
+  auto step_of = [&candidates](uint64_t key) {
+    const int32_t excess = std::max(KeyMagnitude(key) - candidates.threshold, 0);
+    return std::min(excess >> kStepBits, kSteps - 1);
+  };
+  uint32_t histogram[kSteps] = {};
+  for (int64_t i = 0; i < candidates.count; ++i) ++histogram[step_of(candidates.keys[i])];
+  int step = kSteps - 1;
+  for (; histogram[step] < k; --step) k -= histogram[step];
   int64_t count = 0;
   for (int64_t i = 0; i < candidates.count; ++i) {
-    if (candidates.keys[i] >= cutoff) indices[count++] = KeyIndex(candidates.keys[i]);
+    work[count] = candidates.keys[i];
+    count += step_of(candidates.keys[i]) == step;
   }
-  return count;
+  std::nth_element(work, work + k - 1, work + count, std::greater<uint64_t>());
+  return work[k - 1];
+}
+
+// The k largest, among equals those of lower index. `work` has the size of the candidates.
+void TakeTop(const Candidates& candidates, int64_t k, uint64_t* work, Taken* taken) {
+  const uint64_t cutoff = candidates.count > k ? KthLargest(candidates, k, work) : 0;
+  for (int64_t i = 0; i < candidates.count && taken->count < k; ++i) {
+    taken->Put(candidates.keys[i], candidates.keys[i] >= cutoff);
+  }
 }
 
 // The magnitude's bits of the threshold at a fraction of the way from the mean to the maximum.
@@ -142,8 +167,8 @@ int32_t ThresholdAt(const Summary& summary, double ratio) {
 
 // RedSync's trimmed top-k: lowers a threshold between mean and maximum until k elements pass, then
 // takes the exact top-k of those. The result is that of the exact selector.
-int64_t TakeTrimmed(Candidates candidates, const Summary& summary, int64_t k, uint64_t* work,
-                    uint32_t* indices) {
+void TakeTrimmed(Candidates candidates, const Summary& summary, int64_t k, uint64_t* work,
+                 Taken* taken) {
   for (double ratio = 0.8; ratio > 0.1; ratio -= 0.2) {
     const int32_t threshold = ThresholdAt(summary, ratio);
     if (threshold < candidates.threshold)
@@ -154,13 +179,12 @@ int64_t TakeTrimmed(Candidates candidates, const Summary& summary, int64_t k, ui
     candidates.count = end - candidates.keys;
     break;
   }
-  return TakeTop(candidates, k, work, indices);
+  TakeTop(candidates, k, work, taken);
 }
 
 // RedSync's threshold binary search, with reuse of the last ratio: from 3/4 of k to k elements.
-int64_t TakeByThreshold(const Candidates& candidates, const Summary& summary,
-                        const SelectOptions& options, uint64_t* work, uint32_t* indices,
-                        float* new_ratio) {
+void TakeByThreshold(const Candidates& candidates, const Summary& summary,
+                     const SelectOptions& options, uint64_t* work, Taken* taken, float* new_ratio) {
   const int64_t k = options.k;
   auto too_few = [=](int64_t n) { return 4 * n <= 3 * k; };
   auto in_band = [=](int64_t n) { return !too_few(n) && n <= k; };
@@ -168,7 +192,7 @@ int64_t TakeByThreshold(const Candidates& candidates, const Summary& summary,
     const int32_t threshold = ThresholdAt(summary, options.ratio);
     if (in_band(CountAbove(candidates, threshold))) {
       *new_ratio = options.ratio;
-      return TakeAbove(candidates, threshold, indices);
+      return TakeAbove(candidates, threshold, taken);
     }
   }
   double low = 0, high = 1;
@@ -178,17 +202,16 @@ int64_t TakeByThreshold(const Candidates& candidates, const Summary& summary,
     const int64_t count = CountAbove(candidates, threshold);
     if (in_band(count)) {
       if (!options.quantized) *new_ratio = static_cast<float>(middle);
-      return TakeAbove(candidates, threshold, indices);
+      return TakeAbove(candidates, threshold, taken);
     }
     (too_few(count) ? high : low) = middle;
   }
-  return TakeTop(candidates, k, work, indices);
+  TakeTop(candidates, k, work, taken);
 }
 
 // There is room for all elements: takes those of a magnitude above the threshold.
-int64_t TakeAll(const float* values, int64_t size, Magnitude magnitude, int32_t threshold,
-                const Plan& plan, int64_t* counts, const ParallelFor& parallel_for,
-                uint32_t* indices) {
+void TakeAll(const float* values, int64_t size, Magnitude magnitude, int32_t threshold,
+             const Plan& plan, int64_t* counts, const ParallelFor& parallel_for, Taken* taken) {
   auto for_blocks = [&](const std::function<void(int64_t, int64_t, int64_t)>& body) {
     parallel_for(plan.blocks, kBlock, [&](int64_t first, int64_t last) {
       for (int64_t b = first; b < last; ++b) body(b, b * kBlock, std::min(size, (b + 1) * kBlock));
@@ -202,12 +225,16 @@ int64_t TakeAll(const float* values, int64_t size, Magnitude magnitude, int32_t 
   });
   for (int64_t b = 0; b < plan.blocks; ++b) counts[b + 1] += counts[b];
   for_blocks([&](int64_t b, int64_t begin, int64_t end) {
-    uint32_t* out = indices + counts[b];
+    int64_t out = counts[b];
     for (int64_t i = begin; i < end; ++i) {
-      if (magnitude(BitsOf(values[i])) > threshold) *out++ = static_cast<uint32_t>(i);
+      const int32_t bits = BitsOf(values[i]);
+      if (magnitude(bits) <= threshold) continue;
+      taken->indices[out] = static_cast<uint32_t>(i);
+      if (taken->values) taken->values[out] = bits;
+      ++out;
     }
   });
-  return counts[plan.blocks];
+  taken->count = counts[plan.blocks];
 }
 
 // Candidates of the accumulate pass if the prediction was right, else those of a second look.
@@ -224,28 +251,28 @@ Candidates Gather(const float* values, const SelectOptions& options, int32_t thr
   return {scratch.ordered_keys, pool->used(), threshold, pool->used()};
 }
 
-// Copies the selected elements into the message and zeroes them in the outputs.
-void Extract(const SelectOptions& options, const SelectBuffers& buffers,
-             const ParallelFor& parallel_for, SelectResult* result) {
-  if (options.quantized && result->count > 0) {
-    double sum = 0;  // In the order of the indices.
-    for (int64_t i = 0; i < result->count; ++i) sum += buffers.new_residual[buffers.indices[i]];
-    result->mean = static_cast<float>(sum / result->count);
-  }
-  float* mask = options.masking ? buffers.new_velocity : nullptr;
-  parallel_for(result->count, kGatherCost, [&](int64_t first, int64_t last) {
-    constexpr int64_t kAhead = 16;  // Each element is in a cache line, mostly a page, of its own.
-    for (int64_t i = first; i < last; ++i) {
-      if (i + kAhead < last) {
-        __builtin_prefetch(buffers.new_residual + buffers.indices[i + kAhead], 1);
-        if (mask) __builtin_prefetch(mask + buffers.indices[i + kAhead], 1);
+// The mean of the selected elements, summed in the order of the indices.
+float MeanOf(const Taken& taken, const float* values) {
+  double sum = 0;
+  for (int64_t i = 0; i < taken.count; ++i) sum += values[taken.indices[i]];
+  return taken.count > 0 ? static_cast<float>(sum / taken.count) : 0.0f;
+}
+
+// Zeroes the selected elements in the outputs.
+void Clear(const SelectOptions& options, const SelectBuffers& buffers, int64_t count,
+           const ParallelFor& parallel_for) {
+  float* residual = options.clear_residual ? buffers.new_residual : nullptr;
+  float* velocity = options.masking ? buffers.new_velocity : nullptr;
+  for (float* memory : {residual, velocity}) {
+    if (memory == nullptr) continue;
+    parallel_for(count, kGatherCost, [&](int64_t first, int64_t last) {
+      constexpr int64_t kAhead = 16;  // Each element is in a cache line, mostly a page, of its own.
+      for (int64_t i = first; i < last; ++i) {
+        if (i + kAhead < last) __builtin_prefetch(memory + buffers.indices[i + kAhead], 1);
+        memory[buffers.indices[i]] = 0;
       }
-      const uint32_t at = buffers.indices[i];
-      if (!options.quantized) buffers.values[i] = BitsOf(buffers.new_residual[at]);
-      buffers.new_residual[at] = 0;
-      if (mask) mask[at] = 0;
-    }
-  });
+    });
+  }
 }
 
 PassArgs MakeArgs(const SelectOptions& options, const SelectBuffers& buffers) {
@@ -267,27 +294,25 @@ PassArgs MakeArgs(const SelectOptions& options, const SelectBuffers& buffers) {
   return args;
 }
 
-int64_t Take(const SelectOptions& options, const SelectBuffers& buffers, const Summary& summary,
-             int32_t threshold, const Plan& plan, const Scratch& scratch, CandidatePool* pool,
-             const ParallelFor& parallel_for, float* new_ratio) {
+void Take(const SelectOptions& options, const SelectBuffers& buffers, const Summary& summary,
+          int32_t threshold, const Plan& plan, const Scratch& scratch, CandidatePool* pool,
+          const ParallelFor& parallel_for, Taken* taken, float* new_ratio) {
   if (options.k >= options.size) {
     const int32_t above = options.selector == Selector::kFixed ? FixedThreshold(options) : 0;
     return TakeAll(buffers.new_residual, options.size, MagnitudeOf(options), above, plan,
-                   scratch.counts, parallel_for, buffers.indices);
+                   scratch.counts, parallel_for, taken);
   }
   const Candidates candidates =
       Gather(buffers.new_residual, options, threshold, plan, scratch, pool, parallel_for);
   switch (options.selector) {
     case Selector::kExact:
     case Selector::kFixed:
-      return TakeTop(candidates, options.k, scratch.keys, buffers.indices);
+      return TakeTop(candidates, options.k, scratch.keys, taken);
     case Selector::kTrimmed:
-      return TakeTrimmed(candidates, summary, options.k, scratch.keys, buffers.indices);
+      return TakeTrimmed(candidates, summary, options.k, scratch.keys, taken);
     case Selector::kThreshold:
-      return TakeByThreshold(candidates, summary, options, scratch.keys, buffers.indices,
-                             new_ratio);
+      return TakeByThreshold(candidates, summary, options, scratch.keys, taken, new_ratio);
   }
-  return 0;
 }
 
 }  // namespace
@@ -331,9 +356,12 @@ Status AccumulateAndSelect(const SelectOptions& options, const SelectBuffers& bu
   const Summary summary = Summarize(scratch.stats, plan, size);
   result->finite = result->finite && summary.finite;
   if (!result->finite) return Status::kOk;
-  result->count = Take(options, buffers, summary, args.threshold, plan, scratch, &pool,
-                       parallel_for, &result->ratio);
-  Extract(options, buffers, parallel_for, result);
+  Taken taken{buffers.indices, options.quantized ? nullptr : buffers.values};
+  Take(options, buffers, summary, args.threshold, plan, scratch, &pool, parallel_for, &taken,
+       &result->ratio);
+  result->count = taken.count;
+  if (options.quantized) result->mean = MeanOf(taken, buffers.new_residual);
+  Clear(options, buffers, taken.count, parallel_for);
   return Status::kOk;
 }
 

@@ -20,6 +20,7 @@ struct SelectOptions {
   Momentum momentum = Momentum::kNone;
   float factor = 0;  // Of the momentum.
   bool masking = true;
+  bool clear_residual = true;  // Whether what is selected leaves the residual.
   float scale = 1;
   bool positive_side = true;  // Side that a quantised tensor sends.
   bool search = true;         // Whether to bisect anew rather than to reuse `ratio`.
