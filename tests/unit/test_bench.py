@@ -1,11 +1,16 @@
 """`tf-redsync bench`: workers that measure steps, their table, and what is wrong with a command."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+import tf_redsync as rs
 from tests.distributed.cluster import run_workers
-from tf_redsync.cli import bench, bench_worker, launch
+from tf_redsync.cli import bench, bench_result, bench_worker, launch
+from tf_redsync.methods import known_losses
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def tiny():
@@ -18,7 +23,7 @@ def tiny():
 def measured(path, methods):
     code = bench_worker.main(
         ["--model=tests.unit.test_bench:tiny", "--steps=2", "--rounds=2", "--batch-size=4",
-         f"--json={path}", "--methods", *methods]
+         f"--json={path}", "--training-steps=100", "--methods", *methods]
     )  # fmt: skip
     return {"code": code}
 
@@ -42,21 +47,65 @@ def test_workers_measure_each_method_in_turn(tmp_path):
 def test_wrong_methods_and_models_end_with_a_line(capsys):
     assert measured("unused", ["RedSync(densty=0.1)"])["code"] == 2
     assert "Did you mean `density`" in capsys.readouterr().err
-    argv = ["--model=nowhere:f", "--steps=1", "--rounds=1", "--methods", "Dense"]
+    argv = ["--model=nowhere:f", "--steps=1", "--rounds=1", "--training-steps=1",
+            "--methods", "Dense"]  # fmt: skip
     assert bench_worker.main(argv) == 2
     assert "--model=nowhere:f" in capsys.readouterr().err
 
 
-def test_speeds_are_over_dense():
-    def timing(method, *seconds):
-        return bench_worker.Timing(method, None, lambda: None, list(seconds), bytes=1234.0)
+def row(method, loss, *seconds):
+    return bench_result.Measured(method=method, loss=loss, seconds=list(seconds), bytes=1234.0)
 
-    lines = bench_worker.table(
-        [timing("Dense()", 0.1, 0.3, 0.2), timing("TopK()", 0.05)]
-    ).splitlines()
-    assert lines[1].split() == ["Dense()", "200.0", "100.0", "300.0", "1,234", "1.00x"]
-    assert lines[2].split()[-1] == "4.00x"
-    assert "speed" not in bench_worker.table([timing("TopK()", 0.05)])
+
+def test_speeds_are_over_dense():
+    rows = [row("Dense()", "none", 0.1, 0.3, 0.2), row("TopK()", "not measured", 0.05)]
+    lines = bench_result.table(rows, 36_000).splitlines()
+    numbers = ["Dense()", "200.0", "100.0", "300.0", "1,234", "1.00x", "2.00", "none"]
+    assert lines[1].split() == numbers
+    assert "4.00x" in lines[2] and "not measured" in lines[2]
+    assert "speed" not in bench_result.table(rows[1:], 1)
+
+
+def test_the_sentence_names_the_fastest_method_its_loss_and_the_best_without_a_loss():
+    nothing = row("NoExchange", "not measured", 0.01)
+    dense, half = row("Dense()", "none", 0.2), row("HalfPrecision()", "none", 0.1)
+    coded = row("CodedGMC()", "0.5 to 2.6 points", 0.05)
+    text = bench_result.sentence([dense, half, coded, nothing], 36_000)
+    assert (
+        text.startswith("Use CodedGMC(), 50.0 ms a step, 0.5 h for 36,000 (dense: 200.0 ms")
+        and "0.5 to 2.6 points" in text
+    )
+    assert text.endswith("Without a loss: HalfPrecision(), 100.0 ms a step, 1.0 h for 36,000.")
+    text = bench_result.sentence([dense, half, nothing], 36_000)
+    assert text.startswith("Use HalfPrecision()") and "no accuracy" in text
+    slow = row("HalfPrecision()", "none", 0.19)
+    assert "Without" not in bench_result.sentence([dense, slow, coded], 1)
+    assert bench_result.sentence([dense, slow], 1).startswith("Stay dense: 200.0 ms a step")
+    assert bench_result.sentence([half, coded], 1) == ""  # nothing to compare with
+
+
+def test_the_picture_has_a_bar_and_a_loss_for_each_method():
+    pytest.importorskip("plotly", reason="pip install plotly")
+    rows = [row("Dense()", "none", 0.2), row("CodedGMC()", "0.5 to 2.6 points", 0.05)]
+    figure = bench_result.figure(rows, 36_000)
+    (bars,) = figure.data
+    assert list(bars.y) == ["CodedGMC()", "Dense()"] and list(bars.x) == pytest.approx([0.5, 2.0])
+    assert "0.5 to 2.6 points" in bars.text[0] and "loss" not in bars.text[1]
+    assert "Use CodedGMC()" in figure.layout.title.text
+
+
+def test_known_losses_are_those_of_the_documentation():
+    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/accuracy.md")]
+    words = " ".join(" ".join(pages).split())
+    measured = [
+        rs.HalfPrecision(), rs.BlockQuantized(bits=8), rs.BlockQuantized(bits=4), rs.CodedGMC(),
+        rs.CodedTopK(), rs.PowerSGD(rank=4),
+    ]  # fmt: skip
+    for method in measured:
+        assert known_losses.known_loss(method).split(" (")[0] in words
+    unknown = [rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(), rs.Auto(),
+               rs.HalfPrecision(method=rs.TopK())]  # fmt: skip
+    assert all(known_losses.known_loss(m).startswith("not measured") for m in unknown)
 
 
 def test_the_command_starts_the_launcher(monkeypatch, capsys):
@@ -68,6 +117,7 @@ def test_the_command_starts_the_launcher(monkeypatch, capsys):
     parsed = bench_worker._parsed(words[3:])
     assert parsed.methods == ["Dense", "RedSync(density=0.01)"]
     assert (parsed.rounds, parsed.steps, parsed.batch_size) == (2, 10, None)
+    assert parsed.training_steps == 100_000
     with pytest.raises(SystemExit) as end:
         bench.main(["-n", "2", "--rounds", "0"])
     assert end.value.code == 2 and "`--rounds` must be at least 1" in capsys.readouterr().err

@@ -39,6 +39,7 @@ RUN = {
     "model": "small",
     "optimizer": "SGD",
     "dense_bytes": 4160.0,
+    "known_losses": {"TopK": "2 < 3 points", "Dense": "none"},
     "decision": "tf_redsync.Auto, 2 workers: <all-gather>",
     "explained": "variable  shape\nthe table",
     "time_split": "profiled",
@@ -187,6 +188,17 @@ def test_the_function_and_the_command(tmp_path, capsys):
 def test_pages_of_little(tmp_path, found):
     text = rs.report(write(tmp_path, found)).read_text()
     assert text.endswith("</html>\n") and "<GPU>" not in text
+
+
+def test_the_page_opens_with_what_was_saved_what_it_cost_and_where_time_went(tmp_path):
+    pytest.importorskip("plotly", reason="pip install plotly")
+    write(tmp_path, TRAINING)
+    text = rs.report(tmp_path).read_text()
+    answer = html.unescape(re.search(r"<p class='answer'>(.*?)</p>", text)[1])
+    assert "sent 20 kB instead of 208 kB, 10.4 times less" in answer
+    assert "The known loss of accuracy of TopK: 2 < 3 points" in answer
+    assert "compute 5.0, wait 3.0, " in answer
+    assert text.index("class='answer'") < text.index("<dl>")
 
 
 def test_words():

@@ -3,12 +3,14 @@
 The function build_model of train.py takes no arguments and returns a built Keras model, or
 (model, (inputs, labels)), or (model, (inputs, labels), loss), as for `tf-redsync plan`. Each round
 trains the model for some steps with each method in turn, so that other load on the machines affects
-all methods alike. Worker 0 prints medians. The flags for workers are those of `tf-redsync launch`.
+all methods alike. Worker 0 prints medians, the hours of a whole training, what each method is known
+to cost in accuracy, and a recommendation. The flags for workers are those of `tf-redsync launch`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
 
@@ -18,8 +20,9 @@ from tf_redsync.cli.command_line import Command, Flag, Parser
 METHODS = (
     "Dense()",
     "HalfPrecision()",
+    "BlockQuantized(bits=4)",
     "CodedGMC(momentum=0.9)",
-    "RedSync(momentum=0.9)",
+    "CodedTopK()",
     "NoExchange()",
 )
 EXAMPLE = "tf_redsync.cli.bench_worker:example"
@@ -41,6 +44,15 @@ _FLAGS: tuple[Flag, ...] = (
     ),
     (("--steps",), {"type": int, "default": 10, "help": "steps per round (10)"}),
     (("--rounds",), {"type": int, "default": 5, "help": "rounds after a warm-up round (5)"}),
+    (
+        ("--training-steps",),
+        {"type": int, "default": 100_000, "help": "steps of the whole training, for the hours "
+         "(100000)"},
+    ),
+    (
+        ("--plot",),
+        {"metavar": "FILE.html", "help": "also write a picture of the hours; needs plotly"},
+    ),
     (("--json",), {"metavar": "FILE", "help": "also write the times to a file of worker 0"}),
 )  # fmt: skip
 
@@ -51,17 +63,24 @@ def _configure(parser: Parser) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("batch_size", "steps", "rounds"):
+    for name in ("batch_size", "steps", "rounds", "training_steps"):
         value = getattr(args, name)
         if value is not None and value < 1:
             flag = name.replace("_", "-")
             raise ValueError(f"`--{flag}` must be at least 1. Received: --{flag}={value}")
+    if args.plot and importlib.util.find_spec("plotly") is None:
+        raise ValueError(
+            f"`--plot` needs plotly: pip install 'tf_redsync[report]'. Received: --plot={args.plot}"
+        )
 
 
 def _worker_flags(args: argparse.Namespace) -> list[str]:
     flags = [f"--model={args.model}", f"--steps={args.steps}", f"--rounds={args.rounds}"]
+    flags.append(f"--training-steps={args.training_steps}")
     if args.batch_size:
         flags.append(f"--batch-size={args.batch_size}")
+    if args.plot:
+        flags.append(f"--plot={args.plot}")
     if args.json:
         flags.append(f"--json={args.json}")
     return [*flags, "--methods", *args.methods]

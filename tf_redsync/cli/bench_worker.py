@@ -9,38 +9,31 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from tf_redsync import tables
+from tf_redsync.cli import bench_result
+from tf_redsync.cli.bench_result import Measured
+from tf_redsync.methods.known_losses import known_loss
 from tf_redsync.planning import PlanError
 
 LEARNING_RATE = 1e-3
 _WIDTH = 2_000
 
 
-@dataclasses.dataclass
-class Timing:
+@dataclasses.dataclass(kw_only=True)
+class Timing(Measured):
     """Measured steps of one method.
 
     Attributes:
-        method: The method's expression, as given.
         optimizer: The wrapped optimizer.
         step: Runs one step; returns the loss.
-        times: Mean seconds per step, one entry for each round.
-        bytes: Bytes that a worker sends per step.
     """
 
-    method: str
     optimizer: Any
     step: Callable[[], Any]
-    times: list[float] = dataclasses.field(default_factory=list)
-    bytes: float = 0.0
 
     def run(self, steps: int) -> float:
         """Run `steps` steps; return the mean seconds per step."""
@@ -49,11 +42,6 @@ class Timing:
             loss = self.step()
         float(loss)  # waits for the last step
         return (time.perf_counter() - started) / steps
-
-    @property
-    def milliseconds(self) -> float:
-        """Median over the rounds, in milliseconds per step."""
-        return 1e3 * statistics.median(self.times)
 
 
 def example() -> Any:
@@ -97,7 +85,12 @@ def prepare(strategy: Any, text: str, found: Any, subject: Any) -> Timing:
     def step() -> Any:
         return strategy.run(replica_step)
 
-    return Timing(text, optimizer, lambda: strategy.experimental_local_results(step())[0])
+    return Timing(
+        method=text,
+        loss=known_loss(found.method),
+        optimizer=optimizer,
+        step=lambda: strategy.experimental_local_results(step())[0],
+    )
 
 
 def measure(
@@ -110,26 +103,11 @@ def measure(
             model.set_weights(start)
             seconds = timing.run(steps)
             if number:
-                timing.times.append(seconds)
+                timing.seconds.append(seconds)
             phase = f"round {number} of {rounds}" if number else "warm-up"
             say(f"{phase}: {timing.method}: {1e3 * seconds:.1f} ms per step")
     for timing in timings:
         timing.bytes = float(timing.optimizer.bytes_per_step())
-
-
-def table(timings: Sequence[Timing]) -> str:
-    """Return the results as a text table, with speed-ups over `Dense` if it was measured."""
-    dense = next((t for t in timings if t.method in ("Dense", "Dense()")), None)
-    rows = [["method", "ms per step", "fastest", "slowest", "bytes sent per step"]]
-    for t in timings:
-        low, high = 1e3 * min(t.times), 1e3 * max(t.times)
-        rows.append(
-            [t.method, f"{t.milliseconds:.1f}", f"{low:.1f}", f"{high:.1f}", f"{t.bytes:,.0f}"]
-        )
-    if dense is not None:
-        ratios = [f"{dense.milliseconds / t.milliseconds:.2f}x" for t in timings]
-        rows = [[*row, more] for row, more in zip(rows, ["speed", *ratios], strict=True)]
-    return "\n".join(tables.aligned(rows, right=range(1, len(rows[0]))))
 
 
 def _library(model: Any) -> Any:
@@ -149,6 +127,8 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--json")
+    parser.add_argument("--training-steps", type=int, required=True)
+    parser.add_argument("--plot")
     parser.add_argument("--methods", nargs="+", required=True)
     return parser.parse_args(argv)
 
@@ -186,10 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(f"{made.model.count_params():,} weights, {strategy.num_replicas_in_sync} replicas")
     measure(timings, made.model, args.rounds, args.steps, say)
     if first:
-        print(f"\n{table(timings)}", flush=True)
-        if args.json:
-            rows = [{"method": t.method, "seconds": t.times, "bytes": t.bytes} for t in timings]
-            Path(args.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        bench_result.show(timings, args.training_steps, args.plot, args.json)
     return 0
 
 

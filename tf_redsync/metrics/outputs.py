@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.config import serialize
+from tf_redsync.methods.known_losses import known_loss
 from tf_redsync.metrics import records
 from tf_redsync.metrics.profiler import Split
 from tf_redsync.metrics.sampling import Sample, Sampler
@@ -71,6 +72,7 @@ class Outputs:
             policy=serialize(exchange.policy),
             dense_bytes=explained.dense_bytes,
             expected_bytes=explained.bytes_per_step,
+            known_losses={type(m).__name__: known_loss(m) for m in exchange.policy.methods},
             decision=explained.decision,
             explained=str(explained),
             variables=[dataclasses.asdict(row) for row in explained.rows],

@@ -24,6 +24,7 @@ dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(11.5em, 1fr)
 dl div { border: 1px solid #ddd; border-radius: 6px; padding: .4em .8em; }
 dt { color: #555; font-size: .85em; } dd { margin: 0; font-size: 1.2em; font-weight: 600; }
 pre { background: #f6f6f6; border-radius: 6px; padding: .8em; overflow-x: auto; font-size: 12px; }
+p.answer { font-size: 1.1em; }
 ul.notes { background: #fff8e1; border-radius: 6px; padding: .6em 2em; }
 """
 
@@ -90,7 +91,8 @@ def _page(history: History, source: str) -> str:
         ("Time", figures.TIME, figures.time(history)),
         ("Layers", figures.LAYERS, figures.layers(worker)),
     ]
-    body = [f"<h1>{_escaped(title)}</h1>", _facts(history, source), _notes(history)]
+    head = (f"<h1>{_escaped(title)}</h1>", _answer(history), _facts(history, source))
+    body = [*head, _notes(history)]
     for heading, text, drawn in sections:
         body.append(f"<h2>{heading}</h2><p class='what'>{text}</p>")
         body += [_embedded(figure) for figure in drawn]
@@ -135,11 +137,33 @@ def methods_of(worker: Worker) -> list[str]:
 # ------------------------------------------------------------------------------------ the head
 
 
+def _answer(history: History) -> str:
+    """Return what compression has saved, what it is known to cost, and where the time went."""
+    worker = history.first
+    sent, dense, _ = _sent_and_dense(worker)
+    found = []
+    if sent and dense:
+        less = f"{dense / sent:,.1f} times less"
+        found.append(f"Each worker sent {size(sent)} instead of {size(dense)}, {less}.")
+    known = worker.run.get("known_losses") or {}
+    largest = methods_of(worker)[0]
+    if largest in known:
+        found.append(
+            f"The known loss of accuracy of {largest}: {known[largest]} (docs/accuracy.md)."
+        )
+    split = next((w.splits[-1] for w in history.workers if w.splits), None)
+    if split is not None:
+        parts = [(split.get(f"{part}_ms"), part) for part in figures.PARTS]
+        times = sorted(((ms, part) for ms, part in parts if ms), reverse=True)
+        spent = ", ".join(f"{part} {ms:,.1f}" for ms, part in times)
+        found.append(f"A step's milliseconds: {spent}.")
+    return f"<p class='answer'>{_escaped(' '.join(found))}</p>" if found else ""
+
+
 def _facts(history: History, source: str) -> str:
     worker = history.first
     run, last = worker.run, worker.samples[-1] if worker.samples else {}
-    sent, step = _sent_at_last(worker)
-    dense = (run.get("dense_bytes") or 0.0) * step
+    sent, dense, step = _sent_and_dense(worker)
     workers = int(run.get("workers", 1))
     versions = run.get("versions") or {}
     facts = {
@@ -163,6 +187,12 @@ def _facts(history: History, source: str) -> str:
         if value is not None
     )
     return f"<p class='what'>{_escaped(source)}</p><dl>{''.join(cells)}</dl>"
+
+
+def _sent_and_dense(worker: Worker) -> tuple[float | None, float, int]:
+    """Return the bytes sent until the last record, those of a dense training, and the step."""
+    sent, step = _sent_at_last(worker)
+    return sent, (worker.run.get("dense_bytes") or 0.0) * step, step
 
 
 def _sent_at_last(worker: Worker) -> tuple[float | None, int]:
