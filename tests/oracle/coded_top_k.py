@@ -218,7 +218,7 @@ class CodedTopKOracle:
         return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]
 
 
-class CodedGMCOracle:
+class CodedGMCOracle(CodedTopKOracle):
     """Workers that add the same momentum, a share each of the last total, before they select.
 
     Shi, Zhao, Xie, Gao, Li (2019), "Global Momentum Compression", in the units of an exchange, as
@@ -226,20 +226,12 @@ class CodedGMCOracle:
     """
 
     def __init__(self, shapes, workers, density, value_bits, momentum):
-        self.top_k = CodedTopKOracle(shapes, workers, density, value_bits)
+        super().__init__(shapes, workers, density, value_bits)
         self.share = np.float32(momentum / workers)
         self.before = [np.zeros(s, np.float32) for s in shapes]
-
-    @property
-    def residuals(self):
-        """With the share of the last total, which the next step adds."""
-        return [
-            [v + self.share * b for v, b in zip(own, self.before, strict=True)]
-            for own in self.top_k.residuals
-        ]
 
     def step(self, grads) -> list[np.ndarray]:
         """One step; `grads[worker][tensor]` are g / K. Returns the totals."""
         own = [[self.share * b + g for g, b in zip(gs, self.before, strict=True)] for gs in grads]
-        self.before = self.top_k.step(own)
+        self.before = super().step(own)
         return self.before

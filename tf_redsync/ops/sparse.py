@@ -70,24 +70,6 @@ def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor)
     )
 
 
-def descended(start: tf.Tensor, total: SparseTotal, learning_rate: float) -> tf.Tensor:
-    """Return `start - learning_rate * total`; `descend` for a tensor.
-
-    Args:
-        start: float32 tensor of any shape. The result takes its memory if no other op needs it.
-        total: The direction; positions refer to the flattened tensor.
-        learning_rate: A number.
-    """
-    rate, indices = tf.constant(learning_rate, tf.float32), tf.bitcast(total.indices, tf.int32)
-    if runs_natively([start]):
-        result: tf.Tensor = native.load().redsync_descended(
-            start=start, indices=indices, values=total.values, learning_rate=rate
-        )
-        return result
-    along = rate * total.values
-    return tf.tensor_scatter_nd_sub(start, _unravel(indices, start.shape), along)
-
-
 def _unravel(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     """Return positions as int64 `[entries, rank]`; invalid ones stay out of range."""
     positions, columns = unsigned(positions), []
