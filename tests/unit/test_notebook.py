@@ -233,7 +233,8 @@ def test_bad_arguments_start_nothing(monkeypatch):
 # A program whose `__main__` is that of a notebook: code that is in no file. It poses as the command
 # line, so that it does not import TensorFlow.
 NOTEBOOK = """
-import linecache, sys
+import linecache, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 sys.orig_argv = ["python", "-m", "tf_redsync"]
 from tf_redsync.cli.notebook import notebook_launcher
 assert "tensorflow" not in sys.modules
