@@ -99,12 +99,14 @@ def test_known_losses_are_those_of_the_documentation():
     words = " ".join(" ".join(pages).split())
     measured = [
         rs.HalfPrecision(), rs.BlockQuantized(bits=8), rs.BlockQuantized(bits=4), rs.CodedGMC(),
-        rs.CodedTopK(), rs.PowerSGD(rank=4),
+        rs.CodedTopK(), rs.PowerSGD(rank=4), rs.RedSync(),
     ]  # fmt: skip
     for method in measured:
         assert known_losses.known_loss(method).split(" (")[0] in words
-    unknown = [rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(), rs.Auto(),
-               rs.HalfPrecision(method=rs.TopK())]  # fmt: skip
+    unknown = [
+        rs.RedSync(density=0.01), rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(),
+        rs.Auto(), rs.HalfPrecision(method=rs.TopK()),
+    ]  # fmt: skip
     assert all(known_losses.known_loss(m).startswith("not measured") for m in unknown)
 
 

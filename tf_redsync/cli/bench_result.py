@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tf_redsync import tables
+from tf_redsync.auto import wins
 from tf_redsync.methods.known_losses import is_lossless
 
-CLEARLY = 1.1  # a smaller difference of two medians may be noise
 _DENSE, _NONE = ("Dense", "Dense()"), ("NoExchange", "NoExchange()")
 
 
@@ -67,7 +67,7 @@ def sentence(rows: Sequence[Measured], steps: int) -> str:
     if dense is None or not others:
         return ""
     best = min(others, key=lambda row: row.milliseconds)
-    if dense.milliseconds < CLEARLY * best.milliseconds:
+    if not wins(best.milliseconds / 1e3, dense.milliseconds / 1e3):
         return f"Stay dense: {_times(dense, steps)}; the fastest method, {_of(best, steps)}."
     found = f"Use {_of(best, steps)} (dense: {_times(dense, steps)})."
     if is_lossless(best.loss):
@@ -75,7 +75,7 @@ def sentence(rows: Sequence[Measured], steps: int) -> str:
     found += f" Its known loss of accuracy: {best.loss}; see docs/accuracy.md."
     lossless = [row for row in others if is_lossless(row.loss)]
     safe = min(lossless, key=lambda row: row.milliseconds, default=None)
-    if safe is None or dense.milliseconds < CLEARLY * safe.milliseconds:
+    if safe is None or not wins(safe.milliseconds / 1e3, dense.milliseconds / 1e3):
         return found
     return f"{found} Without a loss: {_of(safe, steps)}."
 

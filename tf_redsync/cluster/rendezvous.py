@@ -607,7 +607,6 @@ class Member(Rendezvous):
             while True:
                 words = await line.receive(_LOST_SECONDS)
                 if "end" in words:
-                    self._hang_up()  # `end` has nobody to tell
                     raise StartError(str(words["end"]))
                 if "go" in words:
                     self.connections = {self.cluster.name(0): line.duplicate_socket()}
