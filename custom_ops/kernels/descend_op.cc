@@ -12,7 +12,16 @@ namespace {
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-// Calls Descend() on the variable's own memory.
+// Checks the indices, then calls Descend().
+tensorflow::Status DescendAlong(const DescendInputs& in, Tensor* tensor) {
+  const int64_t size = tensor->NumElements();
+  const int64_t bad = FirstOutOfRange(in.indices, in.entries, size);
+  if (bad >= 0) return in.OutOfRange(size, bad, Shown(in.indices[bad], size));
+  Descend(in.indices, in.values, in.entries, *in.learning_rate, tensor->flat<float>().data());
+  return tensorflow::OkStatus();
+}
+
+// Works on the variable's own memory.
 class DescendOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -26,14 +35,8 @@ class DescendOp : public tensorflow::OpKernel {
     tensorflow::mutex_lock lock(*variable->mu());
     Tensor* tensor = variable->tensor();
     OP_REQUIRES_OK(context, in.CheckVariable(*tensor));
-    const int64_t size = tensor->NumElements();
-    const int64_t bad = FirstOutOfRange(in.indices, in.entries, size);
-    if (bad >= 0) {
-      context->SetStatus(in.OutOfRange(size, bad, Shown(in.indices[bad], size)));
-      return;
-    }
     OP_REQUIRES_OK(context, MakeSoleOwner(context, tensor));
-    Descend(in.indices, in.values, in.entries, *in.learning_rate, tensor->flat<float>().data());
+    OP_REQUIRES_OK(context, DescendAlong(in, tensor));
   }
 
  private:
@@ -48,7 +51,25 @@ class DescendOp : public tensorflow::OpKernel {
   }
 };
 
+// Works in the memory of its input where it can, else on a copy.
+class DescendedOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    DescendInputs in;
+    OP_REQUIRES_OK(context, in.Read(context));
+    const Tensor& start = context->input(0);
+    Tensor* result;
+    OP_REQUIRES_OK(context,
+                   context->forward_input_or_allocate_output({0}, 0, start.shape(), &result));
+    if (!result->SharesBufferWith(start)) result->flat<float>() = start.flat<float>();
+    OP_REQUIRES_OK(context, DescendAlong(in, result));
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("RedsyncDescend").Device(tensorflow::DEVICE_CPU), DescendOp);
+REGISTER_KERNEL_BUILDER(Name("RedsyncDescended").Device(tensorflow::DEVICE_CPU), DescendedOp);
 
 }  // namespace
 }  // namespace redsync

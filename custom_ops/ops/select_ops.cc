@@ -105,6 +105,12 @@ tensorflow::Status DescendShape(InferenceContext* context) {
   return context->WithRank(context->input(3), 0, &unused);
 }
 
+tensorflow::Status DescendedShape(InferenceContext* context) {
+  TF_RETURN_IF_ERROR(DescendShape(context));
+  context->set_output(0, context->input(0));
+  return tensorflow::OkStatus();
+}
+
 }  // namespace
 
 REGISTER_OP("RedsyncAccumulateAndSelect")
@@ -185,6 +191,23 @@ variable: float32 variable of any shape.
 indices: Positions in the flattened variable, [entries]. They may repeat.
 values: What to descend along, [entries].
 learning_rate: Scalar.
+)doc");
+
+REGISTER_OP("RedsyncDescended")
+    .Input("start: float")
+    .Input("indices: int32")
+    .Input("values: float")
+    .Input("learning_rate: float")
+    .Output("result: float")
+    .SetShapeFn(DescendedShape)
+    .Doc(R"doc(
+Returns `start - learning_rate * values` at `indices`, entry after entry, and `start` elsewhere.
+
+start: Tensor of any shape; the result takes its memory if no other op needs it.
+indices: Positions in the flattened tensor, [entries]. They may repeat.
+values: What to descend along, [entries].
+learning_rate: Scalar.
+result: As `start`.
 )doc");
 
 }  // namespace redsync

@@ -79,6 +79,27 @@ def test_descend_is_one_entry_after_the_other(backend, shape):
     np.testing.assert_array_equal(before.numpy().ravel(), np.arange(50))
 
 
+@pytest.mark.parametrize("shape", [(50,), (2, 5, 5)])
+def test_a_tensor_descends_as_a_variable_does(backend, shape):
+    generator = np.random.RandomState(1)
+    indices = generator.randint(0, 50, 200).astype(np.int32)
+    values = generator.randn(200).astype(np.float32)
+    total = sparse.SparseTotal(floats(indices), tf.constant(values))
+    expected = descended(shape, indices, values, -0.3)
+    start = tf.reshape(tf.range(50, dtype=tf.float32), shape)
+
+    @tf.function
+    def both(start):
+        own = start + 0.0  # nothing else needs it, so that the result may take its memory
+        return selection.descended(own, total, -0.3), selection.descended(start, total, -0.3)
+
+    for result in both(start):
+        np.testing.assert_array_equal(result.numpy(), expected)
+    np.testing.assert_array_equal(start.numpy().ravel(), np.arange(50))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        selection.descended(start, sparse.SparseTotal(floats([50]), tf.constant([1.0])), 0.1)
+
+
 def test_nothing_to_do(backend):
     variable = tf.Variable([1.0, 2.0])
     empty = sparse.SparseTotal(tf.zeros([0]), tf.zeros([0]))

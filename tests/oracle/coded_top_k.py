@@ -218,7 +218,7 @@ class CodedTopKOracle:
         return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]
 
 
-class CodedGMCOracle(CodedTopKOracle):
+class CodedGMCOracle:
     """Workers that add the same momentum, a share each of the last total, before they select.
 
     Shi, Zhao, Xie, Gao, Li (2019), "Global Momentum Compression", in the units of an exchange, as
@@ -226,12 +226,20 @@ class CodedGMCOracle(CodedTopKOracle):
     """
 
     def __init__(self, shapes, workers, density, value_bits, momentum):
-        super().__init__(shapes, workers, density, value_bits)
+        self.top_k = CodedTopKOracle(shapes, workers, density, value_bits)
         self.share = np.float32(momentum / workers)
         self.before = [np.zeros(s, np.float32) for s in shapes]
+
+    @property
+    def residuals(self):
+        """With the share of the last total, which the next step adds."""
+        return [
+            [v + self.share * b for v, b in zip(own, self.before, strict=True)]
+            for own in self.top_k.residuals
+        ]
 
     def step(self, grads) -> list[np.ndarray]:
         """One step; `grads[worker][tensor]` are g / K. Returns the totals."""
         own = [[self.share * b + g for g, b in zip(gs, self.before, strict=True)] for gs in grads]
-        self.before = super().step(own)
+        self.before = self.top_k.step(own)
         return self.before

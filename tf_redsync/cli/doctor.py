@@ -24,8 +24,8 @@ from tf_redsync.version import __version__
 
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-addons", "numpy")
 OPS = (
-    "accumulate_and_select", "decode", "descend", "quantize", "dequantize_sum", "sparse_merge",
-    "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "chunked_top_k",
+    "accumulate_and_select", "decode", "descend", "descended", "quantize", "dequantize_sum",
+    "sparse_merge", "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "chunked_top_k",
     "block_quantize", "block_dequantize", "select_and_code", "uncode", "seal", "open",
     "pack_bits", "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
 )  # fmt: skip

@@ -191,7 +191,7 @@ class GMC(GlobalMomentum):
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CodedGMC(CodedSelection, GlobalMomentum):
+class CodedGMC(CodedSelection, MomentumInExchange):
     """Global momentum in coded messages, 0.25 bits per weight at the default density.
 
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
@@ -205,13 +205,16 @@ class CodedGMC(CodedSelection, GlobalMomentum):
     On every one of K workers, with gradient g, residual v and momentum beta, for each tensor of n
     elements, k = density n:
 
-        v <- v + g / K + (beta / K) before          before: the last total
+        v <- v + g / K
         S  = the k largest of |v|                   exactly; the lower index among equals
         q  = sign(v[S]) times a mean of |v[S]|      value_bits each; see `codings.SignedLevels`
         message = [Golomb code of S, means, codes of q]     one all-gather per bucket of tensors
         v[S] <- v[S] - q                            error feedback
         total = sum over workers of q on S
-        before <- total
+        v <- v + (beta / K) total                   the next step's momentum
+
+    The last line is GMC's `(beta / K) before`, added at the end of a step instead of at the start
+    of the next one. So the residual is the only state, and `flush` delivers the momentum as well.
 
     Both parts improve accuracy. A coded position and value take an eighth of the bits of a 32-bit
     index and value, so the same bytes hold eight times as many elements, and an element stays in
@@ -249,6 +252,12 @@ class CodedGMC(CodedSelection, GlobalMomentum):
     """
 
     density: float = 0.03
+    momentum: float = 0.9
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.momentum(self.momentum, False)
 
     @property
     @override
@@ -258,7 +267,26 @@ class CodedGMC(CodedSelection, GlobalMomentum):
             paper="Shi, Zhao, Xie, Gao, Li 2019",
             requests="all-gather of coded indices and values",
             bits="density (2 + log2(1 / density) + value_bits)",
+            dense_delivers=True,
+            totals_may_overflow=False,  # the values of a message are bounded
         )
+
+    @override
+    def dense(self) -> Method:
+        """Return `Dense` with momentum, which global momentum is without a residual."""
+        return Dense(momentum=self.momentum)
+
+    @override
+    def init(self, layout: BucketLayout) -> State:
+        return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
+
+    @override
+    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        """All-reduce gradients and residuals; only the momentum stays."""
+        scaled = feedback.scaled(grads, ctx.scale)
+        sums = [g + v for g, v in zip(scaled, state["residual"], strict=True)]
+        totals = yield AllReduce(sums)
+        return totals, {"residual": [self._of_each(ctx.layout) * t for t in totals]}
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
@@ -267,11 +295,10 @@ class CodedGMC(CodedSelection, GlobalMomentum):
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         totals, selected = yield from self.select_and_deliver(
-            grads,
-            state["residual"],
-            state["before"],
-            self.with_dense_totals(ctx),
-            momentum=self.worker_momentum(ctx.layout),
-            keep_velocities=False,
+            grads, state["residual"], [], ctx, total_momentum=self._of_each(ctx.layout)
         )
-        return totals, {"residual": selected.residuals, **self.momentum_state(totals)}
+        return totals, {"residual": selected.residuals}
+
+    def _of_each(self, layout: BucketLayout) -> float:
+        """Return beta / K, each worker's share of the momentum."""
+        return self.momentum / layout.workers

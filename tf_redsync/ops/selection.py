@@ -14,7 +14,7 @@ from tf_redsync.ops.message_layout import MAX_WORD, MessageLayout
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import decode as reference_decode
 from tf_redsync.ops.reference import selection as reference_selection
-from tf_redsync.ops.sparse import SparseTotal
+from tf_redsync.ops.sparse import SparseTotal, unravel
 from tf_redsync.ops.wire import before_cast
 
 SELECTORS = ("exact", "trimmed", "threshold", "fixed")
@@ -203,6 +203,24 @@ def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]
         flat = tf.reshape(tf.bitcast(indices, tf.float32), [-1])
         totals.append(SparseTotal(flat, tf.reshape(values, [-1])))
     return totals
+
+
+def descended(start: tf.Tensor, total: SparseTotal, learning_rate: float) -> tf.Tensor:
+    """Return `start - learning_rate * total`; `sparse.descend` for a tensor.
+
+    Args:
+        start: float32 tensor of any shape. The result takes its memory if no other op needs it.
+        total: The direction; positions refer to the flattened tensor.
+        learning_rate: A number.
+    """
+    rate, indices = tf.constant(learning_rate, tf.float32), tf.bitcast(total.indices, tf.int32)
+    if runs_natively([start]):
+        result: tf.Tensor = native.load().redsync_descended(
+            start=start, indices=indices, values=total.values, learning_rate=rate
+        )
+        return result
+    along = rate * total.values
+    return tf.tensor_scatter_nd_sub(start, unravel(indices, start.shape), along)
 
 
 def chunked_top_k(chunks: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -64,13 +64,13 @@ def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor)
         )
     return tf.raw_ops.ResourceScatterNdSub(
         ref=variable.handle,
-        indices=_unravel(indices, variable.shape),
+        indices=unravel(indices, variable.shape),
         updates=rate * total.values,
         use_locking=True,
     )
 
 
-def _unravel(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+def unravel(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     """Return positions as int64 `[entries, rank]`; invalid ones stay out of range."""
     positions, columns = unsigned(positions), []
     for axis in range(shape.rank):

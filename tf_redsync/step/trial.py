@@ -158,6 +158,8 @@ def _residual_plan(buckets: Sequence[Bucket], delivered: tf.Tensor) -> Plan:
 
     def run(method: Method, grads: Grads, state: State, ctx: Context) -> Exchange:
         dense = method.dense_exchange(grads, state, ctx)
+        if method.traits.dense_delivers:
+            return dense
         return _with_residual(dense, state["residual"], tf.equal(delivered, 1))
 
     runs = tuple(functools.partial(run, b.method) for b in buckets)

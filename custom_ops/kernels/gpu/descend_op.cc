@@ -19,6 +19,28 @@ struct DescendCall : DescendInputs {
   tensorflow::Status Prepare(OpKernelContext* context) { return Read(context); }
 };
 
+// Descends from what `memory` holds.
+tensorflow::Status QueueDescent(OpKernelContext* context, const DescendCall& in, int64_t size,
+                                float* memory, RedsyncGpuRecord* record) {
+  const RedsyncGpuDescend call = {in.indices, in.values, in.learning_rate,
+                                  in.entries, size,      memory};
+  return WithScratch(context, redsync_gpu_descend_scratch_bytes(), "Descent",
+                     [&](void* scratch, int64_t bytes, void* stream) {
+                       return redsync_gpu_descend(&call, record, scratch, bytes, stream);
+                     });
+}
+
+tensorflow::Status CheckIndices(int64_t size, const RedsyncGpuRecord& bad) {
+  if (bad.position == UINT64_MAX) return tensorflow::OkStatus();
+  return DescendInputs::OutOfRange(size, static_cast<int64_t>(bad.position), bad.value);
+}
+
+tensorflow::Status Copy(OpKernelContext* context, const Tensor& from, Tensor* to) {
+  return FromCode(redsync_gpu_copy(to->data(), from.data(), static_cast<int64_t>(from.TotalBytes()),
+                                   StreamOf(context)),
+                  "Copying a tensor");
+}
+
 // Works on the variable's own memory.
 struct Descent {
   int64_t size;  // Of the variable.
@@ -34,17 +56,11 @@ struct Descent {
     TF_RETURN_IF_ERROR(in.CheckVariable(*tensor));
     TF_RETURN_IF_ERROR(MakeSoleOwner(context, tensor));
     size = tensor->NumElements();
-    const RedsyncGpuDescend call = {in.indices, in.values, in.learning_rate,
-                                    in.entries, size,      tensor->flat<float>().data()};
-    return WithScratch(context, redsync_gpu_descend_scratch_bytes(), "Descent",
-                       [&](void* scratch, int64_t bytes, void* stream) {
-                         return redsync_gpu_descend(&call, record, scratch, bytes, stream);
-                       });
+    return QueueDescent(context, in, size, tensor->flat<float>().data(), record);
   }
 
   tensorflow::Status Check(OpKernelContext*, const RedsyncGpuRecord& bad) const {
-    if (bad.position == UINT64_MAX) return tensorflow::OkStatus();
-    return DescendInputs::OutOfRange(size, static_cast<int64_t>(bad.position), bad.value);
+    return CheckIndices(size, bad);
   }
 
  private:
@@ -53,18 +69,36 @@ struct Descent {
     if (tensor->RefCountIsOne()) return tensorflow::OkStatus();
     Tensor copy;
     TF_RETURN_IF_ERROR(context->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
-    TF_RETURN_IF_ERROR(
-        FromCode(redsync_gpu_copy(copy.data(), tensor->data(),
-                                  static_cast<int64_t>(tensor->TotalBytes()), StreamOf(context)),
-                 "Copying the variable"));
+    TF_RETURN_IF_ERROR(Copy(context, *tensor, &copy));
     *tensor = std::move(copy);
     return tensorflow::OkStatus();
+  }
+};
+
+// Works in the memory of its input where it can, else on a copy.
+struct DescentFrom {
+  int64_t size;  // Of the tensor.
+
+  tensorflow::Status Queue(OpKernelContext* context, const DescendCall& in,
+                           RedsyncGpuRecord* record) {
+    const Tensor& start = context->input(0);
+    size = start.NumElements();
+    Tensor* result;
+    TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output({0}, 0, start.shape(), &result));
+    if (!result->SharesBufferWith(start)) TF_RETURN_IF_ERROR(Copy(context, start, result));
+    return QueueDescent(context, in, size, result->flat<float>().data(), record);
+  }
+
+  tensorflow::Status Check(OpKernelContext*, const RedsyncGpuRecord& bad) const {
+    return CheckIndices(size, bad);
   }
 };
 
 REGISTER_KERNEL_BUILDER(
     Name("RedsyncDescend").Device(tensorflow::DEVICE_GPU).HostMemory("variable"),
     CheckedOp<DescendCall, Descent>);
+REGISTER_KERNEL_BUILDER(Name("RedsyncDescended").Device(tensorflow::DEVICE_GPU),
+                        CheckedOp<DescendCall, DescentFrom>);
 
 }  // namespace
 }  // namespace redsync

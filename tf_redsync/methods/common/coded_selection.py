@@ -30,7 +30,7 @@ from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, sum_
 from tf_redsync.ops import native, wire
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.native import runs_natively
-from tf_redsync.ops.selection import checked
+from tf_redsync.ops.selection import checked, coordinates, descended
 
 HALF_BITS = 16
 VALUE_BITS = (*range(1, MAX_BITS + 1), HALF_BITS)
@@ -119,6 +119,7 @@ class CodedSelection(Sparsifier):
         residuals: list[tf.Tensor],
         velocities: list[tf.Tensor],
         ctx: Context,
+        total_momentum: float = 0.0,
         **momentum: Any,
     ) -> Generator[Request, Any, tuple[list[Any], Selected]]:
         """Accumulate, select, all-gather the coded messages, and sum them.
@@ -130,6 +131,7 @@ class CodedSelection(Sparsifier):
             residuals: Residuals.
             velocities: Velocities; empty without momentum.
             ctx: Context of the exchange.
+            total_momentum: The new residuals contain so many times the sums over workers.
             **momentum: `momentum`, `nesterov`, `masking` and `keep_velocities` of
                 `ops.accumulate_and_select`.
 
@@ -148,6 +150,10 @@ class CodedSelection(Sparsifier):
         messages = yield AllGather(selected.message)
         like = selected.residuals
         messages = decode_messages(messages, like, selected.layout, self.value_bits)
+        if total_momentum:
+            sums = coordinates(messages, selected.layout)
+            like = [descended(v, s, -total_momentum) for v, s in zip(like, sums, strict=True)]
+            selected = Selected(selected.message, like, selected.velocities, selected.layout)
         return sum_messages(ctx.layout, messages, selected.layout, like), selected
 
 
