@@ -3,7 +3,8 @@
 Every worker is a process with a `TF_CONFIG` that lists all workers. The launcher never imports
 TensorFlow. A worker that waits in a collective for a dead peer ignores SIGTERM, so the launcher
 sends SIGKILL to its process group after the grace period. Workers run on this machine, on others
-over SSH, or on all machines of a scheduler's job, with a launcher on each (docs/launching.md).
+over SSH, or on all machines of a scheduler's job, with a launcher on each (docs/launching.md). With
+`--nodes` the launchers of several hosts form one job whose size may change (`node_agent.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from tf_redsync import environment
 from tf_redsync.cli import options, output, worker_environment
 from tf_redsync.cli.command_line import Command
+from tf_redsync.cli.node_agent import NodeAgent, Nodes
 from tf_redsync.cli.prewarm import Spares, can_run
 from tf_redsync.cli.processes import Job, LaunchResult, TimeLimits, Worker, WorkerResult
 from tf_redsync.cli.restarts import NotStarted, Restarts, run_attempts
@@ -193,8 +195,45 @@ def run_command(command: Sequence[str], args: argparse.Namespace) -> int:
         return NO_HOST_EXIT_CODE
 
 
+def _run_nodes(command: Sequence[str], nodes: Nodes, args: argparse.Namespace) -> int:
+    """Run this host's workers of an elastic job; return the exit code."""
+    options.check(
+        None, args.timeout, args.grace, args.threads, args.stop_grace, args.start_timeout, True
+    )
+    options.check_cores(args.cores_per_worker)
+    worker_environment.cores_of(0, nodes.workers, args.cores_per_worker)
+    logs = Path(args.log_dir) if args.log_dir else None
+    if logs:
+        logs.mkdir(parents=True, exist_ok=True)
+    threads = args.threads or args.cores_per_worker
+    signals: collections.deque[int] = collections.deque()
+    spares = Spares()
+
+    def start(configs: Sequence[str], number: int) -> LocalStart:
+        return LocalStart(
+            command=command,
+            configs=configs,
+            base=variables(nodes.workers, threads, args.start_timeout, None, all_here=False),
+            addresses=None,
+            wrappers=[()] * nodes.workers,
+            worker_env=[{}] * nodes.workers,
+            cores_per_worker=args.cores_per_worker,
+            output=output.Output(logs, True, args.verbose),
+            restarts=Restarts(1, nodes.workers, list(range(nodes.workers)), number),
+            spares=spares,
+        )
+
+    prepare = start([], 0).prepare if args.prewarm and can_run(command) else None
+    limits = TimeLimits(args.timeout, args.grace, args.stop_grace)
+    with spares, _forwarding(signals):
+        return NodeAgent(nodes, limits, signals, start, prepare).run()
+
+
 def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
+        nodes = options.nodes(args)
+        if nodes is not None:
+            return _run_nodes(options.command(args), nodes, args)
         return run_command(options.command(args), args)
     except ValueError as error:
         parser.error(str(error))
@@ -213,6 +252,7 @@ COMMAND = Command(
         ("-n 2 --cores-per-worker 8 -m package.train", "a module; eight cores for each worker"),
         ("--slurm train.py", "under srun --ntasks-per-node=1: one worker per node"),
         ("--kubernetes 2 train.py", "in each pod of an indexed Job with two completions"),
+        ("--nodes 2:4 --rendezvous a:29500 train.py", "on each host: two to four, that may change"),
     ),
     options.configure,
     _run,

@@ -147,7 +147,7 @@ def commands() -> dict[str, Command]:
     """Return the commands by name, in the order of the help."""
     long = (
         importlib.import_module(f"tf_redsync.cli.{name}").COMMAND
-        for name in ("launch", "doctor", "plan", "bench")
+        for name in ("launch", "doctor", "plan", "bench", "node_rendezvous")
     )
     return {command.name: command for command in (*long, REPORT, BUILD, VERSION, COMPLETION)}
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tf_redsync import environment
-from tf_redsync.cli import isolation, output, schedulers, ssh, worker_environment
+from tf_redsync.cli import isolation, node_rendezvous, output, schedulers, ssh, worker_environment
 from tf_redsync.cli.command_line import Flag, Parser
+from tf_redsync.cli.membership import Settings
+from tf_redsync.cli.node_agent import Nodes
 from tf_redsync.cli.restarts import Restarts
 from tf_redsync.cli.ssh import FORWARDED, SSH, Remote
 
@@ -57,6 +59,32 @@ _WHERE: tuple[Flag, ...] = (
         ("--env",),
         {"action": "append", "metavar": "NAME[=VALUE]", "help": "with --hosts: a further variable "
          "for the workers, beside those that begin with " + ", ".join(FORWARDED)},
+    ),
+)  # fmt: skip
+_NODES: tuple[Flag, ...] = (
+    (
+        ("--nodes",),
+        {"metavar": "MIN:MAX", "help": "number of hosts that train together; the launcher is "
+         "started on each, and may come and go. N means N:N"},
+    ),
+    (
+        ("--rendezvous",),
+        {"metavar": "HOST:PORT", "help": "where the hosts meet: served by the launcher on HOST, or "
+         "by `tf-redsync rendezvous`"},
+    ),
+    (
+        ("--workers-per-node",),
+        {"type": int, "metavar": "N", "help": "workers on this host (1)"},
+    ),
+    (
+        ("--rendezvous-timeout",),
+        {"type": float, "metavar": "SECONDS", "help": "how long to wait for enough hosts, and for "
+         "a lost rendezvous (600)"},
+    ),
+    (
+        ("--address",),
+        {"metavar": "HOST", "help": "name or address at which the other hosts reach this one (that "
+         "of its connection to the rendezvous)"},
     ),
 )  # fmt: skip
 _ENDS: tuple[Flag, ...] = (
@@ -121,6 +149,7 @@ _SHOWN: tuple[Flag, ...] = (
         {"action": "store_true", "help": "also print TensorFlow's start-up messages"},
     ),
 )
+_SELECTING = r"-n\d*|(--workers|--hosts|--hostfile|--slurm|--kubernetes|--nodes)(=.*)?"
 _WHAT: tuple[Flag, ...] = (
     (("-m",), {"dest": "module", "nargs": argparse.REMAINDER, "help": "module to run"}),
     (("script",), {"nargs": argparse.REMAINDER, "help": "script.py and its arguments"}),
@@ -130,6 +159,7 @@ _WHAT: tuple[Flag, ...] = (
 def configure(parser: Parser) -> None:
     """Add the launcher's flags."""
     parser.flags(_WHAT)
+    parser.flags(_NODES, "hosts that may change")
     configure_workers(parser)
 
 
@@ -164,11 +194,12 @@ def _check_order(args: argparse.Namespace) -> None:
     They may be the script's flags, so this is an error only if the launcher has none.
     """
     chosen = [args.workers, args.hosts, args.hostfile, args.kubernetes, args.slurm or None]
+    chosen.append(getattr(args, "nodes", None))  # `bench` has no such flag
     if os.environ.get("TF_CONFIG") or any(one is not None for one in chosen):
         return
     program, *after = [*(args.module or ()), *(args.script or ())] or [""]
     for word in after:
-        if re.fullmatch(r"-n\d*|(--workers|--hosts|--hostfile|--slurm|--kubernetes)(=.*)?", word):
+        if re.fullmatch(_SELECTING, word):
             raise ValueError(
                 f"the launcher's options must come before the script, and the script's own after "
                 f"it: tf-redsync launch {word} ... {program}. Received: {word!r} after {program!r}"
@@ -325,3 +356,71 @@ def _check_values(args: argparse.Namespace, chosen: Sequence[str]) -> None:
             "`--port` must be from 1 to 65535, and needs --hosts, --hostfile, --slurm or "
             f"--kubernetes. Received: --port {args.port}"
         )
+
+
+def nodes(args: argparse.Namespace) -> Nodes | None:
+    """Return this host's part of an elastic job; `None` without `--nodes`.
+
+    Raises:
+        ValueError: for flags that exclude each other, or are out of range.
+    """
+    if args.nodes is None:
+        for name in ("rendezvous", "workers_per_node", "rendezvous_timeout", "address"):
+            if (value := getattr(args, name)) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"`{flag}` needs --nodes. Received: {flag} {value}")
+        return None
+    _check_alone(args)
+    if args.rendezvous is None:
+        raise ValueError(
+            "`--nodes` needs --rendezvous HOST:PORT, the same on all hosts. Received: --nodes "
+            f"{args.nodes} and no --rendezvous"
+        )
+    match = re.fullmatch(r"\[?([^\[\]\s]+?)\]?:(\d{1,5})", args.rendezvous)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError(f"`--rendezvous` must be HOST:PORT. Received: {args.rendezvous!r}")
+    workers = 1 if args.workers_per_node is None else args.workers_per_node
+    if workers < 1:
+        raise ValueError(f"`--workers-per-node` must be at least 1. Received: {workers}")
+    timeout = args.rendezvous_timeout
+    if timeout is None:
+        timeout = node_rendezvous.DEFAULT_TIMEOUT_SECONDS
+    if not timeout > 0:
+        raise ValueError(f"`--rendezvous-timeout` must be positive seconds. Received: {timeout:g}")
+    if args.max_restarts < 0:
+        raise ValueError(f"`max_restarts` must be at least 0. Received: {args.max_restarts}")
+    settings = Settings(*_limits(args.nodes), args.max_restarts)
+    secret = node_rendezvous.secret()
+    return Nodes(settings, match[1], int(match[2]), workers, timeout, secret, args.address)
+
+
+def _limits(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= low <= high:
+        raise ValueError(f"`--nodes` must be MIN:MAX with 1 <= MIN <= MAX. Received: {text!r}")
+    return low, high
+
+
+def _check_alone(args: argparse.Namespace) -> None:
+    """Raise ValueError for flags that select workers in another way than `--nodes`."""
+    others = {
+        "-n": args.workers,
+        "--hosts": args.hosts,
+        "--hostfile": args.hostfile,
+        "--slurm": args.slurm or None,
+        "--kubernetes": args.kubernetes,
+        "--port": args.port,
+        "--ssh": args.ssh,
+        "--python": args.python,
+        "--env": args.env,
+        "--min-workers": args.min_workers,
+        "--isolate": args.isolate if args.isolate == "yes" else None,
+    }
+    for flag, value in others.items():
+        if value is not None:
+            instead = {"-n": ": use --workers-per-node", "--min-workers": ": use --nodes MIN:MAX"}
+            raise ValueError(
+                f"`{flag}` cannot be combined with --nodes{instead.get(flag, '')}. Received: "
+                f"{flag} {value}"
+            )

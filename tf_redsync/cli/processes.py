@@ -226,6 +226,8 @@ class LaunchResult:
       restarts: number of restarts.
       first_failed: position in `workers` of the worker that failed first; `None` if no worker has
         failed, or only after the launcher began to end the job.
+      cause: a line with the first failure; empty if no worker has failed.
+      interrupted: whether a signal or the timeout ended the job.
     """
 
     workers: tuple[WorkerResult, ...]
@@ -233,6 +235,8 @@ class LaunchResult:
     message: str
     restarts: int = 0
     first_failed: int | None = None
+    cause: str = ""
+    interrupted: bool = False
 
     @property
     def failed(self) -> bool:
@@ -261,7 +265,7 @@ class Job:
     """The workers of one attempt, with supervision and time limits.
 
     It calls `prepare` for the next attempt once: `PREPARE_SECONDS` after its start, or at the first
-    failure.
+    failure. It calls `watch` with itself many times a second.
     """
 
     def __init__(
@@ -270,7 +274,9 @@ class Job:
         echo: bool,
         signals: collections.deque[int],
         prepare: Callable[[], None] | None = None,
+        watch: Callable[[Job], None] | None = None,
     ):
+        self._watch = watch
         self._prepare = prepare
         self._prepare_at = time.monotonic() + PREPARE_SECONDS
         self._limits = limits
@@ -313,7 +319,25 @@ class Job:
             self._exit_code,
             "\n".join(self._messages),
             first_failed=None if first is None or self._ending else numbers.index(first[0]),
+            cause="" if first is None else first[1],
+            interrupted=self._ending,
         )
+
+    @property
+    def failing(self) -> bool:
+        """Whether a worker has failed by itself."""
+        return bool(self._failed) and not self._ending
+
+    @property
+    def processes(self) -> list[int]:
+        """The process IDs of the workers that have not ended."""
+        return [worker.process.pid for worker in self._alive]
+
+    def end(self, seconds: float, why: str) -> None:
+        """Give the workers some seconds to end by themselves, then send SIGKILL."""
+        if self._alive:
+            self.say(f"{why}: {self._names()} must end, SIGKILL after {seconds:g} s.")
+            self._kill_within(seconds)
 
     def _finish(self, worker: Worker) -> None:
         self._alive.remove(worker)
@@ -353,6 +377,8 @@ class Job:
             self._kill_within(self._limits.grace)
 
     def _clock(self, now: float) -> None:
+        if self._watch:
+            self._watch(self)
         if self._prepare and (self._failed or (now >= self._prepare_at and not self._exit_code)):
             prepare, self._prepare = self._prepare, None
             prepare()

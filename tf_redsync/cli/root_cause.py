@@ -71,6 +71,11 @@ def first_failure(ends: Sequence[Failure]) -> tuple[int, str] | None:
     return index, f"worker {index} failed first: {text}"
 
 
+def blames_another(cause: str) -> bool:
+    """Return whether a line of `first_failure` names an error that another worker caused."""
+    return any(f": {kind}" in cause for kind in _VICTIMS) or _OF_VICTIMS.search(cause) is not None
+
+
 def _cause(end: Failure) -> tuple[str, bool]:
     """Return a worker's error, and whether another worker caused it."""
     lines = end.output.splitlines()

@@ -179,6 +179,11 @@ class Connection:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._writer.drain(), ANSWER_SECONDS)
 
+    @property
+    def local_host(self) -> str:
+        """The address of this side."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
     def duplicate_socket(self) -> socket.socket:
         """Return a duplicate socket, which stays open when this connection is closed."""
         return self._writer.get_extra_info("socket").dup()

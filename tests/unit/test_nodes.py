@@ -1,0 +1,360 @@
+"""`tf-redsync launch --nodes`: real launchers on the loopback interface. No TensorFlow."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.loops import loop
+from tf_redsync import launch
+from tf_redsync.cli import launch as launcher
+from tf_redsync.cli import node_agent, options
+from tf_redsync.cli.command_line import Parser
+from tf_redsync.cluster import handshake
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "s3cret"
+PATIENCE = 60.0
+# Each worker writes a line with its place, then trains until the file `end` appears. As the
+# callback does, all workers end with 75 after SIGUSR1 to one of them, if they handle it.
+TRAIN = """
+import json, os, pathlib, signal, sys, time
+here = pathlib.Path(sys.argv[1])
+config = json.loads(os.environ["TF_CONFIG"])
+rank, workers = config["task"]["index"], config["cluster"]["worker"]
+attempt = os.environ["TF_REDSYNC_RESTART"]
+saved = here / f"saved{attempt}"
+if not (here / "deaf").exists():
+    signal.signal(signal.SIGUSR1, lambda *_: saved.touch())
+print("RANK", rank, "OF", len(workers), "ROUND", attempt, "PID", os.getpid(), flush=True)
+while not (here / "end").exists():
+    if saved.exists():
+        sys.exit(75)
+    if (here / f"fail{attempt}").exists() and rank == 1:
+        raise ValueError("bad batch")
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("TF_REDSYNC_JOB", SECRET)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+class Process:
+    """A command of `tf-redsync` and what it has printed."""
+
+    def __init__(self, *words, **env):
+        self.lines = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tf_redsync", *words], text=True, env={**os.environ, **env},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
+        threading.Thread(target=lambda: self.lines.extend(self.process.stdout), daemon=True).start()
+
+    @property
+    def text(self):
+        return "".join(self.lines)
+
+    @property
+    def rounds(self):
+        """Pairs of rank and number of workers, by round, of its only worker."""
+        found = re.findall(r"RANK (\d+) OF (\d+) ROUND (\d+)", self.text)
+        return {int(number): (int(rank), int(workers)) for rank, workers, number in found}
+
+    @property
+    def worker(self):
+        """Process ID of its newest worker."""
+        return int(re.findall(r"PID (\d+)", self.text)[-1])
+
+    def kill(self, number=signal.SIGKILL):
+        os.kill(self.process.pid, number)
+
+    def code(self):
+        return self.process.wait(PATIENCE)
+
+
+class Hosts:
+    def __init__(self, folder):
+        self.folder, self.all = folder, []
+        self.port = launch.free_ports(1)[0]
+        (folder / "train.py").write_text(TRAIN)
+
+    def start(self, *words, nodes="2:3", **env):
+        given = ["--nodes", nodes, "--rendezvous", f"127.0.0.1:{self.port}", "--grace", "0.2"]
+        script = [str(self.folder / "train.py"), str(self.folder)]
+        return self.keep(Process("launch", *given, *words, *script, **env))
+
+    def keep(self, process):
+        self.all.append(process)
+        return process
+
+    def until(self, what, seconds=PATIENCE):
+        limit = time.monotonic() + seconds
+        while not what():
+            texts = "\n".join(f"--- {one.process.poll()}\n{one.text}" for one in self.all)
+            assert time.monotonic() < limit, texts
+            time.sleep(0.02)
+
+    def until_round(self, number, *processes):
+        self.until(lambda: all(number in one.rounds for one in processes))
+
+    def end(self):
+        (self.folder / "end").touch()
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    made = Hosts(tmp_path)
+    yield made
+    for one in made.all:
+        with contextlib.suppress(ProcessLookupError):
+            one.kill()
+        one.code()
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_node_dies_and_another_joins_at_a_checkpoint(hosts):
+    a, b, c = (hosts.start() for _ in range(3))
+    hosts.until_round(0, a, b, c)
+    assert {one.rounds[0] for one in (a, b, c)} == {(0, 3), (1, 3), (2, 3)}
+    serves = next(one for one in (a, b, c) if "serves the rendezvous" in one.text)
+    victim = next(one for one in (a, b, c) if one is not serves)
+    stays = [one for one in (a, b, c) if one is not victim]
+    before = [one.rounds[0][0] for one in stays]
+    worker = victim.worker
+    victim.kill()
+    hosts.until(lambda: not is_alive(worker), 2.0)  # its worker dies with it
+    hosts.until_round(1, *stays)
+    after = [one.rounds[1] for one in stays]
+    assert sorted(after) == [(0, 2), (1, 2)]
+    assert (after[0] < after[1]) == (before[0] < before[1])
+    late = hosts.start()
+    hosts.until_round(2, *stays, late)
+    assert late.rounds[2] == (2, 3) and [one.rounds[2][0] for one in stays] == [
+        rank for rank, _ in after
+    ]
+    assert (hosts.folder / "saved1").exists()
+    hosts.end()
+    assert [one.code() for one in (*stays, late)] == [0, 0, 0]
+
+
+def test_without_a_handler_the_newcomer_waits_and_both_sides_say_so(hosts):
+    (hosts.folder / "deaf").touch()
+    a, b = hosts.start(), hosts.start()
+    hosts.until_round(0, a, b)
+    c = hosts.start()
+    hosts.until(lambda: "SIGUSR1" in c.text and "SIGUSR1" in a.text + b.text)
+    assert is_alive(a.worker) and is_alive(b.worker)
+    hosts.end()
+    assert [one.code() for one in (a, b, c)] == [0, 0, 0] and not c.rounds
+
+
+def test_failures_count_and_the_cause_is_named_on_all_nodes(hosts):
+    for number in range(2):
+        (hosts.folder / f"fail{number}").touch()
+    a, b = (hosts.start("--max-restarts", "1", nodes="2") for _ in range(2))
+    assert a.code() == b.code() == 1
+    for one in (a, b):
+        assert set(one.rounds) == {0, 1}
+        assert "worker 1 failed first: ValueError: bad batch" in one.text.splitlines()[-1]
+
+
+def test_a_node_that_is_preempted_leaves_with_a_checkpoint(hosts):
+    a, b, c = (hosts.start() for _ in range(3))
+    hosts.until_round(0, a, b, c)
+    serves = next(one for one in (a, b, c) if "serves the rendezvous" in one.text)
+    leaves = next(one for one in (a, b, c) if one is not serves)
+    leaves.kill(signal.SIGUSR1)
+    assert leaves.code() == 75
+    stays = [one for one in (a, b, c) if one is not leaves]
+    hosts.until_round(1, *stays)
+    for one in stays:
+        one.kill(signal.SIGUSR1)  # a scheduler ends the whole job
+    assert [one.code() for one in stays] == [75, 75], [one.text for one in stays]
+
+
+def test_a_rendezvous_of_its_own_is_lost_and_taken_over(hosts):
+    words = ("rendezvous", "--port", str(hosts.port), "--host", "127.0.0.1")
+    rendezvous = hosts.keep(Process(*words))
+    hosts.until(lambda: answers(hosts.port))
+    a, b = hosts.start(), hosts.start()
+    hosts.until_round(0, a, b)
+    workers = [one.worker for one in (a, b)]
+    rendezvous.kill()
+    # Both launchers are on its host: one of them serves from now on.
+    hosts.until(lambda: "takes it over" in a.text + b.text)
+    late = hosts.start()
+    assert all(is_alive(worker) for worker in workers)
+    hosts.until_round(1, a, b, late)
+    hosts.end()
+    assert [one.code() for one in (a, b, late)] == [0, 0, 0]
+
+
+def answers(port):
+    async def call():
+        (await handshake.call(f"127.0.0.1:{port}", SECRET)).close()
+
+    try:
+        asyncio.run(call())
+    except handshake.NoAnswer:
+        return False
+    return True
+
+
+def test_another_secret_gets_no_answer(hosts):
+    a = hosts.start("--rendezvous-timeout", "5")
+    hosts.until(lambda: answers(hosts.port))
+    stranger = hosts.start("--rendezvous-timeout", "2", TF_REDSYNC_JOB="other")
+    assert stranger.code() == 69 and "TF_REDSYNC_JOB" in stranger.text
+    assert "called without TF_REDSYNC_JOB" in a.text
+    assert a.code() == 69 and "1 of at least 2 nodes are here" in a.text
+
+
+def test_lines_of_an_attacker_change_nothing(hosts):
+    a, b = hosts.start(), hosts.start()
+    hosts.until_round(0, a, b)
+
+    async def attack(text):
+        reader, writer = await asyncio.open_connection("127.0.0.1", hosts.port)
+        writer.write(text)
+        await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+
+    forged = b'tf_redsync {"challenge": "' + b"0" * 32 + b'"}\n'
+    forged += b"tf_redsync " + b"0" * 64 + b' {"kind": "leaves"}\n'
+    for text in (forged, b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, b"tf_redsync [1]\n"):
+        asyncio.run(attack(text))
+    assert is_alive(a.worker) and is_alive(b.worker)
+    hosts.end()
+    assert [a.code(), b.code()] == [0, 0] and set(a.rounds) == set(b.rounds) == {0}
+
+
+def test_a_node_with_other_settings_is_refused(hosts):
+    hosts.start()
+    hosts.until(lambda: answers(hosts.port))
+    other = hosts.start(nodes="2:4")
+    assert other.code() == 2 and "--nodes 2:4" in other.text and "--nodes 2:3" in other.text
+
+
+def test_several_workers_of_a_node_have_adjacent_ranks(hosts):
+    a, b = (hosts.start("--workers-per-node", "2", nodes="2") for _ in range(2))
+    hosts.until(lambda: all(one.text.count("RANK") == 2 for one in (a, b)))
+    ranks = [sorted(re.findall(r"RANK (\d) OF 4", one.text)) for one in (a, b)]
+    assert sorted(ranks) == [["0", "1"], ["2", "3"]]
+    hosts.end()
+    assert [a.code(), b.code()] == [0, 0]
+
+
+def test_nobody_comes_to_a_rendezvous(hosts):
+    ran = hosts.keep(
+        Process("rendezvous", "--port", str(hosts.port), "--rendezvous-timeout", "0.5")
+    )
+    assert ran.code() == 69
+
+
+def test_whether_a_process_handles_the_signal():
+    code = "import signal, sys\nif int(sys.argv[1]): signal.signal(signal.SIGUSR1, print)\n"
+    code += "print('ready', flush=True)\nsys.stdin.read()"
+    for handles in (0, 1):
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(handles)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            process.stdout.readline()
+            assert node_agent.stops_on_request(process.pid) is bool(handles)
+            process.stdin.close()
+    assert not node_agent.stops_on_request(process.pid)
+
+
+def parsed(*words):
+    parser = Parser()
+    launcher.COMMAND.configure(parser)
+    return parser.parse_args([*words, "train.py"])
+
+
+GOOD = ("--nodes", "2:4", "--rendezvous", "host:29500")
+
+
+def test_options():
+    nodes = options.nodes(parsed(*GOOD, "--workers-per-node", "3", "--max-restarts", "2"))
+    assert (nodes.settings.minimum, nodes.settings.maximum, nodes.settings.max_restarts) == (
+        2,
+        4,
+        2,
+    )
+    assert (nodes.host, nodes.port, nodes.workers, nodes.timeout) == ("host", 29500, 3, 600.0)
+    assert options.nodes(parsed("-n", "2")) is None
+    three = options.nodes(parsed("--nodes", "3", "--rendezvous", "[fe80::1]:5"))
+    assert (three.settings.minimum, three.settings.maximum) == (3, 3)
+    assert (three.host, three.rendezvous) == ("fe80::1", "[fe80::1]:5")
+
+
+@loop(
+    ("words", "named"),
+    [
+        (("--nodes", "2:4"), "--rendezvous"),
+        (("--nodes", "0:4", *GOOD[2:]), "'0:4'"),
+        (("--nodes", "4:2", *GOOD[2:]), "'4:2'"),
+        (("--nodes", "two", *GOOD[2:]), "'two'"),
+        ((*GOOD[:2], "--rendezvous", "host"), "'host'"),
+        ((*GOOD[:2], "--rendezvous", "host:0"), "'host:0'"),
+        ((*GOOD[:2], "--rendezvous", "host:99999"), "'host:99999'"),
+        ((*GOOD, "--workers-per-node", "0"), "--workers-per-node"),
+        ((*GOOD, "--rendezvous-timeout", "0"), "--rendezvous-timeout"),
+        ((*GOOD, "--max-restarts", "-1"), "max_restarts=-1|-1"),
+        ((*GOOD, "-n", "2"), "-n 2"),
+        ((*GOOD, "--hosts", "a:1"), "--hosts a:1"),
+        ((*GOOD, "--slurm"), "--slurm"),
+        ((*GOOD, "--kubernetes", "2"), "--kubernetes 2"),
+        ((*GOOD, "--port", "2000"), "--port 2000"),
+        ((*GOOD, "--min-workers", "1"), "--min-workers 1"),
+        ((*GOOD, "--isolate", "yes"), "--isolate yes"),
+        (("-n", "2", "--rendezvous", "host:1"), "--rendezvous host:1"),
+        (("-n", "2", "--workers-per-node", "2"), "--workers-per-node 2"),
+    ],
+)
+def test_options_that_are_wrong(words, named):
+    with pytest.raises(ValueError, match=named):
+        options.nodes(parsed(*words))
+
+
+def test_a_secret_is_required(monkeypatch):
+    monkeypatch.delenv("TF_REDSYNC_JOB")
+    with pytest.raises(ValueError, match="TF_REDSYNC_JOB"):
+        options.nodes(parsed(*GOOD))
+
+
+def test_a_given_tf_config_conflicts(tmp_path, monkeypatch, capsys):
+    config = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    (tmp_path / "train.py").touch()
+    with pytest.raises(SystemExit):
+        launcher.main([*GOOD, str(tmp_path / "train.py")])
+    assert "TF_CONFIG" in capsys.readouterr().err
+
+
+def test_flags_after_the_script_are_found(tmp_path):
+    (tmp_path / "train.py").touch()
+    args = argparse.Namespace(**{**vars(parsed()), "script": [str(tmp_path / "train.py"), *GOOD]})
+    with pytest.raises(ValueError, match="--nodes"):
+        options.command(args)

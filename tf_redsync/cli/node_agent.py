@@ -1,0 +1,470 @@
+"""A node of an elastic job: the launcher of one host, which starts its workers in every round.
+
+A thread holds the connection to the rendezvous, and serves the rendezvous if its address belongs
+to this host and is free. The main thread supervises the workers. Without the connection the
+workers go on, and the thread tries again: its first messages say which round is running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from tf_redsync import stopping
+from tf_redsync.cli import output, root_cause, worker_environment
+from tf_redsync.cli.membership import LOST_SECONDS, NO_ROUND_EXIT_CODE, Round, Settings
+from tf_redsync.cli.node_rendezvous import ALIVE_SECONDS, Server, own_socket
+from tf_redsync.cli.processes import Job, LaunchResult, TimeLimits
+from tf_redsync.cluster import handshake
+from tf_redsync.cluster.handshake import Connection, NoAnswer
+
+_ASK_SECONDS = 1.0  # between two looks whether a worker can be asked for a checkpoint
+_OBSTACLE_SECONDS = 5.0
+_FINISHED_SECONDS = 30.0  # that a node whose workers have finished looks for a lost rendezvous
+_REPORT_SECONDS = 2.0  # within which other nodes report the same checkpoint
+_USR1_EXIT_CODE = 128 + signal.SIGUSR1
+_STOP_EXIT_CODES = tuple(128 + number for number in stopping.SIGNALS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """The part of a node in its job.
+
+    Attributes:
+        settings: Settings that all nodes share.
+        host: Host of the rendezvous.
+        port: Port of the rendezvous.
+        workers: Workers of this node.
+        timeout: Seconds to wait for enough nodes, and for a lost rendezvous.
+        secret: The job's secret.
+        address: Name at which other nodes reach this one; `None` for the address of its connection
+            to the rendezvous.
+    """
+
+    settings: Settings
+    host: str
+    port: int
+    workers: int
+    timeout: float
+    secret: str
+    address: str | None = None
+
+    @property
+    def rendezvous(self) -> str:
+        """The address of the rendezvous."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Link:
+    """The connection to the rendezvous, kept up by a thread.
+
+    Attributes:
+        key: This node's key.
+        inbox: Messages of the rendezvous.
+        missing: Since when the rendezvous does not answer, by `time.monotonic`, and why; `None`
+            while it does.
+        status: What the rendezvous waits for; empty while a round is running.
+    """
+
+    def __init__(self, nodes: Nodes):
+        self.key = os.urandom(8).hex()
+        self.inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.missing: tuple[float, str] | None = (time.monotonic(), "it was not called yet")
+        self.status = ""
+        self._nodes = nodes
+        self._round: Round | None = None
+        self._said: list[dict[str, Any]] = []  # since the round began, or since this node waits
+        self._line: Connection | None = None
+        self._server: asyncio.Task[tuple[int, str]] | None = None
+        self._serving: Server | None = None
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="tf_redsync_nodes", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(3 * LOST_SECONDS)
+
+    def ready(self) -> None:
+        """Tell that this node can start workers, on new ports."""
+        ports = worker_environment.free_ports(self._nodes.workers)
+        self._loop.call_soon_threadsafe(self._begin, None)
+        self.say(kind="ready", ports=ports)
+
+    def begin(self, begun: Round) -> None:
+        """Note the round that this node's workers are started for."""
+        self._loop.call_soon_threadsafe(self._begin, begun)
+
+    def say(self, **words: Any) -> None:
+        """Send a message now, and again after the connection was lost."""
+        self._loop.call_soon_threadsafe(self._send, words)
+
+    def _begin(self, begun: Round | None) -> None:
+        self._round, self._said = begun, []
+
+    def _send(self, words: dict[str, Any]) -> None:
+        self._said.append(words)
+        if self._line is not None:
+            self._line.send(**words)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main())
+        except Exception as error:  # shown by the main thread, which would wait otherwise
+            self.inbox.put({"end": 1, "text": f"{type(error).__name__}: {error}"})
+
+    async def _main(self) -> None:
+        talking = asyncio.create_task(self._keep_talking())
+        closing = asyncio.create_task(self._over.wait())
+        await asyncio.wait((talking, closing), return_when=asyncio.FIRST_COMPLETED)
+        if talking.done():
+            talking.result()  # its error
+        if self._line is not None:
+            await self._line.flush()
+        talking.cancel()
+        await asyncio.wait((talking,), timeout=1.0)
+        if self._server is not None:
+            await self._end_server(self._server)
+
+    async def _end_server(self, server: asyncio.Task[tuple[int, str]]) -> None:
+        """Let a server that has told the end of the job finish, and cancel any other."""
+        await asyncio.sleep(0)
+        if self._serving is not None and self._serving.membership.over is None:
+            output.say(
+                f"this process served the rendezvous {self._nodes.rendezvous}; the other nodes "
+                f"wait for another one there, for up to {self._nodes.timeout:g} s."
+            )
+            server.cancel()
+        await asyncio.wait((server,), timeout=2 * LOST_SECONDS)
+
+    async def _keep_talking(self) -> None:
+        seconds = 0.1
+        while True:
+            await self._serve_if_free()
+            try:
+                await self._talk()
+                seconds = 0.1
+            except NoAnswer as error:
+                since = time.monotonic() if self.missing is None else self.missing[0]
+                self.missing = since, str(error)
+            await asyncio.sleep(seconds)
+            seconds = min(1.5 * seconds, 1.0)
+
+    async def _serve_if_free(self) -> None:
+        if self._server is not None and not self._server.done():
+            return
+        listening = await own_socket(self._nodes.host, self._nodes.port)
+        if listening is not None:
+            output.say(f"this host serves the rendezvous {self._nodes.rendezvous}.")
+            self._serving = Server(self._nodes.timeout, self._nodes.secret)
+            self._server = asyncio.create_task(self._serving.run(listening))
+
+    async def _talk(self) -> None:
+        """Join, and take messages until the connection is lost; then raise `NoAnswer`."""
+        line = await handshake.call(self._nodes.rendezvous, self._nodes.secret)
+        beat: asyncio.Task[None] | None = None
+        try:
+            begun = self._round
+            line.send(
+                node=self.key,
+                host=self._nodes.address or line.local_host,
+                process=os.getpid(),
+                round=None if begun is None else dataclasses.asdict(begun),
+                **dataclasses.asdict(self._nodes.settings),
+            )
+            for words in self._said:
+                line.send(**words)
+            self._line = line
+            beat = asyncio.create_task(_show_life(line))
+            while True:
+                words = await line.receive(LOST_SECONDS)
+                self.missing = None
+                if words.pop("alive", False):
+                    self.status = str(words.get("status", ""))
+                elif words:
+                    self.inbox.put(words)
+        finally:
+            self._line = None
+            if beat is not None:
+                beat.cancel()
+            line.close()
+
+
+async def _show_life(line: Connection) -> None:
+    while True:
+        line.send(kind="alive")
+        await asyncio.sleep(ALIVE_SECONDS)
+
+
+class NodeAgent:
+    """Runs the workers of one node in all rounds of its job.
+
+    Args:
+        nodes: The part of this node.
+        limits: Time limits of the job.
+        signals: Received by the launcher.
+        start: Returns a function that starts workers. Its arguments are the TF_CONFIG of each
+            worker and the number of the round.
+        prepare: Prepares processes for the next round; `None` for none.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        limits: TimeLimits,
+        signals: collections.deque[int],
+        start: Callable[[list[str], int], Callable[[Job], None]],
+        prepare: Callable[[], None] | None = None,
+    ):
+        self.nodes = nodes
+        self.limits = limits
+        self.signals = signals
+        self.start = start
+        self.prepare = prepare
+        self.link = Link(nodes)
+        self._shown = ""
+        self._repeat_at = 0.0
+
+    def run(self) -> int:
+        """Run rounds until the job is over or this node leaves it; return the exit code."""
+        with self.link:
+            self.link.ready()
+            begun = self._wait()
+            while isinstance(begun, Round):
+                self._shown = ""
+                after = _RunningRound(self, begun).run()
+                begun = self._wait() if after is None else after
+            return begun
+
+    def _wait(self) -> Round | int:
+        """Wait for a round; return it, or an exit code."""
+        began = time.monotonic()
+        while True:
+            if self.signals:
+                number = self.signals.popleft()
+                output.say(f"{signal.Signals(number).name}: this node ends.")
+                self.link.say(kind="leaves")
+                asks = number in stopping.SIGNALS
+                return stopping.EXIT_CODE if asks else 128 + number
+            words = self.next(0.1)
+            if "round" in words:
+                return Round.of(words["round"])
+            if "taken" in words:
+                self.link.ready()
+            if (code := self.ends(words)) is not None:
+                return code
+            self._show(began)
+            missing = self.link.missing
+            if missing is not None and time.monotonic() - missing[0] >= self.nodes.timeout:
+                return self.give_up(missing[1])
+
+    def give_up(self, why: str) -> int:
+        """Report that there is no rendezvous; return the exit code."""
+        output.say(
+            f"no rendezvous at {self.nodes.rendezvous} within {self.nodes.timeout:g} s: {why}. "
+            "Start the launcher on that host, or `tf-redsync rendezvous`; or pass a larger "
+            f"--rendezvous-timeout. Exit code {NO_ROUND_EXIT_CODE}."
+        )
+        return NO_ROUND_EXIT_CODE
+
+    def ends(self, words: dict[str, Any]) -> int | None:
+        """Return the exit code if a message ends this node."""
+        if "refused" in words:
+            output.say(f"the rendezvous {self.nodes.rendezvous} refuses it: {words['refused']}.")
+            return 2
+        if "end" in words:
+            output.say(f"the job is over: {words.get('text', '')}.")
+            return int(words["end"])
+        return None
+
+    def next(self, seconds: float) -> dict[str, Any]:
+        """Return the next message of the rendezvous; empty if none comes within some seconds."""
+        try:
+            return self.link.inbox.get(timeout=seconds)
+        except queue.Empty:
+            return {}
+
+    def _show(self, began: float) -> None:
+        """Print what this node waits for: when it changes, and every 30 s."""
+        now, missing = time.monotonic(), self.link.missing
+        text = self.link.status
+        if missing is not None:
+            if now - missing[0] < 3.0:
+                return
+            text = f"the rendezvous {self.nodes.rendezvous} does not answer: {missing[1]}"
+        if text and (text != self._shown or now >= self._repeat_at):
+            self._shown, self._repeat_at = text, now + 30.0
+            output.say(f"waiting ({now - began:.0f} s): {text}.")
+
+
+class _RunningRound:
+    """The workers of this node in one round."""
+
+    def __init__(self, agent: NodeAgent, begun: Round):
+        self._agent = agent
+        self._nodes = agent.nodes
+        self._link = agent.link
+        self._round = begun
+        self._asks = False  # whether to ask a worker for a checkpoint
+        self._asked = False
+        self._saved = False  # whether workers of another node have made a checkpoint
+        self._look_at = 0.0
+        self._asks_since = 0.0
+        self._successor: Round | None = None  # begun by a rendezvous that has lost this node
+        self._told_failure = self._told_leave = self._told_missing = self._told_obstacle = False
+
+    def run(self) -> Round | int | None:
+        """Run the workers until they end.
+
+        Returns:
+            An exit code if this node ends, too; a round that has begun already; else `None`.
+        """
+        agent, begun = self._agent, self._round
+        ranks = begun.ranks(self._link.key)
+        self._link.begin(begun)
+        workers = f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        output.say(
+            f"round {begun.number}: {len(begun.workers)} workers on {len(begun.nodes)} nodes; this "
+            f"node has {workers}."
+        )
+        configs = [worker_environment.tf_config(begun.workers, rank) for rank in ranks]
+        job = Job(agent.limits, True, agent.signals, agent.prepare, self._watch)
+        try:
+            agent.start(configs, begun.number)(job)
+            result = job.supervise()
+        finally:
+            job.close()
+        return self._report(result) if self._successor is None else self._successor
+
+    def _report(self, result: LaunchResult) -> int | None:
+        code, failed = result.exit_code, result.failed
+        if self._asked and code == _USR1_EXIT_CODE:  # the training had just ended
+            code, failed = stopping.EXIT_CODE, False
+        if result.interrupted and code in _STOP_EXIT_CODES and self._is_saved():
+            code = stopping.EXIT_CODE
+        if not code and any(worker.killed for worker in result.workers):
+            code = 128 + signal.SIGKILL
+        victim = failed and root_cause.blames_another(result.cause)
+        report = {"code": code, "failed": failed, "cause": result.cause, "victim": victim}
+        if result.interrupted and not self._told_leave:
+            self._told_leave = True
+            self._link.say(kind="leaves")
+        self._link.say(kind="ended", round=self._round.number, **report)
+        if self._told_leave:
+            return code
+        if not code:
+            return self._finished()
+        self._link.ready()
+        return None
+
+    def _is_saved(self) -> bool:
+        """Return whether a worker of another node has made the checkpoint.
+
+        Then the signal has ended a worker here that was about to exit for that reason.
+        """
+        limit = time.monotonic() + _REPORT_SECONDS
+        while not self._saved and time.monotonic() < limit:
+            words = self._agent.next(0.1)
+            self._saved = words.get("stop") == self._round.number and bool(words.get("saves"))
+        return self._saved
+
+    def _finished(self) -> int | None:
+        """Wait until the workers of all nodes have finished, or another round begins."""
+        while True:
+            words = self._agent.next(0.1)
+            if (code := self._agent.ends(words)) is not None:
+                return code
+            if words.get("stop") == self._round.number:
+                self._link.ready()
+                return None
+            if self._agent.signals:
+                self._link.say(kind="leaves")
+                return 0
+            missing = self._link.missing
+            if missing is not None and time.monotonic() - missing[0] >= _FINISHED_SECONDS:
+                output.say(f"the rendezvous does not answer ({missing[1]}); all workers finished.")
+                return 0
+
+    # ------------------------------------------------------------------------------- meanwhile
+
+    def _watch(self, job: Job) -> None:
+        """Pass messages between the rendezvous and the workers; called many times a second."""
+        number = self._round.number
+        if self._agent.signals and not self._told_leave:
+            self._told_leave = True
+            self._link.say(kind="leaves")
+        if job.failing and not self._told_failure:
+            self._told_failure = True
+            self._link.say(kind="failing", round=number)
+        while words := self._agent.next(0):
+            if words.get("stop") == number:
+                limits = self._agent.limits
+                self._saved = bool(words.get("saves"))
+                seconds = limits.stop_grace if self._saved else limits.grace
+                job.end(seconds, str(words.get("why", "")))
+            elif words.get("regroup") == number and words.get("asks"):
+                self._asks, self._asks_since = True, time.monotonic()
+            elif "round" in words:
+                self._successor = Round.of(words["round"])
+                job.end(0, "another round has begun")
+            elif "refused" in words:
+                output.say(f"the rendezvous refuses this node: {words['refused']}.")
+        self._ask(job)
+        self._show_missing()
+
+    def _ask(self, job: Job) -> None:
+        """Ask a worker for a checkpoint as soon as it can make one."""
+        now = time.monotonic()
+        if not self._asks or self._asked or now < self._look_at:
+            return
+        self._look_at = now + _ASK_SECONDS
+        for process in job.processes:
+            if stops_on_request(process):
+                self._asked = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGUSR1)
+                output.say("a node can join: a worker is asked for a checkpoint (SIGUSR1).")
+                return
+        if not self._told_obstacle and now - self._asks_since >= _OBSTACLE_SECONDS:
+            self._told_obstacle = True
+            why = "no worker handles SIGUSR1 now, as `fit` with rs.callbacks.Checkpoint does"
+            output.say(f"a node waits to join, and {why}.")
+            self._link.say(kind="obstacle", why=why)
+
+    def _show_missing(self) -> None:
+        missing = self._link.missing
+        if missing is None or time.monotonic() - missing[0] < 3.0:
+            self._told_missing = self._told_missing and missing is not None
+        elif not self._told_missing:
+            self._told_missing = True
+            output.say(
+                f"the rendezvous {self._nodes.rendezvous} does not answer ({missing[1]}); the "
+                "workers go on."
+            )
+
+
+def stops_on_request(process: int) -> bool:
+    """Return whether a process handles SIGUSR1, which would end it otherwise."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)

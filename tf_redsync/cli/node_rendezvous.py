@@ -1,0 +1,192 @@
+"""Server of an elastic job's rendezvous, and the command `tf-redsync rendezvous`.
+
+It connects `membership.Membership` to the nodes, over the authenticated lines of
+`cluster/handshake.py`. The launcher on the host of the rendezvous runs it beside its workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import time
+
+from tf_redsync import environment
+from tf_redsync.cli import output
+from tf_redsync.cli.command_line import Command, Flag, Parser
+from tf_redsync.cli.membership import LOST_SECONDS, Membership, Node, Refused
+from tf_redsync.cluster import handshake
+from tf_redsync.cluster.handshake import Connection, NoAnswer
+
+ALIVE_SECONDS = 1.0
+DEFAULT_TIMEOUT_SECONDS = 600.0
+_TICK_SECONDS = 0.1
+_logger = logging.getLogger("tf_redsync")
+
+
+async def own_socket(host: str, port: int) -> socket.socket | None:
+    """Return a socket that listens at an address; `None` if it is taken or another machine's.
+
+    Args:
+        host: Name or address; only this address is opened.
+        port: Port.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    for family, _, _, _, address in found:
+        try:
+            return socket.create_server((address[0], port), family=family, backlog=1024)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.EAFNOSUPPORT):
+                raise
+    return None
+
+
+class Server:
+    """The rendezvous of one job.
+
+    Args:
+        timeout: Seconds that nodes wait for the minimum.
+        secret: The job's secret.
+    """
+
+    def __init__(self, timeout: float, secret: str):
+        self.membership = Membership(timeout, time.monotonic(), output.say)
+        self._secret = secret
+        self._connected: set[Connection] = set()
+
+    async def run(self, listening: socket.socket) -> tuple[int, str]:
+        """Serve until the job is over and all nodes have gone; return its exit code and message."""
+        server = await asyncio.start_server(self._talk, sock=listening, limit=handshake.LIMIT)
+        try:
+            while self.membership.over is None:
+                await asyncio.sleep(_TICK_SECONDS)
+                self.membership.tick(time.monotonic())
+            until = time.monotonic() + LOST_SECONDS
+            while self._connected and time.monotonic() < until:
+                await asyncio.sleep(_TICK_SECONDS)
+            return self.membership.over
+        finally:
+            server.close()
+            for line in list(self._connected):
+                line.close()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = Connection(reader, writer)
+        node: Node | None = None
+        beat: asyncio.Task[None] | None = None
+        try:
+            await line.open(self._secret, calls=False)
+            await line.receive()  # empty: the caller's address was not known before
+            words = await line.receive()
+            self._connected.add(line)
+            node = self.membership.join(words, line.send, time.monotonic())
+            beat = asyncio.create_task(self._show_life(line, node))
+            while True:
+                words = await line.receive(LOST_SECONDS)
+                self.membership.receive(node, words, time.monotonic())
+        except Refused as error:
+            line.send(refused=str(error))
+            await line.flush()
+        except NoAnswer as error:
+            if error.unsigned:
+                line.send()  # signed, so that a node with another secret detects it
+                host = writer.get_extra_info("peername")[0]
+                _logger.warning("a process at %s called without %s", host, environment.JOB)
+        except asyncio.CancelledError:  # the job is over
+            pass
+        finally:
+            if beat is not None:
+                beat.cancel()
+            if node is not None:
+                self.membership.lose(node, time.monotonic())
+            self._connected.discard(line)
+            line.close()
+
+    async def _show_life(self, line: Connection, node: Node) -> None:
+        while True:
+            line.send(alive=True, status=self.membership.status(node))
+            await asyncio.sleep(ALIVE_SECONDS)
+
+
+def secret() -> str:
+    """Return the job's secret; raise ValueError without one."""
+    text = os.environ.get(environment.JOB, "")
+    if not text:
+        raise ValueError(
+            f"a rendezvous needs the job's secret: set {environment.JOB} to the same random text "
+            "on all nodes, such as the output of `openssl rand -hex 16` (docs/security.md). "
+            f"Received: {environment.JOB}=''"
+        )
+    return text
+
+
+_FLAGS: tuple[Flag, ...] = (
+    (("--port",), {"type": int, "required": True, "help": "port to listen on"}),
+    (
+        ("--host",),
+        {"metavar": "HOST", "default": "", "help": "address to listen on (all of this machine)"},
+    ),
+    (
+        ("--rendezvous-timeout",),
+        {"type": float, "default": DEFAULT_TIMEOUT_SECONDS, "metavar": "SECONDS", "help": "how "
+         "long to wait for enough nodes (600)"},
+    ),
+)  # fmt: skip
+
+
+def _configure(parser: Parser) -> None:
+    parser.flags(_FLAGS)
+
+
+def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if not 0 < args.port < 65536:
+        parser.error(f"`--port` must be from 1 to 65535. Received: --port {args.port}")
+    if not args.rendezvous_timeout > 0:
+        parser.error(
+            "`--rendezvous-timeout` must be positive seconds. Received: --rendezvous-timeout "
+            f"{args.rendezvous_timeout:g}"
+        )
+    try:
+        server = Server(args.rendezvous_timeout, secret())
+        listening = _listen(args.host, args.port)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    with contextlib.suppress(KeyboardInterrupt):
+        return asyncio.run(server.run(listening))[0]
+    return 130
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):  # IPv6 is off, or the port is in use
+                return socket.create_server(
+                    ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+                )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise ValueError(
+            f"`--port` {port} of {host or 'this machine'} cannot be opened: {error.strerror}. "
+            f"Received: --port {port}"
+        ) from None
+
+
+COMMAND = Command(
+    "rendezvous",
+    "serve the rendezvous of an elastic job",
+    "Serves the rendezvous of one job of `tf-redsync launch --nodes`, on a host that has no\n"
+    "workers or outlives them. It needs the job's secret in TF_REDSYNC_JOB, ends with the job and\n"
+    "returns its exit code. Started again, it takes a running job over.",
+    (("--port 29500", "then on each node: launch --rendezvous THIS_HOST:29500"),),
+    _configure,
+    _run,
+)
