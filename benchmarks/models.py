@@ -6,6 +6,7 @@
 `lstm` word language model: embedding 650, two LSTM layers of 650, vocabulary 10,000, 35 steps.
 `charlm` the small transformer over characters of `benchmarks/convergence.py`, 0.24 M parameters.
 `vgg`  the 13 convolutions of VGG16 on 32x32x3 and two dense layers of 512 before the output.
+`resnet50` of `keras.applications` on 32x32x3, 23.6 M parameters in 214 variables.
 
 Reference: Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
 Recognition" (2015), configuration D; Zaremba et al., "Recurrent Neural Network Regularization"
@@ -114,16 +115,25 @@ def _vgg() -> keras.Model:
     return keras.Sequential([*layers, keras.layers.Dense(10)], name="vgg")
 
 
-def _vgg_batch(generator: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _image_batch(generator: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
     inputs = generator.standard_normal((size, 32, 32, 3), dtype=np.float32)
     return inputs, generator.integers(0, 10, size, dtype=np.int32)
+
+
+def _resnet50() -> keras.Model:
+    import keras
+
+    return keras.applications.ResNet50(
+        weights=None, input_shape=(32, 32, 3), classes=10, classifier_activation=None
+    )
 
 
 WORKLOADS = {
     "mlp": Workload("mlp", 16, _mlp, _mlp_batch),
     "lstm": Workload("lstm", 20, _lstm, _lstm_batch),
     "charlm": Workload("charlm", 8, _charlm, _charlm_batch),
-    "vgg": Workload("vgg", 16, _vgg, _vgg_batch),
+    "vgg": Workload("vgg", 16, _vgg, _image_batch),
+    "resnet50": Workload("resnet50", 16, _resnet50, _image_batch),
 }
 
 

@@ -6,7 +6,16 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-COLUMNS = ("median ms", "min ms", "cpu ms", "x none", "dense / x", "counted MB", "wire MB")
+COLUMNS = (
+    "median ms",
+    "min ms",
+    "cpu ms",
+    "x none",
+    "dense / x",
+    "counted MB",
+    "wire MB",
+    "start s",
+)
 
 
 def step_times(result: dict[str, Any]) -> list[float]:
@@ -27,6 +36,10 @@ def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "wire_bytes_per_step": None if None in wire else statistics.mean(wire),
         "cpu_ms_per_step": statistics.median(result["cpu_ms_per_step"] for result in rounds),
         "round_step_ms": [statistics.median(step_times(result)) for result in rounds],
+        "start_s": {
+            part: statistics.median(result["start_s"][part] for result in rounds)
+            for part in rounds[0]["start_s"]
+        },
         "period": rounds[-1].get("period", 1),
     }
 
@@ -60,6 +73,7 @@ def table(methods: dict[str, dict[str, Any]]) -> str:
             f"{dense / step:.2f}" if dense else "-",
             f"{row['bytes_per_step'] / 1e6:.3f}",
             "-" if wire is None else f"{wire / 1e6:.3f}",
+            f"{row['start_s']['build'] + row['start_s']['first_step']:.1f}",
         ]
         lines.append(f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)

@@ -17,11 +17,12 @@ from benchmarks.step import step_methods, training
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Trains, and returns what was measured."""
-    job = training.prepare(args)
+    start, job = started(args)
     period = step_methods.period_of(job.optimizer)
     count = period * math.ceil(args.steps / period)
     before_all = max(args.warmup, step_methods.trial_steps(job.optimizer))
     warm_up = job.run(period * math.ceil(before_all / period))
+    start["first_step"] = warm_up[0] / 1e3
     skipped = job.skipped()
     job.barrier()
     before, processor = sent(), time.process_time()
@@ -36,6 +37,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         "period": period,
         "times_ms": times,
         "warmup_ms": warm_up,
+        "start_s": start,
         "skipped": job.skipped() - skipped,
         "cpu_ms_per_step": 1e3 * processor / count,
         "bytes_per_step": job.traced["dense_bytes"]
@@ -43,6 +45,19 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         else float(job.optimizer.bytes_per_step()),
         "wire_bytes_per_step": None if before is None else (after - before) / count,
     }
+
+
+def started(args: argparse.Namespace) -> tuple[dict[str, float], training.Training]:
+    """Returns the seconds of imports and of the build, and what was built."""
+    begin = time.perf_counter()
+    import keras  # noqa: F401
+    import tensorflow  # noqa: F401
+
+    import tf_redsync  # noqa: F401
+
+    imported = time.perf_counter()
+    job = training.prepare(args)
+    return {"imports": imported - begin, "build": time.perf_counter() - imported}, job
 
 
 def sent() -> int | None:

@@ -40,6 +40,7 @@ def one(times, counted, wire):
         "bytes_per_step": counted,
         "wire_bytes_per_step": wire,
         "cpu_ms_per_step": 7.0,
+        "start_s": {"imports": 5.0, "build": 0.5, "first_step": 2.0},
     }
 
 
@@ -53,6 +54,7 @@ def test_rounds_are_pooled():
         "wire_bytes_per_step": 15.0,
         "cpu_ms_per_step": 7.0,
         "round_step_ms": [2.0, 3.5],
+        "start_s": {"imports": 5.0, "build": 0.5, "first_step": 2.0},
         "period": 1,
     }
     assert step_report.summary([one([1.0], 8, None)])["wire_bytes_per_step"] is None
@@ -65,9 +67,9 @@ def test_table_holds_the_ratios():
         "redsync": step_report.summary([one([150.0], 1000, None)]),
     }
     lines = [line.split() for line in step_report.table(rows).splitlines()]
-    assert lines[1] == ["none", "100.0", "100.0", "7.0", "1.00", "9.00", "0.000", "0.000"]
-    assert lines[2] == ["dense", "900.0", "900.0", "7.0", "9.00", "1.00", "5.000", "6.000"]
-    assert lines[3] == ["redsync", "150.0", "150.0", "7.0", "1.50", "6.00", "0.001", "-"]
+    assert lines[1] == ["none", "100.0", "100.0", "7.0", "1.00", "9.00", "0.000", "0.000", "2.5"]
+    assert lines[2] == ["dense", "900.0", "900.0", "7.0", "9.00", "1.00", "5.000", "6.000", "2.5"]
+    assert lines[3] == ["redsync", "150.0", "150.0", "7.0", "1.50", "6.00", "0.001", "-", "2.5"]
     assert "-" in step_report.table({"redsync": rows["redsync"]})
 
 

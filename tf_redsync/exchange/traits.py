@@ -27,8 +27,8 @@ class Traits:
             rate of another size than sums of gradients.
         whole_model: Whether all its tensors, of each fragment, share one bucket, however large.
         conserves: Whether sum(gradient + old residual) = total + sum(new residual), to rounding.
-        dense_delivers: Whether `dense_exchange` delivers the residual as well, and leaves momentum in
-            it.
+        dense_delivers: Whether `dense_exchange` delivers the residual as well, and leaves momentum
+            in it.
         totals_may_overflow: Whether totals can be non-finite though all that the network returned
             is finite. Every step then checks them, and all workers skip a step that fails.
         waiting_steps: Steps that an element waits on average until it is sent; 1 if each is in
