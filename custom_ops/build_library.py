@@ -2,12 +2,13 @@
 
 setup.py imports this file; tf_redsync/building/ runs it, with what is to be made as JSON on
 standard input: "target", "kind" ("cpu", "cuda" or "preload") and, found already, "tensorflow" and
-"cuda".
+"cuda". The kind "core" makes only the objects that need no TensorFlow, while that is installed.
 
 Objects are kept in a cache folder (TF_REDSYNC_CACHE, else tf_redsync/ in XDG_CACHE_HOME, else in
 ~/.cache) by a hash of all that goes into them: the source and what it includes, flags, compiler,
-version of TensorFlow. So one changed file is one compilation, another clone or a new .venv compile
-nothing again, and a build that was ended goes on where it was.
+version of TensorFlow. So another clone or a new .venv compile nothing again, and a build that was
+ended goes on where it was. All ops are compiled as one source, and so are all kernels: TensorFlow's
+headers take longer than what includes them.
 """
 
 import functools
@@ -28,25 +29,25 @@ from installed import LISTS, NativeBuildError, run_compiler
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 VERSION = "custom_ops/kernels/version.cc"  # It says what was built.
-CORE = "custom_ops/core/"  # which knows no TensorFlow
-# What most of the time of compiling against TensorFlow goes to. Precompiling it takes longer than
-# including it twice.
-TENSORFLOW_HEADERS = ("op.h", "op_kernel.h", "shape_inference.h")
-WORTH_PRECOMPILING = 3
 KEEP_DAYS = 30
-# What is in the folder of objects: those, headers, precompiled headers, and parts of all of them.
-KEPT = re.compile(r".+\.[0-9a-f]{32}\.(o|h|h\.gch|(h\.)?\d+\.partial)")
+# What is in the folder of objects: those, sources that include others, and parts of both.
+KEPT = re.compile(r".+\.[0-9a-f]{32}\.(o|cc|\d+\.partial)")
 
 
-def find(*lists):
-    """Files under custom_ops/ that match the patterns of these lists, relative to ROOT."""
-    patterns = [pattern for name in lists for pattern in LISTS[name]]
-    found = {path for pattern in patterns for path in (ROOT / "custom_ops").glob(pattern)}
+def find_pattern(pattern):
+    """Files under custom_ops/ that match, relative to ROOT."""
+    found = (ROOT / "custom_ops").glob(pattern)
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
+def find(*lists):
+    """Files that match the patterns of these lists."""
+    return sorted({file for name in lists for p in LISTS[name] for file in find_pattern(p)})
+
+
 SOURCES = find("CORE_SOURCES", "OP_SOURCES")
-CUDA_SOURCES, GPU_SOURCES = find("CUDA_SOURCES"), find("GPU_OP_SOURCES")
+CORE_SOURCES = find("CORE_SOURCES")  # which know no TensorFlow
+CUDA_SOURCES = find("CUDA_SOURCES")
 PRELOAD_SOURCES = find("PRELOAD_SOURCES")
 
 
@@ -86,15 +87,15 @@ class Objects:
         digest = hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
         return self._folder / f"{pathlib.Path(source).name}.{digest}.o"
 
-    def header(self, name, lines, made_with):
-        """Writes a header to be precompiled with what is in `made_with`; returns its path."""
-        text = "".join(lines)
-        digest = hashlib.sha256(f"{json.dumps(made_with)}\0{text}".encode()).hexdigest()[:32]
-        path = self._folder / f"{name}.{digest}.h"
+    def including(self, name, sources):
+        """Writes a source that includes others; returns its path."""
+        text = "".join(f'#include "{source}"\n' for source in sources)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+        path = self._folder / f"{name}.{digest}.cc"
         partial = path.with_suffix(f".{os.getpid()}.partial")
         partial.write_text(text)
         os.replace(partial, path)
-        return path
+        return str(path)
 
     def make(self, path, command):
         """Compiles with `command`, to which the output is added, if `path` is not there."""
@@ -115,7 +116,53 @@ class Objects:
                 path.unlink(missing_ok=True)
 
 
-class NativeBuild:
+class CoreBuild:
+    """Makes the objects that need no TensorFlow.
+
+    Args:
+        folder: For objects, where there is no cache folder.
+    """
+
+    def __init__(self, folder):
+        self._cxx = shlex.split(os.environ.get("CXX", "g++"))
+        compiler = run_compiler([*self._cxx, "--version"])
+        extra = shlex.split(os.environ.get("CXXFLAGS", ""))
+        self._flags = [*LISTS["FLAGS"], *LISTS["QUIET"], *extra]
+        machine = platform.node() if extra else ""  # -march=native is another one's elsewhere
+        self._made_with = [compiler, self._cxx, machine]
+        self._objects = Objects(fallback=folder)
+
+    def _core_plans(self):
+        """For each source its object, and the command that makes it; the longest come first."""
+        made_with = [*self._made_with, *self._flags]
+        command = [*self._cxx, *self._flags, "-I.", "-c"]
+        size = {s: sum((ROOT / file).stat().st_size for file in reads(s)) for s in CORE_SOURCES}
+        return {
+            source: (self._objects.path(source, made_with), [*command, source])
+            for source in sorted(CORE_SOURCES, key=lambda s: (-size[s], s))
+        }
+
+    def _compile(self, plans):
+        """Makes the objects of `plans`; returns what failed, by source."""
+        failed = {}
+
+        def make(source):
+            try:
+                self._objects.make(*plans[source])
+            except NativeBuildError as error:
+                failed[source] = str(error)
+
+        with ThreadPoolExecutor(processors()) as pool:
+            list(pool.map(make, plans))
+        return failed
+
+    def run(self):
+        """Makes the objects."""
+        for problem in self._compile(self._core_plans()).values():
+            raise NativeBuildError(problem)
+
+
+class NativeBuild(CoreBuild):
     """One build of the library; the GPU kernels may fail without the rest failing.
 
     Args:
@@ -129,77 +176,44 @@ class NativeBuild:
     """
 
     def __init__(self, folder, found=None, cuda=None):
-        self._cxx = shlex.split(os.environ.get("CXX", "g++"))
-        compiler = run_compiler([*self._cxx, "--version"])  # Cheaper to miss than TensorFlow.
+        super().__init__(folder)  # A compiler is cheaper to miss than TensorFlow.
         found = found or installed.tensorflow()
         self.version, self._link_flags = found["version"], found["link_flags"]
-        extra = shlex.split(os.environ.get("CXXFLAGS", ""))
-        self._flags = [*found["compile_flags"], *LISTS["FLAGS"], *LISTS["QUIET"], *extra]
+        self._flags_of_ops = [*found["compile_flags"], *self._flags]
         # Without the warnings of TensorFlow's headers, which we cannot fix.
         self._folders = ["-isystem", found["include"], "-I."]
+        self._made_with_tensorflow = [*self._made_with, found["version"], found["commit"]]
         if not CUDA_SOURCES:
             cuda = {"missing": "there are no sources"}
         self._cuda = cuda or installed.cuda()
-        machine = platform.node() if extra else ""  # -march=native is another one's elsewhere
-        self._made_with = [compiler, self._cxx, found["version"], found["commit"], machine]
-        self._objects = Objects(fallback=folder)
 
     def _plan(self, source, *defines):
-        """The object of a source, and the command that makes it."""
-        if source.endswith(".cu"):
-            command = [*self._cuda["command"], "-I.", "-c", source]
-            made_with = [self._made_with[0], self._cuda["compiler"], *self._cuda["command"]]
-        else:
-            command = [*self._cxx, *self._flags, *defines, *self._folders, "-c", source]
-            made_with = [*self._made_with, *self._flags, *defines]
+        """The object of a source that includes TensorFlow, and the command that makes it."""
+        flags = [*self._flags_of_ops, *defines]
+        path = self._objects.path(source, [*self._made_with_tensorflow, *flags])
+        return path, [*self._cxx, *flags, *self._folders, "-c", source]
+
+    def _plans(self, name):
+        """A source for each pattern of one of the lists, which includes all that match."""
+        plans = {}
+        for pattern in LISTS[name]:
+            sources = [s for s in find_pattern(pattern) if s != VERSION]
+            unit = "_".join(part for part in pattern.split("/") if "*" not in part)
+            if sources:
+                plans[unit] = self._plan(self._objects.including(unit, sources))
+        return plans
+
+    def _cuda_plan(self, source):
+        command = [*self._cuda["command"], "-I.", "-c", source]
+        made_with = [self._made_with[0], self._cuda["compiler"], *self._cuda["command"]]
         return self._objects.path(source, made_with), command
 
-    def _precompile(self, sources):
-        """Options that take TensorFlow's headers precompiled, and the file that they are in.
-
-        Precompiling takes as long as several sources, and no object is there before it is done: a
-        build that was ended leaves the file to the next one.
-        """
-        lines = [f'#include "tensorflow/core/framework/{h}"\n' for h in TENSORFLOW_HEADERS]
-        made_with = [*self._made_with, *self._flags, *self._folders]
-        header = self._objects.header("tensorflow_headers", lines, made_with)
-        precompiled = pathlib.Path(f"{header}.gch")
-        if sources < WORTH_PRECOMPILING and not precompiled.exists():
-            return [], precompiled
-        command = [*self._cxx, *self._flags, *self._folders, "-x", "c++-header", str(header)]
-        self._objects.make(precompiled, command)
-        return ["-include", str(header)], precompiled
-
-    def _compile(self, plans):
-        """Makes the objects of `plans`, source by source; returns what failed, by source."""
-        failed = {}
-
-        def make(source, *options):
-            path, command = plans[source]
-            try:
-                self._objects.make(path, [*command, *options])
-            except NativeBuildError as error:
-                failed[source] = str(error)
-
-        todo = [source for source, (path, _) in plans.items() if not path.exists()]
-        tensorflow = [source for source in todo if not source.startswith(CORE)]
-        with ThreadPoolExecutor(processors()) as pool:
-            # The others meanwhile; CUDA sources take longest, once for each architecture.
-            others = sorted(set(todo) - set(tensorflow), key=lambda s: (not s.endswith(".cu"), s))
-            futures = [pool.submit(make, source) for source in others]
-            options, precompiled = self._precompile(len(tensorflow))
-            futures += [pool.submit(make, source, *options) for source in tensorflow]
-            for future in futures:
-                future.result()
-        precompiled.unlink(missing_ok=True)  # A hundred megabytes, for a build that is over.
-        return failed
-
-    def _link(self, target, sources, plans, cuda_flags):
+    def _link(self, target, plans, cuda_flags):
         defines = [f'-DREDSYNC_TENSORFLOW_VERSION="{self.version}"']
         defines.append(f"-DREDSYNC_GPU_BUILD={json.dumps(self.gpu)}")
         version = self._plan(VERSION, *defines)
         self._objects.make(*version)
-        inputs = [str(path) for path, _ in (*(plans[s] for s in sources), version)]
+        inputs = [str(path) for path, _ in (*plans.values(), version)]
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
         output = ["-shared", "-o", str(partial)]
@@ -210,28 +224,30 @@ class NativeBuild:
 
     def run(self, target):
         """Makes `target`, with GPU kernels if there is a CUDA compiler."""
-        sources = [source for source in SOURCES if source != VERSION]
         has_cuda = "missing" not in self._cuda
         if "error" in self._cuda:
             say(f"tf_redsync: THE GPU KERNELS ARE NOT BUILT. {self._cuda['error']}")
-        for_gpu = [*CUDA_SOURCES, *GPU_SOURCES] if has_cuda else []
-        plans = {source: self._plan(source) for source in (*for_gpu, *sources)}
-        failed = self._compile(plans)
+        plans = {**self._plans("OP_SOURCES"), **self._core_plans()}
+        for_gpu = {}
+        if has_cuda:  # CUDA sources take longest, once for each architecture.
+            for_gpu = {source: self._cuda_plan(source) for source in CUDA_SOURCES}
+            for_gpu |= self._plans("GPU_OP_SOURCES")
+        failed = self._compile({**for_gpu, **plans})
         self._objects.clean()
-        for source in sources:
+        for source in plans:
             if source in failed:
                 raise NativeBuildError(failed[source])
         problem = next(iter(failed.values()), None)
         if has_cuda and problem is None:
             self.gpu = self._cuda["text"]
             try:
-                return self._link(target, [*sources, *for_gpu], plans, self._cuda["link_flags"])
+                return self._link(target, {**plans, **for_gpu}, self._cuda["link_flags"])
             except NativeBuildError as error:
                 problem = str(error)
         if problem is not None:
             say(f"tf_redsync: THE GPU KERNELS ARE NOT BUILT. {problem}")
         self.gpu = f"none: {self._cuda.get('missing', 'the build of the CUDA sources failed')}"
-        return self._link(target, sources, plans, [])
+        return self._link(target, plans, [])
 
 
 def build_preload(target):
@@ -257,6 +273,8 @@ def say(text):
 def main():
     """Makes what standard input asks for."""
     wanted = json.load(sys.stdin)
+    if wanted["kind"] == "core":
+        return CoreBuild(ROOT / "build" / "objects").run()
     target = pathlib.Path(wanted["target"])
     if wanted["kind"] == "preload":
         return build_preload(target)

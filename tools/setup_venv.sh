@@ -3,8 +3,8 @@
 # named as arguments: tools/setup_venv.sh examples test
 #
 # A later call with nothing changed returns at once: a stamp file in .venv holds a hash of what the
-# installation depends on. PYTHON chooses the interpreter that makes the environment. A TensorFlow that
-# is in .venv stays, `tensorflow-cpu` for one.
+# installation depends on. PYTHON chooses the interpreter that makes the environment, and TF_PACKAGE the
+# package that TensorFlow comes as, such as tensorflow-cpu. A TensorFlow that is in .venv stays.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,6 +12,7 @@ cd "$root"
 venv=$root/.venv
 extras=$(printf '%s\n' "$@" | sort | paste -sd, -)
 python=${PYTHON:-python3}
+tensorflow=${TF_PACKAGE:-tensorflow}
 
 die() {
   printf 'setup: %s\n' "$@" >&2
@@ -58,7 +59,19 @@ fingerprint() {
   } | sha256sum | cut -d' ' -f1
 }
 
-[ -x "$venv/bin/python" ] || make_venv
+# Most of the C++ needs no TensorFlow, and is compiled while pip fetches that. What fails here fails again
+# in the build below, which reports it.
+core=
+trap '[ -z "$core" ] || kill "$core" 2>/dev/null || true' EXIT
+compile_core() {
+  nice -n 10 "$python" custom_ops/build_library.py <<<'{"kind": "core"}' >/dev/null 2>&1 &
+  core=$!
+}
+
+if [ ! -x "$venv/bin/python" ]; then
+  make_venv
+  compile_core
+fi
 stamp=$venv/.installed-${extras//,/-}
 native=$(find tf_redsync/ops -name '*.so' -print -quit 2>/dev/null || true)
 wanted=$(fingerprint)
@@ -91,18 +104,30 @@ has() {
 # Of the many modules of TensorFlow, SciPy and others few are ever imported: Python compiles those when
 # they are.
 packages=(--no-compile 'setuptools>=70.1')
-has tensorflow || packages+=('tensorflow>=2.16' 'tf_keras>=2.16')
-step "installing TensorFlow (a few minutes the first time)" "${pip[@]}" install "${packages[@]}"
-if ! has tf_keras; then
-  # It fits one version of TensorFlow, and would bring `tensorflow` itself.
+has tensorflow || packages+=("$tensorflow>=2.16")
+step "installing TensorFlow (a minute or more the first time)" "${pip[@]}" install "${packages[@]}"
+
+build() {
+  while [ -n "$core" ] && kill -0 "$core" 2>/dev/null; do sleep 0.1; done
+  "$venv/bin/python" setup.py build_ext --inplace
+}
+# Compiles on the cores that pip leaves idle.
+build >"$log.build" 2>&1 &
+building=$!
+if ! has tf_keras && [ "$extras" != quickstart ]; then
+  # It fits one version of TensorFlow, and would bring the package `tensorflow`.
   version=$("$venv/bin/python" -c 'import tensorflow as tf; print(tf.__version__)' 2>>"$log") ||
     die "TensorFlow cannot be imported; see $log"
-  step "installing tf_keras" "${pip[@]}" install --no-deps "tf_keras==${version%.*}.*"
+  step "installing tf_keras" "${pip[@]}" install --no-compile --no-deps "tf_keras==${version%.*}.*"
 fi
 # Without isolation, which would download setuptools once more.
 step "installing tf_redsync[$extras]" \
   "${pip[@]}" install --no-build-isolation --no-compile --editable ".[$extras]"
-step "building the native library" "$venv/bin/python" setup.py build_ext --inplace
+built=0
+wait "$building" || built=$?
+cat "$log.build" >>"$log"
+rm "$log.build"
+step "building the native library" test "$built" = 0
 
 backend=$(env -u TF_REDSYNC_BACKEND TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1 "$venv/bin/python" -c \
   'from tf_redsync import ops; print(ops.backend())' 2>>"$log" | tail -n 1) || true

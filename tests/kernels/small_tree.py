@@ -22,7 +22,7 @@ SOURCES = {
     "core/cpu/a.cc": '#include "custom_ops/core/cpu/a.h"\nextern "C" const char a[] = A;\n',
     "core/cpu/a.h": '#include "custom_ops/core/cpu/inner.h"\n',
     "core/cpu/inner.h": '#define A "old text of a"\n',
-    "core/cpu/b.cc": 'extern "C" const int b = FROM_TENSORFLOW;\n',
+    "kernels/b.cc": 'extern "C" const int b = FROM_TENSORFLOW;\n',
 }
 FAKE_NVCC = """#!/bin/sh
 case "$*" in
@@ -68,8 +68,12 @@ def nvcc(folder):
 
 
 def compiled(folder) -> list[str]:
-    """Names of the sources that the compiler has been called for since the last look."""
+    """Names of the sources that the compiler has been called for since the last look.
+
+    "kernels.cc" is the source that includes all kernels.
+    """
     log = folder / "compiled"
     calls = [line.split() for line in log.read_text().splitlines()]
     log.unlink()
-    return sorted(pathlib.Path(word).name for call in calls for word in call if word[-3:] == ".cc")
+    names = [pathlib.Path(word).name for call in calls for word in call if word[-3:] == ".cc"]
+    return sorted(name.split(".")[0] + ".cc" for name in names)

@@ -48,7 +48,7 @@ def library(tree) -> bytes:
 @needs_compiler
 def test_only_what_has_changed_is_compiled(tree):
     assert "for TensorFlow 9.9.9" in build(tree)
-    assert compiled(tree) == ["a.cc", "b.cc", "version.cc"]
+    assert compiled(tree) == ["a.cc", "kernels.cc", "version.cc"]
     assert b"old text of a" in library(tree)
     build(tree)
     assert compiled(tree) == []
@@ -57,7 +57,7 @@ def test_only_what_has_changed_is_compiled(tree):
     assert compiled(tree) == ["a.cc"]
     assert b"new text of a" in library(tree) and b"old text of a" not in library(tree)
     build(tree, CXXFLAGS="-DMORE")
-    assert compiled(tree) == ["a.cc", "b.cc", "version.cc"]
+    assert compiled(tree) == ["a.cc", "kernels.cc", "version.cc"]
 
 
 @needs_compiler
@@ -72,7 +72,23 @@ def test_objects_serve_another_copy_of_the_tree(tree, tmp_path_factory):
     newer = FAKE_TENSORFLOW.replace("9.9.9", "9.9.8")
     (copy / "fake" / "tensorflow.py").write_text(newer)
     build(copy, **stamp)
-    assert compiled(tree) == ["a.cc", "b.cc", "version.cc"], "of another TensorFlow"
+    assert compiled(tree) == ["kernels.cc", "version.cc"], "of another TensorFlow"
+
+
+@needs_compiler
+def test_the_core_is_compiled_without_tensorflow(tree):
+    """As setup_venv.sh does while pip installs it."""
+    (tree / "fake" / "tensorflow.py").write_text("raise ImportError('no TensorFlow here')\n")
+    cache = {"TF_REDSYNC_CACHE": "", "XDG_CACHE_HOME": str(tree / "cache")}
+    subprocess.run(
+        [sys.executable, "custom_ops/build_library.py"],
+        input='{"kind": "core"}', text=True, cwd=tree, check=True, timeout=240,
+        env={**os.environ, **cache, "CXX": str(tree / "compiler")},
+    )  # fmt: skip
+    assert compiled(tree) == ["a.cc"]
+    (tree / "fake" / "tensorflow.py").write_text(FAKE_TENSORFLOW)
+    build(tree)
+    assert compiled(tree) == ["kernels.cc", "version.cc"]
 
 
 @needs_compiler

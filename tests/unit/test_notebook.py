@@ -138,6 +138,38 @@ def test_an_error_of_rank_1_is_raised_and_the_others_are_ended(capsys):
     assert capsys.readouterr().out == "before the error of 0\n"
 
 
+def test_an_error_of_rank_0_is_shown_once(capsys):
+    def train():
+        print("before the error")
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise ValueError("of rank 0") from error
+
+    with pytest.raises(ValueError, match="of rank 0") as caught:
+        notebook.notebook_launcher(train, workers=1)
+    (note,) = caught.value.__notes__
+    assert "worker 0" in note and "KeyError: 'missing'" in note and "ValueError: of rank 0" in note
+    assert capsys.readouterr().out == "before the error\n"
+
+
+def test_a_later_error_of_rank_0_is_a_note(capsys, monkeypatch):
+    monkeypatch.setattr(notebook.launch, "run", functools.partial(launch.run, grace=60))
+
+    def train():
+        if rank() == 1:
+            raise ValueError("of rank 1")
+        wait_for(lambda: any(Path(sys.orig_argv[-1]).glob("error_1.pickle")))
+        time.sleep(0.05)
+        raise ArithmeticError("of rank 0")
+
+    with pytest.raises(ValueError, match="of rank 1") as caught:
+        notebook.notebook_launcher(train)
+    first, *_, last = caught.value.__notes__
+    assert "worker 1" in first and "ArithmeticError: of rank 0" in last
+    assert capsys.readouterr().out == ""
+
+
 class WithLock(RuntimeError):
     """An error that cannot be pickled."""
 

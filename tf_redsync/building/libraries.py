@@ -25,7 +25,7 @@ CUDA = "TF_REDSYNC_CUDA"  # "1": GPU kernels if nvcc exists; "0": never
 _ARCHITECTURES = "REDSYNC_CUDA_ARCHITECTURES"
 _NO_GPU = "TensorFlow saw no GPU when the library was built (TF_REDSYNC_CUDA=1 builds them even so)"
 # Measured cost of a build, announced before it: seconds, and further core seconds.
-_COST = {"cpu": (10, 100), "cuda": (30, 160)}
+_COST = {"cpu": (8, 74), "cuda": (30, 130)}
 _LONGEST = 300  # characters of a compiler's error
 _FULL = "No space left|Disk quota"
 

@@ -94,13 +94,19 @@ class _Cell:
     """Prints output as it arrives, without TensorFlow's log noise.
 
     A progress bar has no complete lines before its end. TensorFlow writes its lines whole, so they
-    are recognized at the beginning of a chunk, too.
+    are recognized at the beginning of a chunk, too. The traceback of rank 0 is a note of the error
+    that the launcher raises, and not printed as well.
     """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._ended = False
 
     def __call__(self, data: bytes) -> None:
+        if self._ended:
+            return
+        data, mark, _ = data.partition(notebook_worker.ERROR_FOLLOWS)
+        self._ended = bool(mark)
         lines = data.splitlines(keepends=True)
         kept = b"".join(line for line in lines if not output.is_noise(line))
         sys.stdout.write(self._decoder.decode(kept))
@@ -159,6 +165,9 @@ def _raise(result: LaunchResult, folder: Path) -> NoReturn:
     if error is None:
         error = DistributedError(result.message.rpartition("\n")[2])
     notes = [f"Raised by worker {worker.index}:\n{text.rstrip()}", *_earlier_lines(worker, text)]
+    if worker.index and (first := folder / notebook_worker.error_file(0)).exists():
+        _, text = pickle.loads(first.read_bytes())
+        notes.append(f"Worker 0 failed after it:\n{text.rstrip()}")
     error.__notes__ = [*getattr(error, "__notes__", ()), *notes]  # as `add_note` of Python 3.11
     raise error
 

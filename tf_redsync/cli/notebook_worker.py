@@ -16,6 +16,8 @@ from typing import Any
 RESULT = "result.pickle"
 CALL = "call.pickle"
 SURROUNDINGS = "surroundings.json"
+# In the output of rank 0, before the traceback of an error that the launcher raises.
+ERROR_FOLLOWS = b"\x1etf_redsync: error of rank 0\n"
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -86,6 +88,9 @@ def main(folder: Path, rank: int) -> None:
             write_private(folder / RESULT, _dump_result(result))
     except Exception as error:
         write_private(folder / error_file(rank), _dump_error(error))
+        if rank == 0:
+            sys.stdout.flush()
+            os.write(2, ERROR_FOLLOWS)
         raise
 
 
