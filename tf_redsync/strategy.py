@@ -30,7 +30,7 @@ from tf_redsync.cluster import (
     watchdog,
 )
 from tf_redsync.cluster.tf_config import Cluster, check_tf_config
-from tf_redsync.keras import data_amounts, first_batch, fit_hook, statistics
+from tf_redsync.keras import compile_hook, data_amounts, first_batch, fit_hook, statistics
 from tf_redsync.network import (
     collectives,
     dtypes,
@@ -41,6 +41,7 @@ from tf_redsync.ops import native
 
 fit_hook.install(keras.callbacks)
 first_batch.install(keras.Model)
+compile_hook.install(keras.Model)
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -102,7 +103,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         number = collectives.separate_keys(self)
         times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
         with startup as seconds, coordination.time_limits(cluster, lost_after, seconds, times):
-            super().__init__(cluster_resolver, options)
+            try:
+                super().__init__(cluster_resolver, options)
+            except RuntimeError as error:
+                if "program startup" not in str(error):
+                    raise
+                raise RuntimeError(
+                    f"{error}. TensorFlow has been used before the strategy was created, for a "
+                    "tensor, a variable, a dataset or a model. Create `strategy = "
+                    "tf_redsync.MultiWorkerMirroredStrategy()` first in the program."
+                ) from error
         if collectives.worker_count(self) > 1:
             self._start_together(number, options, timeout_seconds, heartbeat_seconds)
         self._eager_assignments = statistics.EagerAssignments()

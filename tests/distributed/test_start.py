@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.distributed import cluster, forks
-from tests.distributed.cluster import ENVIRONMENT, run_workers
+from tests.distributed.cluster import ENVIRONMENT, fail_workers, run_workers
 from tests.unit.test_rendezvous import second
 from tf_redsync import launch
 from tf_redsync.cluster import rendezvous
@@ -103,6 +103,20 @@ def test_a_missing_worker_is_named_and_ends_the_wait():
     assert job.message.splitlines()[-1].startswith(
         "worker 0 failed first: StartError: some workers did not start within 4 s"
     )
+
+
+def use_tensorflow_first():
+    import tensorflow as tf
+
+    import tf_redsync as rs
+
+    tf.Variable(1.0)
+    rs.MultiWorkerMirroredStrategy()
+
+
+def test_tensorflow_was_used_before_the_strategy():
+    for text in fail_workers(use_tensorflow_first):
+        assert "MultiWorkerMirroredStrategy()` first in the program" in text
 
 
 def start(broken=None):

@@ -108,6 +108,8 @@ def what_is_wrong(first, second, case):
     losses = first[f"{case}/redsync/losses"]
     if not np.isfinite(losses).all():
         return f"losses {losses}"
+    if list(losses) != list(second[f"{case}/redsync/losses"]):
+        return "workers report different losses"
     if list(first[f"{case}/redsync/digests"]) != list(second[f"{case}/redsync/digests"]):
         return "workers have different weights"
     if first[f"{case}/redsync/falls"] and not min(losses[1:]) < losses[0]:

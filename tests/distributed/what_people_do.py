@@ -415,6 +415,15 @@ def lora(t):
     return t.train(build, t.regression())
 
 
+@row(libraries=("keras3", "tf_keras"), fit_only=True, alone=True)
+def compiled_outside_of_the_scope(t):
+    with t.strategy.scope():
+        model = t.keras.Model(*t.mlp()())
+        optimizer = t.wrap(t.adam())
+    model.compile(optimizer, loss="mse")
+    return t.go_on(model, t.regression())
+
+
 @row
 def a_frozen_layer(t):
     frozen = t.layers.Dense(24, trainable=False)

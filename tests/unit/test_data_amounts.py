@@ -1,7 +1,10 @@
 """Which amounts of data on the workers would let one wait for another."""
 
+import keras
 import pytest
+import tensorflow as tf
 
+import tf_redsync as rs
 from tf_redsync.keras.data_amounts import conflict
 
 INFINITE, UNKNOWN = -1, -2
@@ -45,3 +48,26 @@ def test_the_text_names_each_amount_and_how_to_trim():
     assert "dataset.take(8)" in text and "the same `steps`" in text
     assert "worker 60, 61: 8 batches" in text
     assert len(conflict([(n, n) for n in range(1, 100)], 1, "fit").splitlines()) < 25
+
+
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+def test_an_epoch_without_an_end_is_a_warning(recwarn):
+    strategy = rs.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense()), "mse")
+    data = tf.data.Dataset.from_tensors((tf.ones((4, 3)), tf.ones((4, 1)))).repeat()
+
+    def stop(batch, logs):
+        raise KeyboardInterrupt
+
+    def warnings_of(**options):
+        recwarn.clear()
+        end = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(data, verbose=0, callbacks=[end], **options)
+        return [str(w.message) for w in recwarn if "never ends" in str(w.message)]
+
+    (text,) = warnings_of()
+    assert "`steps_per_epoch`" in text and "repeat()" in text
+    assert warnings_of(steps_per_epoch=3) == []

@@ -250,6 +250,10 @@ OUTPUTS = {
         FRAMES.replace("/home/me/train.py", "<frozen runpy>") + "OSError: full",
         "OSError: full (/v/lib/python3.11/site-packages/keras/src/utils.py:7)",
     ),
+    "marks_without_indent": (
+        FRAMES + "^^^^~~^^\nValueError: bad",
+        "ValueError: bad (/home/me/train.py:31)",
+    ),
     "no_traceback": ("one\ntwo\n\n", "exit code 1; its last line: two"),
     "a_torn_traceback": (FRAMES, "exit code 1; its last line:     raise e"),
     "nothing": ("", "exit code 1; its last line: (no output)"),

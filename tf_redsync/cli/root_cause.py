@@ -103,6 +103,8 @@ def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str] | None:
             places.append((frame[1], frame[2]))
         elif line and not line[0].isspace():
             error = _ERROR.match(line)
+            if error is None and not line.strip("^~"):  # marks below a line without indent
+                continue
             if error is None:
                 return None
             message = "\n".join([error[2] or "", *lines[number + 1 :]])

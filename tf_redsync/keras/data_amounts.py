@@ -44,6 +44,12 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     strategy = model.distribute_strategy
     steps = _validation_steps(model) if in_fit else params.get("steps")
     batches, digest = strategy_hooks.taken_data(strategy)
+    if method == "fit" and steps is None and batches == _INFINITE:
+        warnings.warn(
+            "`fit` has an infinite dataset and no `steps_per_epoch`, so its first epoch never ends."
+            " Pass `steps_per_epoch`, or leave out `dataset.repeat()`.",
+            stacklevel=2,
+        )
     own = None if steps is None else int(steps), batches, digest
     told = agreement.gather_texts(strategy, f"begin `{method}` with its data", json.dumps(own))
     amounts = [json.loads(text) for text in told]

@@ -18,28 +18,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.keras import models
 
-
-def install(model_class: Any) -> None:
-    """Patch a family's `compile` to swap the two; a second call is a no-op.
-
-    Args:
-        model_class: `keras.Model` or `tf_keras.Model`.
-    """
-
-    def putting_in_order(compiled: Any) -> Any:
-        def in_order(self: Any, *args: Any, **kwargs: Any) -> None:
-            compiled(self, *args, **kwargs)
-            around: Any = getattr(self, "optimizer", None)
-            wrapper: Any = getattr(around, "inner_optimizer", None)
-            if hasattr(wrapper, "take_inside") and not hasattr(around, "take_inside"):
-                wrapper.take_inside(around)
-                self.optimizer = wrapper
-
-        return in_order
-
-    models.replace_once(model_class, "compile", putting_in_order)
+def put_inside(model: Any) -> None:
+    """Swap the two if the model was compiled with a `LossScaleOptimizer` around the wrapper."""
+    around: Any = getattr(model, "optimizer", None)
+    wrapper: Any = getattr(around, "inner_optimizer", None)
+    if hasattr(wrapper, "take_inside") and not hasattr(around, "take_inside"):
+        wrapper.take_inside(around)
+        model.optimizer = wrapper
 
 
 def check_new(scaler: Any, wrapper: Any) -> None:

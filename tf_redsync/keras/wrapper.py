@@ -28,10 +28,10 @@ from tf_redsync.exchange.method import Method
 from tf_redsync.explanation import Explanation
 from tf_redsync.keras import (
     accuracy,
+    compile_hook,
     conflicts,
     exchange_state,
     fit_hook,
-    loss_scaling,
     weight_sync,
 )
 from tf_redsync.keras.adapter import Adapter
@@ -437,5 +437,5 @@ def install(library: Any) -> None:
     """
     fit_hook.install(library.callbacks)
     fit_hook.watch_ends(library.Model)
-    loss_scaling.install(library.Model)
+    compile_hook.install(library.Model)
     weight_sync.install(library.Model)
