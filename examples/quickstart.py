@@ -1,8 +1,8 @@
 """Trains a small CNN on two workers: dense, in float16 and compressed by CodedGMC.
 
-`examples/quickstart.sh` starts it. All runs are `examples/train_digits.py` under
-`python -m tf_redsync launch -n 2`, from the same seed. Prints a table, and writes summary.json and
-curves.png into --out.
+`examples/quickstart.sh` starts it. All runs are those of `examples/train_digits.py` from the same
+seed, one after the other in two worker processes, which import TensorFlow once. Prints a table, and
+writes summary.json and curves.png into --out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -36,22 +37,23 @@ SMOOTHING = 15  # steps
 # files keep it.
 NOISE = re.compile(
     r"[IW]0000 |WARNING: All log messages before|To enable the following|E0000 .*cuInit"
+    # Of each strategy after the first, which shares its cluster.
+    r"|WARNING:absl:Enabling collective ops after program startup"
 )
 
 
-def train(name: str, out: pathlib.Path, epochs: int, seed: int, timeout: float) -> dict:
-    """Runs one training on two worker processes and returns what worker 0 measured.
+def train(args: argparse.Namespace) -> dict[str, dict]:
+    """Runs all trainings on two worker processes and returns what worker 0 measured.
 
     Raises:
       SystemExit: a worker failed or the time is over; the launcher has said which.
     """
-    result = out / f"{name}.json"
-    result.unlink(missing_ok=True)
-    script = pathlib.Path(__file__).with_name("train_digits.py")
+    for name in RUNS:
+        result_of(name, args.out).unlink(missing_ok=True)
+    logs = args.out / "logs"
     command = [sys.executable, "-m", "tf_redsync", "launch", "-n", str(WORKERS)]
-    command += [f"--timeout={timeout}", f"--log_dir={out / 'logs' / name}", str(script)]
-    command += [*RUNS[name], f"--epochs={epochs}", f"--seed={seed}", f"--out={result}"]
-    print(f"\n== {name}: {' '.join(command[1:])}", flush=True)
+    command += [f"--timeout={args.timeout}", f"--log_dir={logs}", __file__, "--worker"]
+    command += [f"--out={args.out}", f"--epochs={args.epochs}", f"--seed={args.seed}"]
     # The launcher ends the workers when their time is over, on Ctrl-C and on SIGTERM.
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, **pipes, text=True, errors="replace") as launcher:
@@ -59,9 +61,32 @@ def train(name: str, out: pathlib.Path, epochs: int, seed: int, timeout: float) 
             if not NOISE.match(line):
                 print(line, end="", flush=True)
     if launcher.returncode:
-        logs = out / "logs" / name
-        raise SystemExit(f"The {name} run failed (exit {launcher.returncode}); see {logs}.")
-    return json.loads(result.read_text())
+        raise SystemExit(f"A run failed (exit {launcher.returncode}); see {logs}.")
+    return {name: json.loads(result_of(name, args.out).read_text()) for name in RUNS}
+
+
+def result_of(name: str, out: pathlib.Path) -> pathlib.Path:
+    """The file with what worker 0 measured."""
+    return out / f"{name}.json"
+
+
+def work(args: argparse.Namespace) -> None:
+    """Trains all runs, in a worker."""
+    import train_digits
+    from absl import flags
+
+    import tf_redsync as rs
+
+    rank = rs.rank()
+    for name, own in RUNS.items():
+        words = ["examples/train_digits.py", *own, f"--epochs={args.epochs}", f"--seed={args.seed}"]
+        if rank == 0:
+            command = shlex.join(["tf-redsync", "launch", "-n", str(WORKERS), *words])
+            print(f"\n== {name}, as by: {command}", flush=True)
+        flags.FLAGS.unparse_flags()
+        # Flags of the run before stay, unless they are given again.
+        flags.FLAGS([words[0], "--optimizer=sgd", *words[1:], f"--out={result_of(name, args.out)}"])
+        train_digits.main(words[:1])
 
 
 def summarize(results: dict[str, dict]) -> dict:
@@ -142,14 +167,17 @@ def main() -> None:
     """Trains each run, prints the table and writes both files."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/quickstart"))
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=600, help="seconds for each of the runs")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for all runs")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.worker:
+        return work(args)
     args.out.mkdir(parents=True, exist_ok=True)
 
     started = time.perf_counter()
-    results = {name: train(name, args.out, args.epochs, args.seed, args.timeout) for name in RUNS}
+    results = train(args)
     summary = summarize(results)
     (args.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     draw(results, args.out / "curves.png")

@@ -23,6 +23,7 @@ class DistributedError(RuntimeError):
 
 
 _NODE = re.compile(r"^\{\{function_node .*?\}\} ")
+_IN_USER_CODE = re.compile(r"\s+[A-Za-z_][\w.]*(?:Error|Exception|Disagreement): (.+)")
 _FIRST_OF_SEVERAL = re.compile(r"^\s*\(0\) [A-Z_]+: +(.+)")  # root errors
 
 
@@ -42,6 +43,9 @@ def main_line(message: str) -> str:
             if line and not line[0].isspace() and not line.startswith(("Detected at", "Node:")):
                 below.append(line)
         found = below[-1] if below else found
+    if found == "in user code:":  # of AutoGraph
+        errors = [match[1] for line in lines if (match := _IN_USER_CODE.match(line))]
+        found = errors[-1] if errors else found
     return _NODE.sub("", found)
 
 

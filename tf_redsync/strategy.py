@@ -44,6 +44,21 @@ first_batch.install(keras.Model)
 compile_hook.install(keras.Model)
 
 
+@contextmanager
+def _earlier_use_named() -> Iterator[None]:
+    """Say what to do where TensorFlow has been used before the strategy."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "program startup" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{error}. TensorFlow has been used before the strategy was created, for a tensor, a "
+            "variable, a dataset or a model. Create `strategy = "
+            "tf_redsync.MultiWorkerMirroredStrategy()` first in the program."
+        ) from error
+
+
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous training on several workers, with `model.fit` of Keras 3.
 
@@ -103,16 +118,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         number = collectives.separate_keys(self)
         times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
         with startup as seconds, coordination.time_limits(cluster, lost_after, seconds, times):
-            try:
+            with _earlier_use_named():
                 super().__init__(cluster_resolver, options)
-            except RuntimeError as error:
-                if "program startup" not in str(error):
-                    raise
-                raise RuntimeError(
-                    f"{error}. TensorFlow has been used before the strategy was created, for a "
-                    "tensor, a variable, a dataset or a model. Create `strategy = "
-                    "tf_redsync.MultiWorkerMirroredStrategy()` first in the program."
-                ) from error
         if collectives.worker_count(self) > 1:
             self._start_together(number, options, timeout_seconds, heartbeat_seconds)
         self._eager_assignments = statistics.EagerAssignments()

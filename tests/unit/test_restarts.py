@@ -250,6 +250,11 @@ OUTPUTS = {
         FRAMES.replace("/home/me/train.py", "<frozen runpy>") + "OSError: full",
         "OSError: full (/v/lib/python3.11/site-packages/keras/src/utils.py:7)",
     ),
+    "in_user_code": (
+        FRAMES + 'ValueError: in user code:\n\n    File "/home/me/train.py", line 9, in step\n'
+        "        run()\n\n    ValueError: `x` must be 1. Received: x=2\n",
+        "ValueError: `x` must be 1. Received: x=2 (/home/me/train.py:31)",
+    ),
     "marks_without_indent": (
         FRAMES + "^^^^~~^^\nValueError: bad",
         "ValueError: bad (/home/me/train.py:31)",
