@@ -57,6 +57,8 @@ if TYPE_CHECKING:  # tests/unit/test_exports.py compares these with the public n
     from tf_redsync.cli.notebook import notebook_launcher as notebook_launcher
     from tf_redsync.cluster.tf_config import rank as rank
     from tf_redsync.cluster.tf_config import size as size
+    from tf_redsync.cluster.world import per_worker_batch as per_worker_batch
+    from tf_redsync.cluster.world import world as world
     from tf_redsync.errors import DistributedError as DistributedError
     from tf_redsync.exchange.method import Method as Method
     from tf_redsync.keras.accuracy import AccuracyWarning as AccuracyWarning
@@ -126,10 +128,12 @@ _MODULES = {
     "ExponentialWarmUp": "tf_redsync.schedules",
     "MultiWorkerMirroredStrategy": "tf_redsync.strategy",
     "notebook_launcher": "tf_redsync.cli.notebook",
+    "per_worker_batch": "tf_redsync.cluster.world",
     "rank": "tf_redsync.cluster.tf_config",
     "read_worker_state": "tf_redsync.saving",
     "report": "tf_redsync.metrics.page",
     "size": "tf_redsync.cluster.tf_config",
+    "world": "tf_redsync.cluster.world",
 }
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.chaos --list
     python -m tests.chaos kill_all full_disk     these
-    python -m tests.chaos --deep                 all: about half an hour
+    python -m tests.chaos --deep                 all: about 50 minutes
     python -m tests.chaos --deep --log FILE      results go to FILE; what passed is left out
     python -m tests.chaos --table FILE           the results in FILE as a table in Markdown
 
@@ -27,7 +27,7 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from tests.chaos import cables, processes, restarts, surroundings, together  # noqa: E402, F401, they fill the table
+from tests.chaos import cables, hosts, processes, restarts, surroundings, together  # noqa: E402, F401, they fill the table
 from tests.chaos.bench import SCENARIOS, Bench, Outcome, Scenario  # noqa: E402
 
 SHORT = ("bad_day", "missing")

@@ -28,7 +28,7 @@ def test_a_missing_worker_is_named(bench):
     processes.missing(bench, 3.0)
 
 
-@pytest.mark.deep  # half an hour
+@pytest.mark.deep  # 50 minutes
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in IN_SHORT])
 def test_failures_are_survived_or_found(name, bench):

@@ -48,6 +48,7 @@ class Settings:
         chief_only: A callback evaluates at the end of an epoch, on worker 0 alone.
         units: Of the hidden layer: more of them make messages of many packets.
         brake: A file; as long as it exists each step takes a second longer.
+        states: A folder where each worker leaves what it has restored; "" for none.
     """
 
     steps: int = 2 * EPOCH
@@ -66,6 +67,7 @@ class Settings:
     chief_only: bool = False
     units: int = 32
     brake: str = ""
+    states: str = ""
 
     def to_text(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -119,6 +121,22 @@ def used() -> dict:
     return {"threads": int(status["Threads"]), "mib": kib / 1024, "files": files}
 
 
+def keep_states(settings: Settings, rank: int, model) -> None:
+    """Writes this worker's state, and as the chief those in the checkpoint that all restored."""
+    import numpy as np
+
+    exchange = model.optimizer.exchange
+    attempt, step = os.environ["TF_REDSYNC_RESTART"], int(exchange.step.numpy())
+    folder = Path(settings.states)
+    np.savez(folder / f"{attempt}-restored-{rank}.npz", **exchange.worker_state())
+    manifests = sorted(Path(settings.directory).glob("checkpoint-*/manifest.json"))
+    found = [m.parent for m in manifests if json.loads(m.read_text())["step"] == step]
+    if rank == 0 and found:
+        for part in found[-1].glob("part-*.npz"):
+            (folder / f"{attempt}-saved-{part.name}").write_bytes(part.read_bytes())
+    tell("restored", rank=rank, step=step, attempt=int(attempt))
+
+
 def callbacks(settings: Settings, rank: int, model):
     """What tells of each step, and what goes wrong."""
     import keras
@@ -127,6 +145,10 @@ def callbacks(settings: Settings, rank: int, model):
     import tf_redsync as rs
 
     class Tells(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            if settings.states:
+                keep_states(settings, rank, model)
+
         def on_train_batch_begin(self, batch, logs=None):
             step = int(model.optimizer.exchange.step.numpy())
             jump = settings.clocks.get(str(rank))

@@ -69,6 +69,7 @@ for step in range(begin + 1, {STEPS} + 1):
         open(name, "w").write("10")
         sys.exit(75)
 """
+SECRET = {"TF_REDSYNC_JOB": "a secret of the test"}
 SCONTROL = """#!/bin/sh
 case $1 in
 show) printf '%s\\n' $ADDRESSES ;;
@@ -105,6 +106,9 @@ def recipe(name):
 class Slurm:
     """A job of a batch script."""
 
+    machines = 2
+    recipe = "slurm.sbatch"
+
     def __init__(self, folder, network):
         self.folder = folder
         tools = folder / "tools"
@@ -112,7 +116,7 @@ class Slurm:
         for name, text in {"scontrol": SCONTROL, "srun": SRUN, "tf-redsync": TF_REDSYNC}.items():
             (tools / name).write_text(text)
             (tools / name).chmod((tools / name).stat().st_mode | stat.S_IXUSR)
-        (folder / "job.sh").write_text(recipe("slurm.sbatch"))
+        (folder / "job.sh").write_text(recipe(self.recipe))
         subprocess.run(["bash", "-n", "job.sh"], cwd=folder, check=True)
         self._env = {
             **environment(),
@@ -122,6 +126,7 @@ class Slurm:
             "SLURM_JOB_ID": "4711",
             "SLURM_JOB_NODELIST": "node[1-2]",
             "SLURM_NTASKS": "2",
+            "SLURM_NNODES": "2",
         }
 
     def start(self):
@@ -144,8 +149,16 @@ class Slurm:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
+class ElasticSlurm(Slurm):
+    """A job whose nodes may be lost; here none is."""
+
+    recipe = "slurm-elastic.sbatch"
+
+
 class Containers:
     """Processes with names of their own, each in its namespace."""
+
+    machines = 2
 
     def __init__(self, folder, network):
         self.folder = folder
@@ -161,7 +174,7 @@ class Containers:
 
     def start(self):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        for index, namespace in enumerate(self._namespaces):
+        for index, namespace in enumerate(self._namespaces[:2]):
             (_, *words), env = self._command(index)  # the command is a script of Python
             words = [sys.executable, "-m", "tf_redsync", *words]
             with (self.folder / f"task-{index}").open("w") as log:
@@ -212,6 +225,45 @@ class Kubernetes(Containers):
         return self._pod["containers"][0]["command"], env
 
 
+class ElasticKubernetes(Containers):
+    """Two pods of a Job, and the pod of their rendezvous, which goes on when they are stopped."""
+
+    machines = 3
+
+    def __init__(self, folder, network):
+        parts = [part["spec"] for part in yaml.safe_load_all(recipe("kubernetes-elastic.yaml"))]
+        server, self._pod = (part["template"]["spec"] for part in parts if "template" in part)
+        self._grace = self._pod["terminationGracePeriodSeconds"]
+        super().__init__(folder, network)
+        _, *words = server["containers"][0]["command"]
+        command = ["ip", "netns", "exec", network.namespaces[2], sys.executable, "-m", "tf_redsync"]
+        self._rendezvous = subprocess.Popen([*command, *words], env={**environment(), **SECRET})
+
+    def _names(self):
+        return ["train-a", "train-b", "train-rendezvous"]
+
+    def _command(self, index):
+        return self._pod["containers"][0]["command"], SECRET
+
+    def stop(self):
+        """All pods are asked to end."""
+        for process in self._started[-2:]:
+            process.send_signal(signal.SIGTERM)
+
+    def check_stopped(self):
+        assert self._rendezvous.poll() is None
+
+    def codes(self):
+        found = super().codes()
+        if not any(found):  # the rendezvous ends with the job
+            found.append(self._rendezvous.wait(60))
+        return found
+
+    def close(self):
+        self._rendezvous.kill()
+        super().close()
+
+
 class JobSet(Kubernetes):
     """The pods of a JobSet's Job."""
 
@@ -239,8 +291,7 @@ class Compose(Containers):
 
     def _command(self, index):
         service = self._services[f"worker-{index}"]
-        variables = {**service["environment"], "TF_REDSYNC_JOB": "a secret of the test"}
-        return service["command"], variables
+        return service["command"], {**service["environment"], **SECRET}
 
 
 def environment():
@@ -266,6 +317,8 @@ deep = pytest.mark.deep
         (Slurm, LIGHT),
         (Kubernetes, LIGHT),
         (TrainJob, LIGHT),
+        (ElasticSlurm, LIGHT),
+        (ElasticKubernetes, LIGHT),
         pytest.param(JobSet, LIGHT, marks=deep),
         pytest.param(Compose, LIGHT, marks=deep),
         pytest.param(Slurm, TRAIN, marks=deep),
@@ -273,6 +326,7 @@ deep = pytest.mark.deep
         pytest.param(TrainJob, TRAIN, marks=deep),
         pytest.param(JobSet, TRAIN, marks=deep),
         pytest.param(Compose, TRAIN, marks=deep),
+        pytest.param(ElasticSlurm, TRAIN, marks=deep),
     ],
     ids=lambda part: (
         part.__name__ if isinstance(part, type) else ["training", "light"][part == LIGHT]
@@ -282,7 +336,7 @@ def test_a_job_that_is_stopped_goes_on_when_it_is_started_again(scheduler, scrip
     if missing():
         pytest.skip(missing())
     (tmp_path / "train.py").write_text(script)
-    with Network(2) as network:
+    with Network(scheduler.machines) as network:
         job = scheduler(tmp_path, network)
         try:
             job.start()

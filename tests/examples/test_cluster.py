@@ -17,7 +17,7 @@ import yaml
 
 from tests.recipes import CLUSTER, documents, indexed_job
 from tests.unit.test_clusters import FAKE
-from tf_redsync.cli import launch
+from tf_redsync.cli import launch, node_rendezvous
 from tf_redsync.cli.command_line import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +94,28 @@ def test_the_service_of_kubernetes_finds_the_pods():
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_pods_of_an_elastic_job_meet_at_their_rendezvous():
+    parts = list(yaml.safe_load_all((CLUSTER / "kubernetes-elastic.yaml").read_text()))
+    for part in parts:
+        kubernetes_validate.validate(part, "1.31", strict=True)
+    service, server, job = parts
+    assert service["spec"]["selector"] == {"job-name": server["metadata"]["name"]}
+    (serves,) = server["spec"]["template"]["spec"]["containers"]
+    assert serves["command"][:2] == ["tf-redsync", "rendezvous"]
+    parser = Parser()
+    node_rendezvous.COMMAND.configure(parser)
+    port = parser.parse_args(serves["command"][2:]).port
+    assert service["spec"]["ports"] == [{"port": port}]
+    template = job["spec"]["template"]["spec"]
+    (worker,) = template["containers"]
+    args = parsed(worker["command"])
+    assert args.rendezvous == f"{service['metadata']['name']}:{port}"
+    assert args.nodes == f"2:{job['spec']['parallelism']}" and "completions" not in job["spec"]
+    assert args.stop_grace < template["terminationGracePeriodSeconds"]
+    assert worker["env"] == serves["env"]
+
+
 @pytest.mark.parametrize("name", RECIPES[1:])
 def test_custom_resources_are_those_of_their_definitions(name):
     definitions = json.loads(Path(__file__).with_name("custom_resources.json").read_text())
@@ -129,6 +151,9 @@ def parsed(command):
 def test_the_pages_lead_to_these_recipes():
     page = (ROOT / "docs" / "launching.md").read_text()
     for name in ("slurm.sbatch", *RECIPES):
+        assert f"](../examples/cluster/{name})" in page
+    page = (ROOT / "docs" / "elastic.md").read_text()
+    for name in ("slurm-elastic.sbatch", "kubernetes-elastic.yaml"):
         assert f"](../examples/cluster/{name})" in page
     page = (ROOT / "examples" / "README.md").read_text()
     assert all(f"](cluster/{path.name})" in page for path in CLUSTER.iterdir() if path.is_file())

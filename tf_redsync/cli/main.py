@@ -21,8 +21,8 @@ from tf_redsync.version import __version__
 PROGRAM = "tf-redsync"
 _EXIT_CODES = """\
 exit codes:
-  0 success; 1 a check or a worker failed; 2 bad arguments; 69 a host cannot be used;
-  75 stopped on request, with a checkpoint; 124 timeout; 128 + s ended by signal s.
+  0 success; 1 a check or a worker failed; 2 bad arguments; 69 a host cannot be used, or too few
+  came; 75 stopped on request, with a checkpoint; 124 timeout; 128 + s ended by signal s.
   A worker's own exit code becomes the launcher's. See docs/command-line.md.
 """
 
