@@ -14,6 +14,7 @@ module that many kernels lack. It needs root and /dev/net/tun.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import os
@@ -112,7 +113,8 @@ class Network:
                     _, _, source, frame = heapq.heappop(under_way)
                     for tap in self._taps:
                         if tap != source and not self.cut:
-                            os.write(tap, frame)
+                            with contextlib.suppress(OSError):  # that interface is down
+                                os.write(tap, frame)
 
     def _perhaps_spoiled(self, frame: bytes) -> bytes:
         if not self.spoil or len(frame) < _LARGE or frame[_ETHERNET + 9] != _IP_TCP:
