@@ -97,7 +97,7 @@ class Model:
         method = self._methods[text]
         link = Link.with_round_trips(rate, network.latency_ms / 1e3)
         measured = Measured(network.workers, link, {method: shared})
-        return compute + prediction.total(method, self._specs, measured).seconds
+        return compute + prediction.total(method, self._specs, measured, compute).seconds
 
 
 def model_of(reports: Sequence[Mapping[str, Any]]) -> Model:

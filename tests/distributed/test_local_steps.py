@@ -1,4 +1,4 @@
-"""A local step sends nothing, and what is sent beside one waits for no gradient.
+"""A local step sends nothing, and what begins in the background waits for no gradient.
 
 Seen in the graphs of steps as two real workers trace them, and counted as they run.
 """
@@ -194,8 +194,8 @@ def look(cases, runs):
         if name != "ZeroOneAdam":  # whose momentum moves in each step
             written = step.assigned(training.state())
             wrong += [f"{o.name} writes state in each step" for o in written if not decided(o)]
-        moving = {step.capture(v) for v in training.state("moving")} - {None}
-        sends = [o for o in step.collectives if moving & {s.name for s in step.computed_from(o)}]
+        sends = [o for o in step.operations if o.type == "QueueEnqueueV2"]
+        wrong += [f"{o.name} is in each step" for o in sends if not decided(o)]
         for operation in sends:
             late = [o.name for o in step.waits_for(operation) if graphs.is_backward(o)]
             wrong += [f"{operation.name} waits for {late[0]}"] if late else []

@@ -325,10 +325,10 @@ def test_methods_with_another_sync_schedule_are_refused(method):
         prediction.check([method])
 
 
-def total_of(method, work=cost.NO_WORK):
+def total_of(method, work=cost.NO_WORK, compute=0.0):
     """On a link of 1 MB/s with hops of 1 ms, four workers."""
     given = Measured(4, cost.Link.of(1e6, 0.001), {method: work})
-    return prediction.total(method, SPECS, given)
+    return prediction.total(method, SPECS, given, compute)
 
 
 def test_rounds_of_local_steps():
@@ -354,12 +354,19 @@ def test_a_fragment_with_an_overlap():
     A run has a scale and 32 words of 4 bits: 79 of them in a message, after a flag, which goes to
     three others, at once and then around the ring.
     """
-    found = total_of(rs.StreamingDiLoCo(steps=30, fragments=1, overlap=5, value_bits=4))
+    method = rs.StreamingDiLoCo(steps=30, fragments=1, overlap=5, value_bits=4)
+    found = total_of(method)
     message = 3 * 4 * (1 + 79 + 79 * 32)
     exchange = 0.001 + 0.003 + 2 * message / 1e6
     assert found.longest == pytest.approx(exchange)
     assert found.seconds == pytest.approx(exchange / 30)
     assert found.sent == pytest.approx(2 * message / 30)
+    beside = total_of(method, compute=0.003)
+    assert beside.longest == pytest.approx(exchange - 5 * 0.003)
+    assert beside.seconds == pytest.approx((exchange - 5 * 0.003) / 30)
+    assert beside.sent == found.sent
+    hidden = total_of(method, cost.Work(fixed=0.004), compute=0.02)
+    assert hidden.seconds == pytest.approx(0.004 / 30)
 
 
 # --------------------------------------------------------------------------------------- advice

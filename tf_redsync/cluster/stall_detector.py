@@ -32,6 +32,8 @@ class WorkerReport:
         asked: Number of batches that it has requested from finite datasets.
         answered: Number of those requests that its dataset has answered.
         arrived: Number of steps whose gradients were available.
+        departed: Number of exchanges that it has begun in the background.
+        delivered: Number of those that are complete.
     """
 
     step: int = 0
@@ -48,6 +50,8 @@ class WorkerReport:
     asked: int = 0
     answered: int = 0
     arrived: int = 0
+    departed: int = 0
+    delivered: int = 0
 
     @property
     def place(self) -> int:
@@ -78,8 +82,9 @@ class WorkerReport:
         if self.waits is not None:
             return f"is at step {self.step} and waits for all workers to: {self.waits}"
         data = " and waits for data" if self.asked > self.answered else ""
+        beside = " beside an exchange of a fragment" if self.departed > self.delivered else ""
         after = f", after: {self.last}" if self.last else ""
-        return f"is at step {self.step}{data}{after}"
+        return f"is at step {self.step}{data}{beside}{after}"
 
 
 STALLED_SECONDS = 10.0  # two workers that wait for each other are deadlocked after it

@@ -19,7 +19,9 @@ ASKED = "asked"  # batches requested from finite datasets
 ANSWERED = "answered"  # requests of `ASKED` answered by this worker's dataset
 ARRIVED = "arrived"  # steps whose gradients are available
 EXCHANGED = "exchanged"  # the last step that has received the messages of all workers
-_NAMES = (BEGUN, SUPPLIED, ASKED, ANSWERED, ARRIVED, EXCHANGED)
+DEPARTED = "departed"  # exchanges begun in the background
+DELIVERED = "delivered"  # exchanges that the background has completed
+_NAMES = (BEGUN, SUPPLIED, ASKED, ANSWERED, ARRIVED, EXCHANGED, DEPARTED, DELIVERED)
 
 _counters: dict[str, tf.Variable] = {}
 
@@ -65,6 +67,18 @@ def note_exchange(received: tf.Tensor) -> None:
     if _counters:
         with tf.control_dependencies([received]):
             _counters[EXCHANGED].assign(_counters[BEGUN].read_value(), read_value=False)
+
+
+@tf.autograph.experimental.do_not_convert
+def note_departure() -> None:
+    """Count an exchange that begins in the background."""
+    _count(DEPARTED)
+
+
+@tf.autograph.experimental.do_not_convert
+def note_delivery(received: tf.Tensor) -> None:
+    """Count an exchange of the background, when `received` is available."""
+    _count(DELIVERED, received)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -27,8 +27,12 @@ _OF_COLLECTIVES = (
     tf.errors.InternalError,
     tf.errors.UnavailableError,
 )
+# Errors of a step that follows a failure in the background.
+_OF_QUEUES = (tf.errors.CancelledError, tf.errors.OutOfRangeError)
 # Messages of this library's assertions in the graph.
 _OF_CHECKS = ("arrived changed", "traced before compression was switched")
+IN_BACKGROUND = "an exchange in the background failed:"
+_in_background: list[Exception] = []  # the last failure there
 _ASSERTED = re.compile(r"\[(.*?)\]")
 _MARK = "translates_errors"
 
@@ -65,13 +69,21 @@ class translated:  # noqa: N801  # entered in every call: a generator would cost
                 raise found from error
 
 
-def library_error(error: tf.errors.OpError) -> DistributedError | None:
+def fail_in_background(error: Exception) -> str:
+    """Keep the error of a thread for the step that waits for it; return its reason."""
+    _in_background[:] = [error]
+    return main_line(str(error))
+
+
+def library_error(error: tf.errors.OpError) -> Exception | None:
     """Return the error to raise instead of TensorFlow's; `None` to leave it unchanged.
 
     After a failed collective, waits some seconds for the watchdog to find the lost worker.
     """
     if isinstance(error, DistributedError):
         return None
+    if _in_background and (IN_BACKGROUND in error.message or isinstance(error, _OF_QUEUES)):
+        return _in_background[0]
     if isinstance(error, _OF_COLLECTIVES):
         found = watchdog.verdict_after_loss()
         if found is not None:

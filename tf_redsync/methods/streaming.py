@@ -48,18 +48,17 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
     in which its exchange begins:
 
         d_i = w - W                                             in `value_bits` bits
-        d = mean over workers of d_i                            during step t + 1
+        d = mean over workers of d_i                            beside steps t + 1 to t + overlap
         W <- W + outer(d)                                       after step t + overlap
         w <- mixing w + (1 - mixing) W
 
-    A step thus sends at most a fragment instead of the whole model. The message does not depend on
-    the step's computation, so that both overlap.
+    A step thus sends at most a fragment instead of the whole model, and waits only for a message
+    that takes longer than `overlap` steps. With NCCL step t + 1 waits for it: NCCL needs one order
+    of all collectives of a GPU.
     `fragments=1, overlap=0, mixing=0, value_bits=32` is `DiLoCo`.
 
     Differences from the paper
 
-    * Step t + 1 waits for the message, if its own computation takes less time. In the paper all
-      steps until t + overlap may pass meanwhile.
     * With 4 and 8 bits each run of 256 values has a scale. Among more than two workers the sums are
       rounded a second time before an all-gather; see `methods/common/small_floats.py`.
 

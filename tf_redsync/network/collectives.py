@@ -12,6 +12,7 @@ Reasons for the private names of TensorFlow:
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import itertools
 import weakref
@@ -184,6 +185,19 @@ class DirectCollectives(PublicCollectives):
         order = groups.Order([self._tasks[lower], self._tasks[lower + distance]])
         shape = 2, message.shape[0]
         return moved(lambda g: order.by_rank(tf.ensure_shape(g, shape)), gathered)
+
+    def in_background(self) -> DirectCollectives | None:
+        """Return the same collectives in a group of their own, which may run beside the others.
+
+        `None` with NCCL, whose collectives of a device need one order on all workers.
+        """
+        if self._by_nccl:
+            return None
+        beside = copy.copy(self)
+        beside._launcher = groups.in_background(self._launcher, self.workers)
+        keys_of(beside._launcher)
+        beside._pairs, beside._tokens, beside._calls = {}, [], itertools.count()
+        return beside
 
     def _launch(self, kind: str, value: tf.Tensor, launcher: Any = None) -> tf.Tensor:
         launcher = launcher or self._launcher

@@ -23,6 +23,7 @@ from tf_redsync.network import transport
 
 _HOSTS = 1_000_003
 _PAIRS = 2_000_003
+_BACKGROUND = 1_500_007
 _MAX_RANKS = 2**20  # keeps the keys of pairs distinct
 
 
@@ -138,6 +139,16 @@ def of_hosts(replica: Any, hosts: int) -> _cross_device_utils.CollectiveReplicaL
         hosts: Number of hosts.
     """
     return _launcher(_HOSTS, hosts, replica)
+
+
+def in_background(replica: Any, workers: int) -> _cross_device_utils.CollectiveReplicaLauncher:
+    """Return a launcher of collectives between all workers, which run beside those of `replica`.
+
+    Args:
+        replica: The launcher of this worker's other collectives.
+        workers: Number of workers.
+    """
+    return _launcher(_BACKGROUND, workers, replica)
 
 
 def of_pair(

@@ -7,10 +7,10 @@ times add up. With T the predicted time of a bucket's exchange, the schedules ta
     every step exchanges       mean = T                          longest = T
     H local steps, then one    mean = T / H                      longest = T, of all buckets at once
     fragments                  the same                          longest = T, of one bucket alone
-    fragments, in D parts      mean = D T(part) / H              longest = T(part)
 
-A step is the model's computation followed by the exchange, without overlap: workers with one core
-hardly overlap the collectives of a part.
+A step is the model's computation followed by the exchange, without overlap. Only a fragment that is
+applied d steps late travels beside their computation: of its network's time, d times that of a step
+is hidden.
 """
 
 from __future__ import annotations
@@ -136,33 +136,34 @@ def make(
         resolved, rivals = policy, ()
     assignments, dense = resolved.assign(specs), Policy(default=Dense()).assign(specs)
     name = _name(policy)
-    shares, dense_shares = share(assignments, measured), share(dense, measured)
+    shares = [share(a, measured, compute) for a in (assignments, dense)]
     energies = captured_energy(assignments, grads)
     layers = [
         Layer(a.spec, a.method, a.method.describe(a.spec), own, of_dense, energy)
-        for a, own, of_dense, energy in zip(
-            assignments, shares, dense_shares, energies, strict=True
-        )
+        for a, own, of_dense, energy in zip(assignments, *shares, energies, strict=True)
     ]
-    more = dataclasses.replace(measured, workers=2 * measured.workers)
+
+    def totals(at: Measured) -> tuple[Total, Total]:
+        return _total("Dense", dense, at, compute), _total(name, assignments, at, compute)
+
     return Plan(
         layers=tuple(layers),
         measured=measured,
         compute=compute,
         policy=policy,
-        dense=_total("Dense", dense, measured),
+        dense=totals(measured)[0],
         candidates=tuple(
-            dataclasses.replace(total(m, specs, measured), name=n)
+            dataclasses.replace(total(m, specs, measured, compute), name=n)
             for m, n in zip(rivals, names(rivals), strict=True)
         ),
-        planned=_total(name, assignments, measured),
-        doubled=(_total("Dense", dense, more), _total(name, assignments, more)),
+        planned=totals(measured)[1],
+        doubled=totals(dataclasses.replace(measured, workers=2 * measured.workers)),
     )
 
 
-def total(method: Method, specs: Sequence[TensorSpec], measured: Measured) -> Total:
-    """Return the prediction for the whole model with one method."""
-    return _total(type(method).__name__, Policy(default=method).assign(specs), measured)
+def total(method: Method, specs: Sequence[TensorSpec], measured: Measured, compute: float) -> Total:
+    """Return the prediction for the whole model with one method; see `make` for the arguments."""
+    return _total(type(method).__name__, Policy(default=method).assign(specs), measured, compute)
 
 
 def check(methods: Sequence[Method]) -> None:
@@ -182,12 +183,13 @@ def check(methods: Sequence[Method]) -> None:
             )
 
 
-def share(assignments: Sequence[Assignment], measured: Measured) -> list[Share]:
+def share(assignments: Sequence[Assignment], measured: Measured, compute: float) -> list[Share]:
     """Return each tensor's share of its bucket's predicted exchange.
 
     Args:
         assignments: Assignments in the model's order.
         measured: Measurements of the assigned methods.
+        compute: Seconds of a step without an exchange.
 
     Returns:
         One share for each of `assignments`.
@@ -195,7 +197,7 @@ def share(assignments: Sequence[Assignment], measured: Measured) -> list[Share]:
     found: dict[int, Share] = {}
     for bucket in _buckets(assignments, measured.workers):
         specs = bucket.layout.specs
-        exchange = exchange_of_bucket(bucket, measured)
+        exchange = exchange_of_bucket(bucket, measured, compute)
         alone = [mean_bytes_sent(bucket.method, (spec,), measured.workers) for spec in specs]
         sent, network = _split(exchange.sent, alone), _split(exchange.network, alone)
         computed = _split(exchange.computed, [float(s.size) for s in specs])
@@ -219,9 +221,11 @@ def _split(total: float, weights: Sequence[float]) -> list[float]:
     return [total * (w / whole if whole else 1.0 / len(weights)) for w in weights]
 
 
-def _total(name: str, assignments: Sequence[Assignment], measured: Measured) -> Total:
+def _total(
+    name: str, assignments: Sequence[Assignment], measured: Measured, compute: float
+) -> Total:
     buckets = _buckets(assignments, measured.workers)
-    found = [exchange_of_bucket(bucket, measured) for bucket in buckets]
+    found = [exchange_of_bucket(bucket, measured, compute) for bucket in buckets]
     seconds = sum(e.network + e.computed for e in found)
     return Total(name, sum(e.sent for e in found), seconds, longest_step(found))
 
@@ -232,7 +236,7 @@ class Exchange:
 
     Attributes:
         sent: Mean bytes that a worker sends per step.
-        network: Mean seconds of the network per step.
+        network: Mean seconds of the network per step that no computation hides.
         computed: Mean seconds of computation per step.
         longest: Seconds of both in the longest step.
         alone: Whether other buckets exchange in other steps.
@@ -245,17 +249,20 @@ class Exchange:
     alone: bool
 
 
-def exchange_of_bucket(bucket: Bucket, measured: Measured) -> Exchange:
+def exchange_of_bucket(bucket: Bucket, measured: Measured, compute: float) -> Exchange:
     """Return the prediction for a bucket's exchange.
 
     Args:
         bucket: The bucket.
         measured: Measurements of the network and of the bucket's method.
+        compute: Seconds of a step without an exchange.
     """
     method, schedule, workers = bucket.method, bucket.method.sync_schedule, measured.workers
     specs, share = bucket.layout.specs, 1.0 / steps_between(method)
     messages = cost.messages(method, BucketLayout(specs, workers))
     network = cost.network_seconds(messages, measured.link, workers)
+    if schedule.fragments:
+        network = max(0.0, network - schedule.delay * compute)
     work = measured.work.get(method, cost.NO_WORK)
     computed = work.seconds(sum(s.size for s in specs), workers)
     return Exchange(

@@ -40,7 +40,7 @@ def propose(
         measured: Measurements of the candidates' methods.
         compute: Seconds of a step without an exchange.
     """
-    totals = ((c, prediction.total(c.method, specs, measured)) for c in candidates())
+    totals = ((c, prediction.total(c.method, specs, measured, compute)) for c in candidates())
     return tuple(Proposal(c, t.sent, t.seconds / max(compute, 1e-9)) for c, t in totals)
 
 

@@ -55,6 +55,7 @@ def restore(exchange: GradientExchange, found: Callable[[], Sequence[Mapping[str
         Whether any worker has a snapshot; otherwise the state is unchanged.
     """
     snapshots: list[Snapshot] = []
+    exchange.schedule.settle()  # it would overwrite what is restored
 
     def read() -> dict[str, Any]:
         snapshots.extend(map(Snapshot.of, found()))

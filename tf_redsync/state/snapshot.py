@@ -175,6 +175,7 @@ def needs_several_workers(name: str) -> bool:
 
 def capture(exchange: GradientExchange) -> dict[str, np.ndarray]:
     """Return the snapshot of this process; see `SaveableExchange.worker_state`."""
+    exchange.schedule.settle()
     found = entries(exchange, exchange.weights_differ)
     about = {
         "run": exchange.run,

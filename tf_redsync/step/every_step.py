@@ -218,6 +218,9 @@ class EveryStep:
     def interrupt(self) -> None:
         """Handle a step whose exchange is skipped because a check of the gradients failed."""
 
+    def settle(self) -> None:
+        """Wait, between two steps, for an exchange in the background, if any."""
+
     def resumed(self) -> None:
         """Handle a state that was restored from another process."""
 

@@ -439,6 +439,7 @@ class GradientExchange(tf.Module):
                 lambda: self.strategy.run(self.schedule.to_consensus, arguments)
             )
         with self.agreed("bring the workers' weights together (`to_consensus()`)"):
+            self.schedule.settle()
             self._gather()
             collectives.average_statistics(self.strategy)
 

@@ -5,11 +5,12 @@ worker's own; t the steps since all of w was W. Fragment p is due at t = p H / F
 1 on. Without a delay it is exchanged then, as `LocalSteps` exchanges the whole model. With a delay:
 
     after step t:           moving <- w - W
-    in step t + 1:          moving <- mean over workers of moving
+    from step t + 1 on:     moving <- mean over workers of moving
     after step t + delay:   W <- W + outer(moving);  w <- mixing w + (1 - mixing) W
 
-Step t + 1 sends state of step t, so the collective overlaps with its forward and backward pass. If
-a change is non-finite on any worker, all workers return to W in this fragment.
+Step t + 1 begins the exchange in the background, and step t + delay waits for it. So the exchange
+overlaps with `delay` steps. With NCCL, which has one order of collectives, step t + 1 exchanges.
+If a change is non-finite on any worker, all workers return to W in this fragment.
 
 The state that the exchange leaves, such as a residual, moves beside the changes, and becomes the
 method's state after step t + delay.
@@ -29,9 +30,11 @@ from typing_extensions import override
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
+from tf_redsync.network.collectives import DirectCollectives
+from tf_redsync.step.background import Background
 from tf_redsync.step.branches import rarely
 from tf_redsync.step.changing_steps import single_group
-from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.every_step import EveryStep, Inputs
 from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.local_steps import LocalSteps, Sent, nothing_sent, outer_step
 from tf_redsync.step.nonfinite import NonFiniteCounter
@@ -70,7 +73,12 @@ class Streaming(LocalSteps):
         steps: Number of steps between two exchanges of a fragment, H.
         warm_up: A dense warm-up, or `None`.
         nonfinite: Counts skipped steps.
+
+    Attributes:
+        beside_steps: Whether exchanges with a delay run in the background.
     """
+
+    beside_steps = True
 
     def __init__(
         self,
@@ -82,6 +90,7 @@ class Streaming(LocalSteps):
         super().__init__(buckets, steps, warm_up, nonfinite)
         self.most_steps = None
         self.fragments = [Fragment(b) for b in self.buckets]
+        self._background: Background | None = None  # from the first trace on
 
     @override
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
@@ -94,6 +103,17 @@ class Streaming(LocalSteps):
             moving[_MOVING_STATE + name] = kind
         zeros = {name: [tf.zeros(s.shape) for s in bucket.layout.specs] for name in moving}
         return {**values, **zeros}, {**kinds, **moving}
+
+    @override
+    def count_elements(self, network: Network) -> None:
+        super().count_elements(network)
+        if self._background is not None:
+            self._background.trace_again()
+
+    @override
+    def settle(self) -> None:
+        if self._background is not None:
+            self._background.settle()
 
     @override
     def statistics_due(self, consensus: Consensus) -> tf.Tensor:
@@ -111,15 +131,14 @@ class Streaming(LocalSteps):
         """Exchange the fragments that are due."""
         before = consensus.steps.read_value()
         pairs = list(zip(self.fragments, states, strict=True))
-        outcomes = [
-            rarely(
-                tf.equal(fragment.age(before), 0),
-                functools.partial(self._transfer, fragment, consensus, state, network),
-                nothing_sent,
-            )
-            for fragment, state in pairs
-            if fragment.sync_schedule.delay
-        ]
+        background = self._ready(consensus, states, network)
+        outcomes = []
+        for index, (fragment, state) in enumerate(pairs):
+            if fragment.sync_schedule.delay:
+                send = functools.partial(self._transfer, fragment, consensus, state, network)
+                if background is not None:
+                    send = functools.partial(self._begin, background, index, consensus, network)
+                outcomes.append(rarely(tf.equal(fragment.age(before), 0), send, nothing_sent))
         warmed = self.warmed()
         steps = before + (1 if warmed is None else tf.cast(~warmed, tf.int64))
         consensus.steps.assign(steps)
@@ -130,34 +149,59 @@ class Streaming(LocalSteps):
                 at_once = functools.partial(self._exchange, fragment, consensus, state, network)
                 outcomes.append(rarely(due, at_once, nothing_sent))
                 continue
-            finish = functools.partial(self._finish_transfer, fragment, consensus, state)
+            finish = functools.partial(
+                self._finish_transfer, fragment, consensus, state, background
+            )
             rarely(tf.equal(fragment.age(steps), delay), finish, lambda: None)
             start = functools.partial(self._start_transfer, fragment, consensus, state)
             rarely(due, start, lambda: None)
         sent, finite = zip(*outcomes, strict=True)
         return tf.add_n(sent), tf.reduce_all(finite)
 
+    def _ready(
+        self, consensus: Consensus, states: Sequence[StateVariables], network: Network
+    ) -> Background | None:
+        """Return what exchanges fragments beside the steps; `None` if no fragment is delayed."""
+        delays = [f.sync_schedule.delay for f in self.fragments]
+        if self._background is None and any(delays) and self.beside_steps:
+            apart = network.in_background() if isinstance(network, DirectCollectives) else None
+            if apart is not None:
+                transfers = [
+                    lambda rounds, f=f, s=s: self._transfer(f, consensus, s, apart, rounds)[1]
+                    for f, s in zip(self.fragments, states, strict=True)
+                ]
+                self._background = Background(tf.distribute.get_strategy(), transfers)
+        return self._background
+
+    def _begin(
+        self, background: Background, index: int, consensus: Consensus, network: Network
+    ) -> Sent:
+        """Begin the exchange of a fragment in the background."""
+        background.begin(index, consensus.rounds.read_value())
+        sent = EveryStep.bytes_of(self, self.fragments[index].bucket, network.workers)
+        return tf.constant(sent, tf.float64), tf.constant(True)
+
     def _exchange(
         self, fragment: Fragment, consensus: Consensus, state: StateVariables, network: Network
     ) -> Sent:
         """Exchange a fragment without a delay."""
         changes = consensus.changes(fragment.bucket.layout.specs)
-        means, new, outcome = self._averaged(fragment, consensus, state, changes, network)
+        rounds = consensus.rounds.read_value()
+        means, new, outcome = self._averaged(fragment, state, changes, network, rounds)
         self._update(fragment, consensus, state, means, new, outcome.finite)
         return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite
 
     def _averaged(
         self,
         fragment: Fragment,
-        consensus: Consensus,
         state: StateVariables,
         changes: Sequence[tf.Tensor],
         network: Network,
+        rounds: tf.Tensor,
     ) -> tuple[list[tf.Tensor], State, Outcome]:
         """Return the means of the workers' changes, and the state that their exchange leaves."""
         own = state.read(fragment.bucket.method.traits.state_kinds)
         parts = [c / network.workers for c in changes]
-        rounds = consensus.rounds.read_value()
         inputs = Inputs([parts], [own], None, rounds, network, self.meter)
         outcome = fragment.exchange.run(inputs, None)
         ((means, new),) = outcome.results
@@ -170,11 +214,17 @@ class Streaming(LocalSteps):
         state.assign({_MOVING: consensus.changes(fragment.bucket.layout.specs)})
 
     def _transfer(
-        self, fragment: Fragment, consensus: Consensus, state: StateVariables, network: Network
+        self,
+        fragment: Fragment,
+        consensus: Consensus,
+        state: StateVariables,
+        network: Network,
+        rounds: tf.Tensor | None = None,
     ) -> Sent:
         """Exchange the changes in flight; store their means and the new state in their place."""
+        rounds = consensus.rounds.read_value() if rounds is None else rounds
         (changes,) = state.read([_MOVING]).values()
-        means, new, outcome = self._averaged(fragment, consensus, state, changes, network)
+        means, new, outcome = self._averaged(fragment, state, changes, network, rounds)
         moved = {_MOVING: [tf.where(outcome.finite, m, float("nan")) for m in means]}
         for name, old in state.read(new).items():
             pairs = zip(new[name], old, strict=True)
@@ -183,11 +233,16 @@ class Streaming(LocalSteps):
         return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite
 
     def _finish_transfer(
-        self, fragment: Fragment, consensus: Consensus, state: StateVariables
+        self,
+        fragment: Fragment,
+        consensus: Consensus,
+        state: StateVariables,
+        background: Background | None,
     ) -> None:
         """Apply the received changes of a fragment, and the state that their exchange left."""
         names = fragment.bucket.method.traits.state_kinds
-        moved = state.read([_MOVING, *(_MOVING_STATE + name for name in names)])
+        with tf.control_dependencies([] if background is None else [background.wait()]):
+            moved = state.read([_MOVING, *(_MOVING_STATE + name for name in names)])
         means = moved.pop(_MOVING)
         new = {name.removeprefix(_MOVING_STATE): tensors for name, tensors in moved.items()}
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(m)) for m in means])

@@ -1,0 +1,206 @@
+"""Fragments that are exchanged in the background, on two real workers.
+
+The oracle is the same schedule with the exchange in the step that begins it: equal bits in every
+step, however late a message is. Failures must end every worker, and name the one that failed.
+"""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from tests.distributed.cluster import fail_workers, run_workers
+from tests.loops import loop
+
+STEPS, LATE = 26, 1.0
+METHODS = {
+    "4 bits": "rs.StreamingDiLoCo(steps=6, fragments=2, overlap=3)",
+    "16 bits, one step late": "rs.StreamingDiLoCo(steps=4, fragments=1, overlap=1, value_bits=16)",
+    "residuals": (
+        "rs.BlockQuantized(method=rs.StreamingDiLoCo("
+        "steps=6, fragments=2, overlap=3, value_bits=32), bits=4, block=32)"
+    ),
+}
+# Each step of a loop; the same with a snapshot after each step, which waits; `fit` in each Keras.
+FORMS = {
+    "4 bits": ("loop", "saved", "fit", "tf_keras"),
+    "16 bits, one step late": ("loop",),
+    "residuals": ("saved",),
+}
+
+
+def built(strategy, method, beside, keras, **compiled):
+    """A model, compiled if there are options, and its optimizer."""
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    with strategy.scope():
+        model = problems.network(keras)
+        inner = keras.optimizers.SGD(0.01, momentum=0.9)
+        optimizer = rs.DistributedOptimizer(inner, eval(method, {"rs": rs}))
+        optimizer.build(model.trainable_variables)
+        optimizer.exchange.schedule.beside_steps = beside
+        if compiled:
+            model.compile(optimizer, "mse", **compiled)
+    return model, optimizer
+
+
+def followed(strategy, method, beside, form):
+    """What each step leaves, or each epoch of `fit`, and in the end the whole state, as hashes."""
+    import keras
+    import tf_keras
+
+    from tests.distributed import problems
+
+    family = tf_keras if form == "tf_keras" else keras
+    compiled = {} if form in ("loop", "saved") else {"steps_per_execution": 3}
+    model, optimizer = built(strategy, method, beside, family, **compiled)
+    exchange, found = optimizer.exchange, []
+
+    def note(whole):
+        state = exchange.worker_state() if whole else {}
+        arrays = {n: a.tobytes().hex() for n, a in state.items() if n != "about"}
+        sent = [float(exchange.bytes_in_all.numpy())]
+        found.append([problems.digest(model), arrays, sent])
+
+    if compiled:
+        data = problems.dataset(8 * 2 * STEPS, 16)
+        for _ in range(2):
+            model.fit(data, epochs=1, verbose=0)
+            note(True)
+    else:
+        step, rank = problems.step_of(strategy, model, optimizer), problems.rank()
+        for number in range(STEPS):
+            step(problems.regression(8, seed=2 * number + rank))
+            note(form == "saved" or number == STEPS - 1)
+    assert (exchange.schedule._background is not None) == beside
+    return found
+
+
+def compare():
+    import tf_redsync as rs
+
+    strategy, found = rs.MultiWorkerMirroredStrategy(), {}
+    for name, method in METHODS.items():
+        for form in FORMS[name]:
+            both = [followed(strategy, method, beside, form) for beside in (False, True)]
+            equal = [
+                [a == b for a, b in zip(*pair, strict=True)] for pair in zip(*both, strict=True)
+            ]
+            found[f"{name}, {form}"] = [equal, len({digest for digest, *_ in both[0]})]
+    return {"found": json.dumps(found)}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    return [json.loads(worker["found"]) for worker in run_workers(compare, timeout=240)]
+
+
+@loop("name", METHODS)
+def test_the_same_arrives_at_the_same_steps(compared, name):
+    for worker in compared:
+        for form in FORMS[name]:
+            equal, different = worker[f"{name}, {form}"]
+            assert len(equal) == different  # the weights change in each step
+            assert all(map(all, equal)), (form, equal)
+
+
+def late():
+    """The seconds of each step of worker 0, where worker 1 joins each exchange `LATE` s later."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tf_redsync.step.background import Background
+
+    strategy, rank, run = rs.MultiWorkerMirroredStrategy(), problems.rank(), Background.run
+
+    def delayed(self, index, number):
+        time.sleep(LATE if rank else 0.0)
+        run(self, index, number)
+
+    Background.run = delayed
+    model, optimizer = built(strategy, METHODS["4 bits"], True, keras)
+    step, seconds = problems.step_of(strategy, model, optimizer), []
+    for number in range(STEPS):
+        batch = problems.regression(8, seed=2 * number + rank)
+        batch = tuple(map(tf.constant, batch))
+        before = time.monotonic()
+        step(batch)
+        seconds.append(time.monotonic() - before)
+    return {"seconds": np.array(seconds)}
+
+
+def test_only_the_step_of_its_arrival_waits_for_a_late_message():
+    seconds = run_workers(late)[0]["seconds"]
+    waits = [number + 1 for number, s in enumerate(seconds) if s > LATE / 2 and number > 6]
+    # Begun at the third step of a round of six and at its end, applied three steps later.
+    assert waits == [9, 12, 15, 18, 21, 24]
+
+
+def fail(how):
+    """Trainings of which worker 1 fails within an exchange in the background."""
+    import os
+    import signal
+
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tf_redsync.step.background import Background
+
+    strategy, run = rs.MultiWorkerMirroredStrategy(timeout_seconds=20), Background.run
+
+    def failing(self, index, number):
+        if problems.rank() and int(number) == 3:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if how == "stopped":
+                time.sleep(600)
+            raise ValueError("no exchange today")
+        run(self, index, number)
+
+    Background.run = failing
+    model, optimizer = built(strategy, METHODS["4 bits"], True, keras, steps_per_execution=2)
+    model.fit(problems.dataset(8 * 2 * 600, 16), epochs=1, verbose=0)
+
+
+def test_a_worker_whose_exchange_fails_is_named():
+    first, second = fail_workers(fail, args=("raises",))
+    assert "ValueError: no exchange today" in second
+    assert "worker 1 has failed: ValueError: no exchange today" in first
+
+
+def test_a_worker_that_dies_within_an_exchange_is_named():
+    first, _ = fail_workers(fail, args=("killed",))
+    assert "worker 1" in first and "DistributedError" in first
+
+
+def leave():
+    """Trainings that end while an exchange is under way, which worker 1 never joins."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tf_redsync.step.background import Background
+
+    strategy, run = rs.MultiWorkerMirroredStrategy(), Background.run
+
+    def parked(self, index, number):
+        time.sleep(600 if problems.rank() else 0)
+        run(self, index, number)
+
+    Background.run = parked
+    model, optimizer = built(strategy, METHODS["4 bits"], True, keras)
+    step = problems.step_of(strategy, model, optimizer)
+    for number in range(5):  # begins in the fourth step, and is due in the sixth
+        step(problems.regression(8, seed=number))
+    return {"under_way": bool(optimizer.exchange.schedule._background._under_way.numpy())}
+
+
+def test_a_program_ends_during_an_exchange():
+    before = time.monotonic()
+    assert all(worker["under_way"] for worker in run_workers(leave, timeout=90))
+    assert time.monotonic() - before < 85
