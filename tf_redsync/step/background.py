@@ -11,6 +11,7 @@ one. At the end of the program the thread completes what the other workers have 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -147,7 +148,10 @@ def _end(begun: Any, thread: threading.Thread, process: int) -> None:
     """End the thread, after the exchange that is under way."""
     if os.getpid() != process or threading.current_thread() is thread:
         return
-    with tf.init_scope():  # a garbage collection may be within a trace
+    with (
+        tf.init_scope(),  # a garbage collection may be within a trace
+        contextlib.suppress(tf.errors.CancelledError),  # closed after a failure
+    ):
         begun.close()
     thread.join(_EXIT_SECONDS)
     if thread.is_alive():  # another worker does not take part
