@@ -21,11 +21,12 @@ TIMEOUT = 60.0
 class Peer:
     """A node, as the rendezvous sees it."""
 
-    def __init__(self, job, name, claimed=None, **settings):
+    def __init__(self, job, name, claimed=None, rounds=0, failures=0, **settings):
         self.job, self.name, self.got = job, name, []
         words = dataclasses.asdict(Settings(**{**job.settings, **settings}))
         words |= {"node": name, "host": f"10.0.0.{len(job.peers) + 1}", "process": 1}
         words["round"] = claimed and dataclasses.asdict(claimed)
+        words |= {"rounds": rounds, "failures": failures}
         job.peers.append(self)
         self.node = job.membership.join(words, lambda **got: self.got.append(got), job.now)
 
@@ -233,6 +234,16 @@ def test_a_new_rendezvous_takes_a_running_round_over():
     assert a.last("end") == 7  # the earlier failure counts
 
 
+def test_a_new_rendezvous_counts_on_from_what_waiting_nodes_know():
+    job = Job(max_restarts=1)
+    a, b = Peer(job, "a").ready(), Peer(job, "b", rounds=3, failures=1).ready()
+    job.wait(JOIN_SECONDS)
+    assert a.round.number == b.round.number == 3
+    a.ended(7, "worker 0 failed first: ValueError")
+    b.ended(137, failed=False)
+    assert b.last("end") == 7
+
+
 def test_a_round_whose_node_does_not_come_back_to_a_new_rendezvous_ends():
     old = Job()
     claimed = old.started("a", "b", "c")[0].round
@@ -273,12 +284,15 @@ def test_nodes_with_other_settings_and_malformed_messages_are_refused():
     with pytest.raises(Refused, match="0.0.0"):
         Peer(job, "b", version="0.0.0")
     good = {**dataclasses.asdict(Settings(2, 3, 0)), "host": "h", "process": 1, "node": "x"}
+    good |= {"rounds": 0, "failures": 0}
     for bad in (
         {"minimum": "2"},
         {"maximum": None},
         {"host": 5},
         {"node": None},
         {"process": "1"},
+        {"rounds": None},
+        {"failures": "1"},
         {"round": {"number": 0}},
         {"round": {"number": 0, "failures": 0, "nodes": [1], "addresses": [["h:1"]]}},
         {"round": {"number": 0, "failures": 0, "nodes": ["x"], "addresses": []}},

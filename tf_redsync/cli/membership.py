@@ -170,6 +170,7 @@ class Membership:
         self._names: dict[str, str] = {}
         self._order: tuple[str, ...] = ()  # of the last round
         self._number = 0  # of the next round
+        self._led = False  # whether this rendezvous has had a round
         self._failures = 0
         self._since = now  # when the nodes began to gather
         self._last_joined = now
@@ -197,6 +198,14 @@ class Membership:
         if not (isinstance(key, str) and isinstance(host, str) and isinstance(process, int)):
             raise Refused("the message of this node is malformed: another version of tf_redsync?")
         claimed = Round.of(words["round"]) if words.get("round") else None
+        rounds, failures = words.get("rounds"), words.get("failures")
+        if type(rounds) is not int or type(failures) is not int:
+            raise Refused("the message of this node is malformed: another version of tf_redsync?")
+        if not self._led:  # an earlier rendezvous has counted
+            self._number, self._failures = (
+                max(self._number, rounds),
+                max(self._failures, failures),
+            )
         if self._settings not in (None, settings):
             raise Refused(
                 f"the other nodes have {self._settings}. Start all nodes with the same. Received: "
@@ -369,6 +378,7 @@ class Membership:
 
     def _start(self, nodes: list[Node]) -> None:
         keys, addresses = tuple(n.key for n in nodes), tuple(n.ready for n in nodes)
+        self._led = True
         self.round = Round(self._number, keys, addresses, self._failures)
         self._order = keys
         names = ", ".join(node.name for node in nodes)
@@ -458,8 +468,8 @@ class Membership:
 
     def _attach(self, node: Node, claimed: Round, now: float) -> None:
         """Let a node that has connected again go on with its round, or stop it."""
-        if self.round is None and not self._number:  # this rendezvous is new
-            self.round = claimed
+        if self.round is None and not self._led:
+            self._led, self.round = True, claimed
             self._order, self._failures = claimed.nodes, claimed.failures
             self._names = dict(zip(claimed.nodes, claimed.nodes, strict=True)) | self._names
             self._expected_until = now + LOST_SECONDS

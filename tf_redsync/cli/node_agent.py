@@ -85,6 +85,7 @@ class Link:
         self.status = ""
         self._nodes = nodes
         self._round: Round | None = None
+        self._rounds = self._failures = 0  # of the job, as far as this node knows
         self._said: list[dict[str, Any]] = []  # since the round began, or since this node waits
         self._line: Connection | None = None
         self._server: asyncio.Task[tuple[int, str]] | None = None
@@ -117,6 +118,8 @@ class Link:
 
     def _begin(self, begun: Round | None) -> None:
         self._round, self._said = begun, []
+        if begun is not None:
+            self._rounds, self._failures = begun.number + 1, begun.failures
 
     def _send(self, words: dict[str, Any]) -> None:
         self._said.append(words)
@@ -187,6 +190,8 @@ class Link:
                 host=self._nodes.address or line.local_host,
                 process=os.getpid(),
                 round=None if begun is None else dataclasses.asdict(begun),
+                rounds=self._rounds,
+                failures=self._failures,
                 **dataclasses.asdict(self._nodes.settings),
             )
             for words in self._said:
