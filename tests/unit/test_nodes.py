@@ -63,7 +63,11 @@ class Process:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             cwd=ROOT, start_new_session=True,
         )  # fmt: skip
-        threading.Thread(target=lambda: self.lines.extend(self.process.stdout), daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        self.lines.extend(self.process.stdout)
 
     @property
     def text(self):
@@ -84,7 +88,9 @@ class Process:
         os.kill(self.process.pid, number)
 
     def code(self):
-        return self.process.wait(PATIENCE)
+        code = self.process.wait(PATIENCE)
+        self.reader.join(PATIENCE)  # a worker that is left may hold the pipe open
+        return code
 
 
 class Hosts:

@@ -92,6 +92,7 @@ class Link:
         self._serving: Server | None = None
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
+        self._job_is_over = False
         self._thread = threading.Thread(target=self._run, name="tf_redsync_nodes", daemon=True)
 
     def __enter__(self) -> Self:
@@ -132,6 +133,11 @@ class Link:
             self._loop.run_until_complete(self._main())
         except Exception as error:  # shown by the main thread, which would wait otherwise
             self.inbox.put({"end": 1, "text": f"{type(error).__name__}: {error}"})
+        finally:  # asyncio would print a warning about tasks that are pending at the exit
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
     async def _main(self) -> None:
         talking = asyncio.create_task(self._keep_talking())
@@ -159,7 +165,7 @@ class Link:
 
     async def _keep_talking(self) -> None:
         seconds = 0.1
-        while True:
+        while not self._job_is_over:
             await self._serve_if_free()
             try:
                 await self._talk()
@@ -180,7 +186,11 @@ class Link:
             self._server = asyncio.create_task(self._serving.run(listening))
 
     async def _talk(self) -> None:
-        """Join, and take messages until the connection is lost; then raise `NoAnswer`."""
+        """Join, and take messages until the job is over.
+
+        Raises:
+            NoAnswer: the connection is lost.
+        """
         line = await handshake.call(self._nodes.rendezvous, self._nodes.secret)
         beat: asyncio.Task[None] | None = None
         try:
@@ -198,12 +208,13 @@ class Link:
                 line.send(**words)
             self._line = line
             beat = asyncio.create_task(_show_life(line))
-            while True:
+            while not self._job_is_over:
                 words = await line.receive(LOST_SECONDS)
                 self.missing = None
                 if words.pop("alive", False):
                     self.status = str(words.get("status", ""))
                 elif words:
+                    self._job_is_over = "end" in words
                     self.inbox.put(words)
         finally:
             self._line = None

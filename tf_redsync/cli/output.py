@@ -69,7 +69,9 @@ def paint(text: str, code: str, stream: IO[Any]) -> str:
 
 def say(text: str) -> None:
     """Print a message of the launcher."""
-    print(f"{paint('[launch]', _BOLD, sys.stderr)} {text}", file=sys.stderr, flush=True)
+    # In one write, so that lines of two threads stay apart.
+    sys.stderr.write(f"{paint('[launch]', _BOLD, sys.stderr)} {text}\n")
+    sys.stderr.flush()
 
 
 def printer(index: int, has_log: bool, verbose: bool) -> Callable[[bytes], None] | None:
