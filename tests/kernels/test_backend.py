@@ -31,6 +31,13 @@ def test_native_is_chosen(caplog):
     assert tf.__version__ in ops.backend_reason()
 
 
+@needs_native
+def test_a_library_that_is_older_than_the_sources_is_named():
+    with pytest.raises(ops.NativeLibraryError, match="redsync_new.*build_ext --inplace"):
+        native.load().redsync_new()
+    assert not hasattr(native.load(), "other")
+
+
 def test_missing_library_is_said_once(caplog, monkeypatch, tmp_path):
     def missing():
         native.check(tmp_path / "_redsync_ops.so")

@@ -106,13 +106,24 @@ def load() -> Any:
         The module of generated op wrappers.
 
     Raises:
-        NativeLibraryError: If the library cannot be built or loaded. The message is one line with
-            the reason and the remedy.
+        NativeLibraryError: If the library cannot be built or loaded, and for an op that it lacks.
+            The message is one line with the reason and the remedy.
     """
     path = library()
     check(path)
+
+    def older(name: str) -> Any:
+        if not name.startswith("redsync_"):
+            raise AttributeError(name)
+        raise NativeLibraryError(
+            f"The native library {path} is older than this source tree: it has no op `{name}`. "
+            f"Build it again: python setup.py build_ext --inplace. {_ACCEPT}"
+        )
+
     try:
-        return tf.load_op_library(str(path))
+        module = tf.load_op_library(str(path))
+        module.__getattr__ = older  # of names that the module does not have
+        return module
     except (tf.errors.OpError, OSError) as error:
         reason = " ".join(str(error).split())
         raise NativeLibraryError(
