@@ -36,12 +36,16 @@ def summary(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "wire_bytes_per_step": None if None in wire else statistics.mean(wire),
         "cpu_ms_per_step": statistics.median(result["cpu_ms_per_step"] for result in rounds),
         "round_step_ms": [statistics.median(step_times(result)) for result in rounds],
-        "start_s": {
-            part: statistics.median(result["start_s"][part] for result in rounds)
-            for part in rounds[0]["start_s"]
-        },
+        "start_s": _start(rounds),
         "period": rounds[-1].get("period", 1),
     }
+
+
+def _start(rounds: Sequence[dict[str, Any]]) -> dict[str, float] | None:
+    """Returns the median seconds of each part of the start; `None` if the worker has no clock."""
+    starts = [result["start_s"] for result in rounds if "start_s" in result]
+    parts = starts[0] if starts else {}
+    return {part: statistics.median(start[part] for start in starts) for part in parts} or None
 
 
 def heading(report: dict[str, Any]) -> str:
@@ -64,7 +68,7 @@ def table(methods: dict[str, dict[str, Any]]) -> str:
         if "error" in row:
             lines.append(f"{name:<{width}}  failed: {row['error']}")
             continue
-        step, wire = row["step_ms"], row["wire_bytes_per_step"]
+        step, wire, start = row["step_ms"], row["wire_bytes_per_step"], row.get("start_s")
         cells = [
             f"{step:.1f}",
             f"{row['step_ms_min']:.1f}",
@@ -73,7 +77,7 @@ def table(methods: dict[str, dict[str, Any]]) -> str:
             f"{dense / step:.2f}" if dense else "-",
             f"{row['bytes_per_step'] / 1e6:.3f}",
             "-" if wire is None else f"{wire / 1e6:.3f}",
-            f"{row['start_s']['build'] + row['start_s']['first_step']:.1f}",
+            f"{start['build'] + start['first_step']:.1f}" if start else "-",
         ]
         lines.append(f"{name:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)

@@ -59,6 +59,9 @@ class _Schedule:
     def resumed(self) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
 
 @dataclasses.dataclass
 class _NonFinite:

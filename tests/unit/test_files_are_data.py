@@ -101,7 +101,9 @@ def test_state_in_a_checkpoint_is_read_without_pickle(trace):
     payload = np.array([Payload(trace)], dtype=object)
     data = archive(step=np.int64(3), residual=payload)
     exchange = types.SimpleNamespace(
-        step=tf.constant(0, tf.int64), strategy=tf.distribute.get_strategy()
+        step=tf.constant(0, tf.int64),
+        strategy=tf.distribute.get_strategy(),
+        schedule=types.SimpleNamespace(settle=lambda: None),
     )
     with pytest.raises(ValueError, match="allow_pickle=False"):
         saveable_exchange.SnapshotState(lambda: exchange).deserialize(data)

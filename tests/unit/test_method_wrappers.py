@@ -37,6 +37,7 @@ OTHER = Traits(
     votes=True,
     whole_model=True,
     conserves=False,
+    dense_delivers=True,
     totals_may_overflow=False,
     waiting_steps=7.0,
     sends_selected=True,
