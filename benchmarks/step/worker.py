@@ -17,7 +17,9 @@ from benchmarks.step import step_methods, training
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Trains, and returns what was measured."""
-    start, job = started(args)
+    begin = time.perf_counter()
+    job = training.prepare(args)
+    start = {"build": time.perf_counter() - begin}
     period = step_methods.period_of(job.optimizer)
     count = period * math.ceil(args.steps / period)
     before_all = max(args.warmup, step_methods.trial_steps(job.optimizer))
@@ -45,19 +47,6 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         else float(job.optimizer.bytes_per_step()),
         "wire_bytes_per_step": None if before is None else (after - before) / count,
     }
-
-
-def started(args: argparse.Namespace) -> tuple[dict[str, float], training.Training]:
-    """Returns the seconds of imports and of the build, and what was built."""
-    begin = time.perf_counter()
-    import keras  # noqa: F401
-    import tensorflow  # noqa: F401
-
-    import tf_redsync  # noqa: F401
-
-    imported = time.perf_counter()
-    job = training.prepare(args)
-    return {"imports": imported - begin, "build": time.perf_counter() - imported}, job
 
 
 def sent() -> int | None:

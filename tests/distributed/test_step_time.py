@@ -40,7 +40,7 @@ def one(times, counted, wire):
         "bytes_per_step": counted,
         "wire_bytes_per_step": wire,
         "cpu_ms_per_step": 7.0,
-        "start_s": {"imports": 5.0, "build": 0.5, "first_step": 2.0},
+        "start_s": {"build": 0.5, "first_step": 2.0},
     }
 
 
@@ -54,7 +54,7 @@ def test_rounds_are_pooled():
         "wire_bytes_per_step": 15.0,
         "cpu_ms_per_step": 7.0,
         "round_step_ms": [2.0, 3.5],
-        "start_s": {"imports": 5.0, "build": 0.5, "first_step": 2.0},
+        "start_s": {"build": 0.5, "first_step": 2.0},
         "period": 1,
     }
     assert step_report.summary([one([1.0], 8, None)])["wire_bytes_per_step"] is None
