@@ -214,7 +214,7 @@ def host_returns(bench: Bench) -> Outcome:
 
 @scenario(
     "Hosts of `launch --nodes 2:3` die at random for ten minutes, and their rendezvous, too",
-    "the training goes on with who is there, at most from the last checkpoint",
+    "the remaining hosts resume the training from the last checkpoint",
     700,
     missing,
 )

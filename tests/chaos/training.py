@@ -48,7 +48,7 @@ class Settings:
         chief_only: A callback evaluates at the end of an epoch, on worker 0 alone.
         units: Of the hidden layer: more of them make messages of many packets.
         brake: A file; as long as it exists each step takes a second longer.
-        states: A folder where each worker leaves what it has restored; "" for none.
+        states: Folder to which each worker writes its restored state; "" for none.
     """
 
     steps: int = 2 * EPOCH

@@ -54,7 +54,7 @@ def clean_environment(monkeypatch):
 
 
 class Process:
-    """A command of `tf-redsync` and what it has printed."""
+    """A running command of `tf-redsync` and its output."""
 
     def __init__(self, *words, **env):
         self.lines = []
@@ -271,7 +271,7 @@ def test_several_workers_of_a_node_have_adjacent_ranks(hosts):
     assert [a.code(), b.code()] == [0, 0]
 
 
-def test_nobody_comes_to_a_rendezvous(hosts):
+def test_a_rendezvous_without_nodes_times_out(hosts):
     ran = hosts.keep(
         Process("rendezvous", "--port", str(hosts.port), "--rendezvous-timeout", "0.5")
     )

@@ -417,9 +417,9 @@ def _check_alone(args: argparse.Namespace) -> None:
         "--min-workers": args.min_workers,
         "--isolate": args.isolate if args.isolate == "yes" else None,
     }
+    instead = {"-n": ": use --workers-per-node", "--min-workers": ": use --nodes MIN:MAX"}
     for flag, value in others.items():
         if value is not None:
-            instead = {"-n": ": use --workers-per-node", "--min-workers": ": use --nodes MIN:MAX"}
             raise ValueError(
                 f"`{flag}` cannot be combined with --nodes{instead.get(flag, '')}. Received: "
                 f"{flag} {value}"

@@ -1,4 +1,4 @@
-"""What `compile` of a model does in addition: scope, and the order of wrappers."""
+"""Hook into `compile` of a model: the strategy's scope, a check, the order of wrappers."""
 
 from __future__ import annotations
 

@@ -146,17 +146,18 @@ def make(
     def totals(at: Measured) -> tuple[Total, Total]:
         return _total("Dense", dense, at, compute), _total(name, assignments, at, compute)
 
+    total_dense, planned = totals(measured)
     return Plan(
         layers=tuple(layers),
         measured=measured,
         compute=compute,
         policy=policy,
-        dense=totals(measured)[0],
+        dense=total_dense,
         candidates=tuple(
             dataclasses.replace(total(m, specs, measured, compute), name=n)
             for m, n in zip(rivals, names(rivals), strict=True)
         ),
-        planned=totals(measured)[1],
+        planned=planned,
         doubled=totals(dataclasses.replace(measured, workers=2 * measured.workers)),
     )
 
