@@ -227,8 +227,27 @@ def answers(port):
     return True
 
 
+def test_a_caller_with_another_secret_is_told_so_however_late_it_reads(hosts):
+    hosts.start()
+    hosts.until(lambda: answers(hosts.port))
+
+    async def call():
+        line = await handshake.call(f"127.0.0.1:{hosts.port}", "other")
+        for _ in range(5):
+            await asyncio.sleep(0.1)
+            line.send(kind="alive")
+        try:
+            with pytest.raises(handshake.NoAnswer) as told:
+                await line.receive()
+        finally:
+            line.close()
+        return told.value.unsigned
+
+    assert asyncio.run(call())
+
+
 def test_another_secret_gets_no_answer(hosts):
-    a = hosts.start("--rendezvous-timeout", "5")
+    a = hosts.start("--rendezvous-timeout", "12")
     hosts.until(lambda: answers(hosts.port))
     stranger = hosts.start("--rendezvous-timeout", "2", TF_REDSYNC_JOB="other")
     assert stranger.code() == 69 and "TF_REDSYNC_JOB" in stranger.text

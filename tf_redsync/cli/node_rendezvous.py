@@ -94,10 +94,11 @@ class Server:
                 self.membership.receive(node, words, time.monotonic())
         except Refused as error:
             line.send(refused=str(error))
-            await line.flush()
+            await line.finish()
         except NoAnswer as error:
             if error.unsigned:
                 line.send()  # signed, so that a node with another secret detects it
+                await line.finish()
                 host = writer.get_extra_info("peername")[0]
                 _logger.warning("a process at %s called without %s", host, environment.JOB)
         except asyncio.CancelledError:  # the job is over

@@ -188,6 +188,20 @@ class Connection:
         """Return a duplicate socket, which stays open when this connection is closed."""
         return self._writer.get_extra_info("socket").dup()
 
+    async def finish(self) -> None:
+        """Send pending lines, and wait some seconds until the peer has read them and closed.
+
+        To close with lines of the peer unread would reset the connection, and the peer could lose
+        the last line.
+        """
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            self._writer.write_eof()
+            await asyncio.wait_for(self._discard(), ANSWER_SECONDS)
+
+    async def _discard(self) -> None:
+        while await self._reader.read(LIMIT):
+            pass
+
     def close(self) -> None:
         """Close the connection after pending lines are sent."""
         self._writer.close()
