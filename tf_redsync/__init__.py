@@ -190,6 +190,7 @@ def _prepare() -> None:
     """Check the installation, and register the optimizers for `keras.saving.load_model`."""
     requirements.check_tensorflow()
     requirements.check_legacy_keras()
+    requirements.check_keras()
     keras = importlib.import_module("keras")
     _check_backend(keras.backend.backend())
     importlib.import_module("tf_redsync.keras.keras3")

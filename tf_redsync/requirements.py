@@ -18,7 +18,7 @@ _OLDEST, _NEWEST = (2, 16), (2, 21)  # pyproject.toml has the same range
 def check_tensorflow() -> None:
     """Raise `ImportError` without a TensorFlow that is recent enough; warn of a newer one."""
     try:
-        version = getattr(importlib.import_module("tensorflow"), "__version__", "")
+        version = _version_of("tensorflow")
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":
             raise
@@ -38,6 +38,27 @@ def check_tensorflow() -> None:
             f"tf_redsync is tested with TensorFlow 2.16 to 2.21. Received: TensorFlow {version}.",
             stacklevel=2,
         )
+
+
+def check_keras() -> None:
+    """Raise `ImportError` if another module has taken the name of Keras."""
+    _version_of("keras")
+
+
+def _version_of(name: str) -> str:
+    """Return the version of a package; empty for an empty folder.
+
+    Raises:
+        ImportError: `name` is a file of the user, such as one beside the script.
+    """
+    module = importlib.import_module(name)
+    version: str = getattr(module, "__version__", "")
+    file = getattr(module, "__file__", None)
+    if not version and file:
+        raise ImportError(
+            f"`import {name}` loads {file}, which hides the package {name!r}. Rename that file."
+        )
+    return version
 
 
 def no_tf_keras() -> ImportError:

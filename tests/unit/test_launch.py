@@ -246,6 +246,7 @@ def test_api_interrupted_by_an_exception_leaves_nothing(tmp_path, monkeypatch):
     [
         (["-n", "0", "SCRIPT"], "`workers` (-n) must be at least 1. Received: workers=0"),
         (["-n", "2", "missing.py"], "Received: 'missing.py'"),
+        (["-n", "2", "python3", "SCRIPT"], "Leave out the interpreter"),
         (["-n", "2"], "the script is missing"),
         (["-n", "2", "-m", "no_such_module_here"], "no_such_module_here"),
         (["-n", "2", "--timeout", "0", "SCRIPT"], "`timeout` must be positive"),

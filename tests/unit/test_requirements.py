@@ -26,6 +26,15 @@ def test_without_tensorflow(monkeypatch):
         requirements.check_tensorflow()
 
 
+@pytest.mark.parametrize("name", ["tensorflow", "keras"])
+def test_a_file_of_the_user_has_the_name_of_a_package(monkeypatch, tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("x = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=re.escape(str(tmp_path / f"{name}.py"))):
+        getattr(requirements, f"check_{name}")()
+
+
 @pytest.mark.parametrize("version", ["2.15.1", "1.99.0", "2.9.0"])
 def test_old_tensorflow(monkeypatch, version):
     monkeypatch.setattr(tf, "__version__", version)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -259,6 +260,10 @@ OUTPUTS = {
         FRAMES + "^^^^~~^^\nValueError: bad",
         "ValueError: bad (/home/me/train.py:31)",
     ),
+    "a_script_with_a_syntax_error": (
+        '  File "/home/me/train.py", line 2\n    def f(:\n          ^\nSyntaxError: invalid syntax',
+        "SyntaxError: invalid syntax (/home/me/train.py:2)",
+    ),
     "no_traceback": ("one\ntwo\n\n", "exit code 1; its last line: two"),
     "a_torn_traceback": (FRAMES, "exit code 1; its last line:     raise e"),
     "nothing": ("", "exit code 1; its last line: (no output)"),
@@ -272,6 +277,34 @@ def test_causes(name):
         4,
         f"worker 4 failed first: {text}",
     )
+
+
+HIDDEN = {  # with the module that the error names
+    "AttributeError: module 'random' has no attribute 'Random'": "random",
+    "AttributeError: partially initialized module 'random' from '/a/random.py' has no attribute "
+    "'x' (most likely due to a circular import)": "random",
+    "ImportError: cannot import name 'typing' from 'numpy' (/a/numpy.py)": "numpy",
+    "ImportError: cannot import name 'x' from partially initialized module 'numpy' (most likely "
+    "due to a circular import) (/a/numpy.py)": "numpy",
+    "ModuleNotFoundError: No module named 'tensorflow.python'; 'tensorflow' is not a package": (
+        "tensorflow"
+    ),
+    "AttributeError: module 'own_module' has no attribute 'x'": None,
+    "ModuleNotFoundError: No module named 'own_module.part'; 'own_module' is not a package": None,
+    "ValueError: random": None,
+}
+
+
+@loop("error", HIDDEN)
+def test_a_file_beside_the_script_that_hides_a_module(error):
+    with tempfile.TemporaryDirectory() as folder:
+        output = FRAMES.replace("/home/me/", f"{folder}/") + error
+        failure = root_cause.Failure(0, 1, output, 0.0)
+        assert "hides" not in root_cause.first_failure([failure])[1]
+        for name in ("random", "numpy", "tensorflow", "own_module"):
+            Path(folder, f"{name}.py").touch()
+        hint = f"{folder}/{HIDDEN[error]}.py hides the module"
+        assert (hint in root_cause.first_failure([failure])[1]) == bool(HIDDEN[error])
 
 
 VICTIMS = (

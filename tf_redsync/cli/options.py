@@ -184,7 +184,9 @@ def command(args: argparse.Namespace) -> list[str]:
             "the script is missing. Give `script.py` or `-m module` after the launcher's options."
         )
     if not Path(args.script[0]).is_file():
-        raise ValueError(f"`script` must be an existing file. Received: {args.script[0]!r}")
+        known = re.match(r"python[\d.]*$", os.path.basename(args.script[0]))
+        hint = " Leave out the interpreter: the launcher starts its own." if known else ""
+        raise ValueError(f"`script` must be an existing file.{hint} Received: {args.script[0]!r}")
     return [sys.executable, *args.script]
 
 

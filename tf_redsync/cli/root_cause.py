@@ -8,9 +8,11 @@ TensorFlow or the watchdog raises because another worker is gone.
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
 import os
 import re
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +32,12 @@ _OF_VICTIMS = re.compile(
     r"|[Cc]ollective ops is aborted|[Cc]oordination service|heartbeat|[Ss]ocket closed"
     r"|[Cc]onnection (?:reset|refused)|failed to connect to all addresses"
     r"|some workers did not start within"
+)
+_UNPARSED = re.compile(r"^(?:Syntax|Indentation|Tab)Error: ", re.MULTILINE)
+# Python's errors of a module that is another one than the importer expects.
+_UNEXPECTED_MODULE = re.compile(
+    r"module '(\w+)'.* has no attribute|cannot import name '\w+' from .*'(\w+)'"
+    r"|'(\w+)' is not a package"
 )
 
 
@@ -83,19 +91,22 @@ def _cause(end: Failure) -> tuple[str, bool]:
         name = signal.Signals(-end.returncode).name
         hint = ", possibly out of memory" if -end.returncode == signal.SIGKILL else ""
         return f"ended by {name}{hint}", False
-    starts = [number for number, line in enumerate(lines) if line.strip() == TRACEBACK]
-    found = _of_traceback(lines[starts[-1] + 1 :]) if starts else None
+    starts = [number + 1 for number, line in enumerate(lines) if line.strip() == TRACEBACK]
+    if not starts and _UNPARSED.search(end.output):  # of the script itself
+        starts = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    found = _of_traceback(lines[starts[-1] :]) if starts else None
     if found is None:
         last = next((line for line in reversed(lines) if line.strip()), "(no output)")
         return f"exit code {end.returncode}; its last line: {_short(last)}", False
-    kind, message, place = found
+    kind, message, place, folder = found
     victim = kind in _VICTIMS or _OF_VICTIMS.search(message) is not None
     text = f"{kind}: {_short(message)}" if message else kind
-    return f"{text} ({place})" if place else text, victim
+    text = f"{text} ({place})" if place else text
+    return text + _hiding(message, folder), victim
 
 
-def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str] | None:
-    """Return the error's class, its message and its line in the user's program."""
+def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str, str] | None:
+    """Return the error's class, its message, its line in the user's program, and the folder."""
     places = []
     for number, line in enumerate(lines):
         frame = _FRAME.match(line)
@@ -108,17 +119,42 @@ def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str] | None:
             if error is None:
                 return None
             message = "\n".join([error[2] or "", *lines[number + 1 :]])
-            return error[1].rpartition(".")[2], main_line(message), _place(places)
+            kind = error[1].rpartition(".")[2]
+            return kind, main_line(message), _place(places), _folder(places)
     return None
+
+
+def _own(places: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the frames of the user's program."""
+    return [p for p in places if not _LIBRARY.search(p[0]) and not p[0].startswith(_PACKAGE)]
 
 
 def _place(places: Sequence[tuple[str, str]]) -> str:
     if not places:
         return ""
-    own = [p for p in places if not _LIBRARY.search(p[0]) and not p[0].startswith(_PACKAGE)]
-    file, line = (own or places)[-1]
+    file, line = (_own(places) or places)[-1]
     relative = os.path.relpath(file) if os.path.isabs(file) else file
     return f"{file if relative.startswith('..') else relative}:{line}"
+
+
+def _folder(places: Sequence[tuple[str, str]]) -> str:
+    """Return the folder of the script, where Python looks first for modules."""
+    own = _own(places)
+    return os.path.dirname(os.path.abspath(own[0][0])) if own else os.getcwd()
+
+
+def _hiding(message: str, folder: str) -> str:
+    """Return a hint if an error comes from a file beside the script that hides a module."""
+    found = _UNEXPECTED_MODULE.search(message)
+    name = next(filter(None, found.groups()), "") if found else ""
+    file = os.path.join(folder, f"{name}.py")
+    if not name or not os.path.exists(file):
+        return ""
+    elsewhere = [entry for entry in sys.path if "-packages" in entry]
+    installed = importlib.machinery.PathFinder.find_spec(name, elsewhere) is not None
+    if not installed and name not in sys.stdlib_module_names:
+        return ""
+    return f". {file} hides the module {name!r}: rename the file"
 
 
 def _short(text: str) -> str:
