@@ -95,6 +95,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     # Of the dataset distributed last; see `keras/data_amounts.py` and `keras/first_batch.py`.
     distributed_batches: int | None = None
     first_digest: str | None = None
+    shuffle_seed: int | None = None
 
     def __init__(
         self,

@@ -97,11 +97,29 @@ def go_wrong():
         build_differently(strategy, "method")
     except ValueError as error:
         found["method"] = str(error)
+    try:
+        fit_with_other_losses(strategy)
+    except ValueError as error:
+        found["loss"] = str(error)
     for precision in ("float32", "mixed_float16"):
         keras.mixed_precision.set_global_policy(precision)
         seen = train_with_bad_values(strategy, precision)
         found |= {f"{precision}/{key}": value for key, value in seen.items()}
     return found
+
+
+def fit_with_other_losses(strategy):
+    """Compile with another loss on worker 1; no collective would notice it."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    with strategy.scope():
+        model = problems.network(keras)
+        loss = keras.losses.Huber(delta=0.5 + problems.rank())
+        model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.05), rs.Dense()), loss)
+    model.fit(*problems.regression(16), batch_size=16, verbose=0)
 
 
 def train_with_bad_values(strategy, precision):
@@ -162,6 +180,11 @@ def wrong():
 def test_workers_whose_methods_differ_say_so_on_all_workers(wrong):
     for worker in wrong:
         assert_differ(worker["method"], ("0.1", "0.2"))
+
+
+def test_workers_whose_losses_differ_say_so_on_all_workers(wrong):
+    for worker in wrong:
+        assert_differ(worker["loss"], ("compile.loss.Huber.delta=0.5", "delta=1.5"))
 
 
 def of_precision(wrong, precision):

@@ -8,6 +8,7 @@ import pytest
 from tests.distributed.cluster import LEGACY, run_workers
 
 BATCHES, ROWS = 24, 4
+ARRAYS = ("arrays", "seeded arrays", "own arrays", "own seeds")
 
 
 def train(family):
@@ -59,7 +60,18 @@ def train(family):
             return {"x": rs.already_sharded(data, strategy)}
         return {"x": rs.already_sharded(data.repeat(), strategy), "steps_per_epoch": batches}
 
+    def arrays(offset=0, seed=None):
+        if seed is not None:
+            keras.utils.set_random_seed(seed)
+        x = np.repeat(np.arange(6 * ROWS) + offset, 12).reshape(-1, 12).astype("float32")
+        options = {"batch_size": 2 * ROWS, "verbose": 0}
+        return model.fit(x, x[:, :1], shuffle=seed is not None, **options)
+
     cases = {
+        "arrays": arrays,
+        "seeded arrays": lambda: arrays(seed=1),
+        "own arrays": lambda: arrays(100 * rank + 1, seed=1),
+        "own seeds": lambda: arrays(seed=1 + rank),
         "generator": lambda: model.fit(generator(), verbose=0),
         "own generator": lambda: model.fit(generator(100 * rank), verbose=0),
         "own PyDataset": lambda: model.fit(Sequence(), verbose=0),
@@ -93,6 +105,11 @@ def test_which_rows_a_worker_trains_on(family):
             if family == "keras3":
                 text = str(seen[f"{case}: warnings"])
                 assert "`rs.already_sharded(dataset, strategy)`" in text, text
+        if family == "keras3":
+            warned = {case: str(seen[f"{case}: warnings"]) for case in ARRAYS}
+            assert {c for c, t in warned.items() if "already_sharded" in t} == {"own arrays"}
+            shuffles = {case for case, text in warned.items() if "`shuffle=False`" in text}
+            assert shuffles == {"own seeds"}
         rows = [i + 1000 * rank for i in range(6 * ROWS)]
         assert list(seen["already sharded"]) == 2 * rows
         assert "worker 0: " in str(seen["unequal shares: error"])

@@ -1,4 +1,7 @@
-"""`compile` of a model: its scope, and a method in place of an optimizer."""
+"""`compile` of a model: its scope, its arguments, and a method in place of an optimizer."""
+
+import linecache
+from unittest import mock
 
 import keras
 import numpy as np
@@ -6,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tf_redsync.keras import consistency
 
 
 def model():
@@ -33,3 +37,83 @@ def test_compile_outside_of_the_scope():
     alone = model()
     alone.compile("sgd", "mse")
     assert np.isfinite(alone.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0).history["loss"][0])
+
+
+def compared(**arguments):
+    """The text by which workers compare a model's `compile`."""
+    seen = []
+    one = model()
+    one.compile("sgd", **arguments)
+    with mock.patch.object(consistency.agreement, "agree", lambda _, text: seen.append(text)):
+        consistency.compare_compile(one)
+    return seen[0]
+
+
+def squared(y, p):
+    return (y - p) ** 2
+
+
+def absolute(y, p):
+    return abs(y - p)
+
+
+class Unsaved(keras.losses.Loss):
+    """A loss that cannot be saved."""
+
+    def get_config(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"loss": "mse"},
+        lambda: {"loss": "mae"},
+        lambda: {"loss": squared},
+        lambda: {"loss": absolute},
+        lambda: {"loss": keras.losses.Huber(0.5)},
+        lambda: {"loss": keras.losses.Huber(1.5)},
+        lambda: {"loss": Unsaved()},
+        lambda: {"loss": "mse", "loss_weights": 2.0},
+        lambda: {"loss": "mse", "metrics": ["mae"]},
+        lambda: {"loss": "mse", "metrics": [keras.metrics.MeanMetricWrapper(squared)]},
+        lambda: {"loss": "mse", "run_eagerly": True},
+    ],
+)
+def test_workers_compare_losses_and_metrics(make):
+    """Equal arguments have equal texts, whatever objects hold them, and others have others."""
+    assert compared(**make()) == compared(**make())
+    assert compared(**make()) != compared(loss="mse", metrics=["mse"])
+
+
+def test_workers_compare_the_arguments_of_losses_and_metrics():
+    ranks = [keras.metrics.TopKCategoricalAccuracy(k) for k in (1, 2)]
+    for first, other in (
+        ({"loss": keras.losses.Huber(0.5)}, {"loss": keras.losses.Huber(1.5)}),
+        ({"metrics": [ranks[0]]}, {"metrics": [ranks[1]]}),
+    ):
+        assert compared(**first) != compared(**other)
+
+
+def test_functions_of_one_name_differ_by_their_source():
+    sources = ("def loss(y, p):\n    return y - p\n", "def loss(y, p):\n    return p - y\n")
+    texts = []
+    for number, source in enumerate(sources):
+        file = f"<cell {number}>"
+        linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+        names = {}
+        exec(compile(source, file, "exec"), names)
+        texts.append(compared(loss=names["loss"]))
+    assert texts[0] != texts[1]
+
+
+def test_a_model_that_compiles_itself():
+    """An override of `compile` passes on what it likes."""
+
+    class Own(keras.Sequential):
+        def compile(self, own_loss):
+            super().compile("sgd")
+
+    one = Own([keras.Input((3,)), keras.layers.Dense(1)])
+    one.compile(squared)
+    consistency.compare_compile(one)

@@ -1,10 +1,14 @@
 """Which amounts of data on the workers would let one wait for another."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.trainers.epoch_iterator import EpochIterator
+from tensorflow.python.framework import random_seed
 
 import tf_redsync as rs
+from tf_redsync.keras import first_batch
 from tf_redsync.keras.data_amounts import conflict
 
 INFINITE, UNKNOWN = -1, -2
@@ -71,3 +75,27 @@ def test_an_epoch_without_an_end_is_a_warning(recwarn):
     (text,) = warnings_of()
     assert "`steps_per_epoch`" in text and "repeat()" in text
     assert warnings_of(steps_per_epoch=3) == []
+
+
+@pytest.mark.parametrize(
+    ("seeds", "warns"),
+    [((None, None), False), ((7, 7), False), ((0, 0), False), ((7, 8), True), ((-1, -1), True)],
+)
+def test_arrays_that_are_shuffled_in_other_orders(seeds, warns):
+    text = first_batch.shuffle_warning(seeds, "fit")
+    assert (text is not None) == warns
+    assert not warns or ("`shuffle=False`" in text and "set_random_seed" in text)
+
+
+@pytest.mark.parametrize("seed", [0, 5, random_seed.DEFAULT_GRAPH_SEED])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_seed_by_which_keras_shuffles_arrays(seed, shuffle):
+    """TensorFlow's default stands for no seed."""
+    iterator = EpochIterator(np.ones((5, 2)), np.ones((5, 1)), batch_size=2, shuffle=shuffle)
+    keras.utils.set_random_seed(seed)
+    before = tf.random.uniform(())
+    keras.utils.set_random_seed(seed)
+    found = first_batch.shuffle_seed(iterator)
+    assert tf.random.uniform(()) == before  # nothing was drawn
+    expected = -1 if seed == random_seed.DEFAULT_GRAPH_SEED else seed
+    assert found == (expected if shuffle else None)

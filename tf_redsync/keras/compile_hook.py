@@ -1,14 +1,15 @@
-"""Hook into `compile` of a model: the strategy's scope, a check, the order of wrappers."""
+"""Hook into `compile` of a model: the strategy's scope, checks, the order of wrappers."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.exchange.method import Method
-from tf_redsync.keras import loss_scaling, models
+from tf_redsync.keras import consistency, loss_scaling, models
 
 
 def install(model_class: Any) -> None:
@@ -16,18 +17,21 @@ def install(model_class: Any) -> None:
 
     It runs in the scope of the strategy that the model was made in. Keras 3 does not enter it, and
     metrics from outside would differ between workers. A method in place of an optimizer raises
-    `TypeError`.
+    `TypeError`. The workers compare the other arguments when `fit` begins.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
     """
 
     def compiling(compiled: Any) -> Any:
+        signature = inspect.signature(compiled)
+
         def in_scope(self: Any, *args: Any, **kwargs: Any) -> None:
             _check(kwargs["optimizer"] if "optimizer" in kwargs else next(iter(args), None))
             with _scope(self):
                 compiled(self, *args, **kwargs)
                 loss_scaling.put_inside(self)
+            consistency.note_compile(self, signature.bind(self, *args, **kwargs).arguments)
 
         return in_scope
 

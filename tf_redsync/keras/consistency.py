@@ -1,15 +1,20 @@
-"""Comparison of optimizer configurations, weights and learning rates between workers.
+"""Comparison of optimizers, losses, metrics, weights and learning rates between workers.
 
-Workers compare texts when an optimizer is built and when epochs begin, and `step/drift.py` compares
-weights during training.
+Workers compare texts when an optimizer is built and when `fit` and its epochs begin, and
+`step/drift.py` compares weights during training.
+
+Name of Keras used here: `_fn_kwargs` of its losses and metrics.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import inspect
 import json
-from collections.abc import Callable, Sequence
-from types import ModuleType
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +26,8 @@ from tf_redsync.step import strategy_hooks
 from tf_redsync.step.drift import DriftDetector, Shared
 
 _NOT_COMPARED = ("name",)  # contains a counter that depends on earlier objects of the worker
+_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly")
+_compiled: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by model
 
 
 def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
@@ -51,6 +58,60 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return getattr(value, "__qualname__", type(value).__name__)
+
+
+def note_compile(model: Any, arguments: Mapping[str, Any]) -> None:
+    """Record the arguments of a model's `compile` for `compare_compile`, as text.
+
+    Args:
+        model: The model.
+        arguments: By name, without defaults.
+    """
+    chosen = {name: _described(arguments[name]) for name in _OF_COMPILE if name in arguments}
+    _compiled[model] = json.dumps({"compile": chosen})
+
+
+def compare_compile(model: Any) -> None:
+    """Check that all workers have compiled a model with the same loss and metrics.
+
+    Different losses deadlock nothing: the workers would train the sum of their gradients.
+
+    Args:
+        model: A model, compiled or not. All workers must call it at the same point.
+
+    Raises:
+        Disagreement: on all workers.
+    """
+    agreement.agree(model.distribute_strategy, _compiled.get(model, "not compiled"))
+
+
+def _described(value: Any) -> Any:
+    """Return an argument as JSON: objects by class and config, functions by name and source."""
+    if isinstance(value, dict):
+        if value.get("class_name") == "__lambda__":  # its bytecode, with the path of the script
+            return "lambda"
+        return {str(k): _described(v) for k, v in value.items() if k not in _NOT_COMPARED}
+    if isinstance(value, (list, tuple)):
+        return [_described(v) for v in value]
+    if isinstance(value, FunctionType):
+        return f"{value.__qualname__}{_source_digest(value)}"
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        try:
+            config = _described(value.get_config())
+        except Exception:  # of a user's class that cannot be saved
+            config = {}
+        # Keras's losses leave their arguments out of the config.
+        return {type(value).__name__: config | _described(getattr(value, "_fn_kwargs", {}))}
+    return _plain(value)
+
+
+def _source_digest(function: FunctionType) -> str:
+    """Return a short digest of a function's source as text; empty if there is no source."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""
+    return f" (source {hashlib.sha256(source.encode()).hexdigest()[:8]})"
 
 
 def drift_of(

@@ -43,21 +43,22 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     """
     strategy = model.distribute_strategy
     steps = _validation_steps(model) if in_fit else params.get("steps")
-    batches, digest = strategy_hooks.taken_data(strategy)
+    batches, digest, seed = strategy_hooks.taken_data(strategy)
     if method == "fit" and steps is None and batches == _INFINITE:
         warnings.warn(
             "`fit` has an infinite dataset and no `steps_per_epoch`, so its first epoch never ends."
             " Pass `steps_per_epoch`, or leave out `dataset.repeat()`.",
             stacklevel=2,
         )
-    own = None if steps is None else int(steps), batches, digest
+    own = None if steps is None else int(steps), batches, digest, seed
     told = agreement.gather_texts(strategy, f"begin `{method}` with its data", json.dumps(own))
     amounts = [json.loads(text) for text in told]
-    found = conflict([amount[:2] for amount in amounts], params.get("epochs") or 1, method)
-    if found is not None:
-        raise agreement.Disagreement(found)
-    warning = first_batch.generator_warning([digest for _, _, digest in amounts], method)
-    if warning is not None:
+    different = conflict([amount[:2] for amount in amounts], params.get("epochs") or 1, method)
+    if different is not None:
+        raise agreement.Disagreement(different)
+    _, _, digests, seeds = zip(*amounts, strict=True)
+    found = first_batch.data_warning(digests, method), first_batch.shuffle_warning(seeds, method)
+    for warning in filter(None, found):
         warnings.warn(warning, stacklevel=2)
 
 

@@ -18,7 +18,8 @@ the batches that Keras has buffered to find out their shapes, and puts back befo
 
 Names of Keras used here, besides those of `KerasTensor`: `_maybe_symbolic_build(iterator,
 data_batch)` and `_distribute_strategy` of a model; `data_adapter` of an epoch iterator; `generator`
-and `_first_batches` of a generator's adapter, and `py_dataset` of a `PyDataset`'s.
+and `_first_batches` of a generator's adapter, `py_dataset` of a `PyDataset`'s, and `_inputs` and
+`_shuffle` of the arrays'.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from tf_redsync.keras import models
 from tf_redsync.network import collectives
 
 _NAME = "_maybe_symbolic_build"
+_ROWS = 64  # of arrays that are compared
+_NO_SEED = 87654321  # TensorFlow's global seed before `tf.random.set_seed`
 
 
 def install(model_class: Any) -> None:
@@ -58,6 +61,7 @@ def install(model_class: Any) -> None:
             return build(self, iterator, data_batch)
         if collectives.worker_count(strategy) > 1:
             strategy.first_digest = first_digest(iterator)
+            strategy.shuffle_seed = shuffle_seed(iterator)
         if type(self).call is model_class.call:
             _build_optimizer(self, strategy)
             return None
@@ -119,17 +123,23 @@ def first_look(iterator: Any) -> Iterator[None]:
 
 
 def first_digest(iterator: Any) -> str | None:
-    """Return a hash of the first batch of a generator or a `PyDataset`, or `None` for other data.
+    """Return kind and hash of the first rows of a generator, a `PyDataset` or arrays.
 
     Args:
         iterator: Keras's epoch iterator, or `None`.
+
+    Returns:
+        Text such as "arrays 0a1b..."; `None` for other data.
     """
     adapter: Any = getattr(iterator, "data_adapter", None)
     first = getattr(adapter, "_first_batches", None)
     if first:
-        batch = first[0]
+        kind, batch = "generators", first[0]
     elif hasattr(adapter, "py_dataset"):
-        batch = adapter.py_dataset[0]
+        kind, batch = "generators", adapter.py_dataset[0]
+    elif hasattr(adapter, "_inputs"):
+        present = [a for a in tf.nest.flatten(adapter._inputs) if a is not None]
+        kind, batch = "arrays", [a[:_ROWS] for a in present]
     else:
         return None
     found = hashlib.sha256()
@@ -137,24 +147,57 @@ def first_digest(iterator: Any) -> str | None:
         array = np.asarray(part)
         if array.dtype != object:  # not a sparse array of SciPy
             found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+    return f"{kind} {found.hexdigest()}"
 
 
-def generator_warning(digests: Sequence[str | None], method: str) -> str | None:
-    """Return a warning if generators yield different batches on the workers, else `None`.
+def data_warning(digests: Sequence[str | None], method: str) -> str | None:
+    """Return a warning if generators or arrays differ between the workers, else `None`.
 
     Args:
-        digests: Hashes of the first batches, by rank.
+        digests: Kinds and hashes of the first rows, by rank.
         method: Name of the model's method, for the text.
     """
-    if None in digests or len(set(digests)) == 1:
+    known = {digest for digest in digests if digest is not None}
+    if None in digests or len(known) == 1:
         return None
+    kind = min(known).partition(" ")[0]
     workers = len(digests)
     return (
-        f"the generators passed to `{method}` yield different first batches on the workers. "
+        f"the {kind} passed to `{method}` begin with different rows on the workers. "
         f"`{method}` shards every batch by rows: each worker keeps 1/{workers} of the rows of its "
-        "own generator, and the other rows are lost. Yield the same global batches on all workers, "
-        "or wrap a generator of per-worker data into a dataset "
-        "(`tf.data.Dataset.from_generator`) and pass `rs.already_sharded(dataset, strategy)`. "
-        "Ignore this warning if only random augmentation differs."
+        f"own {kind}, and the other rows are lost. Pass the same {kind} on all workers, or make a "
+        "dataset of per-worker data (`tf.data.Dataset.from_generator` or `from_tensor_slices`) and "
+        "pass `rs.already_sharded(dataset, strategy)`. Ignore this warning if only random "
+        "augmentation differs."
+    )
+
+
+def shuffle_seed(iterator: Any) -> int | None:
+    """Return TensorFlow's global seed if Keras shuffles arrays, -1 without one; else `None`.
+
+    Args:
+        iterator: Keras's epoch iterator, or `None`.
+    """
+    adapter: Any = getattr(iterator, "data_adapter", None)
+    if not hasattr(adapter, "_inputs") or not getattr(adapter, "_shuffle", False):
+        return None
+    seed = int(tf.compat.v1.get_seed(1)[0])  # with an argument it draws no number
+    return -1 if seed == _NO_SEED else seed
+
+
+def shuffle_warning(seeds: Sequence[int | None], method: str) -> str | None:
+    """Return a warning if the workers shuffle arrays in different orders, else `None`.
+
+    Args:
+        seeds: `shuffle_seed` of the workers, by rank.
+        method: Name of the model's method, for the text.
+    """
+    if None in seeds or (len(set(seeds)) == 1 and -1 not in seeds):
+        return None
+    given = ", ".join("none" if seed == -1 else str(seed) for seed in seeds[:8])
+    return (
+        f"`{method}` shuffles the arrays in a different order on each worker and then shards every "
+        "batch by rows, so that an epoch has some rows twice and others not at all. Call "
+        "`keras.utils.set_random_seed(1)` with the same number on all workers, or pass "
+        f"`shuffle=False`. Received: seeds by worker: {given}"
     )

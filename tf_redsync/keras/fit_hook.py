@@ -158,6 +158,7 @@ class FitHook(ForTfKeras):
         per = _steps_per_execution(self.model)
         what = f"begin `fit` of {epochs} epochs with steps_per_execution={per}"
         self._restores = backups.check(self.model, self.callbacks, self._at_a_step(what))
+        consistency.compare_compile(self.model)
         data_amounts.compare(self.model, "fit", getattr(self, "params", {}))
         self._fits = True
         weight_sync.synchronize(self.model)

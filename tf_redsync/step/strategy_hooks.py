@@ -20,15 +20,17 @@ def shared_statistics(strategy: tf.distribute.Strategy) -> list[Any]:
     return getattr(strategy, "shared_statistics", [])
 
 
-def taken_data(strategy: tf.distribute.Strategy) -> tuple[int | None, str | None]:
+def taken_data(
+    strategy: tf.distribute.Strategy,
+) -> tuple[int | None, str | None, int | None]:
     """Return and reset the data properties that our strategy recorded; `None` if unknown.
 
     Returns:
-        The cardinality of the dataset that the strategy distributed last, and a hash of the first
-        batch of a generator.
+        The cardinality of the dataset that the strategy distributed last, kind and hash of the
+        first rows of a generator or of arrays, and the seed by which arrays are shuffled.
     """
     if not is_ours(strategy):
-        return None, None
-    found = strategy.distributed_batches, strategy.first_digest
-    strategy.distributed_batches, strategy.first_digest = None, None
+        return None, None, None
+    found = strategy.distributed_batches, strategy.first_digest, strategy.shuffle_seed
+    strategy.distributed_batches = strategy.first_digest = strategy.shuffle_seed = None
     return found
