@@ -265,6 +265,25 @@ def test_wrong_addresses_are_said(started):
         member.result(10)
 
 
+def test_other_addresses_of_one_worker_are_said(started):
+    """Nobody is at the address, so only the texts tell what differs."""
+    two = cluster(2)
+    here, there = two.addresses[1], f"127.0.0.1:{free_ports(1)[0]}"
+    chief = started(two, 0, 1.0)
+    member = started(elsewhere(two, 1, there.rpartition(":")[2]), 1, 0.8)
+    text = problem(member)
+    assert f"at {here}: nothing" in text and f"has the address {there} in this" in text
+    assert "does its TF_CONFIG name the same address?" in problem(chief)
+
+
+def test_another_address_of_the_chief_is_said(started):
+    two = cluster(2)
+    member = started(elsewhere(two, 0, free_ports(1)[0]), 1, 3.0)
+    text = problem(started(two, 0, 1.0))
+    assert f"has not joined; does its TF_CONFIG name worker 0 at {two.addresses[0]}?" in text
+    problem(member)
+
+
 def test_a_worker_that_goes_away_is_missing_again(started):
     three = cluster(3)
     chief = started(three, 0)

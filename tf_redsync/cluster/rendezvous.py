@@ -116,7 +116,8 @@ def _run(rendezvous: Rendezvous) -> None:
         thread.join()
         raise
     if failures:
-        raise failures[0]
+        told = isinstance(failures[0], StartError)  # its text is complete without asyncio's frames
+        raise failures[0].with_traceback(None) if told else failures[0]
 
 
 _EARLIER_RUN = (
@@ -379,6 +380,7 @@ def _shortened(names: Sequence[str]) -> str:
 
 
 _STATUS_SECONDS = 1.0
+_CALLED = "it has called, but at its address"
 
 
 @dataclasses.dataclass
@@ -460,9 +462,12 @@ class Chief(Rendezvous):
         seconds = _retry_delays()
         while True:
             if rank not in self._joined:
-                self._reasons[rank] = (
-                    await _unreachable_reason(self, rank) or "it has not joined yet"
-                )
+                found = await _unreachable_reason(self, rank)
+                if not (found and self._reasons[rank].startswith(_CALLED)):  # that says more
+                    self._reasons[rank] = found or (
+                        "it answers and has not joined; does its TF_CONFIG name worker 0 at "
+                        f"{self.cluster.addresses[0]}?"
+                    )
             await asyncio.sleep(next(seconds))
 
     @override
@@ -476,8 +481,10 @@ class Chief(Rendezvous):
                 there = await self.ask(self.cluster.addresses[other.rank])
             except NoAnswer as error:
                 if not error.serves:
-                    self._reasons[other.rank] = f"it has called, but at its address {error}"
-                    line.send(unreached=str(error))
+                    self._reasons[other.rank] = (
+                        f"{_CALLED} {error}; does its TF_CONFIG name the same address?"
+                    )
+                    line.send(unreached=str(error), at=self.cluster.addresses[other.rank])
                     return
                 refused = self._duplicate(other, "TensorFlow's server answers")
             else:
@@ -591,9 +598,11 @@ class Member(Rendezvous):
             if "refused" in words:
                 raise StartError(str(words["refused"]))
             if "unreached" in words:
+                own = self.cluster.addresses[self.me.rank]
+                at = words.get("at", own)
+                other = "" if at == own else f", which has the address {own} in this TF_CONFIG"
                 raise NoAnswer(
-                    f"it does not reach this worker at {self.cluster.addresses[self.me.rank]}: "
-                    f"{words['unreached']}"
+                    f"it does not reach this worker at {at}: {words['unreached']}{other}"
                 )
         except BaseException:
             line.close()
