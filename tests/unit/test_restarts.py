@@ -289,6 +289,8 @@ HIDDEN = {  # with the module that the error names
     "ModuleNotFoundError: No module named 'tensorflow.python'; 'tensorflow' is not a package": (
         "tensorflow"
     ),
+    "AttributeError: partially initialized module 'tf_redsync' has no attribute 'rank' (most "
+    "likely due to a circular import)": "tf_redsync",
     "AttributeError: module 'own_module' has no attribute 'x'": None,
     "ModuleNotFoundError: No module named 'own_module.part'; 'own_module' is not a package": None,
     "ValueError: random": None,
@@ -301,7 +303,7 @@ def test_a_file_beside_the_script_that_hides_a_module(error):
         output = FRAMES.replace("/home/me/", f"{folder}/") + error
         failure = root_cause.Failure(0, 1, output, 0.0)
         assert "hides" not in root_cause.first_failure([failure])[1]
-        for name in ("random", "numpy", "tensorflow", "own_module"):
+        for name in ("random", "numpy", "tensorflow", "tf_redsync", "own_module"):
             Path(folder, f"{name}.py").touch()
         hint = f"{folder}/{HIDDEN[error]}.py hides the module"
         assert (hint in root_cause.first_failure([failure])[1]) == bool(HIDDEN[error])

@@ -151,8 +151,8 @@ def _hiding(message: str, folder: str) -> str:
     if not name or not os.path.exists(file):
         return ""
     elsewhere = [entry for entry in sys.path if "-packages" in entry]
-    installed = importlib.machinery.PathFinder.find_spec(name, elsewhere) is not None
-    if not installed and name not in sys.stdlib_module_names:
+    known = name in sys.stdlib_module_names or name == os.path.basename(_PACKAGE)
+    if not known and importlib.machinery.PathFinder.find_spec(name, elsewhere) is None:
         return ""
     return f". {file} hides the module {name!r}: rename the file"
 
