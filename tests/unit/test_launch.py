@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -215,6 +216,31 @@ time.sleep(60)
     assert job.returncode == 128 + number
     assert sorted(out.splitlines()) == ["[worker 0] stopped", "[worker 1] stopped"]
     assert "forwarded to workers 0, 1" in err
+
+
+def test_an_interrupt_shows_places_instead_of_tracebacks(tmp_path):
+    """Lines of the script's own handler are printed, and log files have everything."""
+    body = """
+print('ready', flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print('saving', flush=True)
+    raise ValueError('bad batch')
+"""
+    path = script(tmp_path, body)
+    line = Path(path).read_text().splitlines().index("    raise ValueError('bad batch')") + 1
+    args = [*CLI, "-n", "2", "--log-dir", tmp_path / "logs", path]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stdout.readline() == "ready\n"
+        wait_for(lambda: (tmp_path / "logs" / "worker_1.log").read_text() == "ready\n")
+        job.send_signal(signal.SIGINT)
+        out, err = job.communicate(timeout=20)
+    assert job.returncode == 130
+    assert out.splitlines() == ["saving"]
+    assert "Traceback" not in err and len(err.splitlines()) == 2
+    assert all(re.search(rf"worker {rank} at \S*script.py:{line}\b", err) for rank in (0, 1))
+    assert "ValueError: bad batch" in (tmp_path / "logs" / "worker_1.log").read_text()
 
 
 def test_workers_die_with_a_killed_launcher(tmp_path):

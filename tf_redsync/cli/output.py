@@ -41,6 +41,8 @@ _UNLOGGED = re.compile(
     rb"|functional_saver)\.py:"
 )
 
+_ERROR = re.compile(rb"Traceback \(most recent call last\):|worker \d+ (?:has failed|has ended)")
+
 
 def is_noise(line: bytes) -> bool:
     """Return whether a line is log noise of TensorFlow.
@@ -53,6 +55,14 @@ def is_noise(line: bytes) -> bool:
         return _UNLOGGED.match(line) is not None
     level = found["own"] or found["absl"]
     return level == b"I" or (level in b"WE" and _HARMLESS.search(line, found.end()) is not None)
+
+
+def is_error(line: bytes) -> bool:
+    """Return whether a line begins a traceback or an error message of TensorFlow or a watchdog."""
+    found = _LINE.match(line)
+    if found is not None:
+        return (found["own"] or found["absl"]) != b"I"
+    return _ERROR.match(line) is not None
 
 
 def is_colored(stream: IO[Any], environment: Mapping[str, str] = os.environ) -> bool:

@@ -121,6 +121,8 @@ class Worker:
         self._printer = printer
         self._stream = stream
         self._partial = b""
+        self._interrupted = False
+        self._errs = False  # has printed an error after the interrupt
         self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self.failed_at: float | None = None  # time of its last traceback
         self._log = log.open("ab" if append else "wb") if log else None
@@ -164,7 +166,18 @@ class Worker:
             if root_cause.TRACEBACK in text:
                 self.failed_at = time.monotonic()
             if self._printer:
-                self._printer(lines)
+                self._printer(self._before_errors(lines) if self._interrupted else lines)
+
+    def interrupt(self) -> None:
+        """Print no error messages and tracebacks from now on: the interrupt causes them."""
+        self._interrupted = True
+
+    def _before_errors(self, lines: bytes) -> bytes:
+        kept = b""
+        for line in lines.splitlines(keepends=True):
+            self._errs = self._errs or output.is_error(line)
+            kept += b"" if self._errs else line
+        return kept
 
     def ended(self) -> bool:
         """Return whether the process has ended. It stays a zombie, which keeps its process ID."""
@@ -312,6 +325,8 @@ class Job:
         first = root_cause.first_failure(self._failed)
         if first is not None:
             self.say(first[1])
+        if self._exit_code == 128 + signal.SIGINT:
+            self._say_where()
         results = tuple(worker.result() for worker in self._workers)
         numbers = [worker.index for worker in self._workers]
         return LaunchResult(
@@ -322,6 +337,13 @@ class Job:
             cause="" if first is None else first[1],
             interrupted=self._ending,
         )
+
+    def _say_where(self) -> None:
+        """Print the line of each worker that an interrupt has ended by an error."""
+        places = [(w.index, root_cause.place(w.tail(KEPT_LINES))) for w in self._workers]
+        told = ", ".join(f"worker {index} at {place}" for index, place in places if place)
+        if told:
+            self.say(f"interrupted: {told}. Log files (--log-dir) have the tracebacks.")
 
     @property
     def failing(self) -> bool:
@@ -407,6 +429,8 @@ class Job:
         self._ending = True
         self._exit_code = self._exit_code or exit_code
         for worker in self._alive:
+            if number == signal.SIGINT:
+                worker.interrupt()
             worker.send(number)
         self._kill_within(grace)
 

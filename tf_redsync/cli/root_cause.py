@@ -79,6 +79,12 @@ def first_failure(ends: Sequence[Failure]) -> tuple[int, str] | None:
     return index, f"worker {index} failed first: {text}"
 
 
+def place(output: str) -> str:
+    """Return the line of the user's program in the last traceback of a worker; "" without one."""
+    found = _of_traceback(output.rpartition(f"{TRACEBACK}\n")[2].splitlines())
+    return found[2] if found else ""
+
+
 def blames_another(cause: str) -> bool:
     """Return whether a line of `first_failure` names an error that another worker caused."""
     return any(f": {kind}" in cause for kind in _VICTIMS) or _OF_VICTIMS.search(cause) is not None
