@@ -59,6 +59,14 @@ def _earlier_use_named() -> Iterator[None]:
         ) from error
 
 
+def _resolver() -> Any:
+    """Return the resolver of a checked TF_CONFIG."""
+    check_tf_config(os.environ.get("TF_CONFIG"), serves=coordination.joined())
+    if not os.environ.get("TF_CONFIG"):  # TensorFlow would parse an empty one
+        os.environ.pop("TF_CONFIG", None)
+    return tf.distribute.cluster_resolver.TFConfigClusterResolver()
+
+
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous training on several workers, with `model.fit` of Keras 3.
 
@@ -109,8 +117,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         _check_communication_options(communication_options)
         heartbeat_seconds = watchdog.heartbeat(heartbeat_seconds)
         if cluster_resolver is None:
-            check_tf_config(os.environ.get("TF_CONFIG"), serves=coordination.joined())
-            cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            cluster_resolver = _resolver()
         lost_after = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
         native.backend()  # may build the native library, so it runs before others wait for us
         cluster = Cluster.of(cluster_resolver)

@@ -174,6 +174,11 @@ def test_the_strategy_checks_before_it_starts_anything(monkeypatch):
         rs.MultiWorkerMirroredStrategy()
 
 
+def test_an_empty_tf_config_is_one_worker(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "")
+    assert rs.MultiWorkerMirroredStrategy().num_replicas_in_sync == 1
+
+
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
 def test_bad_timeout(timeout):
     with pytest.raises(ValueError, match="`timeout_seconds` must be positive or None.*timeout"):

@@ -25,7 +25,6 @@ TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
 # The only files that may use private names of TensorFlow and Keras.
 ADAPTERS = (
     "keras/amsgrad.py",
-    "keras/consistency.py",
     "keras/first_batch.py",
     "keras/keras3.py",
     "keras/tf_keras.py",
