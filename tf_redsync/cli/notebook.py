@@ -76,12 +76,11 @@ def notebook_launcher(train: Callable[..., Any], workers: int = 2, args: Sequenc
         notebook_worker.write_private(folder / notebook_worker.CALL, call)
         surroundings = json.dumps({"path": list(map(str, sys.path)), "cells": _cells()}).encode()
         notebook_worker.write_private(folder / notebook_worker.SURROUNDINGS, surroundings)
-        result = launch.run(
-            [sys.executable, PROGRAM, name],
-            workers,
-            env=isolation.isolate("auto"),
-            stream=_Cell(),
-        )
+        command = [sys.executable, PROGRAM, name]
+        try:
+            result = launch.run(command, workers, env=isolation.isolate("auto"), stream=_Cell())
+        except KeyboardInterrupt:  # without the launcher's frames
+            raise KeyboardInterrupt("all workers have been ended") from None
         if result.exit_code:
             _raise(result, folder)
         saved = folder / notebook_worker.RESULT
