@@ -264,6 +264,12 @@ OUTPUTS = {
         '  File "/home/me/train.py", line 2\n    def f(:\n          ^\nSyntaxError: invalid syntax',
         "SyntaxError: invalid syntax (/home/me/train.py:2)",
     ),
+    "of_workers_that_disagree": (
+        FRAMES + "a.b.Disagreement: make the same calls:\nworker 0: evaluate at step 8\n"
+        "worker 1: end epoch 1\n(Steps count.)",
+        "Disagreement: make the same calls: worker 0: evaluate at step 8; worker 1: end epoch 1 "
+        "(/home/me/train.py:31)",
+    ),
     "no_traceback": ("one\ntwo\n\n", "exit code 1; its last line: two"),
     "a_torn_traceback": (FRAMES, "exit code 1; its last line:     raise e"),
     "nothing": ("", "exit code 1; its last line: (no output)"),

@@ -33,6 +33,7 @@ _OF_VICTIMS = re.compile(
     r"|[Cc]onnection (?:reset|refused)|failed to connect to all addresses"
     r"|some workers did not start within"
 )
+_OF_WORKER = re.compile(r"worker \d+(?:, \d+)*:? ")
 _UNPARSED = re.compile(r"^(?:Syntax|Indentation|Tab)Error: ", re.MULTILINE)
 # Python's errors of a module that is another one than the importer expects.
 _UNEXPECTED_MODULE = re.compile(
@@ -126,8 +127,17 @@ def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str, str] | None:
                 return None
             message = "\n".join([error[2] or "", *lines[number + 1 :]])
             kind = error[1].rpartition(".")[2]
-            return kind, main_line(message), _place(places), _folder(places)
+            return kind, _with_workers(message), _place(places), _folder(places)
     return None
+
+
+def _with_workers(message: str) -> str:
+    """Return the main line of a message, with the lines of workers that it announces."""
+    line = main_line(message)
+    if not line.endswith(":"):
+        return line
+    workers = [below for below in message.splitlines()[1:] if _OF_WORKER.match(below)]
+    return f"{line} {'; '.join(workers)}" if workers else line
 
 
 def _own(places: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
