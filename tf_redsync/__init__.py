@@ -176,23 +176,15 @@ def _refuse(name: str) -> NoReturn:
     raise AttributeError(text, name=name, obj=None)
 
 
-def _check_backend(backend: str) -> None:
-    """Raise `ImportError` for Keras on JAX or PyTorch, which `tf.distribute` does not support."""
-    if backend != "tensorflow":
-        raise ImportError(
-            "tf_redsync needs Keras on TensorFlow. Received: the Keras backend "
-            f"{backend!r}. Set KERAS_BACKEND=tensorflow before Keras is imported."
-        )
-
-
 @functools.cache
 def _prepare() -> None:
     """Check the installation, and register the optimizers for `keras.saving.load_model`."""
+    requirements.check_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
     requirements.check_tensorflow()
     requirements.check_legacy_keras()
     requirements.check_keras()
     keras = importlib.import_module("keras")
-    _check_backend(keras.backend.backend())
+    requirements.check_backend(keras.backend.backend())
     importlib.import_module("tf_redsync.keras.keras3")
     importlib.import_module("tf_redsync.keras.amsgrad")
     if hasattr(keras.optimizers, "Muon"):  # since Keras 3.11
@@ -212,6 +204,5 @@ def _is_command_line(words: Sequence[str]) -> bool:
     return os.path.basename(script) == "tf-redsync"
 
 
-_check_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
 if not _is_command_line(sys.orig_argv):
     _prepare()

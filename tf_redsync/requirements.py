@@ -40,6 +40,15 @@ def check_tensorflow() -> None:
         )
 
 
+def check_backend(backend: str) -> None:
+    """Raise `ImportError` for Keras on JAX or PyTorch, which `tf.distribute` does not support."""
+    if backend != "tensorflow":
+        raise ImportError(
+            "tf_redsync needs Keras on TensorFlow. Received: the Keras backend "
+            f"{backend!r}. Set KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+
+
 def check_keras() -> None:
     """Raise `ImportError` if another module has taken the name of Keras."""
     _version_of("keras")

@@ -294,6 +294,13 @@ def test_bad_arguments(tmp_path, args, words):
     assert "started" not in done.stdout
 
 
+def test_another_backend_of_keras_is_refused(tmp_path):
+    path = script(tmp_path, "print('started')")
+    done = cli("-n", "2", path, env={**os.environ, "KERAS_BACKEND": "jax"})
+    assert done.returncode == 2 and "started" not in done.stdout
+    assert "KERAS_BACKEND=tensorflow" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_existing_tf_config_is_refused(tmp_path):
     path = script(tmp_path, "print('started')")
     done = cli("-n", "2", path, env={**os.environ, "TF_CONFIG": '{"cluster": {}}'})

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from tf_redsync import requirements
 
 Flag = tuple[tuple[str, ...], dict[str, Any]]
 
@@ -79,4 +82,8 @@ class Command:
         """
         parser = Parser(**self.options(prog or f"python -m tf_redsync.{self.name}"))
         self.configure(parser)
+        try:
+            requirements.check_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
+        except ImportError as error:
+            parser.error(str(error))
         return self.run(parser.parse_args(argv), parser)
