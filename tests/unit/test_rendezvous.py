@@ -272,7 +272,7 @@ def test_other_addresses_of_one_worker_are_said(started):
     chief = started(two, 0, 1.0)
     member = started(elsewhere(two, 1, there.rpartition(":")[2]), 1, 0.8)
     text = problem(member)
-    assert f"at {here}: nothing" in text and f"has the address {there} in this" in text
+    assert f"at {here} (in this TF_CONFIG: {there}): nothing" in text
     assert "does its TF_CONFIG name the same address?" in problem(chief)
 
 

@@ -600,10 +600,8 @@ class Member(Rendezvous):
             if "unreached" in words:
                 own = self.cluster.addresses[self.me.rank]
                 at = words.get("at", own)
-                other = "" if at == own else f", which has the address {own} in this TF_CONFIG"
-                raise NoAnswer(
-                    f"it does not reach this worker at {at}: {words['unreached']}{other}"
-                )
+                here = "" if at == own else f" (in this TF_CONFIG: {own})"
+                raise NoAnswer(f"it does not reach this worker at {at}{here}: {words['unreached']}")
         except BaseException:
             line.close()
             raise
