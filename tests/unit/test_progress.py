@@ -1,7 +1,10 @@
 """Who is to blame when workers wait for each other: judged from reports, on a clock of the test."""
 
+import contextlib
+
 import pytest
 
+from tf_redsync.cluster import agreement
 from tf_redsync.cluster.stall_detector import StallDetector, WorkerReport
 
 
@@ -296,3 +299,21 @@ def test_a_worker_that_asks_for_more_batches_than_another_has_is_named():
     room.reports = [at(812, "end epoch 1"), gets(812, asked=813, answered=813)]
     found, seconds = room.pass_seconds(100)
     assert 10 <= seconds <= 12 and "worker 1 has entered a further step" in found
+
+
+@pytest.mark.parametrize("length", [20, 5000])
+def test_an_error_shows_the_beginning_of_a_long_action(monkeypatch, length):
+    """Such as of a configuration, which is compared in full."""
+    shown, compared = [], []
+    monkeypatch.setattr(
+        agreement.watchdog,
+        "waiting_for_agreement",
+        lambda what: contextlib.nullcontext(shown.append(what)),
+    )
+    monkeypatch.setattr(
+        agreement, "_exchange", lambda _, what, told: (compared.append(what), ("agreed", []))[1]
+    )
+    monkeypatch.setattr(agreement.collectives, "counts_steps", lambda _: True)
+    agreement._agree_and_tell(None, "x" * length, "")
+    assert compared == ["x" * length]
+    assert (shown == compared) == (length == 20) and len(shown[0]) < 300

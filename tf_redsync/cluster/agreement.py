@@ -27,6 +27,7 @@ _SLICE_SECONDS = 5  # of waiting, between two checks of the watchdog's verdict
 _WARN_SECONDS = 20
 _RETRY_SECONDS = 0.2
 _LOST_SECONDS = 30.0  # without an answer of the service, when no watchdog gives a verdict
+_MOST_SHOWN = 200  # characters of an action
 _PREFIX = "tf_redsync/agree"
 _CHANNELS = "tf_redsync/channel"
 _sequence = itertools.count()
@@ -76,12 +77,17 @@ def gather_texts(strategy: tf.distribute.Strategy, what: str, text: str) -> list
 def _agree_and_tell(strategy: tf.distribute.Strategy, what: str, told: str) -> list[str]:
     if not collectives.counts_steps(strategy):  # ours starts its watchdog itself
         watchdog.start(strategy, watchdog.DEFAULT_TIMEOUT_SECONDS)
-    with watchdog.waiting_for_agreement(what):
+    with watchdog.waiting_for_agreement(_shortened(what)):
         verdict, all_told = _exchange(strategy, what, told)
     if verdict != "agreed":
         raise Disagreement(verdict)
     _created.clear()
     return all_told
+
+
+def _shortened(what: str) -> str:
+    """Return the beginning of a text, such as of a configuration, for errors of other workers."""
+    return what if len(what) <= _MOST_SHOWN else f"{what[:_MOST_SHOWN]}..."
 
 
 @contextmanager
