@@ -6,13 +6,17 @@
 #include "custom_ops/kernels/checksum_args.h"
 #include "custom_ops/kernels/op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
 
 namespace redsync {
 namespace {
 
 using ::tensorflow::OpKernelContext;
+using ::tensorflow::Tensor;
 
 constexpr int64_t kWordCost = 1;  // Cycles.
+constexpr int64_t kWordBytes = sizeof(uint32_t);
 
 // Copies the messages into the output and calls body(row, message) for each.
 template <class Body>
@@ -50,8 +54,47 @@ tensorflow::Status OpenMessages(OpKernelContext* context, const OpenCall& call) 
   return tensorflow::OkStatus();
 }
 
+// Reads variables in place: ops that read them first would be hundreds in a large model.
+class SealVariablesOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const int count = context->num_inputs();
+    Tensor* output;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {count}, &output));
+    uint32_t* seals = Words(output);
+    std::vector<tensorflow::Status> errors(count);
+    IntraOpThreads(context)(count, kVariableCost, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) errors[i] = SealVariable(context, i, seals + i);
+    });
+    for (const tensorflow::Status& error : errors) OP_REQUIRES_OK(context, error);
+  }
+
+ private:
+  static constexpr int64_t kVariableCost = 100000;  // Cycles, as of one with as many words.
+
+  static tensorflow::Status SealVariable(OpKernelContext* context, int i, uint32_t* seal) {
+    tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+    TF_RETURN_IF_ERROR(tensorflow::LookupResource(
+        context, tensorflow::HandleFromInput(context, i), &variable));
+    tensorflow::tf_shared_lock lock(*variable->mu());
+    const Tensor& tensor = *variable->tensor();
+    const int64_t bytes = tensor.TotalBytes();
+    if (!tensor.IsInitialized() || tensorflow::DataTypeSize(tensor.dtype()) % kWordBytes != 0) {
+      return tensorflow::errors::InvalidArgument(
+          "`variables` must be initialized, with elements of 32 or 64 bits. Received: variables[",
+          i, "] of ", tensorflow::DataTypeString(tensor.dtype()), ".");
+    }
+    *seal = Seal(true, static_cast<const uint32_t*>(tensor.data()), bytes / kWordBytes);
+    return tensorflow::OkStatus();
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("RedsyncSeal").Device(tensorflow::DEVICE_CPU),
                         CallOp<SealCall, SealMessages>);
+REGISTER_KERNEL_BUILDER(Name("RedsyncSealVariables").Device(tensorflow::DEVICE_CPU),
+                        SealVariablesOp);
 REGISTER_KERNEL_BUILDER(Name("RedsyncOpen").Device(tensorflow::DEVICE_CPU),
                         CallOp<OpenCall, OpenMessages>);
 

@@ -27,6 +27,11 @@ tensorflow::Status OpenShape(InferenceContext* c) {
   return c->set_output("messages", {sealed});
 }
 
+tensorflow::Status SealVariablesShape(InferenceContext* c) {
+  c->set_output(0, c->Vector(c->num_inputs()));
+  return tensorflow::OkStatus();
+}
+
 }  // namespace
 
 REGISTER_OP("RedsyncSeal")
@@ -54,6 +59,19 @@ senders: [rows], the rank of each one's sender, for the error. A row of a rank b
   nobody, and is left as it is.
 receiver: Scalar, the rank of this worker.
 messages: What was sealed.
+)doc");
+
+REGISTER_OP("RedsyncSealVariables")
+    .Input("variables: N * resource")
+    .Output("seals: int32")
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(SealVariablesShape)
+    .Doc(R"doc(
+Returns word 0 that RedsyncSeal gives to a message of flag 1 and the bits of a variable.
+
+variables: N variables whose elements have 32 or 64 bits.
+seals: [N].
 )doc");
 
 }  // namespace redsync

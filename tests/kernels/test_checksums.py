@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.kernels.common import assert_same_bits, both, needs_native, on
 from tests.loops import loop
 from tests.oracle import checksums as oracle
-from tf_redsync.ops import wire
+from tf_redsync.ops import native, wire
 
 BACKENDS = [pytest.param("native", marks=needs_native), "tensorflow"]
 INT32 = np.iinfo(np.int32)
@@ -131,3 +131,42 @@ def test_a_flag_that_is_none(backend):
     for flag in (2, -1, INT32.min):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s)invalid flag.*{flag}"):
             on(backend, lambda: wire.sealed(tf.constant([[flag, 5]])))  # noqa: B023
+
+
+@needs_native
+@loop("dtype", [tf.float32, tf.int32, tf.float64])
+def test_variables_have_the_seal_of_a_message_of_their_bits(dtype):
+    rng = np.random.default_rng(1)
+    values = [rng.normal(size=shape) * 100 for shape in ([], [3], [5, 7], [70_000], [0])]
+    variables = [tf.Variable(tf.cast(v, dtype)) for v in values]
+    handles = [v.handle for v in variables]
+    seals = native.load().redsync_seal_variables(variables=handles)
+    for variable, seal in zip(variables, seals.numpy(), strict=True):
+        words = np.frombuffer(variable.numpy().tobytes(), np.int32)
+        message = np.concatenate([np.ones(1, np.int32), words])[np.newaxis]
+        assert seal == oracle.sealed_numpy(message)[0, 0]
+
+
+@needs_native
+def test_seals_of_variables_follow_the_assignments_of_a_graph():
+    variable = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def twice():
+        seal = native.load().redsync_seal_variables
+        before = seal(variables=[variable.handle])
+        variable.assign_add([1.0, 0.0])
+        return before, seal(variables=[variable.handle])
+
+    before, after = twice()
+    for seal, values in ((before, [1.0, 2.0]), (after, [2.0, 2.0])):
+        words = np.array(values, np.float32).view(np.int32)
+        message = np.concatenate([np.ones(1, np.int32), words])[np.newaxis]
+        assert seal.numpy()[0] == oracle.sealed_numpy(message)[0, 0]
+
+
+@needs_native
+def test_variables_of_half_words_are_refused_by_the_op():
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"variables\[0\] of bfloat16"):
+        handles = [tf.Variable([1.0], dtype=tf.bfloat16).handle]
+        native.load().redsync_seal_variables(variables=handles)

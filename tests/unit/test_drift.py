@@ -25,24 +25,37 @@ def words(dtype, shape=(3, 5)):
     return tf.bitcast(tf.constant(raw), tf.as_dtype(dtype))
 
 
+def fingerprint(value):
+    """Of a variable with this value."""
+    return drift.fingerprints([drift.Shared("weight", [tf.Variable(value)])]).numpy()
+
+
 @pytest.mark.parametrize("on_gpus", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_fingerprint_is_of_bits(dtype, on_gpus, monkeypatch):
-    if on_gpus:  # the other hash, which a GPU has
-        monkeypatch.setattr(native, "are_on_cpus", lambda tensors: False)
     value = words(dtype)
     assert np.isnan(np.asarray(value, np.float64)).any()
-    found = drift.fingerprint(value).numpy()
-    np.testing.assert_array_equal(found, drift.fingerprint(tf.identity(value)).numpy())
+    elsewhere = fingerprint(value)
+    if on_gpus:  # without the op that reads variables
+        monkeypatch.setattr(native, "are_on_cpus", lambda tensors: False)
+    found = fingerprint(value)
+    np.testing.assert_array_equal(found, elsewhere)
+    np.testing.assert_array_equal(found, fingerprint(tf.identity(value)))
     raw = np.asarray(value).view(np.uint8).copy()
     for at in (0, raw.size // 2, raw.size - 1):
         changed = raw.copy()
         changed.reshape(-1)[at] ^= 1
         other = tf.bitcast(tf.constant(changed.reshape(3, 5, -1)), value.dtype)
-        assert (drift.fingerprint(other).numpy() != found).any()
-    assert (drift.fingerprint(value[::-1]).numpy() != found).any()  # the order counts
+        assert (fingerprint(other) != found).any()
+    assert (fingerprint(value[::-1]) != found).any()  # the order counts
     for zero in (tf.zeros([]), tf.zeros([0])):
-        assert drift.fingerprint(zero).shape == (2,)
+        assert fingerprint(zero).shape == (2,)
+
+
+def test_a_weight_that_is_read_in_another_way_has_the_fingerprint_of_what_is_read():
+    stale, value = tf.Variable([0.0]), tf.constant([3.0])
+    read = drift.Shared("weight", [stale], lambda: value)
+    np.testing.assert_array_equal(drift.fingerprints([read]).numpy(), fingerprint(value))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -29,10 +29,11 @@ def momentum_step(
     """
     if momentum == 0.0:
         return list(grads), list(velocities)
+    factor = tf.constant(momentum, tf.float32)  # one for all tensors
     if nesterov:
-        new = [momentum * (u + g) for u, g in zip(velocities, grads, strict=True)]
+        new = [factor * (u + g) for u, g in zip(velocities, grads, strict=True)]
         return [u + g for u, g in zip(new, grads, strict=True)], new
-    new = [momentum * u + g for u, g in zip(velocities, grads, strict=True)]
+    new = [factor * u + g for u, g in zip(velocities, grads, strict=True)]
     return list(new), new
 
 

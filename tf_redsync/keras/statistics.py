@@ -18,6 +18,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_redsync.ops.wire import all_finite
+
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input is the index
 
@@ -101,7 +103,7 @@ class Before:
         """
         if not variables:
             return
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in variables])
+        finite = all_finite(variables)
 
         def assign() -> None:
             for variable in variables:

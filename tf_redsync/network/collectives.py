@@ -167,8 +167,9 @@ class DirectCollectives(PublicCollectives):
         """Sum every tensor over the workers, packed into one collective."""
         if tf.executing_eagerly():  # packing costs more than it saves
             return [self._launch("reduce", t) for t in tensors]
-        packed = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
-        sums = tf.split(self._launch("reduce", packed), list(map(tf.size, tensors)))
+        flat = tf.constant([-1])  # the same for all tensors
+        packed = tf.concat([tf.reshape(t, flat) for t in tensors], axis=0)
+        sums = tf.split(self._launch("reduce", packed), _sizes(tensors))
         return list(map(tf.reshape, sums, map(tf.shape, tensors)))
 
     @override
@@ -481,6 +482,11 @@ def new_purpose(strategy: tf.distribute.Strategy) -> int:
     first = 10 * getattr(strategy, "_collective_key_base", 0)  # see `groups.py`
     extended.collective_purposes = getattr(extended, "collective_purposes", first) + 1
     return extended.collective_purposes
+
+
+def _sizes(tensors: Sequence[tf.Tensor]) -> list[Any]:
+    sizes = [t.shape.num_elements() for t in tensors]
+    return list(map(tf.size, tensors)) if None in sizes else sizes
 
 
 def _description(kind: str, value: tf.Tensor, purpose: int) -> tuple[Any, ...] | None:

@@ -99,7 +99,17 @@ def _as_tensors(outcome: Outcome, kinds: list[list[list[int]]], states: list[lis
     """Return an outcome as tensors whose structure is the same for all forms of totals."""
     kinds.append([[_kind(t) for t in totals] for totals, _ in outcome.results])
     states.append([state for _, state in outcome.results])
-    results = [([_forms(t) for t in totals], state) for totals, state in outcome.results]
+    absent, dense, sparse = tf.zeros([0]), tf.constant(True), tf.constant(False)  # shared by all
+
+    def forms(total: Any) -> Forms:
+        """Return a total in every form, with empty tensors for the forms that it lacks."""
+        if isinstance(total, EitherTotal):
+            return total.dense, *total.coordinates, total.is_dense
+        if isinstance(total, SparseTotal):
+            return absent, total.indices, total.values, sparse
+        return total, absent, absent, dense
+
+    results = [([forms(t) for t in totals], state) for totals, state in outcome.results]
     return results, outcome.finite, tf.cast(outcome.bytes_sent, tf.float64)
 
 
@@ -107,15 +117,6 @@ def _kind(total: Any) -> int:
     if isinstance(total, EitherTotal):
         return id(total.is_dense)
     return COORDINATES if isinstance(total, SparseTotal) else DENSE
-
-
-def _forms(total: Any) -> Forms:
-    """Return a total in every form, with empty tensors for the forms that it lacks."""
-    if isinstance(total, EitherTotal):
-        return total.dense, *total.coordinates, total.is_dense
-    if isinstance(total, SparseTotal):
-        return tf.zeros([0]), total.indices, total.values, tf.constant(False)
-    return total, tf.zeros([0]), tf.zeros([0]), tf.constant(True)
 
 
 def _total(forms: Forms, kinds: tuple[int, int], flags: dict[tuple[int, int], tf.Tensor]) -> Any:

@@ -87,7 +87,7 @@ class DriftDetector:
     def _compare(self) -> None:
         numbers, weights = self._numbers(), list(self._weights())
         words = [number_words(n) for n in numbers.values()]
-        own = joined(*words, *(fingerprint(w.value()) for w in weights))
+        own = joined(*words, fingerprints(weights))
         rows = gather(self._network, own)  # [workers, words]
         names = [*numbers, *(w.name for w in weights)]
 
@@ -135,19 +135,27 @@ class DriftDetector:
         )
 
 
-def fingerprint(value: tf.Tensor) -> tf.Tensor:
-    """Return a hash of a tensor's bits, int32 `[2]`. NaNs with equal bits have equal hashes.
+def fingerprints(shared: Sequence[Shared]) -> tf.Tensor:
+    """Return checksums of the bits of variables, int32 `[2 N]`: a word and a 0 for each.
 
-    On CPUs it is FarmHash64, which TensorFlow has for CPUs only. On a GPU it is the 32-bit checksum
-    of a message with the weights, so that they need not be copied to host memory.
+    NaNs with equal bits have equal checksums. They are those of messages (`ops/wire.py`), the same
+    from every backend and device. The native op reads all variables by itself.
     """
-    if native.are_on_cpus([value]):
-        hashed = tf.fingerprint(tf.reshape(value, [1, -1]))  # uint8 [1, 8]
-        return tf.reshape(tf.bitcast(tf.reshape(hashed, [_WORDS, 4]), tf.int32), [_WORDS])
+    variables = [one.copies[0] for one in shared]
+    words = all(one.read is None and one.copies[0].dtype.size in (4, 8) for one in shared)
+    if words and native.are_on_cpus(variables) and native.runs_natively(variables):
+        handles = [variable.handle for variable in variables]
+        seals = native.load().redsync_seal_variables(variables=handles)[:, tf.newaxis]
+    else:
+        seals = joined(*(_seal(one.value()) for one in shared))
+    return moved(lambda s: tf.reshape(tf.pad(s, [[0, 0], [0, _WORDS - 1]]), [-1]), seals)
+
+
+def _seal(value: tf.Tensor) -> tf.Tensor:
+    """Return the first word of a sealed message with the bits of a tensor, int32 `[1, 1]`."""
     words = moved(lambda w: tf.reshape(w, [-1]), _as_int32(value))
     message = wire.with_header(tf.constant(True), words)
-    seal = wire.sealed(as_row(message))
-    return moved(lambda m: tf.pad(m[0, : wire.HEADER_WORDS], [[0, _WORDS - 1]]), seal)
+    return moved(lambda m: m[:, : wire.HEADER_WORDS], wire.sealed(as_row(message)))
 
 
 def number_words(number: tf.Tensor) -> tf.Tensor:

@@ -31,7 +31,7 @@ from tf_redsync.exchange.capabilities import LocalUpdate, capability
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
-from tf_redsync.ops.wire import widened
+from tf_redsync.ops.wire import all_finite, widened
 from tf_redsync.step.branches import choose, rarely
 from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.every_step import Inputs
@@ -122,12 +122,12 @@ class LocalSteps(ChangingSteps):
         """Run a local step, without communication."""
         workers = inputs.network.workers
         totals = [[workers * g for g in widened(bucket)] for bucket in inputs.grads]
-        finite = [tf.reduce_all(tf.math.is_finite(t)) for bucket in totals for t in bucket]
+        finite = all_finite([total for bucket in totals for total in bucket])
         results = []
         for bucket, own, state in zip(self.buckets, totals, inputs.states, strict=True):
             update = capability(bucket.method, LocalUpdate)
             results.append((own, state) if update is None else update.alone(own, state))
-        return Outcome(results, tf.reduce_all(finite), 0.0)
+        return Outcome(results, finite, 0.0)
 
     def _count(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
         if self.nonfinite is not None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tf_redsync.errors import DistributedError
 from tf_redsync.exchange.driver import Network, gather
-from tf_redsync.ops.wire import widened
+from tf_redsync.ops.wire import each_finite
 from tf_redsync.step import state_variables
 
 WARN_AFTER = 10  # in a row
@@ -218,9 +218,7 @@ class NonFiniteCounter:
 
 def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return a vector with 1.0 for each tensor with a non-finite element, else 0.0."""
-    return tf.stack(
-        [tf.cast(~tf.reduce_all(tf.math.is_finite(t)), tf.float32) for t in widened(tensors)]
-    )
+    return tf.cast(~each_finite(tensors), tf.float32)
 
 
 def first(flags: tf.Tensor) -> tf.Tensor:

@@ -31,6 +31,7 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
 from tf_redsync.network.collectives import DirectCollectives
+from tf_redsync.ops.wire import all_finite
 from tf_redsync.step.background import Background
 from tf_redsync.step.branches import rarely
 from tf_redsync.step.changing_steps import single_group
@@ -245,7 +246,7 @@ class Streaming(LocalSteps):
             moved = state.read([_MOVING, *(_MOVING_STATE + name for name in names)])
         means = moved.pop(_MOVING)
         new = {name.removeprefix(_MOVING_STATE): tensors for name, tensors in moved.items()}
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(m)) for m in means])
+        finite = all_finite(means)
         self._update(fragment, consensus, state, means, new, finite)
 
     def _update(
