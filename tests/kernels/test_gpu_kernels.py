@@ -13,6 +13,10 @@ from tests.kernels.common import native_ops, needs_native
 from tf_redsync import ops
 from tf_redsync.ops import native
 
+# A model of many variables makes them worth while, by the time until its first step. On GPUs
+# TensorFlow's ops run in their place.
+ON_CPUS = {"all_finite", "seal_variables"}
+
 
 def devices(op: str) -> set[str]:
     return {k.device_type for k in kernels.get_registered_kernels_for_op(op).kernel}
@@ -24,7 +28,8 @@ def test_gpu_kernels_are_registered_if_they_were_built():
     assert len(native_ops()) >= 10
     for op in native_ops():
         name = "Redsync" + "".join(word.capitalize() for word in op.split("_"))
-        assert devices(name) == ({"CPU", "GPU"} if native.has_gpu_kernels() else {"CPU"})
+        on_gpus = native.has_gpu_kernels() and op not in ON_CPUS
+        assert devices(name) == ({"CPU", "GPU"} if on_gpus else {"CPU"})
 
 
 @needs_native

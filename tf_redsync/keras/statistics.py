@@ -103,7 +103,7 @@ class Before:
         """
         if not variables:
             return
-        finite = all_finite(variables)
+        finite = all_finite(list(map(tf.convert_to_tensor, variables)))
 
         def assign() -> None:
             for variable in variables:

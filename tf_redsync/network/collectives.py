@@ -169,7 +169,8 @@ class DirectCollectives(PublicCollectives):
             return [self._launch("reduce", t) for t in tensors]
         flat = tf.constant([-1])  # the same for all tensors
         packed = tf.concat([tf.reshape(t, flat) for t in tensors], axis=0)
-        sums = tf.split(self._launch("reduce", packed), _sizes(tensors))
+        sizes = [t.shape.num_elements() or tf.size(t) for t in tensors]
+        sums = tf.split(self._launch("reduce", packed), sizes)
         return list(map(tf.reshape, sums, map(tf.shape, tensors)))
 
     @override
@@ -482,11 +483,6 @@ def new_purpose(strategy: tf.distribute.Strategy) -> int:
     first = 10 * getattr(strategy, "_collective_key_base", 0)  # see `groups.py`
     extended.collective_purposes = getattr(extended, "collective_purposes", first) + 1
     return extended.collective_purposes
-
-
-def _sizes(tensors: Sequence[tf.Tensor]) -> list[Any]:
-    sizes = [t.shape.num_elements() for t in tensors]
-    return list(map(tf.size, tensors)) if None in sizes else sizes
 
 
 def _description(kind: str, value: tf.Tensor, purpose: int) -> tuple[Any, ...] | None:

@@ -182,13 +182,10 @@ def each_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     Args:
         tensors: N floating point tensors of any shape.
     """
-    tensors = list(map(tf.convert_to_tensor, tensors))
-    if not tensors:
-        return tf.zeros([0], tf.bool)
-    if native.are_on_cpus(tensors) and runs_natively(tensors):
+    if tensors and native.are_on_cpus(tensors) and runs_natively(tensors):
         finite: tf.Tensor = native.load().redsync_all_finite(tensors=tensors)
         return finite
-    return tf.stack([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
+    return tf.convert_to_tensor([tf.reduce_all(tf.math.is_finite(t)) for t in tensors], tf.bool)
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -7,6 +7,7 @@ a step only drives it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
@@ -84,13 +85,10 @@ class Plan:
         outcome = drive(exchanges, inputs.network)
         if inputs.meter is not None:
             inputs.meter.note(self.buckets, outcome.elements, self.full)
-        totals = [
-            total
-            for (totals, _), checked in zip(outcome.results, self.may_overflow, strict=True)
-            if checked
-            for total in totals
-        ]
-        outcome.finite &= wire.totals_are_finite(totals)
+        checked = itertools.compress(outcome.results, self.may_overflow)
+        totals = [total for totals, _ in checked for total in totals]
+        if totals:
+            outcome.finite &= wire.totals_are_finite(totals)
         return outcome
 
 

@@ -482,8 +482,7 @@ def as_float(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:
     tensor = before_cast(tf.convert_to_tensor(grad))
     if tensor.dtype != tf.bfloat16:
         tensor = tf.cast(tensor, tf.float32)
-    known = tensor.shape.is_fully_defined() and tensor.shape == spec.shape
-    return tensor if known else tf.ensure_shape(tensor, spec.shape)
+    return tensor if tensor.shape == spec.shape else tf.ensure_shape(tensor, spec.shape)
 
 
 def _bad_dtype(grad: Any, spec: TensorSpec) -> TypeError:
