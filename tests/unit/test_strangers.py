@@ -128,7 +128,7 @@ def test_what_a_worker_has_said_cannot_be_replayed(started, secret):
         while again.read():
             pass
         assert b"joined" in friend.got and b"rank" not in again.got
-    assert not chief.done()
+    assert not chief.done(), chief.exception(0)
     for future in (started(two, 1), chief):
         future.result(10)
 
@@ -153,7 +153,7 @@ def test_only_who_knows_the_secret_ends_the_job(started, secret, knows):
     if knows:
         assert problem(chief) == "text of a stranger"
         return
-    assert not chief.done()
+    assert not chief.done(), chief.exception(0)
     for future in (started(two, 1), chief):
         future.result(10)
 
@@ -177,7 +177,7 @@ def test_only_who_knows_the_secret_is_believed_to_be_the_chief(started, secret, 
             assert problem(member) == "text of a stranger"
             return
         time.sleep(0.5)
-        assert not member.done()
+        assert not member.done(), member.exception(0)
     for future in (started(two, 0), member):
         future.result(10)
 
@@ -244,7 +244,7 @@ def test_a_worker_with_another_secret_is_reported_on_both_sides(started, soon, c
     for who in ("at 127.0.0.1 has called", *(f"worker {i} at {two.addresses[i]}" for i in (0, 1))):
         assert any(who in one for one in said), who
     assert SECRET not in caplog.text
-    assert not chief.done()
+    assert not chief.done(), chief.exception(0)
     monkeypatch.setenv(environment.JOB, SECRET)
     for future in (started(two, 1), chief):
         future.result(10)
