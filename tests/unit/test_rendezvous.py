@@ -266,7 +266,7 @@ def test_wrong_addresses_are_said(started):
 
 
 def test_other_addresses_of_one_worker_are_said(started):
-    """Nobody is at the address, so only the texts tell what differs."""
+    """No worker listens at the address, so only the messages name the difference."""
     two = cluster(2)
     here, there = two.addresses[1], f"127.0.0.1:{free_ports(1)[0]}"
     chief = started(two, 0, 1.0)

@@ -120,7 +120,7 @@ def _kind(total: Any) -> int:
 
 
 def _total(forms: Forms, kinds: tuple[int, int], flags: dict[tuple[int, int], tf.Tensor]) -> Any:
-    """Rebuild a total from its kinds in the two branches; the inverse of `_forms`."""
+    """Rebuild a total from its kinds in the two branches; the inverse of `forms`."""
     dense, coordinates = forms[0], SparseTotal(*forms[1:3])
     if kinds == (DENSE, DENSE):
         return dense
