@@ -76,8 +76,8 @@ class SealVariablesOp : public tensorflow::OpKernel {
 
   static tensorflow::Status SealVariable(OpKernelContext* context, int i, uint32_t* seal) {
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-    TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-        context, tensorflow::HandleFromInput(context, i), &variable));
+    TF_RETURN_IF_ERROR(
+        tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, i), &variable));
     tensorflow::tf_shared_lock lock(*variable->mu());
     const Tensor& tensor = *variable->tensor();
     const int64_t bytes = tensor.TotalBytes();
