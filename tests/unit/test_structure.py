@@ -33,7 +33,12 @@ ADAPTERS = (
     "keras/fit_resume.py",
     "keras/slots.py",
 )
-TENSORFLOW_ADAPTERS = ("network/collectives.py", "cluster/coordination.py", "network/groups.py")
+TENSORFLOW_ADAPTERS = (
+    "network/collectives.py",
+    "cluster/coordination.py",
+    "cluster/iterator_end.py",
+    "network/groups.py",
+)
 PRIVATE_NAMES_ALLOWED = (
     *ADAPTERS,
     *TENSORFLOW_ADAPTERS,
