@@ -167,7 +167,7 @@ def main() -> None:
     """Trains each run, prints the table and writes both files."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/quickstart"))
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=600, help="seconds for all runs")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

@@ -102,7 +102,8 @@ has() {
 
 : >"$log"
 # Of the many modules of TensorFlow, SciPy and others few are ever imported: Python compiles those when
-# they are.
+# they are, first at the end of this script. With this variable, every later start would do it again.
+unset PYTHONDONTWRITEBYTECODE
 packages=(--no-compile 'setuptools>=70.1')
 has tensorflow || packages+=("$tensorflow>=2.16")
 step "installing TensorFlow (a minute or more the first time)" "${pip[@]}" install "${packages[@]}"
@@ -129,8 +130,18 @@ cat "$log.build" >>"$log"
 rm "$log.build"
 step "building the native library" test "$built" = 0
 
+first_import='
+import importlib
+for name in ("sklearn.datasets", "matplotlib.pyplot", "tf_keras", "tensorflow_addons"):
+    try:
+        importlib.import_module(name)
+    except Exception:  # of another extra, or it does not fit this TensorFlow
+        pass
+import tf_redsync.strategy
+print(tf_redsync.ops.backend())
+'
 backend=$(env -u TF_REDSYNC_BACKEND TF_CPP_MIN_LOG_LEVEL=2 CUDA_VISIBLE_DEVICES=-1 "$venv/bin/python" -c \
-  'from tf_redsync import ops; print(ops.backend())' 2>>"$log" | tail -n 1) || true
+  "$first_import" 2>>"$log" | tail -n 1) || true
 [ -n "$backend" ] || die "tf_redsync was installed but cannot be imported; see $log"
 if [ "$backend" != native ]; then
   printf 'setup: %s\n' "NO NATIVE LIBRARY: tf_redsync runs on its pure-TensorFlow ops, which are slower." \
