@@ -358,7 +358,7 @@ class Job:
     def end(self, seconds: float, why: str) -> None:
         """Give the workers some seconds to end by themselves, then send SIGKILL."""
         if self._alive:
-            self.say(f"{why}: {self._names()} must end, SIGKILL after {seconds:g} s.")
+            self.say(f"{why}: {self._names()} must end, SIGKILL in {seconds:g} s.")
             self._kill_within(seconds)
 
     def _finish(self, worker: Worker) -> None:
@@ -395,7 +395,7 @@ class Job:
             f"Its last {TAIL_LINES} lines:\n    {tail or '(no output)'}"
         )
         if self._alive:
-            self.say(f"{self._names()}: SIGKILL after {self._limits.grace:g} s.")
+            self.say(f"{self._names()} must end, SIGKILL in {self._limits.grace:g} s.")
             self._kill_within(self._limits.grace)
 
     def _clock(self, now: float) -> None:
