@@ -57,7 +57,8 @@ def _earlier_use_named() -> Iterator[None]:
         raise RuntimeError(
             f"{error}. TensorFlow has been used before the strategy was created, for a tensor, a "
             "variable, a dataset or a model, perhaps one that a function of `notebook_launcher` "
-            "refers to. Create `strategy = tf_redsync.MultiWorkerMirroredStrategy()` first in the program."
+            "refers to. Create `strategy = tf_redsync.MultiWorkerMirroredStrategy()` first in the "
+            "program."
         ) from error
 
 
