@@ -156,14 +156,29 @@ class NonFiniteCounter:
             0,
         )
         self.total.assign_add(tf.reduce_sum(rows[:, 1]) + dropped, read_value=False)
-        self.in_a_row.assign(streak, read_value=False)
         self._here_in_round.assign(0, read_value=False)
+        self._note(streak, before, changes)
+
+    def count_within_round(self, finite: tf.Tensor, changes: Sequence[tf.Tensor]) -> None:
+        """Count an exchange that does not end a round, without a collective.
+
+        Args:
+            finite: As in `count_round`.
+            changes: As in `count_round`.
+        """
+        before, dropped = self.in_a_row.read_value(), tf.cast(~finite, tf.int64)
+        self.total.assign_add(dropped, read_value=False)
+        self._note(before + dropped, before, changes)
+
+    def _note(self, streak: tf.Tensor, before: tf.Tensor, changes: Sequence[tf.Tensor]) -> None:
+        """Set the streak, equal on all workers, and report it if it has become long."""
+        self.in_a_row.assign(streak, read_value=False)
 
         def reached(limit: int) -> tf.Tensor:
             return (before < limit) & (streak >= limit)
 
         def suspect() -> tf.Tensor:
-            here_first = self._here_first.read_value()
+            here, here_first = self.here.read_value(), self._here_first.read_value()
             return tf.cond(here > 0, lambda: here_first, lambda: first(not_finite(changes)))
 
         too_many = streak >= self._limit if self._limit else tf.constant(False)

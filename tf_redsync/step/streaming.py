@@ -285,5 +285,8 @@ class Streaming(LocalSteps):
         tf.cond(finite, advance, restore)
         if self.nonfinite is not None:
             everything = [changes.get(i, tf.zeros([])) for i in range(len(consensus.own))]
-            self.nonfinite.count_round(finite, everything, self._iterations)
+            if fragment is self.fragments[-1]:  # a collective that the step waits for
+                self.nonfinite.count_round(finite, everything, self._iterations)
+            else:
+                self.nonfinite.count_within_round(finite, everything)
         consensus.rounds.assign_add(1)
