@@ -140,6 +140,35 @@ def test_only_the_step_of_its_arrival_waits_for_a_late_message():
     assert waits == [9, 12, 15, 18, 21, 24]
 
 
+def compared_counts():
+    """Sizes of what the workers gather to count skipped steps, as traced for two fragments."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tf_redsync.step import nonfinite
+
+    strategy, gather, counts = rs.MultiWorkerMirroredStrategy(), nonfinite.gather, []
+
+    def counting(network, values):
+        counts.append(int(values.shape[0]))
+        return gather(network, values)
+
+    nonfinite.gather = counting
+    model, optimizer = built(strategy, METHODS["4 bits"], True, keras)
+    batch = tuple(map(tf.constant, problems.regression(8, seed=problems.rank())))
+    problems.step_of(strategy, model, optimizer)(batch)
+    return {"counts": np.array(counts)}
+
+
+def test_one_round_trip_in_a_round_is_waited_for():
+    """The other collectives name a worker in a report: one number of each, in a branch."""
+    counts = run_workers(compared_counts)[0]["counts"].tolist()
+    assert counts.count(3) == 1
+    assert set(counts) == {1, 3}
+
+
 def fail(how):
     """Trainings of which worker 1 fails within an exchange in the background."""
     import os
