@@ -1,6 +1,8 @@
 """The report of `python -m tf_redsync doctor`."""
 
 import json
+import shlex
+import subprocess
 
 import numpy as np
 import pytest
@@ -45,6 +47,21 @@ def test_text(no_config, capsys, monkeypatch):
     assert f"{tf.__version__}" in out and "3 worker" in out and "'index': 1" in out
     assert all(op in out for op in doctor.OPS) and ops.backend_reason() in out
     assert f"{ops.backend()} on CPU" in out and "why on GPU" in out
+
+
+def test_modules_that_every_start_compiles_are_named(monkeypatch, tmp_path):
+    package = tmp_path / "keras"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr("keras.__file__", str(package / "__init__.py"))
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    assert doctor.bytecode() == "compiled once"
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    told = doctor.bytecode()
+    assert "at every start" in told and "PYTHONDONTWRITEBYTECODE" in told
+    command = told[told.index("Run ") + 4 : told.rindex(" once")]
+    subprocess.run(shlex.split(command), check=True, timeout=60)
+    assert doctor.bytecode() == "compiled once"
 
 
 def test_what_runs_on_gpus(no_config, monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -65,6 +66,21 @@ def cuda_compiler() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"none ({command}: {error})"
     return (run.stdout.splitlines() or [f"{command} printed nothing"])[-1]
+
+
+def bytecode() -> str:
+    """Say whether Python finds Keras compiled, or compiles it anew at every start."""
+    import keras
+
+    if not sys.dont_write_bytecode or os.path.exists(
+        importlib.util.cache_from_source(keras.__file__)
+    ):
+        return "compiled once"
+    folder = os.path.dirname(os.path.dirname(keras.__file__))
+    return (
+        "compiled anew at every start, which takes some 10 s: PYTHONDONTWRITEBYTECODE is set. Run "
+        f"{shlex.join([sys.executable, '-m', 'compileall', '-q', folder])} once"
+    )
 
 
 def library() -> dict[str, Any]:
@@ -154,6 +170,7 @@ def examine() -> dict[str, Any]:
         "versions": versions(),
         "compiler": compiler(),
         "cuda_compiler": cuda_compiler(),
+        "bytecode": bytecode(),
         "library": library(),
         "ops": backends(),
         "devices": found,
@@ -177,6 +194,7 @@ def render(report: dict[str, Any]) -> str:
     lines = [f"{name:22}{version or '-'}" for name, version in report["versions"].items()]
     lines.append(f"{'compiler':22}{report['compiler']}")
     lines.append(f"{'CUDA compiler':22}{report['cuda_compiler']}")
+    lines.append(f"{'bytecode':22}{report['bytecode']}")
     native = report["library"]
     lines.append(f"{'native library':22}{native['path'] or '-'}")
     lines.append(f"{'  built for':22}TensorFlow {native['built_for'] or '-'}")
