@@ -24,7 +24,7 @@ import tensorflow as tf
 from tf_redsync.cluster import (
     agreement,
     coordination,
-    iterator_end,
+    device_iterators,
     rendezvous,
     step_counters,
     step_errors,
@@ -43,7 +43,7 @@ from tf_redsync.ops import native
 fit_hook.install(keras.callbacks)
 first_batch.install(keras.Model)
 compile_hook.install(keras.Model)
-iterator_end.install()
+device_iterators.install()
 
 
 @contextmanager

@@ -36,7 +36,7 @@ ADAPTERS = (
 TENSORFLOW_ADAPTERS = (
     "network/collectives.py",
     "cluster/coordination.py",
-    "cluster/iterator_end.py",
+    "cluster/device_iterators.py",
     "network/groups.py",
 )
 PRIVATE_NAMES_ALLOWED = (
