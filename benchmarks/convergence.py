@@ -49,6 +49,7 @@ def train(args: argparse.Namespace, settings: Settings, found: Data, kept: repor
         row = {
             "method": method, "seed": seed, "command": command_line.command(args, method, seed),
             "date": time.strftime("%Y-%m-%d"), "versions": _versions(), "commit": _commit(),
+            "device": _device(),
         }  # fmt: skip
         try:
             if settings.real:
@@ -132,6 +133,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _versions() -> dict[str, str]:
     names = ("tensorflow", "keras", "numpy")
     return {name: importlib.metadata.version(name) for name in names}
+
+
+def _device() -> str:
+    """Returns the name of the GPU that trains, or "CPU"."""
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    return tf.config.experimental.get_device_details(gpus[0])["device_name"] if gpus else "CPU"
 
 
 def _commit() -> str | None:

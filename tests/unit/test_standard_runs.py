@@ -176,3 +176,14 @@ def test_killed_paused_and_resumed_runs_give_the_same_bits(tmp_path, queue):
     for key in ("metric", "loss", "bits", "sent_bytes", "curve"):
         assert rows[0][key] == rows[1][key], key
     assert rows[0]["commit"] == rows[1]["commit"] and not state.exists()
+
+
+def test_the_page_shows_the_rows():
+    """docs/accuracy.md has the table of each setup with a full run, as the rows have it now."""
+    docs = run_queue.ROOT / "docs"
+    rows = docs / "accuracy" / "standard"
+    page = (docs / "accuracy.md").read_text(encoding="utf-8")
+    setups = [setup for setup in standard_runs.SETUPS if list(rows.glob(f"{setup.name}-*-full-*"))]
+    assert "resnet9" in [setup.name for setup in setups]
+    for part in table(setups, rows).split("\n\n**"):
+        assert part.removeprefix("**") in page

@@ -33,12 +33,12 @@ _LOSSES: dict[str, Callable[[Any], str]] = {
     "CodedGMC": _at_3_percent("0.5 to 2.6 points"),
     "CodedTopK": _at_3_percent("none in a language model (no momentum, beta_1=0)"),
     "RedSync": _of_redsync,
-    "PowerSGD": lambda method: "0.3 to 0.9 points" if method.rank >= 4 else _UNKNOWN,
+    "PowerSGD": lambda method: "0.3 to 1.6 points" if method.rank >= 4 else _UNKNOWN,
 }
 
 
 def known_loss(method: Any) -> str:
-    """Return a phrase such as "0.3 to 0.9 points" for a method or a policy.
+    """Return a phrase such as "0.5 to 2.6 points" for a method or a policy.
 
     Args:
         method: A method. For anything else, and for `HalfPrecision` and `BlockQuantized` around
