@@ -21,10 +21,20 @@ float MagnitudeOf(int32_t bits) { return FloatOf(bits & 0x7fffffff); }
 void Means(const int32_t* values, int64_t count, const uint32_t* cell, int cells, int shift,
            float* means) {
   const double unit = PowerOfTwo(shift);
+  auto scaled = [=](int64_t i) {
+    return static_cast<int64_t>(static_cast<double>(MagnitudeOf(values[i])) * unit);
+  };
   int64_t sums[kMaxCells] = {}, members[kMaxCells] = {};
-  for (int64_t i = 0; i < count; ++i) {
-    sums[cell[i]] += static_cast<int64_t>(static_cast<double>(MagnitudeOf(values[i])) * unit);
-    ++members[cell[i]];
+  if (cells == 1) {  // A sum in memory would wait for the one before.
+    int64_t sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += scaled(i);
+    sums[0] = sum;
+    members[0] = count;
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      sums[cell[i]] += scaled(i);
+      ++members[cell[i]];
+    }
   }
   for (int c = 0; c < cells; ++c) {
     const double mean =

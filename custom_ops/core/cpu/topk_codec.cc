@@ -60,7 +60,16 @@ struct Share {
 
 // The bits of `count` values, coded as some of the tensor's levels ..
 void ReadLevels(const int32_t* levels, int bits, BitReader codes, int64_t count, int32_t* values) {
-  for (int64_t i = 0; i < count; ++i) {
+  int64_t i = 0;
+  if (bits == 1) {  // Only signs: 32 of them at once.
+    for (; i + 32 <= count; i += 32) {
+      const uint32_t signs = codes.Take(32);
+      for (int j = 0; j < 32; ++j) {
+        values[i + j] = levels[0] ^ static_cast<int32_t>(signs >> j << 31);
+      }
+    }
+  }
+  for (; i < count; ++i) {
     const uint32_t code = codes.Take(bits);
     values[i] = levels[code >> 1] ^ static_cast<int32_t>(code << 31);
   }
