@@ -6,6 +6,7 @@
 `lstm` word language model: embedding 650, two LSTM layers of 650, vocabulary 10,000, 35 steps.
 `charlm` the small transformer over characters of `benchmarks/convergence.py`, 0.24 M parameters.
 `vgg`  the 13 convolutions of VGG16 on 32x32x3 and two dense layers of 512 before the output.
+`resnet9` that of the standard runs (`benchmarks/accuracy/standard_runs.py`), 1.6 M parameters.
 `resnet50` of `keras.applications` on 32x32x3, 23.6 M parameters in 214 variables.
 
 Reference: Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image
@@ -120,6 +121,12 @@ def _image_batch(generator: np.random.Generator, size: int) -> tuple[np.ndarray,
     return inputs, generator.integers(0, 10, size, dtype=np.int32)
 
 
+def _resnet9() -> keras.Model:
+    from benchmarks.accuracy import networks
+
+    return networks.resnet9((32, 32, 3), 10)
+
+
 def _resnet50() -> keras.Model:
     import keras
 
@@ -133,6 +140,7 @@ WORKLOADS = {
     "lstm": Workload("lstm", 20, _lstm, _lstm_batch),
     "charlm": Workload("charlm", 8, _charlm, _charlm_batch),
     "vgg": Workload("vgg", 16, _vgg, _image_batch),
+    "resnet9": Workload("resnet9", 32, _resnet9, _image_batch),
     "resnet50": Workload("resnet50", 16, _resnet50, _image_batch),
 }
 

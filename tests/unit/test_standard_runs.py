@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from benchmarks.accuracy import run_queue, standard_runs
+from benchmarks.accuracy import run_queue, standard_runs, time_to_accuracy
 from benchmarks.accuracy.standard_runs import Arm, Setup, best_rate, runs_of, table
 
 DIGITS = Setup(
@@ -187,3 +187,30 @@ def test_the_page_shows_the_rows():
     assert "resnet9" in [setup.name for setup in setups]
     for part in table(setups, rows).split("\n\n**"):
         assert part.removeprefix("**") in page
+
+
+def test_minutes_to_an_accuracy(tmp_path):
+    """Means over the seeds, in proportion between two evaluations."""
+    for run in (r for r in list(runs_of([DIGITS], tmp_path)) if r.grid):
+        write(tmp_path, run, metric=50.0)
+    for run in [r for r in runs_of([DIGITS], tmp_path) if not r.grid]:
+        last = 100.0 if run.arm.name == "dense" else 96.0
+        metric = [50.0, 90.0 + 2 * run.seed, last]
+        write(tmp_path, run, metric=last, curve={"steps": [30, 60, 90], "metric": metric})
+    report = {"rate": "1gbit", "workers": 4, "methods": {
+        "Dense()": {"step_ms": 1.0, "step_ms_mean": 1000.0},
+        "CodedGMC(density=0.1)": {"step_ms": 1.0, "step_ms_mean": 500.0},
+        "none": {"step_ms": 1.0, "step_ms_mean": 100.0},
+    }}  # fmt: skip
+    found = time_to_accuracy.courses(DIGITS, tmp_path, [report])
+    assert [(c.method, c.seeds, c.metric[1]) for c in found] == [
+        ("Dense()", 2, 91.0), ("CodedGMC(density=0.1)", 2, 91.0)
+    ]  # fmt: skip
+    dense, gmc = found
+    assert dense.minutes_to(91.0) == 1.0 and dense.minutes_to(95.5) == 1.25
+    assert gmc.minutes == [0.25, 0.5, 0.75] and gmc.minutes_to(98.0) is None
+    assert gmc.minutes_to(50.0) == 0.25
+    lines = time_to_accuracy.table(found).splitlines()
+    assert lines[3].endswith("| 2 | 500 | - | - |") and "| 1.4 | 1.5 |" in lines[2]
+    time_to_accuracy.plot(found, tmp_path / "seconds.png")
+    assert (tmp_path / "seconds.png").stat().st_size > 5000

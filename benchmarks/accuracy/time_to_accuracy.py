@@ -1,0 +1,142 @@
+"""Seconds until a network is as accurate as asked, on the networks that steps were measured on.
+
+    sudo python benchmarks/step/step_time.py --model resnet9 --workers 4 --rate 100mbit \
+        --json steps.json --methods "Dense(),CodedGMC(density=0.03)"
+    python -m benchmarks.accuracy.time_to_accuracy --measured steps.json --setup resnet9 \
+        --folder docs/accuracy/standard --plot seconds.png
+
+takes the time of a step from reports of `benchmarks/step/step_time.py`, and the accuracy after each
+epoch from the full runs of `benchmarks/accuracy/standard_runs.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.accuracy.standard_runs import SETUPS, Setup, row_of, runs_of
+from benchmarks.methods.time_to_loss import steps_to
+
+SHARES = (0.98, 0.995)  # of the accuracy of the baseline at its end
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """How a method learns on a network.
+
+    Attributes:
+        network: Rate and number of workers.
+        method: As in a program.
+        step_ms: Mean time of a step.
+        steps: Of the evaluations.
+        metric: Means over the seeds at these steps.
+        seeds: Number of seeds.
+    """
+
+    network: str
+    method: str
+    step_ms: float
+    steps: list[float]
+    metric: list[float]
+    seeds: int
+
+    def minutes_to(self, metric: float) -> float | None:
+        """Returns when it is reached first; `None` if it never is."""
+        negative = [-value for value in self.metric]
+        steps = steps_to({"steps": self.steps, "metric": negative}, -metric)
+        return None if steps is None else steps * self.step_ms / 60e3
+
+    @property
+    def minutes(self) -> list[float]:
+        """Of the evaluations."""
+        return [steps * self.step_ms / 60e3 for steps in self.steps]
+
+
+def courses(setup: Setup, folder: Path, reports: Sequence[dict[str, Any]]) -> list[Course]:
+    """Returns those of all methods that were trained and measured, network by network."""
+    found = []
+    for report in reports:
+        network = f"{report['rate']}, {report['workers']} workers"
+        for arm in setup.arms:
+            runs = [r for r in runs_of([setup], folder) if r.arm is arm and not r.grid]
+            rows = [row for run in runs if (row := row_of(run, folder)) and "metric" in row]
+            timed = report["methods"].get(arm.method, {})
+            if rows and "step_ms" in timed:
+                curves = [row["curve"] for row in rows]
+                metric = np.mean([curve["metric"] for curve in curves], axis=0)
+                found.append(Course(network, arm.method, timed["step_ms_mean"],
+                                    curves[0]["steps"], metric.tolist(), len(rows)))  # fmt: skip
+    return found
+
+
+def table(found: Sequence[Course]) -> str:
+    """Returns a table in Markdown: minutes to the shares of the first method's accuracy."""
+    heads = [f"minutes to {100 * share:g} % of dense" for share in SHARES]
+    lines = [
+        f"| network | method | seeds | ms a step | {' | '.join(heads)} |",
+        "|---|---|---:|---:|" + "---:|" * len(SHARES),
+    ]
+    goals = [share * found[0].metric[-1] for share in SHARES]
+    for c in found:
+        times = [c.minutes_to(goal) for goal in goals]
+        cells = " | ".join("-" if t is None else f"{t:.1f}" for t in times)
+        lines.append(f"| {c.network} | `{c.method}` | {c.seeds} | {c.step_ms:.0f} | {cells} |")
+    return "\n".join(lines)
+
+
+def plot(found: Sequence[Course], path: Path) -> None:
+    """Draws the accuracy against minutes, a panel for each network."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    networks = list(dict.fromkeys(c.network for c in found))
+    figure, axes = pyplot.subplots(1, len(networks), figsize=(5.5 * len(networks), 4), sharey=True)
+    for network, axis in zip(networks, np.atleast_1d(axes), strict=True):
+        for c in (c for c in found if c.network == network):
+            axis.plot(c.minutes, c.metric, marker="o", markersize=3, label=c.method)
+        axis.axhline(SHARES[0] * found[0].metric[-1], color="grey", linewidth=0.8, linestyle=":")
+        axis.set_title(network)
+        axis.set_xlabel("minutes")
+        axis.set_xlim(left=0)
+        axis.grid(alpha=0.3)
+    np.atleast_1d(axes)[0].set_ylabel("test accuracy, %")
+    np.atleast_1d(axes)[-1].legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="time_to_accuracy", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--measured", type=Path, nargs="+", required=True, help="reports of step_time.py --json")
+    add("--setup", choices=[setup.name for setup in SETUPS], required=True)
+    add("--folder", type=Path, required=True, help="of the rows")
+    add("--plot", type=Path, help="PNG file")
+    args = parser.parse_args(argv)
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in args.measured]
+    reports = [one for report in reports for one in report.get("runs", [report])]
+    setup = next(setup for setup in SETUPS if setup.name == args.setup)
+    found = courses(setup, args.folder, reports)
+    if not found:
+        print("no method of these rows is in these reports", file=sys.stderr)
+        return 1
+    print(table(found))
+    if args.plot:
+        plot(found, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
