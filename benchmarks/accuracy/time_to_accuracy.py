@@ -63,7 +63,8 @@ def courses(setup: Setup, folder: Path, reports: Sequence[dict[str, Any]]) -> li
     """Returns those of all methods that were trained and measured, network by network."""
     found = []
     for report in reports:
-        network = f"{report['rate']}, {report['workers']} workers"
+        rate = report["rate"].replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
+        network = f"{rate}, {report['workers']} workers"
         for arm in setup.arms:
             runs = [r for r in runs_of([setup], folder) if r.arm is arm and not r.grid]
             rows = [row for run in runs if (row := row_of(run, folder)) and "metric" in row]
