@@ -1,12 +1,13 @@
-"""Seconds until a network is as accurate as asked, on the networks that steps were measured on.
+"""Minutes until a network is as accurate as asked, on the networks that steps were measured on.
 
     sudo python benchmarks/step/step_time.py --model resnet9 --workers 4 --rate 100mbit \
         --json steps.json --methods "Dense(),CodedGMC(density=0.03)"
     python -m benchmarks.accuracy.time_to_accuracy --measured steps.json --setup resnet9 \
-        --folder docs/accuracy/standard --plot seconds.png
+        --folder docs/accuracy/standard --plot minutes.png
 
-takes the time of a step from reports of `benchmarks/step/step_time.py`, and the accuracy after each
-epoch from the full runs of `benchmarks/accuracy/standard_runs.py`.
+takes the time of a step from reports of `benchmarks/step/step_time.py`, of the same network, batch
+and number of workers, and the accuracy after each epoch from the full runs of
+`benchmarks/accuracy/standard_runs.py`.
 """
 
 from __future__ import annotations
@@ -59,15 +60,28 @@ class Course:
         return [steps * self.step_ms / 60e3 for steps in self.steps]
 
 
-def courses(setup: Setup, folder: Path, reports: Sequence[dict[str, Any]]) -> list[Course]:
-    """Returns those of all methods that were trained and measured, network by network."""
+def courses(
+    setup: Setup,
+    folder: Path,
+    reports: Sequence[dict[str, Any]],
+    setups: Sequence[Setup] = SETUPS,
+) -> list[Course]:
+    """Returns those of all methods that were trained and measured, network by network.
+
+    Args:
+        setup: One of `setups`.
+        folder: Of the rows.
+        reports: That `step_time.py` wrote.
+        setups: Among which `setup` finds the one that it takes its rates from.
+    """
+    full = [run for run in runs_of(setups, folder) if run.setup is setup and not run.grid]
     found = []
     for report in reports:
         rate = report["rate"].replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
         network = f"{rate}, {report['workers']} workers"
         for arm in setup.arms:
-            runs = [r for r in runs_of([setup], folder) if r.arm is arm and not r.grid]
-            rows = [row for run in runs if (row := row_of(run, folder)) and "metric" in row]
+            kept = [row_of(run, folder) for run in full if run.arm is arm]
+            rows = [row for row in kept if row and "metric" in row]
             timed = report["methods"].get(arm.method, {})
             if rows and "step_ms" in timed:
                 curves = [row["curve"] for row in rows]
@@ -122,7 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--measured", type=Path, nargs="+", required=True, help="reports of step_time.py --json")
-    add("--setup", choices=[setup.name for setup in SETUPS], required=True)
+    names = [setup.name for setup in SETUPS if setup.sign > 0]
+    add("--setup", choices=names, required=True)
     add("--folder", type=Path, required=True, help="of the rows")
     add("--plot", type=Path, help="PNG file")
     args = parser.parse_args(argv)

@@ -214,7 +214,9 @@ def test_minutes_to_an_accuracy(tmp_path):
         "CodedGMC(density=0.1)": {"step_ms": 1.0, "step_ms_mean": 500.0},
         "none": {"step_ms": 1.0, "step_ms_mean": 100.0},
     }}  # fmt: skip
-    found = time_to_accuracy.courses(DIGITS, tmp_path, [report])
+    setups = [DIGITS, MORE]
+    assert not time_to_accuracy.courses(MORE, tmp_path, [report], setups)
+    found = time_to_accuracy.courses(DIGITS, tmp_path, [report], setups)
     assert [(c.method, c.seeds, c.metric[1]) for c in found] == [
         ("Dense()", 2, 91.0), ("CodedGMC(density=0.1)", 2, 91.0)
     ]  # fmt: skip
@@ -224,5 +226,5 @@ def test_minutes_to_an_accuracy(tmp_path):
     assert gmc.minutes_to(50.0) == 0.25
     lines = time_to_accuracy.table(found).splitlines()
     assert lines[3].endswith("| 2 | 500 | - | - |") and "| 1.4 | 1.5 |" in lines[2]
-    time_to_accuracy.plot(found, tmp_path / "seconds.png")
-    assert (tmp_path / "seconds.png").stat().st_size > 5000
+    time_to_accuracy.plot(found, tmp_path / "minutes.png")
+    assert (tmp_path / "minutes.png").stat().st_size > 5000
