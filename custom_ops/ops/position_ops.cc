@@ -117,7 +117,7 @@ Codes ascending positions by the gaps between them.
 
 indices: Positions, [slots[i]]; the first counts[i] ascend in [0, sizes[i]).
 counts: [N].
-message: Per tensor [count, bits used, words]; as many words as the worst choice of positions needs.
+message: Per tensor [count, low bits, bitmap]; as many words as the worst choice of positions needs.
 sizes: Elements of the tensors.
 rice: Bits of a gap that are sent as they are.
 )doc");

@@ -131,8 +131,9 @@ grads: Gradients, multiplied in float by `scale` before anything else. Buffers o
 residuals: What earlier steps have not sent; of the shapes of `grads`.
 velocities: Momentum; of the shapes of `grads`, or none if `momentum` is 0.
 scale: Factor of the gradients.
-message: Flag (1 finite, 0 not), then [positions, bits used, words] of a Golomb code for each stream
-  of positions, as many words as the worst choice of positions needs, then values: magnitudes for each tensor and a code of `value_bits` bits for
+message: Flag (1 finite, 0 not), then [positions, low bits, bitmap] of a Golomb code for each stream
+  of positions, as many words as the worst choice of positions needs, then values: magnitudes for
+  each tensor and a code of `value_bits` bits for
   each of k values, or for 16 bits, bfloat16 values of each tensor. All zero if an accumulated
   element is not finite or is 2^96 or more in magnitude.
 new_residuals: Accumulated residuals, where selected without what the codes stand for.

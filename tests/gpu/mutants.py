@@ -24,8 +24,8 @@ TESTS = {
     "place": "select", "select": "select", "finish": "select", "source": "select",
     "descend": "decode", "runs": "decode", "sum_messages": "decode",
     "dequantize": "quantize", "quantized_format": "quantize",
-    "bloom_build": "bloom", "bloom_query": "bloom", "golomb_stream": "golomb",
-    "golomb_decode": "golomb", "golomb_encode": "golomb", "groups": "select", "bits": "bits",
+    "bloom_build": "bloom", "bloom_query": "bloom", "golomb": "golomb",
+    "groups": "select", "bits": "bits",
     "bitmaps": "bits", "rice": "bits", "encode_topk": "topk", "decode_topk": "topk",
     "topk_plan": "topk", "block_quantize": "block_quantize",
 }  # fmt: skip

@@ -139,7 +139,7 @@ void FuzzGolomb(Outcomes* outcomes) {
   const int64_t size = 1 + Random(300), slots = Random(size + 1);
   const GolombFormat format = {size, slots, static_cast<int>(Random(6))};
   const auto positions = Ascending(size, Random(slots + 1));
-  Heap<int32_t> part(2 + format.words());
+  Heap<int32_t> part(format.part_words());
   CodecError error;
   Heap<uint32_t> padded(slots);
   std::copy(positions.begin(), positions.end(), padded.begin());
@@ -180,7 +180,7 @@ void FuzzDecodeTopK(Outcomes* outcomes) {
   for (const GolombFormat& stream : format.streams) {
     Heap<uint32_t> positions = Ascending(stream.size, stream.slots);
     GolombEncode(stream, positions.data(), stream.slots, message.data() + at, &error);
-    at += 2 + stream.words();
+    at += stream.part_words();
   }
   if (Random(4)) Mutate(&message);
   Heap<uint32_t> scratch(slots);

@@ -107,8 +107,8 @@ def test_beyond_a_large_tensor(backend, size):
         ):
             wrong(backend, functools.partial(call, sizes=[size]), *names)
     positions = [5, 2**31, LARGEST - 1, *[0] * 7]
-    message = golomb_encode_numpy([positions], [3], sizes=[LARGEST], rice=[27])
-    layout = {"sizes": [size], "slots": [10], "rice": [27]}
+    message = golomb_encode_numpy([positions], [3], sizes=[LARGEST], rice=[28])
+    layout = {"sizes": [size], "slots": [10], "rice": [28]}
     assert message.size == codecs.golomb_words(**layout)
     decode = lambda: codecs.golomb_decode(message[None], **layout)  # noqa: E731
     wrong(backend, decode, "index of tensor 0", str(LARGEST - 1))
@@ -120,7 +120,7 @@ def test_must_ascend_without_a_sign(backend):
     """As numbers with a sign these ascend."""
     descending = words([2**31 + 5, 3, 4])
     for count, fine in ((1, True), (2, False)):
-        run = lambda: codecs.golomb_encode([descending], [count], sizes=[LARGEST], rice=[27])  # noqa: B023, E731
+        run = lambda: codecs.golomb_encode([descending], [count], sizes=[LARGEST], rice=[28])  # noqa: B023, E731
         if fine:
             assert on(backend, run)[0] == 1
         else:

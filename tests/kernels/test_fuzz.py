@@ -178,7 +178,8 @@ def test_golomb_decode(seed, rice, changes):
     messages = mutate(np.stack(rows), changes)
     check(
         lambda: codecs.golomb_decode(messages, slots=slots, **layout),
-        lambda: golomb_decode_numpy(messages, slots=slots, **layout), ("count", "bits", "index"),
+        lambda: golomb_decode_numpy(messages, slots=slots, **layout),
+        ("count", "number of ones", "index"),
     )  # fmt: skip
 
 

@@ -10,7 +10,9 @@ from tests.deep import DEEP
 from tests.kernels.common import assert_same_bits, both, needs_native, on
 from tests.loops import loop
 from tests.oracle.positions import golomb_bits_numpy, golomb_decode_numpy, golomb_encode_numpy
+from tests.oracle.quantization import to_bits
 from tf_redsync.ops import codecs
+from tf_redsync.ops.message_layout import packed_words
 
 BACKENDS = ("native", "tensorflow")
 SIZES = (0, 1, 33, 1000, 30_000)
@@ -70,8 +72,10 @@ def test_no_choice_of_positions_overflows():
                     codecs.golomb_encode, [positions], [slots], sizes=[size], rice=[rice]
                 )
                 message = on("native", run)
-                assert message[1] == len(golomb_bits_numpy(positions, rice))
-                assert message[1] <= 32 * (message.size - 2)
+                assert message.size == codecs.golomb_words([size], [slots], [rice])
+                layout = {"sizes": [size], "slots": [slots], "rice": [rice]}
+                back = on("native", functools.partial(codecs.golomb_decode, [message], **layout))
+                assert (back.indices[0] == positions).all()
 
 
 @needs_native
@@ -88,8 +92,10 @@ def test_bits_per_position(density, bits):
         "native",
         lambda: codecs.golomb_encode([positions], [positions.size], sizes=[n], rice=[rice]),
     )
-    assert message[1] / positions.size == pytest.approx(bits, rel=0.005)
-    assert 32 * message.size < 1.1 * message[1]
+    bitmap = to_bits(message[1 + packed_words(positions.size, rice) :])
+    used = positions.size * rice + np.flatnonzero(bitmap)[-1] + 1
+    assert used / positions.size == pytest.approx(bits, rel=0.005)
+    assert 32 * message.size < 1.1 * used
 
 
 def test_parameter():
@@ -100,7 +106,9 @@ def test_parameter():
     for p in (1.0, 0.9, 0.5, 0.37, 0.03, 1e-3, 1e-6):
         k = int(p * n)
         worst = np.arange(n - k, n)
-        bits = [len(golomb_bits_numpy(worst[:1], b)) + (k - 1) * (b + 1) for b in range(31)]
+        bits = [
+            sum(map(len, golomb_bits_numpy(worst[:1], b))) + (k - 1) * (b + 1) for b in range(31)
+        ]
         assert codecs.golomb_parameter(n, k) == bits.index(min(bits))
         length = [b + 1 / (1 - (1 - p) ** (2.0**b)) for b in range(31)]
         assert length[codecs.golomb_parameter(n, k)] <= 1.05 * min(length)
@@ -143,14 +151,14 @@ def test_corrupted_message(backend):
             on(backend, lambda: codecs.golomb_decode(messages, **layout))
         assert all(name in str(caught.value) for name in names), caught.value
 
-    second = 2 + codecs.golomb_words([10], [2], [1]) - 2  # where the second tensor's part begins
+    second = codecs.golomb_words([10], [2], [1])  # where the second tensor's part begins
     refused(0, 3, "count", "tensor 0", "3")
     refused(0, -1, "count", "tensor 0", "-1")
-    refused(1, 33, "bits", "tensor 0", "33")
-    refused(second, 19, "bits", "tensor 1")
-    refused(second + 1, good[second + 1] - 1, "bits", "tensor 1")
-    refused(second + 1, -5, "bits", "tensor 1", "-5")
-    refused(2, 0b1010111110, "tensor 0")  # leaps beyond the tensor
+    refused(0, 1, "number of ones", "tensor 0", "2")
+    refused(2, 0, "number of ones", "tensor 0", "0")
+    refused(second, 19, "number of ones", "tensor 1", "20")
+    refused(good.size - 1, good[-1] | 1 << 30, "number of ones", "tensor 1", "21")
+    refused(2, 0b1000001, "index", "tensor 0")  # leaps beyond the tensor
     for words in (good.size - 1, good.size + 1):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="messages"):
             on(backend, lambda: codecs.golomb_decode(np.zeros([2, words], np.int32), **layout))  # noqa: B023

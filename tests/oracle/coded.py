@@ -15,19 +15,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.oracle.positions import golomb_bits_numpy
-from tests.oracle.quantization import to_words
+from tests.oracle.positions import golomb_part_numpy
 
 
-def longest_bits(n: int, k: int, b: int) -> int:
-    """Of the code of k positions below n."""
+def longest_bits(n: int, k: int, b: int) -> tuple[int, int]:
+    """Of the low bits of k positions below n, and of their bitmap."""
     gaps = [n - k + 1] + [1] * (k - 1) if k else []
-    return sum(((d - 1) >> b) + 1 + b for d in gaps)
+    return k * b, sum(((d - 1) >> b) + 1 for d in gaps)
 
 
 def best_parameter(n: int, k: int) -> int:
     """The smallest b of those with the shortest longest code."""
-    lengths = [longest_bits(n, k, b) for b in range(31)]
+    lengths = [sum(longest_bits(n, k, b)) for b in range(31)]
     return lengths.index(min(lengths))
 
 
@@ -41,7 +40,7 @@ class GolombStreams:
     Attributes:
         members: Numbers of the tensors of each stream.
         b: Of each stream.
-        words: Of the codes with their heads, a count and a number of bits each.
+        words: Of the codes with their counts.
     """
 
     def __init__(self, sizes: Sequence[int], k: Sequence[int]):
@@ -68,8 +67,9 @@ class GolombStreams:
         return best_parameter(*self.total(members))
 
     def part_words(self, members: Sequence[int]) -> int:
-        """Two words of a head, and the longest code."""
-        return 2 + -(-longest_bits(*self.total(members), self.parameter(members)) // 32)
+        """A count, and the longest low bits and bitmap, of whole words each."""
+        low, bitmap = longest_bits(*self.total(members), self.parameter(members))
+        return 1 + -(-low // 32) + -(-bitmap // 32)
 
     def streams(self, chosen: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Positions in each stream, of ascending ones in each tensor."""
@@ -84,8 +84,5 @@ class GolombStreams:
         """The words of all codes."""
         words = []
         for members, b, stream in zip(self.members, self.b, self.streams(chosen), strict=True):
-            bits = golomb_bits_numpy(stream, b)
-            code = np.zeros(self.part_words(members) - 2, np.int32)
-            code[: -(-len(bits) // 32)] = to_words(bits)
-            words += [np.int32([len(stream), len(bits)]), code]
+            words.append(golomb_part_numpy(stream, *self.total(members), b))
         return np.concatenate(words)

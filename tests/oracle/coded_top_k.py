@@ -149,12 +149,10 @@ def read_positions(words, code: GolombStreams) -> dict[int, np.ndarray]:
     for members, b in zip(code.members, code.b, strict=True):
         size, k = code.total(members)
         length = code.part_words(members)
-        (count, bits), part, words = words[:2], words[2:length], words[length:]
+        count, part, words = words[0], words[1:length], words[length:]
         if not 0 <= count <= k:
             raise Malformed("count")
-        if not 0 <= bits <= 32 * part.size:
-            raise Malformed("bits")
-        at = np.array(read_golomb(to_bits(part)[:bits].tolist(), int(count), b), np.int64)
+        at = np.array(read_golomb(to_bits(part).tolist(), k, int(count), b), np.int64)
         if (at >= size).any():
             raise Malformed("index")
         end = 0

@@ -20,27 +20,37 @@ def unsigned(positions) -> np.ndarray:
 
 
 def golomb_capacity(size: int, slots: int, rice: int) -> int:
-    """Words that the positions of every choice fit."""
-    return -(-(slots * (rice + 1) + ((size - slots) >> rice)) // 32)
+    """Words that the positions of every choice fit: those of low bits, and those of a bitmap."""
+    return -(-slots * rice // 32) + -(-(slots + ((size - slots) >> rice)) // 32)
 
 
-def golomb_bits_numpy(positions, rice: int) -> list[int]:
-    """The code: per gap, ones and a zero, then low bits, the lowest first."""
-    bits, last = [], -1
+def golomb_bits_numpy(positions, rice: int) -> tuple[list[int], list[int]]:
+    """The code: per gap its low bits, the lowest first; and zeros and a one in the bitmap."""
+    low, bitmap, last = [], [], -1
     for position in positions:
         gap, last = int(position) - last - 1, int(position)
-        bits += [1] * (gap >> rice) + [0] + [gap >> t & 1 for t in range(rice)]
-    return bits
+        low += [gap >> t & 1 for t in range(rice)]
+        bitmap += [0] * (gap >> rice) + [1]
+    return low, bitmap
+
+
+def golomb_part_numpy(positions, size: int, slots: int, rice: int) -> np.ndarray:
+    """[count, low bits, bitmap] of positions that have `slots` slots."""
+    low, bitmap = golomb_bits_numpy(positions, rice)
+    words = np.zeros(golomb_capacity(size, slots, rice), np.int32)
+    first = -(-slots * rice // 32)  # Word of the bitmap.
+    for start, bits in ((0, low), (first, bitmap)):
+        words[start : start + -(-len(bits) // 32)] = to_words(bits)
+    return np.concatenate([np.array([len(positions)], np.int32), words])
 
 
 def golomb_encode_numpy(indices, counts, *, sizes, rice) -> np.ndarray:
-    parts = []
-    for positions, count, size, b in zip(indices, counts, sizes, rice, strict=True):
-        bits = golomb_bits_numpy(unsigned(positions)[:count], b)
-        words = np.zeros(golomb_capacity(size, len(positions), b), np.int32)
-        words[: -(-len(bits) // 32)] = to_words(bits)
-        parts += [np.array([count, len(bits)], np.int32), words]
-    return np.concatenate(parts)
+    return np.concatenate(
+        [
+            golomb_part_numpy(unsigned(positions)[:count], size, len(positions), b)
+            for positions, count, size, b in zip(indices, counts, sizes, rice, strict=True)
+        ]
+    )
 
 
 def golomb_decode_numpy(messages, *, sizes, slots, rice):
@@ -54,31 +64,27 @@ def golomb_decode_numpy(messages, *, sizes, slots, rice):
     for rank, row in enumerate(messages):
         for i, (size, k, b) in enumerate(zip(sizes, slots, rice, strict=True)):
             words = golomb_capacity(size, k, b)
-            count, length, code, row = row[0], row[1], row[2 : 2 + words], row[2 + words :]
+            count, code, row = row[0], row[1 : 1 + words], row[1 + words :]
             if not 0 <= count <= k:
                 raise Malformed("count")
-            if not 0 <= length <= 32 * words:
-                raise Malformed("bits")
-            found = read_golomb(to_bits(code)[:length].tolist(), int(count), b)
+            found = read_golomb(to_bits(code).tolist(), k, int(count), b)
             if any(p >= size for p in found):
                 raise Malformed("index")
             indices[i][rank, :count], counts[rank, i] = found, count
     return [x.view(np.int32) for x in indices], counts
 
 
-def read_golomb(bits: list[int], count: int, rice: int) -> list[int]:
+def read_golomb(bits: list[int], slots: int, count: int, rice: int) -> list[int]:
+    bitmap = bits[32 * -(-slots * rice // 32) :]
+    if sum(bitmap) != count:
+        raise Malformed("number of ones")
     found, position, at = [], -1, 0
-    for _ in range(count):
-        gap = 0
-        while at < len(bits) and bits[at]:
+    for i in range(count):
+        gap = sum(bit << t for t, bit in enumerate(bits[i * rice : (i + 1) * rice]))
+        while not bitmap[at]:
             gap, at = gap + 2**rice, at + 1
-        if at + 1 + rice > len(bits):
-            raise Malformed("bits")
-        gap += sum(bit << t for t, bit in enumerate(bits[at + 1 : at + 1 + rice]))
-        at, position = at + 1 + rice, position + gap + 1
+        at, position = at + 1, position + gap + 1
         found.append(position)
-    if at != len(bits):
-        raise Malformed("bits")
     return found
 
 

@@ -377,8 +377,8 @@ def test_the_comparison_says_why():
     text = str(codings.compare([2**22], [2**22 // 1000]))
     lines = text.splitlines()
     assert lines[0] == "4194 of 4194304 elements (0.1 %)"
-    assert lines[2].split()[:2] == ["EliasFano", "11.97"] and lines[-1].split()[0] == "entropy"
-    assert lines[3].split()[:2] == ["Golomb", "11.97"]
+    assert lines[2].split()[:2] == ["Golomb", "11.96"] and lines[-1].split()[0] == "entropy"
+    assert lines[3].split()[:2] == ["EliasFano", "11.97"]
     listed = [line.split()[0] for line in lines[2:-1]]
     assert set(listed) == {
         "Golomb", "EliasFano", "RunLength", "DeltaPacking", "Huffman", "RawIndices", "Bitmap"
@@ -396,7 +396,7 @@ def test_the_cheapest_is_used(density):
     )
     assert list(comparison.words.values()) == sorted(comparison.words.values())
     assert type(coding).__name__ == comparison.best
-    assert comparison.best in (("Golomb", "EliasFano") if density < 0.35 else ("Bitmap",))
+    assert comparison.best == ("Golomb" if density < 0.35 else "Bitmap")
     assert (
         coding.words(capacity)
         == codings.Cheapest().words(capacity)

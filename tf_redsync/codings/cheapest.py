@@ -27,8 +27,8 @@ LOSSLESS: tuple[IndexCoding, ...] = (
     RunLength(),
     DeltaPacking(),
     Huffman(),
-    EliasFano(),
     Golomb(),
+    EliasFano(),
 )
 
 
@@ -111,9 +111,8 @@ class Cheapest(IndexCoding):
     Lengths are static, so they are compared before anything is sent. The entropy of random
     positions is log2 of the number of ways to choose k of n elements.
 
-    Only lengths count, not the time to code. At low densities Golomb codes win, or Elias-Fano codes
-    by a word; from a density of a third on, a bitmap wins. In a bucket of a few positions, the
-    coding with the shortest header wins.
+    Only lengths count, not the time to code. At low densities Golomb codes win, from a density of a
+    third on a bitmap. In a bucket of a few positions, the coding with the shortest header wins.
 
     Example:
         >>> Cheapest().of(Capacity((1_000_000,), (10_000,)))

@@ -47,13 +47,14 @@ class Group(NamedTuple):
 class Golomb(IndexCoding):
     """Golomb codes of the gaps between positions, 5 % above the entropy.
 
-    One stream for all tensors of similar density: `[count, bits, code]`.
+    One stream for all tensors of similar density: `[count, low bits, bitmap]`.
 
     Solomon W. Golomb (1966), "Run-length encodings", IEEE Transactions on Information Theory 12;
     for gradients: Sattler, Wiedemann, Müller, Samek (2019), "Sparse Binary Compression", IJCNN,
     arXiv 1805.08768.
 
-    A gap d is coded as (d - 1) >> b ones, a zero and the b low bits of d - 1. The gaps of k
+    A gap d is coded as the b low bits of d - 1, and as (d - 1) >> b zeros and a one in a bitmap.
+    The low bits of all gaps come first, so that each part can be read by itself. The gaps of k
     positions below n add up to at most n, so the code of any positions has at most
 
         k (1 + b) + ((n - k) >> b) bits,

@@ -52,9 +52,10 @@ class SBC(Sparsifier):
         message = [m of each tensor, Golomb code of the positions]          one all-gather
         W <- W + mean over workers of dW*
 
-    The Golomb code of a gap d between positions is (d - 1) >> b ones, a zero, and the b low bits of
-    d - 1. For a fraction p of random positions it takes b + 1 / (1 - (1 - p)^(2^b)) bits per
-    position on average, and for any positions at most b + 1 + (1 / p - 1) / 2^b.
+    The Golomb code of a gap d between positions is (d - 1) >> b zeros and a one, and the b low bits
+    of d - 1, which `codings.Golomb` stores apart. For a fraction p of random positions it takes
+    b + 1 / (1 - (1 - p)^(2^b)) bits per position on average, and for any positions at most
+    b + 1 + (1 / p - 1) / 2^b.
 
     Differences from the paper
 

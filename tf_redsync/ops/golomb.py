@@ -1,10 +1,11 @@
 """Golomb-Rice codes of ascending positions, lossless and near the entropy.
 
-A message is a vector of int32 words, for every tensor [count, bits, words]: `bits` is the length of
-the code that follows, bit t of which is bit t mod 32 of word t div 32. A position is coded by its
-gap d >= 1 to the previous one (the first one: to -1): (d - 1) >> b ones, a zero, and the b low bits
-of d - 1, lowest first. `words` suffices for all positions and is little more than the average. All
-workers can compute it, and no message can overflow.
+A message is a vector of int32 words, for every tensor [count, low bits, bitmap]. A position is
+coded by its gap d >= 1 to the previous one (the first one: to -1): the b low bits of d - 1 (see
+`bits.packed`), and in the bitmap (d - 1) >> b zeros and a one. Bit t is bit t mod 32 of word
+t div 32. Both parts suffice for all positions, and are little longer than the average. All workers
+can compute their lengths, and no message can overflow. To decode is to list ones and to add up low
+bits: no code begins where another ends.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from tf_redsync.ops import native
 from tf_redsync.ops.codec_checks import Positions, check_ints, check_list
-from tf_redsync.ops.message_layout import MAX_COUNT, MAX_WORD
+from tf_redsync.ops.message_layout import MAX_COUNT, MAX_WORD, golomb_sections
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import golomb as reference
 
@@ -43,8 +44,8 @@ def golomb_words(sizes: Sequence[int], slots: Sequence[int], rice: Sequence[int]
     """Return the length of a Golomb message in 32-bit words.
 
     Example:
-        >>> golomb_words([10_000], [100], [6])  # 2 + ceil((100 * 7 + 9900 // 64) / 32)
-        29
+        >>> golomb_words([10_000], [100], [6])  # 1 + ceil(100 * 6 / 32) + ceil((100 + 154) / 32)
+        28
     """
     return sum(_golomb_part(*layout) for layout in zip(sizes, slots, rice, strict=True))
 
@@ -114,7 +115,7 @@ def golomb_decode(
     Raises:
         ValueError: If a list has a wrong length, or a value is out of range.
         tf.errors.InvalidArgumentError: When run, if messages have a wrong length or an invalid
-            count, number of bits or index; the error names the field, rank, tensor and value.
+            count, number of ones or index; the error names the field, rank, tensor and value.
     """
     slots = check_ints("slots", slots, 0, MAX_COUNT)
     sizes = check_ints("sizes", sizes, 0, MAX_WORD, len(slots))
@@ -136,10 +137,10 @@ def _worst_bits(size: int, slots: int, rice: int) -> int:
 
 def _golomb_part(size: int, slots: int, rice: int) -> int:
     """Return the words of one tensor's part of a Golomb message."""
-    bits = _worst_bits(size, slots, rice)
-    if slots > size or bits > MAX_COUNT - 31:
+    words = sum(golomb_sections(size, slots, rice))
+    if slots > size or 32 * words > MAX_COUNT:
         raise ValueError(
             "`slots` must be at most `sizes`, and the code of a tensor below 2^31 bits. Received: "
             f"slots={slots}, size={size}, rice={rice}. Increase `rice` for sparse positions."
         )
-    return 2 + -(-bits // 32)
+    return 1 + words

@@ -34,6 +34,14 @@ def packed_words(count: int, bits: int) -> int:
     return -(-count * bits // 32)
 
 
+def golomb_sections(size: int, slots: int, rice: int) -> tuple[int, int]:
+    """Return the words of the low bits and of the bitmap of any `slots` positions below `size`.
+
+    See `ops/golomb.py`.
+    """
+    return packed_words(slots, rice), packed_words(slots + ((size - slots) >> rice), 1)
+
+
 def unsigned(indices: tf.Tensor) -> tf.Tensor:
     """Return positions, the bits of unsigned integers in int32, as int64."""
     return tf.cast(tf.bitcast(indices, tf.uint32), tf.int64)

@@ -1,9 +1,8 @@
 """Rice codes of signed integers, short if most of them are near zero.
 
 The zigzag number of x is z = 2 x if x >= 0, else -2 x - 1. A code has two parts: the low r bits of
-each z (see `bits.packed`), and a bitmap of z >> r zeros and a one for each z. Golomb-Rice codes
-interleave the two parts. Separate parts need elementwise ops and prefix sums only, which are fast
-on GPUs. A bitmap without ones decodes to zeros.
+each z (see `bits.packed`), and a bitmap of z >> r zeros and a one for each z. A bitmap without
+ones decodes to zeros.
 """
 
 from __future__ import annotations

@@ -1,33 +1,39 @@
 // Golomb-Rice codes of ascending positions.
 //
-// A message part is [count, bits, words..]. Position i_j is coded as the gap d = i_j - i_{j-1} >= 1
-// (i_{-1} = -1): (d - 1) >> rice as so many ones and a zero, then the `rice` low bits of d - 1,
-// lowest first. Bit t of the stream is bit t % 32 of word t / 32.
+// A message part is [count, low words.., bitmap words..]. Position i_j is coded as the gap
+// d = i_j - i_{j-1} >= 1 (i_{-1} = -1): the first section has the `rice` low bits of d - 1, and
+// the bitmap (d - 1) >> rice zeros and a one. See bits.h for their order.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_GOLOMB_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_GOLOMB_H_
 
 #include <cstdint>
 
+#include "custom_ops/core/cpu/bits.h"
 #include "custom_ops/core/cpu/codec_error.h"
 #include "custom_ops/core/cpu/common.h"
 
 namespace redsync {
 
-constexpr int64_t kMaxGolombWords = INT32_MAX / 32;  // Lengths in bits travel as int32.
+constexpr int64_t kMaxGolombWords = kMaxBitmapWords - 1;  // Also of low bits.
 
-constexpr int64_t kGolombHeaderWords = 2;  // [count, bits]
+constexpr int64_t kGolombHeaderWords = 1;  // [count]
 
 struct GolombFormat {
   int64_t size = 0;   // Elements of the tensor, at most kMaxElements: positions are in [0, size).
   int64_t slots = 0;  // Most positions that there can be, in [0, size].
-  int rice = 0;       // In [0, 30].
+  int rice = 0;       // In [0, kMaxRice].
 
-  // Words of [count, bits, code].
+  int64_t low_words() const { return PackedWords(slots, rice); }
+
+  // Words that suffice for every choice of positions: each has a one, and its gap a zero for every
+  // 2^rice that it leaps over.
+  int64_t bitmap_words() const { return CeilDiv(slots + ((size - slots) >> rice), 32); }
+
+  // Words of both sections, at most kMaxGolombWords.
+  int64_t words() const { return low_words() + bitmap_words(); }
+
+  // Words of [count, code].
   int64_t part_words() const { return kGolombHeaderWords + words(); }
-
-  // Words that suffice for every choice of positions: a position costs rice + 1 bits, and its gap
-  // one more for every 2^rice that it leaps over. At most kMaxGolombWords.
-  int64_t words() const { return CeilDiv(slots * (rice + 1) + ((size - slots) >> rice), 32); }
 };
 
 // Writes part_words() words.

@@ -1,6 +1,6 @@
 // Messages of selected elements with coded positions and values:
 //
-//   [flag] [count, bits, Golomb code] .. [levels of each tensor] [codes of all values]
+//   [flag] [count, Golomb code] .. [levels of each tensor] [codes of all values]
 //
 // or, with values of 16 bits, [bfloat16 values of each tensor, from a new word on] at the end.
 // There is a Golomb code for every stream of positions, and in a stream the elements of a tensor

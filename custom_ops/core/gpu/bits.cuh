@@ -27,6 +27,20 @@ __device__ inline uint32_t BitsAt(const uint32_t* words, int64_t at, int count) 
   return static_cast<uint32_t>(both >> shift & ((uint64_t{1} << count) - 1));
 }
 
+// Word number `word` of packed codes: the low bits, `bits` each, of code(0), .., code(count - 1).
+template <class Code>
+__device__ inline uint32_t PackedWord(int64_t word, int64_t count, int64_t bits, Code code) {
+  const uint64_t mask = (uint64_t{1} << bits) - 1;
+  const int64_t begin = 32 * word;
+  uint64_t packed = 0;
+  int64_t i = begin / bits;  // The code that the word begins in.
+  for (int64_t at = i * bits - begin; at < 32 && i < count; ++i, at += bits) {
+    const uint64_t low = code(i) & mask;
+    packed |= at < 0 ? low >> -at : low << at;
+  }
+  return static_cast<uint32_t>(packed);
+}
+
 // Lists the bits of word number `word`, from place `at` on and as far as there are slots.
 __device__ inline void ListBits(uint32_t bits, uint32_t word, uint32_t at, uint32_t slots,
                                 uint32_t* positions) {
@@ -49,20 +63,13 @@ struct ZigZag {
 template <class Map>
 __global__ void __launch_bounds__(kThreads)
     Pack(REDSYNC_PARAMETER RedsyncGpuPackedCodes call, REDSYNC_PARAMETER Map map) {
-  const int64_t words = PackedWords(call.count, call.bits), bits = call.bits;
-  const uint64_t low = (uint64_t{1} << bits) - 1;
+  const int64_t words = PackedWords(call.count, call.bits);
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   for (int64_t w = int64_t{blockIdx.x} * kThreads + threadIdx.x; w < call.rows * words;
        w += stride) {
     const uint32_t* codes = call.in + w / words * call.count;
-    const int64_t begin = w % words * 32;
-    uint64_t word = 0;
-    int64_t i = begin / bits;  // The code that the word begins in.
-    for (int64_t at = i * bits - begin; at < 32 && i < call.count; ++i, at += bits) {
-      const uint64_t code = map(codes[i]) & low;
-      word |= at < 0 ? code >> -at : code << at;
-    }
-    call.out[w] = static_cast<uint32_t>(word);
+    call.out[w] =
+        PackedWord(w % words, call.count, call.bits, [&](int64_t i) { return map(codes[i]); });
   }
 }
 

@@ -14,7 +14,8 @@ extern "C" {
 
 /* An error in an input or a message, from a record. */
 typedef struct {
-  const char* field; /* "flag", "scale", "code", "count", "bits", "index" or "value". */
+  const char* field; /* "flag", "scale", "code", "count", "number of ones", "index" or
+                        "value". */
   int64_t rank;      /* -1: it is not a received message. */
   int64_t tensor;    /* -1: it belongs to no tensor. */
   int64_t slot;      /* Which of the fields of that name. */
@@ -130,10 +131,13 @@ typedef struct {
   int64_t slots;      /* Positions at most, in [0, size] and at most 2^31 - 1. */
   int64_t rice;       /* Bits of a gap that are sent as they are, in [0, 30]. */
   const uint32_t* in; /* Device, [slots], ascending as far as the count: what to code. */
-  uint32_t* out;      /* Device, [ranks, slots]: what was decoded, 0 after the count. */
+  uint32_t* out;      /* Device, [ranks, slots]: what was decoded, 0 after the count; 2^32 - 1 for
+                         a position that is too large. */
 } RedsyncGpuPositions;
 
-/* Words of a message, per tensor [count, bits, words..]; -1 if an argument is out of its range. */
+/* Words of a message, per tensor [count, low words.., bitmap words..]: the `rice` low bits of all
+   gaps less one, packed, and a bitmap with as many zeros as each of them has left, and a one.
+   -1 if an argument is out of its range, or both together are 2^26 words or more. */
 REDSYNC_GPU_API int64_t redsync_gpu_golomb_words(const RedsyncGpuPositions* tensors, int64_t count);
 
 typedef struct {
@@ -158,7 +162,7 @@ typedef struct {
   int64_t ranks;
   int64_t stride;  /* From one message to the next, in words. */
   int64_t words;   /* redsync_gpu_golomb_words() */
-  int32_t* counts; /* Device, [ranks, count]. */
+  int32_t* counts; /* Device, [ranks, count]: 0 unless a part has as many ones. */
 } RedsyncGpuGolombDecode;
 
 REDSYNC_GPU_API int64_t redsync_gpu_golomb_decode_scratch_bytes(const RedsyncGpuGolombDecode* call);

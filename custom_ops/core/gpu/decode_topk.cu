@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kThreads) Separate(REDSYNC_PARAMETER Call call
   int32_t* plain = call.plain + rank * call.plain_words;
   int32_t* part = plain + item.part;
   const auto used = static_cast<uint32_t>(item.counts[rank * call.streams]);
-  const Run run = {item.positions + rank * item.of_stream, 0,
-                   used <= item.of_stream ? used : 0};  // Else there is an error to report.
+  const Run run = {item.positions + rank * item.of_stream, 0, used};
   __shared__ Bounds bounds;
   const int64_t start = item.start;
   FindBounds(start, start + item.size, 1, &bounds, [&](int) { return run; });
