@@ -12,13 +12,12 @@ namespace {
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-// Checks the indices, then calls Descend().
-tensorflow::Status DescendAlong(const DescendInputs& in, Tensor* tensor) {
+tensorflow::Status DescendAlong(OpKernelContext* context, const DescendInputs& in, Tensor* tensor) {
   const int64_t size = tensor->NumElements();
-  const int64_t bad = FirstOutOfRange(in.indices, in.entries, size);
-  if (bad >= 0) return in.OutOfRange(size, bad, Shown(in.indices[bad], size));
-  Descend(in.indices, in.values, in.entries, *in.learning_rate, tensor->flat<float>().data());
-  return tensorflow::OkStatus();
+  const int64_t bad = Descend({in.indices, in.values, in.entries}, *in.learning_rate, size,
+                              IntraOpThreads(context), tensor->flat<float>().data());
+  if (bad < 0) return tensorflow::OkStatus();
+  return in.OutOfRange(size, bad, Shown(in.indices[bad], size));
 }
 
 // Works on the variable's own memory.
@@ -36,7 +35,7 @@ class DescendOp : public tensorflow::OpKernel {
     Tensor* tensor = variable->tensor();
     OP_REQUIRES_OK(context, in.CheckVariable(*tensor));
     OP_REQUIRES_OK(context, MakeSoleOwner(context, tensor));
-    OP_REQUIRES_OK(context, DescendAlong(in, tensor));
+    OP_REQUIRES_OK(context, DescendAlong(context, in, tensor));
   }
 
  private:
@@ -64,7 +63,7 @@ class DescendedOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context,
                    context->forward_input_or_allocate_output({0}, 0, start.shape(), &result));
     if (!result->SharesBufferWith(start)) result->flat<float>() = start.flat<float>();
-    OP_REQUIRES_OK(context, DescendAlong(in, result));
+    OP_REQUIRES_OK(context, DescendAlong(context, in, result));
   }
 };
 

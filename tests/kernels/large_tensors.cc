@@ -62,13 +62,14 @@ void Decode(std::vector<int32_t> row, const ParallelFor& threads, float* total) 
         "an index out of range");
 }
 
-void TestDescend(float* variable) {
+void TestDescend(const ParallelFor& threads, float* variable) {
   const std::vector<uint32_t> at = {kWinners[5], kWinners[3], kWinners[5]};
   const std::vector<float> values = {1, 2, 3};
+  const Coordinates along = {at.data(), values.data(), 3};
   const float last = variable[at[0]], other = variable[at[1]];
-  Check(FirstOutOfRange(at.data(), 3, kSize) == -1, "all in range");
-  Check(FirstOutOfRange(at.data(), 3, kSize - 1) == 0, "one out of range");
-  Descend(at.data(), values.data(), 3, 0.5f, variable);
+  Check(Descend(along, 0.5f, kSize - 1, threads, variable) == 0, "one out of range");
+  Check(variable[at[0]] == last && variable[at[1]] == other, "nothing has changed");
+  Check(Descend(along, 0.5f, kSize, threads, variable) == -1, "all in range");
   Check(variable[at[0]] == last - 2 && variable[at[1]] == other - 1, "descent");
 }
 
@@ -82,6 +83,6 @@ int main() {
   std::vector<int32_t> row;
   Select(grad, residual, threads, &row);
   Decode(row, threads, residual);
-  TestDescend(residual);
+  TestDescend(threads, residual);
   return testing::Report("large");
 }

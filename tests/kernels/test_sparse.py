@@ -126,3 +126,38 @@ def test_shapes_are_checked():
         (tf.errors.InvalidArgumentError, ValueError), match="same shape|must be equal"
     ):
         sparse.descend(variable, total, tf.constant(0.1))
+
+
+def ascending_runs(generator, size, runs, slots):
+    """Indices and values as `coordinates` has them: ascending runs, each with unused slots."""
+    indices, values = np.zeros([runs, slots], np.int32), np.zeros([runs, slots], np.float32)
+    for run in range(runs):
+        count = generator.randint(slots // 2, slots + 1)
+        indices[run, :count] = np.sort(generator.choice(size, count, replace=False))
+        values[run, :count] = generator.randn(count)
+    return indices.ravel(), values.ravel()
+
+
+@pytest.mark.parametrize("runs", [1, 4, 1100])  # few, and more than are sorted in at once
+def test_runs_over_many_spans(backend, runs):
+    """The order of the entries decides how sums are rounded, however they are spread on threads."""
+    size, generator = 300_000, np.random.RandomState(runs)
+    indices, values = ascending_runs(generator, size, runs, 40_000 if runs < 9 else 30)
+    expected = generator.randn(size).astype(np.float32)
+    variable = tf.Variable(expected)
+    sparse.descend(
+        variable, sparse.SparseTotal(floats(indices), tf.constant(values)), tf.constant(0.3)
+    )
+    rate = np.float32(0.3)
+    for i, value in zip(indices, values, strict=True):
+        expected[i] -= rate * value
+    np.testing.assert_array_equal(variable.numpy(), expected)
+    if backend == "native":  # the bad index is the first one in its run, or the last
+        for at in (0, len(indices) - 1):
+            wrong = indices.copy()
+            wrong[at] = size + 5
+            total = sparse.SparseTotal(floats(wrong), tf.constant(values))
+            named = rf"indices\[{at}\]={size + 5}"
+            with pytest.raises(tf.errors.InvalidArgumentError, match=named):
+                sparse.descend(variable, total, tf.constant(0.3))
+        np.testing.assert_array_equal(variable.numpy(), expected)

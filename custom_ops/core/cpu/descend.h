@@ -8,12 +8,18 @@
 
 namespace redsync {
 
-// Position of the first entry of indices[0 .. entries) that is not in [0, size), or -1.
-int64_t FirstOutOfRange(const uint32_t* indices, int64_t entries, int64_t size);
+// Positions may repeat and come in any order. Those of messages, one after the other, ascend in
+// each message, which is fastest.
+struct Coordinates {
+  const uint32_t* indices;
+  const float* values;
+  int64_t entries;
+};
 
-// variable[indices[i]] -= learning_rate * values[i] for i = 0, 1, ... All indices are in range.
-void Descend(const uint32_t* indices, const float* values, int64_t entries, float learning_rate,
-             float* variable);
+// variable[indices[i]] -= learning_rate * values[i] for i = 0, 1, .., as if one after the other.
+// If an index is not in [0, size) nothing changes: returns the first such i, else -1.
+int64_t Descend(const Coordinates& along, float learning_rate, int64_t size,
+                const ParallelFor& parallel_for, float* variable);
 
 }  // namespace redsync
 
