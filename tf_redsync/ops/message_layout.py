@@ -145,15 +145,22 @@ class MessageLayout:
         Args:
             messages: int32 `[words]`, or `[P, words]`.
         """
-        # As float32 with the same bits: GPUs would split and join int32 in host memory.
+        parts = self.split_floats(messages)
+        flags, counts = (tf.bitcast(x, tf.int32) for x in parts[:2])
+        return Parts(flags, counts, [tf.bitcast(x, tf.int32) for x in parts.indices], parts.values)
+
+    def split_floats(self, messages: tf.Tensor) -> Parts:
+        """Split messages into their parts, of which all are float32 with the bits of `split`'s.
+
+        GPUs would split and join int32 in host memory.
+        """
         words = tf.bitcast(messages, tf.float32)
         flags, *parts = tf.split(words, [HEADER_WORDS, *self._lengths], axis=-1)
         indices, values = [], []
         for second, third, one_mean in zip(parts[1::3], parts[2::3], self.quantized, strict=True):
-            indices.append(tf.bitcast(third if one_mean else second, tf.int32))
+            indices.append(third if one_mean else second)
             values.append(second if one_mean else third)
-        counts = tf.bitcast(tf.concat(parts[0::3], axis=-1), tf.int32)
-        return Parts(tf.bitcast(flags, tf.int32), counts, indices, values)
+        return Parts(flags, tf.concat(parts[0::3], axis=-1), indices, values)
 
     def counts(self, message: tf.Tensor) -> tf.Tensor:
         """Return the number of elements of each tensor in a message, int32 `[N]`.

@@ -194,26 +194,26 @@ def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]
     Returns:
         For every tensor, `workers * capacity` entries.
     """
-    parts, totals = layout.split(messages), []
+    parts, totals, flat = layout.split_floats(messages), [], tf.constant([-1])
     for i, (indices, values) in enumerate(zip(parts.indices, parts.values, strict=True)):
         if layout.quantized[i]:
             slots = tf.range(layout.capacities[i], dtype=tf.int64)
-            sent = slots < tf.cast(parts.counts[:, i : i + 1], tf.int64)
-            values = tf.where(sent, values, 0.0)
-        flat = tf.reshape(tf.bitcast(indices, tf.float32), [-1])
-        totals.append(SparseTotal(flat, tf.reshape(values, [-1])))
+            count = tf.bitcast(parts.counts[:, i : i + 1], tf.int32)
+            values = tf.where(slots < tf.cast(count, tf.int64), values, 0.0)
+        totals.append(SparseTotal(tf.reshape(indices, flat), tf.reshape(values, flat)))
     return totals
 
 
-def descended(start: tf.Tensor, total: SparseTotal, learning_rate: float) -> tf.Tensor:
+def descended(start: tf.Tensor, total: SparseTotal, learning_rate: float | tf.Tensor) -> tf.Tensor:
     """Return `start - learning_rate * total`; `sparse.descend` for a tensor.
 
     Args:
         start: float32 tensor of any shape. The result takes its memory if no other op needs it.
         total: The direction; positions refer to the flattened tensor.
-        learning_rate: A number.
+        learning_rate: A number, or a float32 scalar.
     """
-    rate, indices = tf.constant(learning_rate, tf.float32), tf.bitcast(total.indices, tf.int32)
+    rate = tf.convert_to_tensor(learning_rate, tf.float32)
+    indices = tf.bitcast(total.indices, tf.int32)
     if runs_natively([start]):
         result: tf.Tensor = native.load().redsync_descended(
             start=start, indices=indices, values=total.values, learning_rate=rate

@@ -148,13 +148,13 @@ class CodedSelection(Sparsifier):
             **momentum,
         )
         messages = yield AllGather(selected.message)
-        like = selected.residuals
+        like, sums = selected.residuals, None
         messages = decode_messages(messages, like, selected.layout, self.value_bits)
         if total_momentum:
-            sums = coordinates(messages, selected.layout)
-            like = [descended(v, s, -total_momentum) for v, s in zip(like, sums, strict=True)]
+            sums, rate = coordinates(messages, selected.layout), tf.constant(-total_momentum)
+            like = [descended(v, s, rate) for v, s in zip(like, sums, strict=True)]
             selected = Selected(selected.message, like, selected.velocities, selected.layout)
-        return sum_messages(ctx.layout, messages, selected.layout, like), selected
+        return sum_messages(ctx.layout, messages, selected.layout, like, sums), selected
 
 
 class Selected(NamedTuple):

@@ -24,6 +24,7 @@ from tf_redsync.methods.dense import Dense
 from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.selection import coordinates
+from tf_redsync.ops.sparse import SparseTotal
 
 # `sparse.descend` is used from so many elements for each entry of all messages on. At 2 it takes
 # 0.75 of the time of a dense total and a dense update, with one thread or two.
@@ -151,7 +152,11 @@ def message_coding(ctx: Context) -> MessageCoding | None:
 
 
 def sum_messages(
-    layout: BucketLayout, messages: tf.Tensor, plain: MessageLayout, like: Sequence[tf.Tensor]
+    layout: BucketLayout,
+    messages: tf.Tensor,
+    plain: MessageLayout,
+    like: Sequence[tf.Tensor],
+    sums: list[SparseTotal] | None = None,
 ) -> list[Any]:
     """Return the sums over workers of plain messages, dense or as a `SparseTotal`.
 
@@ -161,11 +166,12 @@ def sum_messages(
         plain: Layout of the messages. Only a static layout can give sparse totals.
         like: Float32 tensors in the shapes of the totals. Pass residuals, since gradients may have
             another dtype and their memory can be freed.
+        sums: The `coordinates` of the messages, if the caller has them.
     """
     if layout.sparse_totals and plain.is_static:
         size = sum([s.size for s in layout.specs])
         if SPARSE_TOTAL_FACTOR * layout.workers * sum(plain.capacities) <= size:
-            return coordinates(messages, plain)
+            return sums or coordinates(messages, plain)
     return ops.decode(messages, plain, like)
 
 
