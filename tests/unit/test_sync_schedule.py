@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.loops import loop
 from tests.oracle.coded import longest_bits
+from tests.oracle.quantization import to_bits
 from tf_redsync.codings import Capacity, Golomb
 from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.driver import DryRun
@@ -50,9 +51,12 @@ def test_bits_per_position(p, bits):
         [tf.constant(at, tf.int32)], tf.constant([k]), Capacity((size,), (k,)), tf.constant(0)
     )
     assert int(coded.counts[0]) == int(coded.words[0]) == k
-    worst = min(longest_bits(size, k, b) for b in range(31))
-    assert coded.words.shape == [2 + -(-worst // 32)]
-    assert int(coded.words[1]) / int(coded.words[0]) == pytest.approx(bits, rel=0.01)
+    low, longest = min((longest_bits(size, k, b) for b in range(31)), key=sum)
+    low_words = -(-low // 32)
+    assert coded.words.shape == [1 + low_words + -(-longest // 32)]
+    bitmap = to_bits(coded.words.numpy()[1 + low_words :])
+    used = low + np.flatnonzero(bitmap)[-1] + 1
+    assert used / k == pytest.approx(bits, rel=0.01)
 
 
 @pytest.mark.parametrize(("number", "times"), [(1, 2600), (2, 3730), (3, 37300)])

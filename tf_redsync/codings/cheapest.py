@@ -80,7 +80,7 @@ def compare(sizes: Sequence[int], slots: Sequence[int]) -> Comparison:
         >>> print(compare([1_000_000], [10_000]))
         10000 of 1000000 elements (1 %)
         coding        bits a position  over entropy
-        Golomb        8.55             +5.9 %
+        Golomb        8.55             +5.8 %
         EliasFano     8.57             +6.0 %
         RunLength     10.76            +33.3 %
         DeltaPacking  12.74            +57.7 %
