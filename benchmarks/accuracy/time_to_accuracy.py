@@ -73,7 +73,12 @@ def courses(
         folder: Of the rows.
         reports: That `step_time.py` wrote.
         setups: Among which `setup` finds the one that it takes its rates from.
+
+    Raises:
+        ValueError: A report is of another network, batch or number of workers.
     """
+    for report in reports:
+        _check(report, setup)
     full = [run for run in runs_of(setups, folder) if run.setup is setup and not run.grid]
     found = []
     for report in reports:
@@ -89,6 +94,18 @@ def courses(
                 found.append(Course(network, arm.method, timed["step_ms_mean"],
                                     curves[0]["steps"], metric.tolist(), len(rows)))  # fmt: skip
     return found
+
+
+def _check(report: dict[str, Any], setup: Setup) -> None:
+    """Raise unless a report is of the steps that the runs of a setup were trained with."""
+    flags = dict(zip(setup.flags, setup.flags[1:], strict=False))
+    for name, default in (("model", None), ("batch", None), ("workers", "4")):
+        trained = flags.get(f"--{name}", default)
+        if trained is not None and trained != str(report[name]):
+            raise ValueError(
+                f"the steps of setup {setup.name!r} have {name}={trained}. Received: a report of "
+                f"{name}={report[name]}; measure with --{name} {trained}"
+            )
 
 
 def table(found: Sequence[Course]) -> str:
@@ -144,7 +161,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in args.measured]
     reports = [one for report in reports for one in report.get("runs", [report])]
     setup = next(setup for setup in SETUPS if setup.name == args.setup)
-    found = courses(setup, args.folder, reports)
+    try:
+        found = courses(setup, args.folder, reports)
+    except ValueError as error:
+        parser.error(str(error))
     if not found:
         print("no method of these rows is in these reports", file=sys.stderr)
         return 1

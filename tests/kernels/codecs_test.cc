@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -15,6 +16,7 @@
 #include "custom_ops/core/cpu/bloom.h"
 #include "custom_ops/core/cpu/checksum.h"
 #include "custom_ops/core/cpu/golomb.h"
+#include "custom_ops/core/cpu/halves.h"
 #include "custom_ops/core/cpu/levels.h"
 #include "custom_ops/core/cpu/merge.h"
 #include "custom_ops/core/cpu/quantize.h"
@@ -261,6 +263,38 @@ void TestGolombWorst() {
                   count == slots && std::equal(back.begin(), back.end(), positions.begin()),
               "golomb: the worst positions come back");
       }
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------- halves
+
+void TestHalves(const ParallelFor& threads) {
+  constexpr int64_t kRows = 3;
+  for (const Half half : {Half::kFloat16, Half::kBfloat16}) {
+    for (int64_t size : {0, 2, 34, 70000}) {
+      std::mt19937 random(size);
+      std::normal_distribution<float> normal;
+      Buffer<float> x(kRows * size), errors(kRows * size), back(kRows * size), sums(size);
+      Buffer<int32_t> messages(kRows * HalfWords(size));
+      for (float& value : x) value = std::ldexp(normal(random), random() % 40 - 28);
+      std::copy(x.begin(), x.end(), errors.begin());
+      EncodeHalves(half, errors.data(), kRows, size, threads, messages.data(), errors.data());
+      DecodeHalves(half, messages.data(), kRows, size, false, threads, back.data());
+      DecodeHalves(half, messages.data(), kRows, size, true, threads, sums.data());
+      for (Buffer<float>* buffer : {&errors, &back, &sums}) buffer->MixAll();
+      messages.MixAll();
+      for (int64_t i = 0; i < x.size(); ++i) {
+        Check(back[i] + errors[i] == x[i], "halves: value and error are what was given");
+      }
+      for (int64_t i = 0; i < size; ++i) {
+        Check(sums[i] == back[i] + back[i + size] + back[i + 2 * size], "halves: sum");
+      }
+      if (size == 0) continue;
+      x[x.size() - 1] = std::numeric_limits<float>::infinity();
+      EncodeHalves(half, x.data(), kRows, size, threads, messages.data(), errors.data());
+      Check(std::count(messages.begin(), messages.end(), 0) == messages.size(),
+            "halves: nothing is sent");
     }
   }
 }
@@ -837,6 +871,7 @@ int main(int argc, char** argv) {
   redsync::TestQuantizeErrors(threads);
   redsync::TestGolomb();
   redsync::TestGolombWorst();
+  redsync::TestHalves(threads);
   redsync::TestLevels();
   redsync::TestCodedMessage();
   redsync::TestCodedMessageErrors();

@@ -13,9 +13,9 @@ from tests.kernels.common import native_ops, needs_native
 from tf_redsync import ops
 from tf_redsync.ops import native
 
-# A model of many variables makes them worth while, by the time until its first step. On GPUs
-# TensorFlow's ops run in their place.
-ON_CPUS = {"all_finite", "seal_variables"}
+# The first two are for the time until the first step of a model of many variables, the others for
+# CPUs on which casts are slow. On GPUs TensorFlow's ops run in their place.
+ON_CPUS = {"all_finite", "seal_variables", "half_encode", "half_decode"}
 
 
 def devices(op: str) -> set[str]:

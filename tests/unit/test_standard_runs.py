@@ -209,13 +209,13 @@ def test_minutes_to_an_accuracy(tmp_path):
         last = 100.0 if run.arm.name == "dense" else 96.0
         metric = [50.0, 90.0 + 2 * run.seed, last]
         write(tmp_path, run, metric=last, curve={"steps": [30, 60, 90], "metric": metric})
-    report = {"rate": "1gbit", "workers": 4, "methods": {
+    report = {"rate": "1gbit", "workers": 2, "model": "resnet9", "batch": 32, "methods": {
         "Dense()": {"step_ms": 1.0, "step_ms_mean": 1000.0},
         "CodedGMC(density=0.1)": {"step_ms": 1.0, "step_ms_mean": 500.0},
         "none": {"step_ms": 1.0, "step_ms_mean": 100.0},
     }}  # fmt: skip
     setups = [DIGITS, MORE]
-    assert not time_to_accuracy.courses(MORE, tmp_path, [report], setups)
+    assert not time_to_accuracy.courses(MORE, tmp_path, [{**report, "workers": 4}], setups)
     found = time_to_accuracy.courses(DIGITS, tmp_path, [report], setups)
     assert [(c.method, c.seeds, c.metric[1]) for c in found] == [
         ("Dense()", 2, 91.0), ("CodedGMC(density=0.1)", 2, 91.0)
@@ -228,3 +228,5 @@ def test_minutes_to_an_accuracy(tmp_path):
     assert lines[3].endswith("| 2 | 500 | - | - |") and "| 1.4 | 1.5 |" in lines[2]
     time_to_accuracy.plot(found, tmp_path / "minutes.png")
     assert (tmp_path / "minutes.png").stat().st_size > 5000
+    with pytest.raises(ValueError, match="'digits' have workers=2.*workers=4; .* --workers 2"):
+        time_to_accuracy.courses(DIGITS, tmp_path, [{**report, "workers": 4}], setups)

@@ -30,7 +30,8 @@ from tf_redsync.exchange.context import BlockRounding, Context, Rounding
 from tf_redsync.exchange.method import Payloads
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
 from tf_redsync.ops import block_quantization, wire
-from tf_redsync.ops.wire import joined, moved, only_row
+from tf_redsync.ops.halves import half_decode, half_encode
+from tf_redsync.ops.wire import only_row
 
 Tensors = list[tf.Tensor]
 
@@ -96,22 +97,17 @@ class _Halves:
             Messages, int32 `[rows, words]`, all zero unless all rounded values are finite; and
             errors, float32 in the shape of `rows`.
         """
-        halves = tf.cast(rows, self.dtype)
-        pairs = tf.reshape(halves, [rows.shape[0], -1, 2])
-        finite = tf.reduce_all(tf.math.is_finite(halves))
-        flags = tf.ones([rows.shape[0], 1], tf.int32)
-        message = joined(flags, tf.bitcast(pairs, tf.int32), axis=1)
-        return wire.zero_unless(finite, message), rows - tf.cast(halves, tf.float32)
+        return half_encode(rows, self.dtype)
 
     def decode(self, messages: tf.Tensor, size: Any) -> tf.Tensor:
         """Decode messages to float32 `[rows, size]`."""
         del size
-        pairs = tf.bitcast(moved(lambda m: m[:, wire.HEADER_WORDS :], messages), self.dtype)
-        return tf.reshape(tf.cast(pairs, tf.float32), [messages.shape[0], -1])
+        return half_decode(messages, self.dtype)
 
     def decode_sum(self, messages: tf.Tensor, size: Any) -> tf.Tensor:
         """Return the sum of the rows that `decode` returns."""
-        return tf.add_n(tf.unstack(self.decode(messages, size), num=messages.shape[0]))
+        del size
+        return half_decode(messages, self.dtype, add=True)
 
 
 @dataclasses.dataclass(frozen=True)
