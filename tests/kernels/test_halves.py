@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.kernels.common import assert_same_bits, both, needs_native, on
-from tf_redsync.ops import halves
+from tf_redsync.ops import wire
 
 DTYPES = (tf.float16, tf.bfloat16)
 BACKENDS = ("native", "tensorflow")
@@ -46,17 +46,15 @@ def values(rows, size, seed=0):
 def test_messages_errors_and_sums(dtype, shape):
     x = values(*shape)
     expected, value = message_words(x, dtype), rounded(x, dtype)
-    for backend, (message, errors) in both(
-        lambda: halves.half_encode(tf.constant(x), dtype)
-    ).items():
+    for backend, (message, errors) in both(lambda: wire.half_encode(tf.constant(x), dtype)).items():
         assert_same_bits(message, expected, backend)
         assert_same_bits(errors, x - value, backend)
-    for backend, got in both(lambda: halves.half_decode(tf.constant(expected), dtype)).items():
+    for backend, got in both(lambda: wire.half_decode(tf.constant(expected), dtype)).items():
         assert_same_bits(got, value, backend)
     total = value[0]
     for row in value[1:]:
         total = total + row
-    run = both(lambda: halves.half_decode(tf.constant(expected), dtype, add=True))
+    run = both(lambda: wire.half_decode(tf.constant(expected), dtype, add=True))
     for backend, got in run.items():
         assert_same_bits(got, total, backend)
 
@@ -71,10 +69,10 @@ def test_every_float16_and_what_is_next_to_it():
     x = np.concatenate([exact, middles, *near])
     x = x[np.abs(x) < 65520][None]
     x = x[:, : x.size // 2 * 2]
-    message, errors = on("native", lambda: halves.half_encode(tf.constant(x), tf.float16))
+    message, errors = on("native", lambda: wire.half_encode(tf.constant(x), tf.float16))
     assert_same_bits(message, message_words(x, tf.float16), "message")
     assert_same_bits(errors, x - rounded(x, tf.float16), "errors")
-    back = on("native", lambda: halves.half_decode(message, tf.float16))
+    back = on("native", lambda: wire.half_decode(message, tf.float16))
     assert_same_bits(back, rounded(x, tf.float16), "back")
 
 
@@ -90,10 +88,10 @@ def test_every_float16_and_what_is_next_to_it():
 def test_what_is_not_finite_is_not_sent(backend, dtype, bad):
     x = values(2, 70)
     x[1, 69] = bad
-    message, _ = on(backend, lambda: halves.half_encode(tf.constant(x), dtype))
+    message, _ = on(backend, lambda: wire.half_encode(tf.constant(x), dtype))
     assert not message.any()
     x[1, 69] = 65519.0
-    message, _ = on(backend, lambda: halves.half_encode(tf.constant(x), dtype))
+    message, _ = on(backend, lambda: wire.half_encode(tf.constant(x), dtype))
     assert message[:, 0].tolist() == [1, 1]
 
 
@@ -102,7 +100,7 @@ def test_a_nan_of_any_bits_is_not_sent():
     for bits in (0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000):
         x = np.array([[bits, 0]], np.uint32).view(np.float32)
         for dtype in DTYPES:
-            message, _ = on("native", lambda: halves.half_encode(tf.constant(x), dtype))  # noqa: B023
+            message, _ = on("native", lambda: wire.half_encode(tf.constant(x), dtype))  # noqa: B023
             assert not message.any(), (hex(bits), dtype)
 
 
@@ -110,11 +108,11 @@ def test_a_nan_of_any_bits_is_not_sent():
 def test_shapes():
     @tf.function(input_signature=[tf.TensorSpec([2, None], tf.float32)])
     def encode(rows):
-        message, errors = halves.half_encode(rows, tf.float16)
-        return halves.half_decode(message, tf.float16, add=True), errors
+        message, errors = wire.half_encode(rows, tf.float16)
+        return wire.half_decode(message, tf.float16, add=True), errors
 
     total, errors = on("native", lambda: encode(tf.ones([2, 6])))
     assert total.tolist() == [2.0] * 6 and errors.shape == (2, 6)
     for wrong in (tf.zeros([3]), tf.zeros([1, 3])):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
-            on("native", lambda: halves.half_encode(wrong, tf.float16))  # noqa: B023
+            on("native", lambda: wire.half_encode(wrong, tf.float16))  # noqa: B023

@@ -1,4 +1,4 @@
-// Numbers of 16 bits, two in a word: `half_encode` in tf_redsync/ops/halves.py defines the
+// Numbers of 16 bits, two in a word: `half_encode` in tf_redsync/ops/wire.py defines the
 // messages.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_HALVES_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_HALVES_H_

@@ -30,8 +30,7 @@ from tf_redsync.exchange.context import BlockRounding, Context, Rounding
 from tf_redsync.exchange.method import Payloads
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
 from tf_redsync.ops import block_quantization, wire
-from tf_redsync.ops.halves import half_decode, half_encode
-from tf_redsync.ops.wire import only_row
+from tf_redsync.ops.wire import half_decode, half_encode, only_row
 
 Tensors = list[tf.Tensor]
 
