@@ -20,7 +20,7 @@ def train(folder):
     x, y = problems.regression(24)
     path = os.path.join(folder, f"worker-{problems.rank()}.weights.h5")
 
-    def made(sample):
+    def made(sample, bits):
         with strategy.scope():
             model = problems.network(keras)
 
@@ -34,7 +34,7 @@ def train(folder):
                     yield sample(strategy.run(one, (x[rows], y[rows])))
 
             method = rs.CodedTopK(density=0.03, dense_below=0)
-            budget = rs.BitBudget(default=method, bits=1.2, gradients=gradients)
+            budget = rs.BitBudget(default=method, bits=bits, gradients=gradients)
             optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.02), budget)
             model.compile(optimizer, "mse")
             optimizer.build(model.trainable_variables)
@@ -45,14 +45,14 @@ def train(folder):
 
     # Each worker knows another part of the gradient best.
     model, optimizer = made(
-        lambda g: [(1 + 9 * (problems.rank() == i % 2)) * t for i, t in enumerate(g)]
+        lambda g: [(1 + 9 * (problems.rank() == i % 2)) * t for i, t in enumerate(g)], 1.2
     )
     found = {"first": chosen(optimizer), "explained": optimizer.explain().decision}
     model.fit(x, y, batch_size=12, epochs=2, verbose=0, shuffle=False)
     model.save_weights(path)
     found["weights"] = problems.digest(model)
 
-    model, optimizer = made(lambda g: [tf.ones_like(t) for t in g])
+    model, optimizer = made(lambda g: [tf.ones_like(t) for t in g], 2.2)
     found["other"] = chosen(optimizer)
     model.load_weights(path)
     found["kept"] = chosen(optimizer)
