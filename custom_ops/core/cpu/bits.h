@@ -27,7 +27,7 @@ class BitWriter {
  public:
   // Goes on behind the first `start` bits, which are kept.
   explicit BitWriter(uint32_t* words, int64_t start = 0)
-      : words_(words + start / 32), fill_(static_cast<int>(start % 32)), written_(start - fill_) {
+      : words_(words + start / 32), fill_(static_cast<int>(start % 32)) {
     if (fill_ > 0) buffer_ = Low(*words_, fill_);
   }
 
@@ -39,24 +39,17 @@ class BitWriter {
       *words_++ = static_cast<uint32_t>(buffer_);
       buffer_ >>= 32;
       fill_ -= 32;
-      written_ += 32;
     }
   }
-  void PutOnes(int64_t count) {
-    for (; count >= 32; count -= 32) Put(0xffffffffu, 32);
-    Put(Low(0xffffffffu, static_cast<int>(count)), static_cast<int>(count));
-  }
-  // Writes the last word, with zeros at its end. Returns how many bits there are.
-  int64_t Finish() {
+  // Writes the last word, with zeros at its end.
+  void Finish() {
     if (fill_ > 0) *words_ = static_cast<uint32_t>(buffer_);
-    return written_ + fill_;
   }
 
  private:
   uint32_t* words_;
   uint64_t buffer_ = 0;
   int fill_;
-  int64_t written_;
 };
 
 // Codes in order, out of words that are read when they are needed.

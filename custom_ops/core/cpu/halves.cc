@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "custom_ops/core/cpu/levels.h"
 #include "custom_ops/core/cpu/simd.h"
 
 // One source, compiled for several instruction sets; which one runs is decided at run time.

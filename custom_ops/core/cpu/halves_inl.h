@@ -24,7 +24,7 @@ struct Float16 {
 // The nearest bfloat16, ties to even. A NaN becomes an infinity or a NaN.
 struct Bfloat16 {
   static uint32_t Rounded(uint32_t x) {
-    const uint32_t rounded = (x + 0x7fffu + (x >> 16 & 1u)) >> 16;
+    const uint32_t rounded = HalfOf(static_cast<int32_t>(x));
     return (x & 0x7f800000u) == 0x7f800000u ? x >> 16 : rounded;
   }
   static float Value(uint32_t half) { return FloatOfBits(half << 16); }
