@@ -48,7 +48,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
             will run. All gradients are all-reduced densely during the warm-up, and the method
             begins after it. `None`: only the method's own warm-up, if any. See docs/warm-up.md.
         name: Name of the wrapper.
-        bucket_bytes: Maximum size of a bucket, in float32 bytes. Tensors of one method are
+        bucket_bytes: Size at which a bucket is full, in float32 bytes. Tensors of one method are
             exchanged together in buckets.
         direct_collectives: Use single-round collectives where the strategy has them; `False`
             forces TensorFlow's public ones.

@@ -11,56 +11,95 @@ using ::tensorflow::shape_inference::ShapeHandle;
 namespace {
 
 tensorflow::Status HalfEncodeShape(InferenceContext* c) {
-  ShapeHandle values;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &values));
-  const DimensionHandle size = c->Dim(values, 1);
+  int tensors;
+  int64_t blocks, elements = 0;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &tensors));
+  TF_RETURN_IF_ERROR(c->GetAttr("blocks", &blocks));
+  for (int i = 0; i < tensors; ++i) {
+    const DimensionHandle size = c->NumElements(c->input(i));
+    elements = elements < 0 || !c->ValueKnown(size) ? -1 : elements + c->Value(size);
+    c->set_output(1 + i, c->input(i));
+  }
   const DimensionHandle words =
-      c->ValueKnown(size) ? c->MakeDim(HalfWords(c->Value(size))) : c->UnknownDim();
-  TF_RETURN_IF_ERROR(c->set_output("messages", {c->Matrix(c->Dim(values, 0), words)}));
-  return c->set_output("errors", {values});
+      elements < 0 ? c->UnknownDim() : c->MakeDim(HalfWords(HalfBlock(elements, blocks)));
+  c->set_output(0, c->Matrix(blocks, words));
+  return tensorflow::OkStatus();
+}
+
+tensorflow::Status HalfReduceShape(InferenceContext* c) {
+  ShapeHandle messages, rank;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &messages));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 0, &rank));
+  c->set_output(0, c->Vector(c->Dim(messages, 1)));
+  for (int i = 1; i + 1 < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+  return tensorflow::OkStatus();
 }
 
 tensorflow::Status HalfDecodeShape(InferenceContext* c) {
-  ShapeHandle messages;
-  bool sum;
-  TF_RETURN_IF_ERROR(c->GetAttr("sum", &sum));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &messages));
-  const DimensionHandle words = c->Dim(messages, 1);
-  const DimensionHandle size =
-      c->ValueKnown(words) ? c->MakeDim(2 * (c->Value(words) - 1)) : c->UnknownDim();
-  return c->set_output("values", {sum ? c->Vector(size) : c->Matrix(c->Dim(messages, 0), size)});
+  ShapeHandle checked;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &checked));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &checked));
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(c->UnknownDim()));
+  return tensorflow::OkStatus();
 }
 
 }  // namespace
 
 REGISTER_OP("RedsyncHalfEncode")
-    .Input("values: float")
+    .Input("values: N * float")
+    .Input("residuals: M * float")
     .Output("messages: int32")
-    .Output("errors: float")
+    .Output("errors: N * float")
+    .Attr("N: int >= 1")
+    .Attr("M: int >= 0")
     .Attr("dtype: {half, bfloat16}")
+    .Attr("blocks: int >= 1")
     .SetShapeFn(HalfEncodeShape)
     .Doc(R"doc(
-Rounds rows to numbers of 16 bits.
+Rounds the elements of all tensors to 16 bits.
 
-values: [rows, size]; size is even.
-messages: [rows, words]: flag, two numbers in a word. All zero if a rounded element is not finite.
-errors: values - decoded.
+values: N tensors of any shapes. Together they are a vector, which is cut into blocks.
+residuals: None, or tensors in the shapes of `values` that are added to them.
+messages: [blocks, words]: flag, two numbers in a word. All zero if a rounded element is not finite.
+errors: What was rounded off, in the shapes of `values`.
 dtype: The type of the numbers.
+blocks: The number of blocks. All have the same even length; the last one ends in zeros.
+)doc");
+
+REGISTER_OP("RedsyncHalfReduce")
+    .Input("messages: int32")
+    .Input("errors: N * float")
+    .Input("block: int32")
+    .Output("message: int32")
+    .Output("new_errors: N * float")
+    .Attr("N: int >= 1")
+    .Attr("dtype: {half, bfloat16}")
+    .SetShapeFn(HalfReduceShape)
+    .Doc(R"doc(
+Adds up a block's messages and errors, and rounds the sum.
+
+messages: [workers, words], messages of RedsyncHalfEncode for one block.
+errors: Errors of RedsyncHalfEncode.
+block: The block's number.
+message: [words], the rounded sum. All zero if an element of it is not finite.
+new_errors: `errors`; in the block, what was rounded off from the sum.
+dtype: As given to RedsyncHalfEncode.
 )doc");
 
 REGISTER_OP("RedsyncHalfDecode")
     .Input("messages: int32")
-    .Output("values: float")
+    .Input("sizes: int64")
+    .Output("values: N * float")
+    .Attr("N: int >= 1")
     .Attr("dtype: {half, bfloat16}")
-    .Attr("sum: bool")
     .SetShapeFn(HalfDecodeShape)
     .Doc(R"doc(
-Decodes messages of RedsyncHalfEncode.
+Decodes the messages of all blocks.
 
-messages: [rows, words].
-values: [rows, size]; or their sums over the rows, [size].
+messages: [blocks, words].
+sizes: [N], the number of elements of each tensor.
+values: N vectors of these sizes.
 dtype: As given to RedsyncHalfEncode.
-sum: Whether rows are added up, in their order.
 )doc");
 
 }  // namespace redsync

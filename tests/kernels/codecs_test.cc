@@ -269,32 +269,47 @@ void TestGolombWorst() {
 
 // ------------------------------------------------------------------------------------- halves
 
+// A worker that is alone with `blocks` blocks: what is sent and what is kept make up the values.
 void TestHalves(const ParallelFor& threads) {
-  constexpr int64_t kRows = 3;
   for (const Half half : {Half::kFloat16, Half::kBfloat16}) {
-    for (int64_t size : {0, 2, 34, 70000}) {
-      std::mt19937 random(size);
-      std::normal_distribution<float> normal;
-      Buffer<float> x(kRows * size), errors(kRows * size), back(kRows * size), sums(size);
-      Buffer<int32_t> messages(kRows * HalfWords(size));
-      for (float& value : x) value = std::ldexp(normal(random), random() % 40 - 28);
-      std::copy(x.begin(), x.end(), errors.begin());
-      EncodeHalves(half, errors.data(), kRows, size, threads, messages.data(), errors.data());
-      DecodeHalves(half, messages.data(), kRows, size, false, threads, back.data());
-      DecodeHalves(half, messages.data(), kRows, size, true, threads, sums.data());
-      for (Buffer<float>* buffer : {&errors, &back, &sums}) buffer->MixAll();
-      messages.MixAll();
-      for (int64_t i = 0; i < x.size(); ++i) {
-        Check(back[i] + errors[i] == x[i], "halves: value and error are what was given");
+    for (int64_t blocks : {1, 2, 5}) {
+      for (int64_t size : {0, 1, 34, 70000}) {
+        std::mt19937 random(size);
+        std::normal_distribution<float> normal;
+        const std::vector<int64_t> sizes{size, 0, 3, size / 2};
+        const int64_t elements = size + 3 + size / 2, length = HalfBlock(elements, blocks);
+        Buffer<float> x(elements), residual(elements), errors(elements), back(elements);
+        Buffer<int32_t> messages(blocks * HalfWords(length)), sum(HalfWords(length));
+        for (float& value : x) value = std::ldexp(normal(random), random() % 40 - 28);
+        for (float& value : residual) value = normal(random);
+        std::vector<HalfTensor> tensors, results;
+        int64_t at = 0;
+        for (int64_t n : sizes) {
+          tensors.push_back({n, x.data() + at, residual.data() + at, errors.data() + at});
+          results.push_back({n, nullptr, nullptr, back.data() + at});
+          at += n;
+        }
+        EncodeHalves(half, tensors, blocks, length, threads, messages.data());
+        DecodeHalves(half, messages.data(), blocks, length, results, threads);
+        for (Buffer<float>* buffer : {&errors, &back}) buffer->MixAll();
+        for (int64_t i = 0; i < elements; ++i) {
+          Check(back[i] + errors[i] == x[i] + residual[i], "halves: nothing is lost");
+        }
+        const Buffer<float> before = errors;
+        ReduceHalves(half, messages.data(), blocks, length, blocks - 1, tensors, threads,
+                     sum.data());
+        errors.MixAll();
+        sum.MixAll();
+        for (int64_t i = 0; i < std::min(elements, (blocks - 1) * length); ++i) {
+          Check(errors[i] == before[i], "halves: other blocks are as before");
+        }
+        if (size == 0) continue;
+        for (HalfTensor& tensor : tensors) tensor.residual = nullptr;
+        x[x.size() - 1] = std::numeric_limits<float>::infinity();
+        EncodeHalves(half, tensors, blocks, length, threads, messages.data());
+        Check(std::count(messages.begin(), messages.end(), 0) == messages.size(),
+              "halves: nothing is sent");
       }
-      for (int64_t i = 0; i < size; ++i) {
-        Check(sums[i] == back[i] + back[i + size] + back[i + 2 * size], "halves: sum");
-      }
-      if (size == 0) continue;
-      x[x.size() - 1] = std::numeric_limits<float>::infinity();
-      EncodeHalves(half, x.data(), kRows, size, threads, messages.data(), errors.data());
-      Check(std::count(messages.begin(), messages.end(), 0) == messages.size(),
-            "halves: nothing is sent");
     }
   }
 }

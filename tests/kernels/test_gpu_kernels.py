@@ -15,7 +15,7 @@ from tf_redsync.ops import native
 
 # The first two are for the time until the first step of a model of many variables, the others for
 # CPUs on which casts are slow. On GPUs TensorFlow's ops run in their place.
-ON_CPUS = {"all_finite", "seal_variables", "half_encode", "half_decode"}
+ON_CPUS = {"all_finite", "seal_variables", "half_encode", "half_reduce", "half_decode"}
 
 
 def devices(op: str) -> set[str]:

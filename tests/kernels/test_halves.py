@@ -1,11 +1,13 @@
 """Rounding to 16 bits: native, TensorFlow's casts, and numpy's."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.kernels.common import assert_same_bits, both, needs_native, on
-from tf_redsync.ops import wire
+from tests.kernels.common import assert_same_bits, needs_native, on
+from tf_redsync.ops import halves
 
 DTYPES = (tf.float16, tf.bfloat16)
 BACKENDS = ("native", "tensorflow")
@@ -32,31 +34,82 @@ def message_words(x, dtype):
     return np.concatenate([flags, np.ascontiguousarray(codes).view(np.int32)], axis=1)
 
 
-def values(rows, size, seed=0):
-    """Of all magnitudes that float16 has, its smallest ones and ties among them."""
+def values(*shape, seed=0):
+    """Of many magnitudes, float16's smallest ones and ties among them."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((rows, size)) * 2.0 ** rng.integers(-30, 15, (rows, size))
-    ties = (2 * rng.integers(0, 2**10, (rows, size)) + 1) * 2.0**-25  # between the smallest ones
-    return np.where(rng.random((rows, size)) < 0.1, ties, x).astype(np.float32)
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 8, shape)
+    ties = (2 * rng.integers(0, 2**10, shape) + 1) * 2.0**-25  # between the smallest ones
+    return np.where(rng.random(shape) < 0.1, ties, x).astype(np.float32)
+
+
+def in_blocks(tensors, blocks):
+    """All elements, and zeros, in rows of the same even length."""
+    vector = np.concatenate([np.ravel(t) for t in tensors])
+    length = 2 * -(-vector.size // (2 * blocks))
+    return np.append(vector, np.zeros(blocks * length - vector.size, "f4")).reshape(blocks, length)
+
+
+def in_shapes(table, like):
+    """The first elements of the rows."""
+    parts = np.split(
+        np.ravel(table)[: sum(t.size for t in like)], np.cumsum([t.size for t in like])
+    )
+    return [p.reshape(t.shape) for p, t in zip(parts, like, strict=False)]
+
+
+def encoded(backend, tensors, dtype, residuals=(), blocks=1):
+    given = [tf.constant(t) for t in tensors]
+    rest = [tf.constant(r) for r in residuals]
+    return on(backend, lambda: halves.half_encode(given, rest, blocks, dtype))
+
+
+SHAPES = [[(2,)], [(1,)], [(5,), (3, 3), (0,), (1,)], [(33, 1001), (7,), (70_001,)]]
 
 
 @needs_native
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 0), (1, 2), (2, 50), (3, 40_002)])
-def test_messages_errors_and_sums(dtype, shape):
-    x = values(*shape)
-    expected, value = message_words(x, dtype), rounded(x, dtype)
-    for backend, (message, errors) in both(lambda: wire.half_encode(tf.constant(x), dtype)).items():
-        assert_same_bits(message, expected, backend)
-        assert_same_bits(errors, x - value, backend)
-    for backend, got in both(lambda: wire.half_decode(tf.constant(expected), dtype)).items():
-        assert_same_bits(got, value, backend)
-    total = value[0]
-    for row in value[1:]:
-        total = total + row
-    run = both(lambda: wire.half_decode(tf.constant(expected), dtype, add=True))
-    for backend, got in run.items():
-        assert_same_bits(got, total, backend)
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("blocks", [1, 2, 3, 8])
+def test_messages_errors_and_sums(backend, dtype, shapes, blocks):
+    """A whole round: every worker encodes, adds up its block, and decodes all of them."""
+    x = [[values(*s, seed=10 * w + i) for i, s in enumerate(shapes)] for w in range(blocks)]
+    rest = [[values(*s, seed=99 - 10 * w - i) for i, s in enumerate(shapes)] for w in range(blocks)]
+    messages, errors = [], []
+    for worker in range(blocks):
+        sums = [v + r for v, r in zip(x[worker], rest[worker], strict=True)]
+        table = in_blocks(sums, blocks)
+        message, error = encoded(backend, x[worker], dtype, rest[worker], blocks)
+        assert_same_bits(message, message_words(table, dtype), "message")
+        assert_same_bits(error, in_shapes(table - rounded(table, dtype), sums), "errors")
+        messages.append(message)
+        errors.append(error)
+    results = []
+    for block in range(blocks):
+        received = np.stack([m[block] for m in messages])
+        table = in_blocks(errors[block], blocks)
+        total = np.zeros_like(table[block])
+        for worker in range(blocks):
+            decoded = received[worker, 1:].view(np.uint16)
+            total = total + value_of(decoded, dtype)
+        total = total + table[block]
+        table[block] = total - rounded(total, dtype)
+        given = [tf.constant(e) for e in errors[block]]
+        result = on(backend, lambda: halves.half_reduce(received, given, block, dtype))  # noqa: B023
+        assert_same_bits(result[0], message_words(total[None], dtype)[0], "message of the sum")
+        assert_same_bits(result[1], in_shapes(table, x[0]), "errors of the sum")
+        results.append(result[0])
+    like = [tf.constant(t) for t in x[0]]
+    decoded = on(backend, lambda: halves.half_decode(tf.constant(np.stack(results)), like, dtype))
+    whole = np.stack([value_of(r[1:].view(np.uint16), dtype) for r in results])
+    assert_same_bits(decoded, in_shapes(whole, x[0]), "totals")
+
+
+def value_of(codes, dtype):
+    """The numbers that 16 bits stand for, as float32."""
+    if dtype == tf.float16:
+        return codes.view(np.float16).astype(np.float32)
+    return (codes.astype(np.uint32) << 16).view(np.float32)
 
 
 @needs_native
@@ -67,13 +120,13 @@ def test_every_float16_and_what_is_next_to_it():
     middles = (exact[:-1] + exact[1:]) / 2
     near = [np.nextafter(middles, np.float32(s * np.inf), dtype=np.float32) for s in (-1, 1)]
     x = np.concatenate([exact, middles, *near])
-    x = x[np.abs(x) < 65520][None]
-    x = x[:, : x.size // 2 * 2]
-    message, errors = on("native", lambda: wire.half_encode(tf.constant(x), tf.float16))
-    assert_same_bits(message, message_words(x, tf.float16), "message")
-    assert_same_bits(errors, x - rounded(x, tf.float16), "errors")
-    back = on("native", lambda: wire.half_decode(message, tf.float16))
-    assert_same_bits(back, rounded(x, tf.float16), "back")
+    x = x[np.abs(x) < 65520]
+    x = x[: x.size // 2 * 2]
+    message, errors = encoded("native", [x], tf.float16)
+    assert_same_bits(message, message_words(x[None], tf.float16), "message")
+    assert_same_bits(errors, [x - rounded(x, tf.float16)], "errors")
+    back = on("native", lambda: halves.half_decode(message, [tf.constant(x)], tf.float16))
+    assert_same_bits(back, [rounded(x, tf.float16)], "back")
 
 
 @needs_native
@@ -86,33 +139,94 @@ def test_every_float16_and_what_is_next_to_it():
     ],
 )  # fmt: skip
 def test_what_is_not_finite_is_not_sent(backend, dtype, bad):
-    x = values(2, 70)
-    x[1, 69] = bad
-    message, _ = on(backend, lambda: wire.half_encode(tf.constant(x), dtype))
-    assert not message.any()
-    x[1, 69] = 65519.0
-    message, _ = on(backend, lambda: wire.half_encode(tf.constant(x), dtype))
-    assert message[:, 0].tolist() == [1, 1]
+    x = values(141)
+    x[139] = bad
+    assert not encoded(backend, [x], dtype, blocks=2)[0].any()
+    assert not encoded(backend, [np.zeros(141, "f4")], dtype, [x], blocks=2)[0].any()
+    x[139] = 65519.0
+    assert encoded(backend, [x], dtype, blocks=2)[0][:, 0].tolist() == [1, 1]
+
+
+@needs_native
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sum_that_is_too_large_is_not_sent(backend):
+    for large, sent in ((4e4, False), (3e4, True)):
+        messages, errors = encoded(backend, [np.float32([1, large, 3, 4, 5, 6])], tf.float16, (), 2)
+        received, rest = tf.stack([messages[0]] * 2), [tf.constant(e) for e in errors]
+        reduce = functools.partial(halves.half_reduce, received, rest, 0, tf.float16)
+        assert on(backend, reduce)[0].any() == sent
 
 
 @needs_native
 def test_a_nan_of_any_bits_is_not_sent():
     for bits in (0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000):
-        x = np.array([[bits, 0]], np.uint32).view(np.float32)
+        x = np.array([bits, 0], np.uint32).view(np.float32)
         for dtype in DTYPES:
-            message, _ = on("native", lambda: wire.half_encode(tf.constant(x), dtype))  # noqa: B023
-            assert not message.any(), (hex(bits), dtype)
+            assert not encoded("native", [x], dtype)[0].any(), (hex(bits), dtype)
 
 
 @needs_native
-def test_shapes():
-    @tf.function(input_signature=[tf.TensorSpec([2, None], tf.float32)])
-    def encode(rows):
-        message, errors = wire.half_encode(rows, tf.float16)
-        return wire.half_decode(message, tf.float16, add=True), errors
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lengths_that_a_trace_does_not_know(backend):
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32), tf.TensorSpec([2, None])])
+    def round_trip(vector, matrix):
+        both_of = [vector, matrix]
+        messages, errors = halves.half_encode(both_of, both_of, 2, tf.float16)
+        rows = tf.unstack(messages)
+        sums = [halves.half_reduce(tf.stack([m, m]), errors, 0, tf.float16)[0] for m in rows]
+        return halves.half_decode(tf.stack(sums), both_of, tf.float16)
 
-    total, errors = on("native", lambda: encode(tf.ones([2, 6])))
-    assert total.tolist() == [2.0] * 6 and errors.shape == (2, 6)
-    for wrong in (tf.zeros([3]), tf.zeros([1, 3])):
+    vector, matrix = on(backend, lambda: round_trip(tf.ones([3]), tf.ones([2, 2])))
+    assert vector.tolist() == [4.0] * 3 and matrix.tolist() == [[4.0] * 2] * 2
+
+
+@needs_native
+def test_static_shapes_are_known_to_a_trace():
+    @tf.function
+    def shapes():
+        messages, errors = halves.half_encode([tf.ones([3, 3])], [], 2, tf.float16)
+        message, _ = halves.half_reduce(messages, errors, 1, tf.float16)
+        (back,) = halves.half_decode(messages, errors, tf.float16)
+        found.extend([messages.shape, errors[0].shape, message.shape, back.shape])
+
+    found = []
+    on("native", shapes)
+    assert found == [(2, 4), (3, 3), (4,), (3, 3)]
+
+
+@needs_native
+def test_inputs_of_wrong_shapes():
+    ones = [tf.ones([3])]
+    messages = tf.ones([2, 2], tf.int32)
+    for wrong in (
+        lambda: halves.half_encode(ones, [tf.ones([2])], 1, tf.float16),
+        lambda: halves.half_encode([*ones, *ones], ones, 1, tf.float16),
+        lambda: halves.half_reduce(tf.ones([2, 3], tf.int32), ones, 0, tf.float16),
+        lambda: halves.half_reduce(messages, ones, 2, tf.float16),
+        lambda: halves.half_reduce(messages, ones, -1, tf.float16),
+        lambda: halves.half_decode(tf.ones([2, 3], tf.int32), ones, tf.float16),
+        lambda: halves.half_decode(tf.ones([2], tf.int32), ones, tf.float16),
+    ):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
-            on("native", lambda: wire.half_encode(wrong, tf.float16))  # noqa: B023
+            on("native", wrong)
+
+
+@needs_native
+def test_constants_and_variables_are_not_written_into():
+    """An op writes its errors into an input only if nothing else needs it."""
+    residual = tf.Variable(values(1000))
+    before = residual.numpy()
+
+    @tf.function
+    def step(x):
+        messages, errors = halves.half_encode([x], [residual.read_value()], 1, tf.bfloat16)
+        _, (new,) = halves.half_reduce(messages, errors, 0, tf.bfloat16)
+        return errors[0], new, x
+
+    given = tf.constant(values(1000, seed=1))
+    kept = given.numpy()
+    error, new, returned = on("native", lambda: step(given))
+    assert_same_bits([residual.numpy(), given.numpy(), returned], [before, kept, kept], "inputs")
+    sums = kept + before
+    assert_same_bits(error, sums - rounded(sums, tf.bfloat16), "errors, which two ops need")
+    assert new.any()

@@ -4,6 +4,7 @@ import pytest
 
 import tf_redsync as rs
 from tests.loops import loop
+from tf_redsync.contrib import LGC
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 
 A, B = rs.Dense(), rs.RedSync()
@@ -60,6 +61,22 @@ def test_every_tensor_is_in_one_bucket():
     made = buckets([(i % 5, (A, B)[i % 3 == 0]) for i in range(40)], bucket_bytes=32)
     found = sorted(p for _, group in positions(made) for p in group)
     assert found == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("method", "bucket_bytes", "expected"),
+    [
+        (A, 400, [[2], [0], [3, 1]]),  # the biases' gradients may be computed last
+        (A, 880, [[3, 2, 1, 0]]),  # just large enough for all
+        (A, 879, [[2, 0], [3, 1]]),
+        (LGC(), 400, [[3, 2, 1, 0]]),  # wants the whole model
+    ],
+)
+def test_biases_do_not_hold_up_large_tensors(method, bucket_bytes, expected):
+    shapes = {"a/kernel": (10, 10), "a/bias": (10,), "b/kernel": (10, 10), "b/bias": (10,)}
+    specs = [TensorSpec(n, s, position=i) for i, (n, s) in enumerate(shapes.items())]
+    made = make_buckets([(spec, method) for spec in specs], 2, bucket_bytes)
+    assert [p for _, p in positions(made)] == expected
 
 
 def test_no_tensors_no_buckets():

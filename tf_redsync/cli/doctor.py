@@ -28,8 +28,8 @@ OPS = (
     "accumulate_and_select", "decode", "descend", "descended", "quantize", "dequantize_sum",
     "sparse_merge", "golomb_encode", "golomb_decode", "bloom_build", "bloom_query", "chunked_top_k",
     "block_quantize", "block_dequantize", "select_and_code", "uncode", "seal", "open",
-    "seal_variables", "all_finite", "half_encode", "half_decode", "pack_bits", "unpack_bits",
-    "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
+    "seal_variables", "all_finite", "half_encode", "half_reduce", "half_decode", "pack_bits",
+    "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
 )  # fmt: skip
 
 

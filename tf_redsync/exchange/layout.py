@@ -10,12 +10,13 @@ import dataclasses
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-DEFAULT_BUCKET_BYTES = 32 * 1024 * 1024
+DEFAULT_BUCKET_BYTES = 16 * 1024 * 1024
 _BIAS_OR_NORM = re.compile(r"(^|[/_])(bias|beta|gamma|scale)(:\d+)?$")
 GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 
@@ -114,6 +115,10 @@ def make_buckets(
     `bucket_bytes`. Buckets are returned in the order in which they are closed, the order in which
     their gradients are complete.
 
+    Biases and norms have buckets of their own unless one bucket holds all tensors. Their gradients
+    are computed by small ops beside the chain of the backward pass. TensorFlow may run these last,
+    and until then a large tensor in the same bucket could not be sent.
+
     Args:
         assignments: `(spec, method)` in the order of the model's variables.
         workers: Number of workers.
@@ -123,16 +128,20 @@ def make_buckets(
     """
     if bucket_bytes <= 0:
         raise ValueError(f"`bucket_bytes` must be positive. Received: bucket_bytes={bucket_bytes}")
+    sizes: Counter[Any] = Counter()
+    for spec, method in assignments:
+        sizes[method, spec.fragment] += spec.bytes
     open_buckets: dict[Any, list[TensorSpec]] = {}
     closed: list[tuple[Any, list[TensorSpec]]] = []
     for spec, method in reversed(assignments):
-        key = (method, spec.fragment)
+        cut = sizes[method, spec.fragment] > bucket_bytes and not method.traits.whole_model
+        key = (method, spec.fragment, cut and spec.is_bias_or_norm)
         specs = open_buckets.setdefault(key, [])
         specs.append(spec)
-        if sum(s.bytes for s in specs) >= bucket_bytes and not method.traits.whole_model:
+        if cut and sum(s.bytes for s in specs) >= bucket_bytes:
             closed.append((key, open_buckets.pop(key)))
-    closed.extend(open_buckets.items())
+    closed.extend(sorted(open_buckets.items(), key=lambda item: item[0][2]))  # biases last
     return [
         Bucket(method, BucketLayout(tuple(specs), workers, index, sparse_totals))
-        for index, ((method, _), specs) in enumerate(closed)
+        for index, ((method, *_), specs) in enumerate(closed)
     ]

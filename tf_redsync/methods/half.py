@@ -107,10 +107,9 @@ class RoundingWrapper(MethodWrapper):
         ctx = dataclasses.replace(ctx, rounding=self.rounding)
         if self.delegate is not None:
             return (yield from self.delegate.exchange(grads, state, ctx))
-        values = feedback.scaled(grads, ctx.scale)
-        if self.rounding.error_feedback:
-            values = [e + g for e, g in zip(state["residual"], values, strict=True)]
-        totals, errors = yield from all_reduce(ctx, values)
+        values = grads if ctx.scale is None else feedback.scaled(grads, ctx.scale)
+        residuals = state["residual"] if self.rounding.error_feedback else ()
+        totals, errors = yield from all_reduce(ctx, values, residuals)
         return totals, {"residual": errors} if self.rounding.error_feedback else {}
 
 

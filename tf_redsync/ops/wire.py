@@ -162,54 +162,6 @@ def zero_unless(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     return moved(lambda w: tf.where(finite, w, tf.zeros([], w.dtype)), words)
 
 
-def half_encode(rows: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Round rows to 16 bits, half to even; return their messages and errors.
-
-    Args:
-        rows: float32 `[rows, n]`, n even.
-        dtype: `tf.float16` or `tf.bfloat16`.
-
-    Returns:
-        Messages, int32 `[rows, 1 + n / 2]`: a flag, and two numbers in a word, the first one low.
-        And errors, `rows - decoded`, float32 `[rows, n]`. All messages are zero, and errors
-        unspecified, unless all rounded elements are finite.
-
-    Example:
-        >>> messages, errors = half_encode(tf.constant([[1.0, 2049.0]]), tf.float16)
-        >>> half_decode(messages, tf.float16).numpy(), errors.numpy()
-        (array([[1.000e+00, 2.048e+03]], dtype=float32), array([[0., 1.]], dtype=float32))
-    """
-    if runs_natively([rows]) and native.are_on_cpus([rows]):
-        return tuple(native.load().redsync_half_encode(values=rows, dtype=dtype))
-    halves = tf.cast(rows, dtype)
-    pairs = tf.bitcast(tf.reshape(halves, [rows.shape[0], -1, 2]), tf.int32)
-    messages = joined(tf.ones([rows.shape[0], HEADER_WORDS], tf.int32), pairs, axis=1)
-    finite = tf.reduce_all(tf.math.is_finite(halves))
-    return zero_unless(finite, messages), rows - tf.cast(halves, tf.float32)
-
-
-def half_decode(messages: tf.Tensor, dtype: tf.DType, *, add: bool = False) -> tf.Tensor:
-    """Decode messages of `half_encode`; a message of zeros stands for zeros.
-
-    Args:
-        messages: int32 `[rows, words]`.
-        dtype: As given to `half_encode`.
-        add: Whether the rows are added up, in their order.
-
-    Returns:
-        float32 `[rows, n]`, or `[n]` if they are added up.
-    """
-    if runs_natively([messages]) and native.are_on_cpus([messages]):
-        decode = native.load().redsync_half_decode
-        total: tf.Tensor = decode(messages=messages, dtype=dtype, sum=add)
-        return total
-    pairs = tf.bitcast(moved(lambda m: m[:, HEADER_WORDS:], messages), dtype)
-    values = tf.reshape(tf.cast(pairs, tf.float32), [messages.shape[0], -1])
-    if not add:
-        return values
-    return functools.reduce(tf.add, tf.unstack(values, num=messages.shape[0]))
-
-
 def split(messages: tf.Tensor, floats: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Split messages of a float32 and an int32 vector into flags, numbers and words.
 

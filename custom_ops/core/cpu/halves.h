@@ -1,9 +1,12 @@
-// Numbers of 16 bits, two in a word: `half_encode` in tf_redsync/ops/wire.py defines the
-// messages.
+// Numbers of 16 bits, two in a word: tf_redsync/ops/halves.py defines the messages.
+//
+// A vector is the concatenation of the tensors of a bucket. It is cut into blocks of `size`
+// elements, an even number; the last block ends in zeros that belong to no tensor.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_HALVES_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_HALVES_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "custom_ops/core/cpu/common.h"
 
@@ -11,18 +14,37 @@ namespace redsync {
 
 enum class Half { kFloat16, kBfloat16 };
 
-// Words of the message of a row, [flag, halves..]; its size is even.
+// A tensor of the vector. `errors` may be `x` or `residual`, which may be null.
+struct HalfTensor {
+  int64_t size = 0;
+  const float* x = nullptr;
+  const float* residual = nullptr;
+  float* errors = nullptr;
+};
+
+// Words of the message of a block, [flag, halves..].
 inline int64_t HalfWords(int64_t size) { return 1 + size / 2; }
 
-// Writes a message of HalfWords(size) words for each of the rows of `x`, and x - decoded (`errors`
-// may be `x`). All messages are zero, and errors unspecified, if a rounded element is not finite.
-void EncodeHalves(Half half, const float* x, int64_t rows, int64_t size,
-                  const ParallelFor& parallel_for, int32_t* messages, float* errors);
+// Elements of each of `blocks` blocks that hold `elements`.
+inline int64_t HalfBlock(int64_t elements, int64_t blocks) {
+  return 2 * CeilDiv(elements, 2 * blocks);
+}
 
-// Writes the values of each row's message, [rows, size]; or, if `sum`, their sums over the rows in
-// the order of the rows, [size].
-void DecodeHalves(Half half, const int32_t* messages, int64_t rows, int64_t size, bool sum,
-                  const ParallelFor& parallel_for, float* out);
+// Rounds x + residual: writes a message for each block, and what was rounded off (`errors`). All
+// messages are zero, and errors unspecified, if a rounded element is not finite.
+void EncodeHalves(Half half, const std::vector<HalfTensor>& tensors, int64_t blocks, int64_t size,
+                  const ParallelFor& parallel_for, int32_t* messages);
+
+// Adds up the messages of one block in their order, and the errors of that block to the sum. Rounds
+// the sum into `message`, and replaces the errors of the block by what that rounds off. `x` and
+// `residual` are not used.
+void ReduceHalves(Half half, const int32_t* messages, int64_t count, int64_t size, int64_t block,
+                  const std::vector<HalfTensor>& tensors, const ParallelFor& parallel_for,
+                  int32_t* message);
+
+// Decodes the messages of all blocks into the memory of `errors`.
+void DecodeHalves(Half half, const int32_t* messages, int64_t blocks, int64_t size,
+                  const std::vector<HalfTensor>& tensors, const ParallelFor& parallel_for);
 
 }  // namespace redsync
 

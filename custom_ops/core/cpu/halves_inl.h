@@ -31,7 +31,23 @@ struct Bfloat16 {
   static uint32_t NotFinite(uint32_t half) { return (half & 0x7f80u) == 0x7f80u; }
 };
 
-// Rounds n elements; returns whether all results are finite. `errors` may be `x`.
+// Rounds n sums x + residual; returns whether all results are finite. `errors` may be an input.
+template <class Half>
+static bool EncodeSum(const float* x, const float* residual, int64_t n, uint16_t* halves,
+                      float* errors) {
+  uint32_t wrong = 0;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float value = x[i] + residual[i];
+    const uint32_t half = Half::Rounded(static_cast<uint32_t>(BitsOf(value)));
+    wrong |= Half::NotFinite(half);
+    halves[i] = static_cast<uint16_t>(half);
+    errors[i] = value - Half::Value(half);
+  }
+  return wrong == 0;
+}
+
+// As EncodeSum() without a residual.
 template <class Half>
 static bool Encode(const float* x, int64_t n, uint16_t* halves, float* errors) {
   uint32_t wrong = 0;

@@ -1,0 +1,115 @@
+"""Sums of vectors in 16 bits: each worker adds up one block.
+
+A vector is the concatenation of tensors. It is cut into as many blocks as there are workers, all of
+the same even length; the last one ends in zeros. A block's message is a flag and the rounded
+elements, two in a word, the first one low. Elements are rounded to the nearest number of 16 bits,
+ties to even. All messages of a worker are zero unless all of its rounded elements are finite.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.ops import native, rows, wire
+
+UNIT = 2  # a block's length is a multiple of this
+
+
+def words(elements: int, blocks: int) -> int:
+    """Return the number of words of the message of each of the blocks."""
+    return wire.HEADER_WORDS + rows.length(elements, blocks, UNIT) // 2
+
+
+def half_encode(
+    values: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor], blocks: int, dtype: tf.DType
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Round the sums of values and residuals.
+
+    Args:
+        values: float32 tensors of any shapes.
+        residuals: Tensors in the same shapes, or none.
+        blocks: The number of blocks.
+        dtype: `tf.float16` or `tf.bfloat16`.
+
+    Returns:
+        Messages, int32 `[blocks, words]`; and errors, what was rounded off from each tensor.
+        Errors are unspecified if the messages are zero because a rounded element is not finite.
+
+    Example:
+        >>> messages, (error,) = half_encode([tf.constant([1.0, 2049.0])], [], 1, tf.float16)
+        >>> half_decode(messages, [error], tf.float16)[0].numpy(), error.numpy()
+        (array([1.000e+00, 2.048e+03], dtype=float32), array([0., 1.], dtype=float32))
+    """
+    if _runs_natively(values):
+        encode = native.load().redsync_half_encode
+        messages, errors = encode(values=values, residuals=residuals, dtype=dtype, blocks=blocks)
+        return messages, errors
+    sums = [v + r for v, r in zip(values, residuals, strict=True)] if residuals else values
+    messages, errors = _encode(rows.from_tensors(sums, blocks, UNIT), dtype)
+    return messages, rows.to_tensors(errors, values)
+
+
+def half_reduce(
+    messages: tf.Tensor, errors: Sequence[tf.Tensor], block: tf.Tensor, dtype: tf.DType
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Add up one block of all workers and this worker's errors in it, and round the sum.
+
+    Args:
+        messages: int32 `[workers, words]`, the block's messages.
+        errors: Of this worker's `half_encode`.
+        block: The block's number, an int32 scalar.
+        dtype: As given to `half_encode`.
+
+    Returns:
+        The sum's message, int32 `[words]`; and the errors, with those of the sum in this block.
+    """
+    if _runs_natively([messages]):
+        reduce = native.load().redsync_half_reduce
+        message, new_errors = reduce(messages=messages, errors=errors, block=block, dtype=dtype)
+        return message, new_errors
+    table = rows.from_tensors(errors, messages.shape[0], UNIT)
+    received = tf.unstack(_decode(messages, dtype), num=messages.shape[0])
+    total = functools.reduce(tf.add, received) + tf.gather(table, block)
+    message, error = _encode(total[tf.newaxis], dtype)
+    table = tf.tensor_scatter_nd_update(table, [[block]], error)
+    return wire.only_row(message), rows.to_tensors(table, errors)
+
+
+def half_decode(messages: tf.Tensor, like: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+    """Decode the messages of all blocks to float32 tensors; zeros stand for zeros.
+
+    Args:
+        messages: int32 `[blocks, words]`.
+        like: Tensors in the shapes of the result.
+        dtype: As given to `half_encode`.
+    """
+    if not _runs_natively([messages]):
+        return rows.to_tensors(_decode(messages, dtype), like)
+    sizes = tf.stack([tf.size(t, tf.int64) for t in like])
+    decode = native.load().redsync_half_decode
+    vectors = decode(messages=messages, sizes=sizes, N=len(like), dtype=dtype)
+    return [tf.reshape(v, tf.shape(t)) for v, t in zip(vectors, like, strict=True)]
+
+
+def _runs_natively(tensors: Sequence[tf.Tensor]) -> bool:
+    return native.runs_natively(tensors) and native.are_on_cpus(tensors)
+
+
+def _encode(table: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the messages of rows, and what was rounded off from them."""
+    halves = tf.cast(table, dtype)
+    pairs = tf.bitcast(tf.reshape(halves, [table.shape[0], -1, 2]), tf.int32)
+    flags = tf.ones([table.shape[0], wire.HEADER_WORDS], tf.int32)
+    finite = tf.reduce_all(tf.math.is_finite(halves))
+    messages = wire.zero_unless(finite, wire.joined(flags, pairs, axis=1))
+    return messages, table - tf.cast(halves, tf.float32)
+
+
+def _decode(messages: tf.Tensor, dtype: tf.DType) -> Any:
+    """Return the rows of messages."""
+    pairs = tf.bitcast(wire.moved(lambda m: m[:, wire.HEADER_WORDS :], messages), dtype)
+    return tf.reshape(tf.cast(pairs, tf.float32), [messages.shape[0], -1])
