@@ -103,10 +103,15 @@ class Policy(Configurable):
         return 0
 
     def resolve(
-        self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int
+        self,
+        specs: Sequence[TensorSpec],
+        strategy: Any,
+        network: Any,
+        bucket_bytes: int,
+        sparse_totals: bool = False,
     ) -> Resolved:
         """Return the policy itself, which has no choice to make."""
-        del specs, strategy, network, bucket_bytes
+        del specs, strategy, network, bucket_bytes, sparse_totals
         return self
 
     def mark_output_layer(self, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -164,7 +169,12 @@ class Undecided(Protocol):
         """Return the arguments of its constructor."""
 
     def resolve(
-        self, specs: Sequence[TensorSpec], strategy: Any, network: Any, bucket_bytes: int
+        self,
+        specs: Sequence[TensorSpec],
+        strategy: Any,
+        network: Any,
+        bucket_bytes: int,
+        sparse_totals: bool = False,
     ) -> Resolved:
         """Choose the methods; all workers call it at the same point, outside of any replica.
 
@@ -173,6 +183,7 @@ class Undecided(Protocol):
             strategy: The strategy.
             network: The network that answers requests.
             bucket_bytes: See `make_buckets`.
+            sparse_totals: See `BucketLayout`.
         """
 
 

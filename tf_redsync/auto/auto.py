@@ -164,11 +164,16 @@ class Auto(Configurable):
         return made
 
     def resolve(
-        self, specs: Sequence[TensorSpec], strategy: Any, network: Network, bucket_bytes: int
+        self,
+        specs: Sequence[TensorSpec],
+        strategy: Any,
+        network: Network,
+        bucket_bytes: int,
+        sparse_totals: bool = False,
     ) -> Decision:
         """Measure and decide; see `tf_redsync.policy.Undecided`."""
         announce = collectives.worker_rank(strategy) == 0
-        measured = measure(self, network, announce)
+        measured = measure(self, network, announce, sparse_totals)
         decision = self.decide(specs, measured, bucket_bytes)
         if network.workers > 1:
             agreement.agree(strategy, f"exchange as in {decision}")
@@ -213,13 +218,15 @@ def wins(seconds: float, dense: float) -> bool:
     return seconds <= min(CLEARLY * dense, dense - WORTHWHILE_SECONDS)
 
 
-def measure(auto: Auto, network: Network, announce: bool) -> Measured:
+def measure(auto: Auto, network: Network, announce: bool, sparse_totals: bool = False) -> Measured:
     """Return measurements for `auto.decide`; all workers must call this at the same point.
 
     Args:
         auto: The `Auto` with the candidates.
         network: The network.
         announce: Whether to log progress.
+        sparse_totals: Whether the optimizer updates at coordinates what a method has in that form,
+            and saves the update of all weights.
     """
     nothing = Measured(network.workers, cost.Link.of(float("inf"), 0.0), {})
     if network.workers == 1 or len(auto.considered) == 1:
@@ -233,7 +240,7 @@ def measure(auto: Auto, network: Network, announce: bool) -> Measured:
     if announce:
         say("tf_redsync.Auto: measuring the network and the methods")
     link = probe.link(network)
-    own = {m: probe.work(m, (network.workers,)) for m in auto.considered[1:]}
+    own = {m: probe.work(m, (network.workers,), sparse_totals) for m in auto.considered[1:]}
     agreed = probe.slowest(network, [dataclasses.astuple(w) for w in own.values()])
     work = {m: cost.Work(*times) for m, times in zip(own, agreed, strict=True)}
     return Measured(network.workers, link, work)

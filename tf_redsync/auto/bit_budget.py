@@ -25,6 +25,10 @@ from tf_redsync.policy import Assignment, Policy, Resolved, or_dense
 from tf_redsync.tables import aligned
 
 _logger = logging.getLogger("tf_redsync")
+_NO_GRADIENTS = (
+    "BitBudget has no `gradients`: all variables are exchanged by %s, unless a saved "
+    "choice is loaded"
+)
 
 # Settings of the field that a default method is varied in.
 LADDERS: dict[str, tuple[float, ...]] = {
@@ -149,15 +153,16 @@ class BitBudget(Policy):
 
     @override
     def resolve(
-        self, specs: Sequence[TensorSpec], strategy: Any, network: Network, bucket_bytes: int
+        self,
+        specs: Sequence[TensorSpec],
+        strategy: Any,
+        network: Network,
+        bucket_bytes: int,
+        sparse_totals: bool = False,
     ) -> Resolved:
         """Measure the errors and choose; see `tf_redsync.policy.Undecided`."""
         if self.gradients is None:
-            _logger.warning(
-                "BitBudget has no `gradients`: all variables are exchanged by %s, unless a saved "
-                "choice is loaded",
-                self.default,
-            )
+            _logger.warning(_NO_GRADIENTS, self.default)
             return self
         fixed = {a.spec.position: a.method for a in self.assign(specs) if a.reason != "default"}
         marked = self.mark_output_layer(specs)
@@ -173,10 +178,7 @@ class BitBudget(Policy):
         ]
         errors = [[error for error, _ in row] for row in measured]
         if self.relative:
-            squares = [_mean_square([step[i] for step in steps]) for i in range(len(marked))]
-            errors = [
-                [e / square for e in row] for row, square in zip(errors, squares, strict=True)
-            ]
+            errors = _relative(errors, steps)
         if network.workers > 1:
             errors = _mean(network, errors)
         costs = [[cost for _, cost in row] for row in measured]
@@ -308,6 +310,12 @@ def _measure(
         missing = exact[method.dense()] - delivered
         found.append((float(tf.reduce_sum(missing * missing)), bits))
     return found
+
+
+def _relative(errors: list[list[float]], steps: Sequence[Sequence[tf.Tensor]]) -> list[list[float]]:
+    """Divide the errors of each variable by its mean square over the steps."""
+    squares = [_mean_square([step[i] for step in steps]) for i in range(len(errors))]
+    return [[e / square for e in row] for row, square in zip(errors, squares, strict=True)]
 
 
 def _mean_square(grads: Sequence[tf.Tensor]) -> float:

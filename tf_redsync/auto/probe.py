@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -17,6 +18,8 @@ from tf_redsync.exchange.driver import DryRun, Network, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Method
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
+from tf_redsync.ops.selection import descended
+from tf_redsync.ops.sparse import SparseTotal
 
 # Sizes of the probes. A collective is timed with increasing sizes until it takes LONG_SECONDS.
 SMALL_BYTES = 4 * 1024
@@ -95,7 +98,12 @@ def _line(kind: type[Request], timer: _Timer, workers: int) -> Line:
     return Line(latency, rate)
 
 
-def work(method: Method, workers: Sequence[int], repeats: int = REPEATS) -> Work:
+def work(
+    method: Method,
+    workers: Sequence[int],
+    sparse_totals: bool = False,
+    repeats: int = REPEATS,
+) -> Work:
     """Measure a method's computation on this device, without a network.
 
     The exchange runs on random gradients of a small and of a large matrix, and receives its own
@@ -105,48 +113,74 @@ def work(method: Method, workers: Sequence[int], repeats: int = REPEATS) -> Work
         method: The method.
         workers: Numbers of workers to measure with. With one number all work counts per element;
             two or more separate selection from decoding.
+        sparse_totals: Whether totals may be in coordinate form. Their update is then added, and
+            that of all weights, which it saves, is taken off.
         repeats: Number of measurements, each of a period of steps. Their median counts.
     """
     most, fewest = max(workers), min(workers)
-    small = _exchange_seconds(method, SMALL_SHAPE, fewest, repeats)
-    large = _exchange_seconds(method, LARGE_SHAPE, fewest, repeats)
+    sparse = sparse_totals and not method.sync_schedule.local_steps
+    seconds = functools.partial(_exchange_seconds, method, repeats=repeats, sparse_totals=sparse)
+    small, large = seconds(SMALL_SHAPE, fewest), seconds(LARGE_SHAPE, fewest)
     n, m = math.prod(SMALL_SHAPE), math.prod(LARGE_SHAPE)
     per_element = max(large - small, 0.0) / (m - n)
     received = 0.0
     if most > fewest:
-        larger = _exchange_seconds(method, LARGE_SHAPE, most, repeats)
+        larger = seconds(LARGE_SHAPE, most)
         received = max(larger - large, 0.0) / (m * (most - fewest))
         received = min(received, per_element / fewest)
     return Work(max(small - n * per_element, 0.0), per_element - fewest * received, received)
 
 
-def _exchange_seconds(method: Method, shape: tuple[int, int], workers: int, repeats: int) -> float:
+def _exchange_seconds(
+    method: Method, shape: tuple[int, int], workers: int, repeats: int, sparse_totals: bool
+) -> float:
     """Return the seconds of a method's step for one matrix, in the steady state.
 
-    The result is the median over `repeats` of the mean over a period of steps.
+    The result is the median over `repeats` of the mean over a period of steps. See `work`.
     """
-    layout = BucketLayout((TensorSpec("w", shape),), workers)
+    layout = BucketLayout((TensorSpec("w", shape),), workers, 0, sparse_totals)
     if method.refuses(layout.specs[0]) is not None:
         return 0.0
+    in_coordinates = False
 
     @tf.function(autograph=False)
-    def run(grads: Any, state: Any, step: tf.Tensor) -> Any:
+    def run(grads: Any, state: Any, step: tf.Tensor, rate: tf.Tensor) -> Any:
+        nonlocal in_coordinates
         network = DryRun(workers)
         exchange = method.exchange(list(grads), state, Context(layout, network.rank(), step))
-        outcome = drive([exchange], network)
-        return outcome.results[0]
+        ((total,), state), *_ = drive([exchange], network).results
+        in_coordinates = isinstance(total, SparseTotal)
+        if in_coordinates:
+            total = descended(tf.fill(shape, rate), total, rate)
+        return total, state
 
     grads = [tf.random.stateless_normal(shape, (1, 2), alg="philox")]
     state = method.init(layout)
     times = []
     for i in range(2 + repeats * method.traits.period):
         start = time.perf_counter()
-        totals, state = run(grads, state, tf.constant(i, tf.int64))
-        wait(totals)
+        total, state = run(grads, state, tf.constant(i, tf.int64), tf.constant(0.01))
+        wait(total)
         times.append(time.perf_counter() - start)
     steps = times[2:]  # the first step traces, the second finds thresholds
     starts = range(0, len(steps), method.traits.period)
-    return statistics.median(statistics.fmean(steps[i : i + method.traits.period]) for i in starts)
+    periods = (statistics.fmean(steps[i : i + method.traits.period]) for i in starts)
+    return statistics.median(periods) - (_update_seconds(shape, repeats) if in_coordinates else 0.0)
+
+
+def _update_seconds(shape: tuple[int, int], repeats: int) -> float:
+    """Return the median seconds of plain SGD's update of a matrix by a dense total."""
+
+    @tf.function(autograph=False)
+    def run(total: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+        return tf.fill(shape, rate) - rate * total
+
+    total, times = tf.zeros(shape), []
+    for _ in range(2 + repeats):
+        start = time.perf_counter()
+        wait(run(total, tf.constant(0.01)))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
 
 
 def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[float]]:

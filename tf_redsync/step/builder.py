@@ -123,7 +123,10 @@ class ExchangeBuilder:
         worker = workers.this_worker(strategy, self._two_levels, self._direct)
         specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
         agreement.agree(strategy, self._describe(strategy, specs, described))
-        resolved = self.policy.resolve(specs, strategy, worker.network, self._bucket_bytes)
+        sparse_totals = sparse_totals and all(s.dtype == "float32" for s in specs)
+        resolved = self.policy.resolve(
+            specs, strategy, worker.network, self._bucket_bytes, sparse_totals
+        )
         assignments = resolved.assign(specs)
 
         def buckets(assigned: list[Assignment]) -> list[Bucket]:
@@ -131,9 +134,7 @@ class ExchangeBuilder:
                 [(a.spec, a.method) for a in assigned],
                 worker.network.workers,
                 self._bucket_bytes,
-                sparse_totals
-                and all(s.dtype == "float32" for s in specs)
-                and not any(a.method.sync_schedule.local_steps for a in assigned),
+                sparse_totals and not any(a.method.sync_schedule.local_steps for a in assigned),
             )
 
         options = self._max_skipped, self.warm_up, self.training
