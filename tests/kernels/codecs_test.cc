@@ -295,7 +295,7 @@ void TestHalves(const ParallelFor& threads) {
         for (int64_t i = 0; i < elements; ++i) {
           Check(back[i] + errors[i] == x[i] + residual[i], "halves: nothing is lost");
         }
-        const Buffer<float> before = errors;
+        const std::vector<float> before(errors.begin(), errors.end());
         ReduceHalves(half, messages.data(), blocks, length, blocks - 1, tensors, threads,
                      sum.data());
         errors.MixAll();
