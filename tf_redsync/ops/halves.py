@@ -48,8 +48,8 @@ def half_encode(
         encode = native.load().redsync_half_encode
         messages, errors = encode(values=values, residuals=residuals, dtype=dtype, blocks=blocks)
         return messages, errors
-    sums = [v + r for v, r in zip(values, residuals, strict=True)] if residuals else values
-    messages, errors = _encode(rows.from_tensors(sums, blocks, UNIT), dtype)
+    table = rows.from_tensors(rows.added(values, residuals), blocks, UNIT)
+    messages, errors = _encode(table, dtype)
     return messages, rows.to_tensors(errors, values)
 
 

@@ -22,6 +22,13 @@ def length(elements: Any, rows: int, unit: int) -> Any:
     return unit * -(-elements // (unit * rows))
 
 
+def added(tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the sums of the tensors of two lists; `tensors` if the other list is empty."""
+    if not others:
+        return list(tensors)
+    return [a + b for a, b in zip(tensors, others, strict=True)]
+
+
 def from_tensors(tensors: Sequence[tf.Tensor], rows: int, unit: int) -> tf.Tensor:
     """Concatenate tensors, add zeros, and cut: `[rows, length]`, see `length`."""
     elements = count(tensors)

@@ -53,10 +53,10 @@ def all_reduce(
     """
     rounding = ctx.rounding
     if rounding is None:
-        sums = yield AllReduce(_added(values, residuals))
+        sums = yield AllReduce(rows.added(values, residuals))
         return list(sums), [tf.zeros_like(v) for v in values]
     if isinstance(rounding, Rounding) and not rounding.error_feedback:
-        sums = yield AllReduce([tf.cast(v, rounding.dtype) for v in _added(values, residuals)])
+        sums = yield AllReduce([tf.cast(v, rounding.dtype) for v in rows.added(values, residuals)])
         return [tf.cast(s, tf.float32) for s in sums], [tf.zeros_like(v) for v in values]
     form = _format(rounding)
     if _uses_all_gather(form, ctx.layout.workers):
@@ -123,7 +123,7 @@ class _Blocks:
     def encode(
         self, values: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor], blocks: int
     ) -> tuple[tf.Tensor, Any]:
-        return self._quantize(rows.from_tensors(_added(values, residuals), blocks, self.unit))
+        return self._quantize(rows.from_tensors(rows.added(values, residuals), blocks, self.unit))
 
     def reduce(self, messages: tf.Tensor, errors: Any, block: tf.Tensor) -> tuple[tf.Tensor, Any]:
         total = self._dequantize(messages, _columns_of(errors), add=True) + tf.gather(errors, block)
@@ -160,12 +160,6 @@ def _format(rounding: Rounding | BlockRounding) -> _Halves | _Blocks:
 
 def _uses_all_gather(form: _Halves | _Blocks, workers: int) -> TypeGuard[_Blocks]:
     return isinstance(form, _Blocks) and workers <= 2
-
-
-def _added(values: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]) -> Tensors:
-    if not residuals:
-        return list(values)
-    return [e + v for e, v in zip(residuals, values, strict=True)]
 
 
 def _reduce_scatter(
