@@ -46,8 +46,9 @@ from tf_redsync.network import collectives
 from tf_redsync.policy import Policy, check_together
 
 # A candidate must take less than this fraction of the all-reduce's time and save this many seconds,
-# because a small bucket's time is latency, which is measured with an error of that order.
-CLEARLY, WORTHWHILE_SECONDS = 0.9, 5e-4
+# because a small bucket's time is latency, which is measured with an error of that order. Each
+# tensor must save time too: that of its operations in the branches of a trial's step.
+CLEARLY, WORTHWHILE_SECONDS, SECONDS_PER_TENSOR = 0.9, 5e-4, 3e-5
 _NO_MOMENTUM = (
     "it applies no momentum; use Auto() with the momentum in the optimizer to consider it"
 )
@@ -208,14 +209,21 @@ class Auto(Configurable):
         methods = self.methods
         seconds = tuple(measured.seconds(m, specs) for m in methods)
         best = min(range(len(methods)), key=seconds.__getitem__)
-        if not wins(seconds[best], seconds[0]):
+        if not wins(seconds[best], seconds[0], len(specs)):
             best = 0
         return Choice(specs, methods, seconds, methods[best])
 
 
-def wins(seconds: float, dense: float) -> bool:
-    """Return whether a time is so much shorter than the all-reduce's that it is chosen."""
-    return seconds <= min(CLEARLY * dense, dense - WORTHWHILE_SECONDS)
+def wins(seconds: float, dense: float, tensors: int = 0) -> bool:
+    """Return whether a time is so much shorter than the all-reduce's that it is chosen.
+
+    Args:
+        seconds: The time.
+        dense: The all-reduce's time.
+        tensors: The number of tensors that are exchanged.
+    """
+    saved = WORTHWHILE_SECONDS + SECONDS_PER_TENSOR * tensors
+    return seconds <= min(CLEARLY * dense, dense - saved)
 
 
 def measure(auto: Auto, network: Network, announce: bool, sparse_totals: bool = False) -> Measured:
