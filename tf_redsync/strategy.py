@@ -36,6 +36,7 @@ from tf_redsync.network import (
     collectives,
     dtypes,
     groups,
+    initial_values,
     transport,
 )
 from tf_redsync.ops import native
@@ -152,7 +153,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self, number: int, options: Any, timeout: float | None, heartbeat: float | None
     ) -> None:
         collectives.keep_keys(self)
-        dtypes.allow_all(self)
+        initial_values.install(self)
         watchdog.start(self, timeout, heartbeat)
         step_errors.install()
         self.batch_rows = data_amounts.BatchRows()

@@ -43,7 +43,7 @@ PRIVATE_NAMES_ALLOWED = (
     *ADAPTERS,
     *TENSORFLOW_ADAPTERS,
     "network/collectives.py",
-    "network/dtypes.py",
+    "network/initial_values.py",
     "keras/adapter.py",
 )
 

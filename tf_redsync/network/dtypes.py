@@ -2,9 +2,7 @@
 
 `CollectiveReduceV2` and `CollectiveGatherV2` support float16, float32, float64, int32 and int64;
 the former also supports bfloat16. Other dtypes are cast: to a wider integer for sums, and to a
-dtype that represents all their values for gathers and for broadcasts of initial values.
-
-Private name of TensorFlow used here: `_get_variable_creator_initial_value` of `extended`.
+dtype that represents all their values for gathers.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _WIDER = {
     tf.uint32: tf.int64,
     tf.uint64: tf.int64,  # modulo 2^64, like sums of int64
 }
-_CARRIED = {
+CARRIED = {
     **dict.fromkeys((tf.bool, tf.uint8, tf.int8, tf.int16, tf.uint16), tf.int32),
     tf.uint32: tf.int64,
     tf.uint64: tf.int64,
@@ -78,9 +76,9 @@ def gathered(gather: Callable[[Any], tf.Tensor], on_replicas: Map, value: Any, p
     dtype = getattr(part, "dtype", None)
     if dtype == tf.string and tf.is_tensor(part) and not isinstance(part, _COMPOSITE):
         return _gathered_strings(gather, on_replicas, value)
-    if dtype not in _CARRIED:
+    if dtype not in CARRIED:
         return gather(value)
-    carried = on_replicas(lambda v: tf.cast(v, _CARRIED[dtype]), value)
+    carried = on_replicas(lambda v: tf.cast(v, CARRIED[dtype]), value)
     return tf.cast(gather(carried), dtype)
 
 
@@ -97,30 +95,3 @@ def _gathered_strings(
     letters = tf.constant([bytes([i]) for i in range(256)])
     texts = tf.strings.reduce_join(tf.gather(letters, gather(on_replicas(codes, value))), axis=-1)
     return tf.strings.substr(texts, tf.zeros_like(lengths), lengths)
-
-
-def allow_all(strategy: tf.distribute.Strategy) -> None:
-    """Support variables of dtypes that TensorFlow cannot broadcast, such as bfloat16.
-
-    Their initial values are broadcast in a dtype that represents all of them.
-    """
-    extended = strategy.extended
-    initial_value_of = extended._get_variable_creator_initial_value
-
-    def through_carrier(replica_id: int, device: Any, primary_var: Any, **kwargs: Any) -> Any:
-        if replica_id > 0:
-            return initial_value_of(replica_id, device, primary_var, **kwargs)
-
-        def initial_value() -> tf.Tensor:
-            value = kwargs["initial_value"]
-            value = value() if callable(value) else value
-            value = getattr(value, "wrapped_value", value)  # of a checkpoint
-            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-            carrier = _CARRIED.get(value.dtype, value.dtype)
-            carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
-            received = initial_value_of(replica_id, device, primary_var, **carried)()
-            return tf.cast(received, value.dtype)
-
-        return initial_value
-
-    extended._get_variable_creator_initial_value = through_carrier

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tf_redsync.cluster import agreement
 from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import TensorSpec
-from tf_redsync.network import collectives
+from tf_redsync.network import collectives, initial_values
 
 _PER_WORKER = {
     "sum": tf.VariableAggregation.SUM,
@@ -150,10 +150,11 @@ class Consensus(tf.Module):
         own = tuple(strategy.experimental_local_results(v)[0] for v in weights)
         # A list would be tracked and saved here, but the model saves its variables.
         self._own: Callable[[], tuple[Any, ...]] = lambda: own
-        self.agreed = [
-            tf.Variable(v.read_value(), trainable=False, name=f"agreed_{i}")
-            for i, v in enumerate(own)
-        ]
+        with initial_values.own():  # stale, see above
+            self.agreed = [
+                tf.Variable(v.read_value(), trainable=False, name=f"agreed_{i}")
+                for i, v in enumerate(own)
+            ]
         self.steps = counter("steps_since_consensus")
         self.rounds = counter("consensus_rounds")
 
@@ -238,16 +239,17 @@ def replica_variable(value: tf.Tensor, kind: str, name: str) -> tf.Variable:
     """Create a per-replica variable; call it in the strategy's scope.
 
     Args:
-        value: Its initial value.
+        value: Its initial value, broadcast by the chief if `kind` is `"shared"`.
         kind: `"sum"`, `"mean"` or `"shared"`.
         name: Its name in TensorFlow.
     """
     if kind == "shared":  # every replica computes and assigns the same value: no aggregation
         return tf.Variable(value, trainable=False, name=name)
-    return tf.Variable(
-        value,
-        trainable=False,
-        name=name,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=_PER_WORKER[kind],
-    )
+    with initial_values.own():
+        return tf.Variable(
+            value,
+            trainable=False,
+            name=name,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=_PER_WORKER[kind],
+        )

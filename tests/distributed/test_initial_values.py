@@ -1,0 +1,65 @@
+"""Which initial values the chief broadcasts, and which every worker has for itself."""
+
+import pytest
+
+from tests.distributed.cluster import run_workers
+
+pytestmark = pytest.mark.distributed
+
+
+def created():
+    """Values of variables whose initial value is the worker's rank, or zeros of the state."""
+    import json
+    import os
+
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tf_redsync.network import initial_values
+    from tf_redsync.step.state_variables import replica_variable
+
+    rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    strategy = rs.MultiWorkerMirroredStrategy()
+    sent = []  # the elements of each broadcast
+    for name in ("broadcast_send", "broadcast_recv"):
+        count_elements(name, sent)
+
+    def value(dtype):
+        return tf.fill([1000], tf.constant(rank + 1, dtype))
+
+    with strategy.scope():
+        found = {"mirrored": tf.Variable(value(tf.float32))}
+        found |= {kind: replica_variable(value(tf.float32), kind, kind) for kind in ("sum", "mean")}
+        found["shared"] = replica_variable(value(tf.bfloat16), "shared", "shared")
+        with initial_values.own():
+            found["own"] = tf.Variable(value(tf.bfloat16))
+        found = {n: strategy.experimental_local_results(v)[0] for n, v in found.items()}
+        found = {name: int(v.numpy()[0]) for name, v in found.items()}
+        weights = [keras.Variable(tf.zeros([300, 300]))]
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(momentum=0.9))
+        del sent[:]
+        optimizer.build(weights)
+    return {**found, "sent": max(sent)}
+
+
+def count_elements(name, sent):
+    """Record the elements of each broadcast of one kind."""
+    import math
+
+    from tensorflow.python.ops import collective_ops
+
+    original = getattr(collective_ops, name)
+
+    def counted(*args, **kwargs):
+        sent.append(math.prod(args[1 if name == "broadcast_send" else 0]))
+        return original(*args, **kwargs)
+
+    setattr(collective_ops, name, counted)
+
+
+def test_the_state_of_a_worker_is_not_broadcast():
+    """Residuals start as zeros everywhere: a slow network need not carry them."""
+    first, second = run_workers(created)
+    assert first == {"mirrored": 1, "sum": 1, "mean": 1, "shared": 1, "own": 1, "sent": 1}
+    assert second == {"mirrored": 1, "sum": 2, "mean": 2, "shared": 1, "own": 2, "sent": 1}

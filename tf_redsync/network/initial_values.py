@@ -1,0 +1,59 @@
+"""Initial values of variables: which are broadcast by the chief, and in which dtype.
+
+Private name of TensorFlow used here: `_get_variable_creator_initial_value` of `extended`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from tf_redsync.network.dtypes import CARRIED
+
+_own: list[bool] = []  # not empty within `own`
+
+
+@contextmanager
+def own() -> Iterator[None]:
+    """Context in which variables start with each worker's own initial value.
+
+    Without it `tf.distribute` broadcasts each value. For the zeros of a residual that takes as long
+    as for the weights.
+    """
+    _own.append(True)
+    try:
+        yield
+    finally:
+        _own.pop()
+
+
+def install(strategy: tf.distribute.Strategy) -> None:
+    """Let the strategy's variables follow `own`, and have any dtype, such as bfloat16.
+
+    A value of a dtype that TensorFlow cannot broadcast is sent in one that represents all values.
+    """
+    extended = strategy.extended
+    broadcast = extended._get_variable_creator_initial_value
+
+    def initial_value_of(replica_id: int, device: Any, primary_var: Any, **kwargs: Any) -> Any:
+        if replica_id > 0:
+            return broadcast(replica_id, device, primary_var, **kwargs)
+
+        def initial_value() -> tf.Tensor:
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            value = getattr(value, "wrapped_value", value)  # of a checkpoint
+            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            if _own:
+                return value
+            carrier = CARRIED.get(value.dtype, value.dtype)
+            carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
+            received = broadcast(replica_id, device, primary_var, **carried)()
+            return tf.cast(received, value.dtype)
+
+        return initial_value
+
+    extended._get_variable_creator_initial_value = initial_value_of
