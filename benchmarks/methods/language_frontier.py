@@ -47,7 +47,12 @@ class Contender:
 
 
 def _local(name: str, lengths: Sequence[int], rest: str = "") -> list[Contender]:
-    return [Contender(name, f"H {h}", f"{name}(steps={h}{rest})") for h in lengths]
+    method = name.split(",")[0]
+    return [Contender(name, f"H {h}", f"{method}(steps={h}{rest})") for h in lengths]
+
+
+def _outer(momentum: float) -> str:
+    return f", outer=outer.Nesterov(learning_rate=0.7, momentum={momentum})"
 
 
 CONTENDERS = (
@@ -62,9 +67,11 @@ CONTENDERS = (
     Contender("CodedTopK, beta_1 = 0", "3%", "CodedTopK(density=0.03)", "without_beta_1"),
     *_local("LocalSGD", (15, 50)),
     *_local("DiLoCo", (15, 50, 250)),
-    *(Contender("DiLoCo, momentum 0.5", f"H {h}", f"DiLoCo(steps={h}, "
-                "outer=outer.Nesterov(learning_rate=0.7, momentum=0.5))") for h in (15, 50)),
+    *_local("DiLoCo, momentum 0.5", (15, 50), _outer(0.5)),
+    *_local("DiLoCo, momentum 0", (50,), _outer(0.0)),
     *_local("StreamingDiLoCo", (50,)),
+    *_local("StreamingDiLoCo, momentum 0.5", (50,), _outer(0.5)),
+    *_local("StreamingDiLoCo, momentum 0", (50,), _outer(0.0)),
     Contender("SparseLoCo, k = 32", "H 15", "SparseLoCo(steps=15, top_k=32)"),
     *(Contender("SparseLoCo, k = 128", f"H {h}", f"SparseLoCo(steps={h}, top_k=128)")
       for h in (15, 50)),
