@@ -131,12 +131,10 @@ def smoothed(values: list[float]) -> tuple[np.ndarray, np.ndarray]:
 
 def draw(results: dict[str, dict], path: pathlib.Path) -> None:
     """Draws loss against step and against bytes sent into a PNG file."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (by_step, by_bytes) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    figure = Figure(figsize=(11, 4.2))
+    by_step, by_bytes = figure.subplots(1, 2, sharey=True)
     for name, result in results.items():
         steps, losses = smoothed(result["loss"])
         sent = steps * result["bytes_per_step"] / 1e6
@@ -160,7 +158,6 @@ def draw(results: dict[str, dict], path: pathlib.Path) -> None:
     )
     figure.tight_layout(rect=(0, 0, 1, 0.95))
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def main() -> None:

@@ -112,16 +112,15 @@ def _number(row: Row, key: str, form: str, factor: float = 1.0) -> str:
 
 def plot(rows: Sequence[Row], metric: str, title: str, path: str) -> None:
     """Draws the metric during the training, and at its end over the bits."""
-    import matplotlib
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5))
+    figure = Figure(figsize=(13, 5))
+    left, right = figure.subplots(1, 2)
     for i, summary in enumerate(s for s in summaries(rows) if "metric" in s):
         own = [r for r in rows if r["method"] == summary["method"] and "metric" in r]
         values = np.array([r["curve"]["metric"] for r in own])
-        steps, color = own[0]["curve"]["steps"], plt.get_cmap("tab20")(i % 20)
+        steps, color = own[0]["curve"]["steps"], colormaps["tab20"](i % 20)
         left.plot(steps, values.mean(axis=0), color=color, label=summary["method"])
         left.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2)
         if "bits" in summary:
@@ -138,4 +137,3 @@ def plot(rows: Sequence[Row], metric: str, title: str, path: str) -> None:
         axis.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)

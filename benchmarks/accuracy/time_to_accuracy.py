@@ -125,13 +125,11 @@ def table(found: Sequence[Course]) -> str:
 
 def plot(found: Sequence[Course], path: Path) -> None:
     """Draws the accuracy against minutes, a panel for each network."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     networks = list(dict.fromkeys(c.network for c in found))
-    figure, axes = pyplot.subplots(1, len(networks), figsize=(5.5 * len(networks), 4), sharey=True)
+    figure = Figure(figsize=(5.5 * len(networks), 4))
+    axes = figure.subplots(1, len(networks), sharey=True)
     for network, axis in zip(networks, np.atleast_1d(axes), strict=True):
         for c in (c for c in found if c.network == network):
             axis.plot(c.minutes, c.metric, marker="o", markersize=3, label=c.method)

@@ -99,13 +99,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def plot(rows: Sequence[dict[str, Any]], path: str) -> None:
     """Draws loss over bits, a line a method."""
-    import matplotlib
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(8, 5.5))
-    colors = [plt.get_cmap("tab20")(i) for i in (*range(0, 20, 2), *range(1, 20, 2))]
+    figure = Figure(figsize=(8, 5.5))
+    axis = figure.subplots()
+    colors = [colormaps["tab20"](i) for i in (*range(0, 20, 2), *range(1, 20, 2))]
     names = list(dict.fromkeys(row["name"] for row in rows))
     for i, name in enumerate(n for n in names if n != BASELINE):
         own = [row for row in rows if row["name"] == name]

@@ -134,12 +134,11 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 
 def plot(found: Sequence[dict[str, Any]], title: str, path: str) -> None:
     """Draws perplexity over the mean and over the most bytes of a step."""
-    import matplotlib
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(13, 6), sharey=True)
+    figure = Figure(figsize=(13, 6))
+    axes = figure.subplots(1, 2, sharey=True)
     names = list(dict.fromkeys(r["name"] for r in found))
     for axis, key, label in (
         (axes[0], "sent_bytes", "KB that a worker sends in a step, on average"),
@@ -150,7 +149,7 @@ def plot(found: Sequence[dict[str, Any]], title: str, path: str) -> None:
             axis.errorbar(
                 [r[key] / 1e3 for r in own], [r["metric"] for r in own],
                 yerr=[r["spread"] / 2 for r in own], label=name, capsize=3, markersize=7,
-                marker="osD^v<>P*Xhd"[i % 12], color=plt.get_cmap("tab20")(i % 20), linewidth=1,
+                marker="osD^v<>P*Xhd"[i % 12], color=colormaps["tab20"](i % 20), linewidth=1,
             )  # fmt: skip
         for r in found:
             if r["name"] == BASELINE:

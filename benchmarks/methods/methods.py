@@ -116,14 +116,12 @@ def loss_over_bits(axis: Any) -> None:
 
 def plot(methods: dict[str, dict[str, Any]], path: str) -> None:
     """Draws loss over bits, and the times as bars; the numbers of the points are the bars'."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     rows = {name: row for name, row in methods.items() if "error" not in row}
     height = max(4.5, 0.32 * len(rows))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, height))
+    figure = Figure(figsize=(13, height))
+    left, right = figure.subplots(1, 2)
     numbers = {name: i + 1 for i, name in enumerate(rows)}  # names would hide each other
     points: dict[tuple[str, str], list[str]] = {}
     for name, row in rows.items():

@@ -175,19 +175,18 @@ def prediction_table(model: Model, texts: Sequence[str], compute: float, network
 
 def plot(rows: Sequence[Mapping[str, Any]], path: str) -> None:
     """Draws predicted over measured times."""
-    import matplotlib
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9.5, 6))
+    figure = Figure(figsize=(9.5, 6))
+    axes = figure.subplots()
     networks = list(dict.fromkeys(r["network"] for r in rows))
     texts = list(dict.fromkeys(r["method"] for r in rows))
     for row in rows:
         i, j = texts.index(row["method"]), networks.index(row["network"])
         axes.plot(
             row["measured_ms"], row["predicted_ms"], linestyle="", markersize=7,
-            marker="osD^v<>P*X"[j % 10], color=plt.get_cmap("tab20")(i % 20),
+            marker="osD^v<>P*X"[j % 10], color=colormaps["tab20"](i % 20),
         )  # fmt: skip
     ends = [f(r[k] for r in rows for k in ("measured_ms", "predicted_ms")) for f in (min, max)]
     axes.plot(ends, ends, color="black", linewidth=1)
@@ -200,7 +199,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: str) -> None:
             [],
             linestyle="",
             marker="o",
-            color=plt.get_cmap("tab20")(i),
+            color=colormaps["tab20"](i),
             label=textwrap.shorten(text, 34, placeholder=" ..."),
         )
     for j, n in enumerate(networks):

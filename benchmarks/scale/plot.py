@@ -41,7 +41,10 @@ def steps(report: Mapping[str, Any], path: str) -> None:
         report: With `check` and `predicted`.
         path: Of the picture.
     """
-    figure, (left, right) = _axes(2, (11.5, 4.8), width_ratios=(1, 1.9))
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.5, 4.8))
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.9))
     for row in report["check"]:
         style = {"color": COLOURS[row["method"]], "marker": MARKERS[row["method"]]}
         left.plot(row["workers"], row["measured_s"], linestyle="", markersize=6, **style)
@@ -81,7 +84,7 @@ def steps(report: Mapping[str, Any], path: str) -> None:
         axes.grid(True, which="major", alpha=0.3)
     left.set_ylabel("seconds of a step")
     figure.suptitle(f"{report['model']}, {report['params']:,} parameters", fontsize=11, y=1.04)
-    _save(figure, path)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def _mark_crossovers(axes: Any, predicted: Mapping[str, Any]) -> None:
@@ -146,12 +149,14 @@ def winners(report: Mapping[str, Any], cluster: prediction.Cluster, path: str) -
     """
     import numpy as np
     from matplotlib import colors, patches
+    from matplotlib.figure import Figure
 
     model = prediction.model_of(report)
     table = fastest(model, cluster)
     found = [name for name in NAMES if any(name in row for row in table)]
     numbers = [[found.index(name) for name in row] for row in table]
-    figure, (axes,) = _axes(1, (7.2, 4.8))
+    figure = Figure(figsize=(7.2, 4.8))
+    axes = figure.subplots()
     axes.pcolormesh(
         np.array(RATES) / 1e9,
         MAP_WORKERS,
@@ -200,7 +205,7 @@ def winners(report: Mapping[str, Any], cluster: prediction.Cluster, path: str) -
     )
     handles = [patches.Patch(color=COLOURS[name], alpha=0.8, label=name) for name in found]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8)
-    _save(figure, path)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def _label(axes: Any, lines: Any) -> None:
@@ -220,20 +225,3 @@ def _label(axes: Any, lines: Any) -> None:
                 va="center",
             )
             text.set_path_effects([patheffects.withStroke(linewidth=2, foreground="0.3")])
-
-
-def _axes(count: int, size: tuple[float, float], **ratios: Any) -> tuple[Any, Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, count, figsize=size, squeeze=False, gridspec_kw=ratios)
-    return figure, axes[0]
-
-
-def _save(figure: Any, path: str) -> None:
-    from matplotlib import pyplot
-
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    pyplot.close(figure)

@@ -149,16 +149,12 @@ def sweep(args, instructions) -> list[dict]:
 
 def plot(rows: list[dict], path: str, kind: str, momentum: float) -> None:
     """Draws nanoseconds per element over the size, one panel per density."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     rows = [r for r in rows if r["input"] == kind and r["momentum"] == momentum]
     densities = sorted({r["density"] for r in rows})
-    figure, panels = plt.subplots(
-        1, len(densities), figsize=(5.5 * len(densities), 4.8), sharey=True, squeeze=False
-    )
+    figure = Figure(figsize=(5.5 * len(densities), 4.8))
+    panels = figure.subplots(1, len(densities), sharey=True, squeeze=False)
     for panel, density in zip(panels[0], densities, strict=True):
         for i, op in enumerate(dict.fromkeys(r["op"] for r in rows)):
             points = sorted(

@@ -88,18 +88,14 @@ def plot(reports: Sequence[dict[str, Any]], path: str) -> None:
 
     Reports without a time of `none` have no unit; their panels say so.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     rows = list(dict.fromkeys((r["model"], r["workers"]) for r in reports))
     rates = list(dict.fromkeys(r["rate"] for r in reports))
     names = list(dict.fromkeys(name for r in reports for name in r["methods"]))[::-1]
     size = (1.2 + 4.2 * len(rates), len(rows) * (1.2 + 0.24 * len(names)))
-    figure, panels = plt.subplots(
-        len(rows), len(rates), figsize=size, squeeze=False, sharey=True, sharex="row"
-    )
+    figure = Figure(figsize=size)
+    panels = figure.subplots(len(rows), len(rates), squeeze=False, sharey=True, sharex="row")
     for axes in panels.flat:
         axes.set_axis_off()
     for report in reports:
@@ -108,7 +104,6 @@ def plot(reports: Sequence[dict[str, Any]], path: str) -> None:
         _bars(axes, report, names)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def _bars(axes: Any, report: dict[str, Any], names: list[str]) -> None:

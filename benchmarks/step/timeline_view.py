@@ -121,10 +121,7 @@ def _named(what: str, thread: int, name: str) -> dict[str, Any]:
 
 def plot(recording: Recording, title: str, path: str) -> None:
     """Draws the typical step; what of a collective no computing hides is darker."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     step = recording.typical()
     lanes = recording.lanes(step)
@@ -139,7 +136,8 @@ def plot(recording: Recording, title: str, path: str) -> None:
         rows.append((label(name, tensors), "C3", [op for op in sent if op.name == name]))
     rows += [(name, _COLORS[name], lanes[name]) for name in ("decode", "update")]
     wall = (step.end - step.start) / 1e3
-    figure, axes = plt.subplots(figsize=(13, 1.3 + 0.42 * len(rows)))
+    figure = Figure(figsize=(13, 1.3 + 0.42 * len(rows)))
+    axes = figure.subplots()
     for y, (_, color, ops) in enumerate(rows):
         axes.axhline(y, color="0.9", linewidth=0.6, zorder=0)
         for op in ops:
@@ -161,7 +159,6 @@ def plot(recording: Recording, title: str, path: str) -> None:
     axes.set_title(f"{title}: one step of worker 0, {wall:.0f} ms", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def _outside(op: Event, spans: list[tuple[float, float]]) -> list[tuple[float, float]]:

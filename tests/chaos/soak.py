@@ -63,13 +63,11 @@ def show(events: list[dict], steps: int, began: float) -> None:
 
 def plot(log: Path, picture: Path) -> None:
     """Draws the log."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    figure, axes = pyplot.subplots(2, 2, figsize=(10, 6), sharex=True, layout="constrained")
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True)
     for axis, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
         for rank, style in ((0, "-"), (1, "--")):
             mine = [event for event in events if event["rank"] == rank]

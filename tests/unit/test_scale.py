@@ -287,8 +287,10 @@ def test_the_fastest_method_of_the_map():
 
 
 def test_every_contour_of_the_map_has_a_label(monkeypatch):
+    from matplotlib.figure import Figure
+
     figures = []
-    monkeypatch.setattr(plot, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     plot.winners(report(), Cluster(2, 1.0), "unused.png")
     axes = figures[0].axes[0]
     lines = next(c for c in axes.collections if hasattr(c, "allsegs"))

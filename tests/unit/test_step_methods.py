@@ -112,15 +112,11 @@ def test_trial_steps():
 
 
 def test_a_bar_below_no_exchange_is_called_noise():
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     for step_ms, noise in ((70.0, True), (80.0, False)):
-        _, axes = plt.subplots()
+        axes = Figure().subplots()
         rows = {"none": {"step_ms": 75.0}, "TopK": {"step_ms": step_ms}}
         report = {"model": "mlp", "workers": 2, "rate": "1gbit", "methods": rows}
         step_report._bars(axes, report, list(rows))
         assert ("noise" in axes.get_xlabel()) == noise
-        plt.close()

@@ -198,16 +198,12 @@ SHOWN = 1e4  # ratio of the times that a logarithmic axis shows
 
 def draw(plan: Plan, path: str) -> None:
     """Write a plot of the layers' times and energies; of a large model, the longest exchanges."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     longest = sorted(plan.layers, key=lambda la: la.dense.seconds, reverse=True)[:MOST_LAYERS]
     layers = [la for la in plan.layers if la in longest]
-    figure, (times, energy) = plt.subplots(
-        1, 2, figsize=(11, 1.8 + 0.3 * len(layers)), sharey=True, width_ratios=(4, 1)
-    )
+    figure = Figure(figsize=(11, 1.8 + 0.3 * len(layers)))
+    times, energy = figure.subplots(1, 2, sharey=True, width_ratios=(4, 1))
     _draw_times(times, layers)
     energy.barh(range(len(layers)), [la.energy or 0.0 for la in layers], 0.6, color="C1")
     for row, layer in enumerate(layers):
@@ -223,7 +219,6 @@ def draw(plan: Plan, path: str) -> None:
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def _draw_times(axes: Any, layers: Sequence[Layer]) -> None:
