@@ -6,6 +6,7 @@
 `lstm` word language model: embedding 650, two LSTM layers of 650, vocabulary 10,000, 35 steps.
 `charlm` the small transformer over characters of `benchmarks/convergence.py`, 0.24 M parameters.
 `vgg`  the 13 convolutions of VGG16 on 32x32x3 and two dense layers of 512 before the output.
+`gpt`  that of the standard runs, over characters, 7.2 M parameters, under AdamW.
 `resnet9` that of the standard runs (`benchmarks/accuracy/standard_runs.py`), 1.6 M parameters.
 `resnet50` of `keras.applications` on 32x32x3, 23.6 M parameters in 214 variables.
 
@@ -42,12 +43,14 @@ class Workload:
       batch_size: examples per worker and step, by default.
       build: makes the model; it returns logits.
       batch: (generator, batch size) -> (inputs, integer labels).
+      inner: name of its optimizer; see `step_methods.optimizer_for`.
     """
 
     name: str
     batch_size: int
     build: Callable[[], keras.Model]
     batch: Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
+    inner: str = "SGD"
 
 
 def batches(
@@ -96,6 +99,12 @@ def _charlm() -> keras.Model:
     return networks.transformer((data.CHARACTERS,), ALPHABET)
 
 
+def _gpt() -> keras.Model:
+    from benchmarks.accuracy import data, networks
+
+    return networks.gpt((data.CHARACTERS,), ALPHABET)
+
+
 def _charlm_batch(generator: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
     from benchmarks.accuracy import data
 
@@ -139,6 +148,7 @@ WORKLOADS = {
     "mlp": Workload("mlp", 16, _mlp, _mlp_batch),
     "lstm": Workload("lstm", 20, _lstm, _lstm_batch),
     "charlm": Workload("charlm", 8, _charlm, _charlm_batch),
+    "gpt": Workload("gpt", 4, _gpt, _charlm_batch, "AdamW"),
     "vgg": Workload("vgg", 16, _vgg, _image_batch),
     "resnet9": Workload("resnet9", 32, _resnet9, _image_batch),
     "resnet50": Workload("resnet50", 16, _resnet50, _image_batch),

@@ -1,4 +1,4 @@
-"""Minutes until a network is as accurate as asked, on the networks that steps were measured on.
+"""Minutes until training is nearly as good as dense, on the networks that steps were measured on.
 
     sudo python benchmarks/step/step_time.py --model resnet9 --workers 4 --rate 100mbit \
         --json steps.json --methods "Dense(),CodedGMC(density=0.03)"
@@ -6,7 +6,7 @@
         --folder docs/accuracy/standard --plot minutes.png
 
 takes the time of a step from reports of `benchmarks/step/step_time.py`, of the same network, batch
-and number of workers, and the accuracy after each epoch from the full runs of
+and number of workers, and the accuracy or the perplexity after some steps from the full runs of
 `benchmarks/accuracy/standard_runs.py`.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.accuracy.standard_runs import SETUPS, Setup, row_of, runs_of
 from benchmarks.methods.time_to_loss import steps_to
 
-SHARES = (0.98, 0.995)  # of the accuracy of the baseline at its end
+SHARES = (0.98, 0.995)  # of the baseline's accuracy at its end, or its perplexity divided by these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Course:
         steps: Of the evaluations.
         metric: Means over the seeds at these steps.
         seeds: Number of seeds.
+        name: Of the metric.
     """
 
     network: str
@@ -47,11 +48,19 @@ class Course:
     steps: list[float]
     metric: list[float]
     seeds: int
+    name: str = "accuracy"
+
+    @property
+    def goals(self) -> list[float]:
+        """The metrics that others must reach if this is the baseline."""
+        sign = -1 if self.name == "perplexity" else 1
+        return [share**sign * self.metric[-1] for share in SHARES]
 
     def minutes_to(self, metric: float) -> float | None:
         """Returns when it is reached first; `None` if it never is."""
-        negative = [-value for value in self.metric]
-        steps = steps_to({"steps": self.steps, "metric": negative}, -metric)
+        sign = 1 if self.name == "perplexity" else -1
+        falling = [sign * value for value in self.metric]
+        steps = steps_to({"steps": self.steps, "metric": falling}, sign * metric)
         return None if steps is None else steps * self.step_ms / 60e3
 
     @property
@@ -91,8 +100,10 @@ def courses(
             if rows and "step_ms" in timed:
                 curves = [row["curve"] for row in rows]
                 metric = np.mean([curve["metric"] for curve in curves], axis=0)
-                found.append(Course(network, arm.method, timed["step_ms_mean"],
-                                    curves[0]["steps"], metric.tolist(), len(rows)))  # fmt: skip
+                steps, ms = curves[0]["steps"], timed["step_ms_mean"]
+                found.append(
+                    Course(network, arm.method, ms, steps, metric.tolist(), len(rows), setup.metric)
+                )
     return found
 
 
@@ -109,22 +120,23 @@ def _check(report: dict[str, Any], setup: Setup) -> None:
 
 
 def table(found: Sequence[Course]) -> str:
-    """Returns a table in Markdown: minutes to the shares of the first method's accuracy."""
+    """Returns a table in Markdown: minutes until methods are nearly as good as the first one."""
     heads = [f"minutes to {100 * share:g} % of dense" for share in SHARES]
+    if found[0].name == "perplexity":
+        heads = [f"minutes to a perplexity of {goal:.2f}" for goal in found[0].goals]
     lines = [
         f"| network | method | seeds | ms a step | {' | '.join(heads)} |",
         "|---|---|---:|---:|" + "---:|" * len(SHARES),
     ]
-    goals = [share * found[0].metric[-1] for share in SHARES]
     for c in found:
-        times = [c.minutes_to(goal) for goal in goals]
+        times = [c.minutes_to(goal) for goal in found[0].goals]
         cells = " | ".join("-" if t is None else f"{t:.1f}" for t in times)
         lines.append(f"| {c.network} | `{c.method}` | {c.seeds} | {c.step_ms:.0f} | {cells} |")
     return "\n".join(lines)
 
 
 def plot(found: Sequence[Course], path: Path) -> None:
-    """Draws the accuracy against minutes, a panel for each network."""
+    """Draws the metric against minutes, a panel for each network."""
     from matplotlib.figure import Figure
 
     networks = list(dict.fromkeys(c.network for c in found))
@@ -133,13 +145,16 @@ def plot(found: Sequence[Course], path: Path) -> None:
     for network, axis in zip(networks, np.atleast_1d(axes), strict=True):
         for c in (c for c in found if c.network == network):
             axis.plot(c.minutes, c.metric, marker="o", markersize=3, label=c.method)
-        axis.axhline(SHARES[0] * found[0].metric[-1], color="grey", linewidth=0.8, linestyle=":")
+        axis.axhline(found[0].goals[0], color="grey", linewidth=0.8, linestyle=":")
         axis.set_title(network)
         axis.set_xlabel("minutes")
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
-    np.atleast_1d(axes)[0].set_ylabel("test accuracy, %")
-    np.atleast_1d(axes)[-1].legend(loc="lower right")
+    rising = found[0].name != "perplexity"
+    if not rising:
+        np.atleast_1d(axes)[0].set_yscale("log")
+    np.atleast_1d(axes)[0].set_ylabel("test accuracy, %" if rising else "test perplexity")
+    np.atleast_1d(axes)[-1].legend(loc="lower right" if rising else "upper right")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
@@ -151,8 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--measured", type=Path, nargs="+", required=True, help="reports of step_time.py --json")
-    names = [setup.name for setup in SETUPS if setup.sign > 0]
-    add("--setup", choices=names, required=True)
+    add("--setup", choices=[setup.name for setup in SETUPS], required=True)
     add("--folder", type=Path, required=True, help="of the rows")
     add("--plot", type=Path, help="PNG file")
     args = parser.parse_args(argv)

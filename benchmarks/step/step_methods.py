@@ -1,12 +1,14 @@
 """Methods by name, and their optimizers, where the steps of a real training are measured.
 
 All are at their defaults, with the density of the command line if it gives one, and with
-`keras.optimizers.SGD(LEARNING_RATE)` inside, except for what `benchmarks/method_settings.py` lists.
+the model's optimizer inside, mostly `keras.optimizers.SGD(LEARNING_RATE)`, except for what
+`benchmarks/method_settings.py` lists.
 Workers take expressions in the place of names too, as `benchmarks/method_expressions.py` does.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from benchmarks import method_expressions, method_settings
@@ -134,24 +136,39 @@ def strategy_for(name: str) -> Any:
     return rs.MultiWorkerMirroredStrategy()
 
 
-def optimizer_for(name: str, density: float | None, bucket_bytes: int | None = None) -> Any:
-    """Returns the optimizer to measure; inside the strategy's scope."""
+def optimizer_for(
+    name: str, density: float | None, bucket_bytes: int | None = None, inner: str = "SGD"
+) -> Any:
+    """Returns the optimizer to measure; inside the strategy's scope.
+
+    Args:
+        name: The method's, or an expression.
+        density: See `method_for`.
+        bucket_bytes: Of the exchange; `None` for its default.
+        inner: The model's optimizer, for methods that do not need another one. AdamW has no
+            `beta_1`, as the methods want it that delay gradients; a step takes as long with it.
+    """
     import keras
 
-    setting = method_settings.setting_of(name.partition("(")[0])
+    kinds = {
+        "SGD": keras.optimizers.SGD,
+        "Adam": keras.optimizers.Adam,
+        "AdamW": functools.partial(keras.optimizers.AdamW, beta_1=0.0),
+    }
     if name == "dense":
-        return keras.optimizers.SGD(LEARNING_RATE)
+        return kinds[inner](LEARNING_RATE)
     import tf_redsync as rs
 
-    kinds = {"SGD": keras.optimizers.SGD, "Adam": keras.optimizers.Adam, "AMSGrad": rs.AMSGrad}
+    kinds["AMSGrad"] = rs.AMSGrad
+    setting = method_settings.setting_of(name.partition("(")[0])
+    kind = kinds[inner if setting.inner == "SGD" else setting.inner]
+    wrapped = kind(setting.learning_rate or LEARNING_RATE)
     options = {} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
     if "(" in name:
         what = method_expressions.exchanged(name)
-        inner = kinds[setting.inner](setting.learning_rate or LEARNING_RATE)
         method = method_settings.once_begun(what.method)
-        return rs.DistributedOptimizer(inner, method, **{**options, **what.options})
-    inner = kinds[setting.inner](setting.learning_rate or LEARNING_RATE)
-    return rs.DistributedOptimizer(inner, method_for(name, density), **options)
+        return rs.DistributedOptimizer(wrapped, method, **{**options, **what.options})
+    return rs.DistributedOptimizer(wrapped, method_for(name, density), **options)
 
 
 def make_ready(optimizer: Any) -> None:

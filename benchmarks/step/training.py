@@ -82,7 +82,9 @@ def prepare(args: argparse.Namespace) -> Training:
     keras.utils.set_random_seed(args.seed)
     with strategy.scope():
         model = workload.build()
-        optimizer = step_methods.optimizer_for(args.method, args.density, args.bucket_bytes)
+        optimizer = step_methods.optimizer_for(
+            args.method, args.density, args.bucket_bytes, workload.inner
+        )
         optimizer.build(model.trainable_variables)
         step_methods.make_ready(optimizer)
     batch_size = args.batch or workload.batch_size

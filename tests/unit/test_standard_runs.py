@@ -230,3 +230,17 @@ def test_minutes_to_an_accuracy(tmp_path):
     assert (tmp_path / "minutes.png").stat().st_size > 5000
     with pytest.raises(ValueError, match="'digits' have workers=2.*workers=4; .* --workers 2"):
         time_to_accuracy.courses(DIGITS, tmp_path, [{**report, "workers": 4}], setups)
+
+
+def test_minutes_to_a_perplexity(tmp_path):
+    """The smaller, the better: 98 % of dense is its perplexity divided by 0.98."""
+    steps = [100.0, 200.0, 300.0]
+    dense = time_to_accuracy.Course("1 Gbit/s", "Dense()", 600.0, steps, [9.0, 6.0, 4.9], 1,
+                                    "perplexity")  # fmt: skip
+    assert dense.goals == pytest.approx([5.0, 4.9 / 0.995])
+    assert dense.minutes_to(6.0) == 2.0 and dense.minutes_to(7.5) == 1.5
+    assert dense.minutes_to(4.8) is None
+    lines = time_to_accuracy.table([dense]).splitlines()
+    assert "minutes to a perplexity of 5.00" in lines[0] and "| 2.9 | 3.0 |" in lines[2]
+    time_to_accuracy.plot([dense], tmp_path / "minutes.png")
+    assert (tmp_path / "minutes.png").stat().st_size > 5000
