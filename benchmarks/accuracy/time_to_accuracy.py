@@ -151,8 +151,6 @@ def plot(found: Sequence[Course], path: Path) -> None:
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
     rising = found[0].name != "perplexity"
-    if not rising:
-        np.atleast_1d(axes)[0].set_yscale("log")
     np.atleast_1d(axes)[0].set_ylabel("test accuracy, %" if rising else "test perplexity")
     np.atleast_1d(axes)[-1].legend(loc="lower right" if rising else "upper right")
     figure.tight_layout()

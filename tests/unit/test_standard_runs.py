@@ -189,16 +189,18 @@ def test_the_page_shows_the_rows():
         assert part.removeprefix("**") in page
 
 
-def test_the_page_shows_the_minutes():
-    folder = run_queue.ROOT / "docs" / "accuracy"
-    page = (run_queue.ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    reports = [
-        json.loads((folder / "steps" / f"resnet9_4_workers_{rate}.json").read_text("utf-8"))
+@pytest.mark.parametrize(("name", "page"), [("resnet9", "accuracy"), ("gpt", "archive/accuracy")])
+def test_the_page_shows_the_minutes(name, page):
+    docs = run_queue.ROOT / "docs"
+    paths = [
+        docs / "accuracy" / "steps" / f"{name}_4_workers_{rate}.json"
         for rate in ("100mbit", "1gbit")
     ]
-    setup = next(setup for setup in standard_runs.SETUPS if setup.name == "resnet9")
-    found = time_to_accuracy.courses(setup, folder / "standard", reports)
-    assert len(found) >= 6 and time_to_accuracy.table(found) in page
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    setup = next(setup for setup in standard_runs.SETUPS if setup.name == name)
+    found = time_to_accuracy.courses(setup, docs / "accuracy" / "standard", reports)
+    text = (docs / f"{page}.md").read_text(encoding="utf-8")
+    assert len(found) >= 6 and time_to_accuracy.table(found) in text
 
 
 def test_minutes_to_an_accuracy(tmp_path):
