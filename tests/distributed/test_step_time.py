@@ -181,7 +181,7 @@ def test_a_latency_is_in_the_report(tmp_path, monkeypatch, capsys):
         (["--bucket-bytes", "0"], "`--bucket-bytes` must be at least 1"),
         (["--methods", "dense", "--plot", "x.png"], "add it to `--methods`"),
         (["--methods", "best"], "--methods=best"),
-        (["--model", "gpt"], "gpt"),
+        (["--model", "unet"], "unet"),
     ],
 )
 def test_bad_arguments(capsys, args, words):
