@@ -39,7 +39,7 @@ class Course:
         steps: Of the evaluations.
         metric: Means over the seeds at these steps.
         seeds: Number of seeds.
-        name: Of the metric.
+        sign: 1 where a larger metric is better, else -1.
     """
 
     network: str
@@ -48,19 +48,17 @@ class Course:
     steps: list[float]
     metric: list[float]
     seeds: int
-    name: str = "accuracy"
+    sign: int = 1
 
     @property
     def goals(self) -> list[float]:
         """The metrics that others must reach if this is the baseline."""
-        sign = -1 if self.name == "perplexity" else 1
-        return [share**sign * self.metric[-1] for share in SHARES]
+        return [share**self.sign * self.metric[-1] for share in SHARES]
 
     def minutes_to(self, metric: float) -> float | None:
         """Returns when it is reached first; `None` if it never is."""
-        sign = 1 if self.name == "perplexity" else -1
-        falling = [sign * value for value in self.metric]
-        steps = steps_to({"steps": self.steps, "metric": falling}, sign * metric)
+        falling = [-self.sign * value for value in self.metric]
+        steps = steps_to({"steps": self.steps, "metric": falling}, -self.sign * metric)
         return None if steps is None else steps * self.step_ms / 60e3
 
     @property
@@ -102,7 +100,7 @@ def courses(
                 metric = np.mean([curve["metric"] for curve in curves], axis=0)
                 steps, ms = curves[0]["steps"], timed["step_ms_mean"]
                 found.append(
-                    Course(network, arm.method, ms, steps, metric.tolist(), len(rows), setup.metric)
+                    Course(network, arm.method, ms, steps, metric.tolist(), len(rows), setup.sign)
                 )
     return found
 
@@ -122,7 +120,7 @@ def _check(report: dict[str, Any], setup: Setup) -> None:
 def table(found: Sequence[Course]) -> str:
     """Returns a table in Markdown: minutes until methods are nearly as good as the first one."""
     heads = [f"minutes to {100 * share:g} % of dense" for share in SHARES]
-    if found[0].name == "perplexity":
+    if found[0].sign < 0:
         heads = [f"minutes to a perplexity of {goal:.2f}" for goal in found[0].goals]
     lines = [
         f"| network | method | seeds | ms a step | {' | '.join(heads)} |",
@@ -150,7 +148,7 @@ def plot(found: Sequence[Course], path: Path) -> None:
         axis.set_xlabel("minutes")
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
-    rising = found[0].name != "perplexity"
+    rising = found[0].sign > 0
     np.atleast_1d(axes)[0].set_ylabel("test accuracy, %" if rising else "test perplexity")
     np.atleast_1d(axes)[-1].legend(loc="lower right" if rising else "upper right")
     figure.tight_layout()

@@ -237,8 +237,7 @@ def test_minutes_to_an_accuracy(tmp_path):
 def test_minutes_to_a_perplexity(tmp_path):
     """The smaller, the better: 98 % of dense is its perplexity divided by 0.98."""
     steps = [100.0, 200.0, 300.0]
-    dense = time_to_accuracy.Course("1 Gbit/s", "Dense()", 600.0, steps, [9.0, 6.0, 4.9], 1,
-                                    "perplexity")  # fmt: skip
+    dense = time_to_accuracy.Course("1 Gbit/s", "Dense()", 600.0, steps, [9.0, 6.0, 4.9], 1, -1)
     assert dense.goals == pytest.approx([5.0, 4.9 / 0.995])
     assert dense.minutes_to(6.0) == 2.0 and dense.minutes_to(7.5) == 1.5
     assert dense.minutes_to(4.8) is None
