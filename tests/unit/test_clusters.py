@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.loops import loop
+from tests.processes import alive
 from tf_redsync.cli import launch, schedulers
 from tf_redsync.cli import ssh as over_ssh
 from tf_redsync.cli.worker_environment import cores_of
@@ -95,13 +96,6 @@ def run(ssh, *flags, cwd, **env):
         env={**{k: v for k, v in os.environ.items() if k != "TF_CONFIG"}, "PYTHONPATH": str(ROOT),
              **env},
     )  # fmt: skip
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def wait_until_dead(pid):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import alive
 from tf_redsync.cli import launch, output, processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,14 +40,6 @@ def cli(*args, timeout=50, **kwargs):
     )
 
 
-def alive(pid):
-    """Whether the process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def wait_for(condition, seconds=30):
     end = time.monotonic() + seconds
     while not condition():
@@ -71,6 +65,22 @@ def test_ports_are_different_and_outside_the_range_of_outgoing_connections():
     assert len(set(ports)) == 20
     if low > 16000:
         assert max(ports) < low
+
+
+def test_a_port_that_another_process_has_reserved_is_not_free(monkeypatch):
+    (reserved, free) = launch.free_ports(2)
+    chosen = iter([reserved, free])
+    monkeypatch.setattr(random.SystemRandom, "randrange", lambda self, start, end: next(chosen))
+    holder = "import sys; from tf_redsync.cluster import ports\n"
+    holder += f"socket = ports.reserve({reserved}); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline()
+        assert launch.free_ports(1) == [free]
+        process.stdin.close()
+    chosen = iter([reserved])
+    assert launch.free_ports(1) == [reserved]  # it was reserved for as long as the process lived
 
 
 def test_thread_counts(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.loops import loop
+from tests.processes import alive
 from tf_redsync import launch
 from tf_redsync.cli import launch as launcher
 from tf_redsync.cli import node_agent, options
@@ -132,13 +133,6 @@ def hosts(tmp_path):
         one.code()
 
 
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_a_node_dies_and_another_joins_at_a_checkpoint(hosts):
     a, b, c = (hosts.start() for _ in range(3))
     hosts.until_round(0, a, b, c)
@@ -149,7 +143,7 @@ def test_a_node_dies_and_another_joins_at_a_checkpoint(hosts):
     before = [one.rounds[0][0] for one in stays]
     worker = victim.worker
     victim.kill()
-    hosts.until(lambda: not is_alive(worker), 2.0)  # its worker dies with it
+    hosts.until(lambda: not alive(worker), 2.0)  # its worker dies with it
     hosts.until_round(1, *stays)
     after = [one.rounds[1] for one in stays]
     assert sorted(after) == [(0, 2), (1, 2)]
@@ -170,7 +164,7 @@ def test_without_a_handler_the_newcomer_waits_and_both_sides_say_so(hosts):
     hosts.until_round(0, a, b)
     c = hosts.start()
     hosts.until(lambda: "SIGUSR1" in c.text and "SIGUSR1" in a.text + b.text)
-    assert is_alive(a.worker) and is_alive(b.worker)
+    assert alive(a.worker) and alive(b.worker)
     hosts.end()
     assert [one.code() for one in (a, b, c)] == [0, 0, 0] and not c.rounds
 
@@ -210,7 +204,7 @@ def test_a_rendezvous_of_its_own_is_lost_and_taken_over(hosts):
     # Both launchers are on its host: one of them serves from now on.
     hosts.until(lambda: "takes it over" in a.text + b.text)
     late = hosts.start()
-    assert all(is_alive(worker) for worker in workers)
+    assert all(alive(worker) for worker in workers)
     hosts.until_round(1, a, b, late)
     hosts.end()
     assert [one.code() for one in (a, b, late)] == [0, 0, 0]
@@ -269,7 +263,7 @@ def test_lines_of_an_attacker_change_nothing(hosts):
     forged += b"tf_redsync " + b"0" * 64 + b' {"kind": "leaves"}\n'
     for text in (forged, b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, b"tf_redsync [1]\n"):
         asyncio.run(attack(text))
-    assert is_alive(a.worker) and is_alive(b.worker)
+    assert alive(a.worker) and alive(b.worker)
     hosts.end()
     assert [a.code(), b.code()] == [0, 0] and set(a.rounds) == set(b.rounds) == {0}
 

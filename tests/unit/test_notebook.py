@@ -17,6 +17,7 @@ import pytest
 import tf_redsync as rs
 from tests.loops import loop
 from tests.patience import PATIENCE
+from tests.processes import alive
 from tf_redsync.cli import launch, notebook
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,14 +34,6 @@ def wait_for(condition, seconds=30):
     while not condition():
         assert time.monotonic() < end, "condition not reached"
         time.sleep(0.02)
-
-
-def alive(pid):
-    """Whether the process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def rank():

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.loops import loop
-from tests.unit.test_launch import alive, wait_for
+from tests.processes import alive
+from tests.unit.test_launch import wait_for
 from tf_redsync.cli import launch, prewarm, processes
 
 ROOT = Path(__file__).resolve().parents[2]

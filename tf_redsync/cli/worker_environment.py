@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tf_redsync import environment
+from tf_redsync.cluster import ports
 
 # Each step makes tensors of the size of the model, in memory that glibc returns to the system. In
 # huge pages this costs 512 times fewer page faults.
@@ -23,7 +24,8 @@ def free_ports(count: int) -> list[int]:
     """Return `count` different free TCP ports.
 
     A worker binds its port seconds after this call. The ports lie below the kernel's range for
-    outgoing connections, so that no connection takes one in the meantime.
+    outgoing connections, so that no connection takes one in the meantime, and no worker of another
+    job has reserved them.
     """
     try:
         limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
@@ -31,16 +33,17 @@ def free_ports(count: int) -> list[int]:
     except (OSError, ValueError):
         end = 32768
     start = 15000 if end > 16000 else 1024
-    ports: list[int] = []
+    found: list[int] = []
     with contextlib.ExitStack() as bound:
         for _ in range(10000):
-            if len(ports) == count:
-                return ports
+            if len(found) == count:
+                return found
             port = random.SystemRandom().randrange(start, end)
             probe = bound.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
-                ports.append(port)
+                bound.enter_context(ports.reserve(port) or contextlib.nullcontext())
+                found.append(port)
     raise RuntimeError(f"cannot find {count} free TCP ports from {start} to {end} on 127.0.0.1.")
 
 

@@ -22,7 +22,6 @@ import dataclasses
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -32,7 +31,7 @@ from typing import Any
 from typing_extensions import override
 
 from tf_redsync import environment
-from tf_redsync.cluster import handshake, startup_monitor
+from tf_redsync.cluster import handshake, ports, startup_monitor
 from tf_redsync.cluster.handshake import Connection, Identity, NoAnswer
 from tf_redsync.cluster.tf_config import Cluster
 from tf_redsync.errors import DistributedError
@@ -41,7 +40,7 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 _logger = logging.getLogger("tf_redsync")
 
 
-_held: dict[tuple[int, str], socket.socket] = {}  # by process and port, see `reserve_port`
+_held: dict[tuple[int, str], socket.socket | None] = {}  # by process and port, see `reserve_port`
 
 
 class StartError(DistributedError):
@@ -130,24 +129,14 @@ _logger = logging.getLogger("tf_redsync")
 
 
 def reserve_port(cluster: Cluster) -> None:
-    """Reserve this worker's port on this machine until the process ends.
-
-    The port itself is free for an instant, after our socket closes and before TensorFlow's opens.
-    """
-    if not sys.platform.startswith("linux"):
-        return
+    """Reserve this worker's port on this machine until the process ends."""
     port = cluster.addresses[cluster.rank].rpartition(":")[2]
     if (os.getpid(), port) in _held:
         return
-    place = socket.socket(socket.AF_UNIX)
     try:
-        place.bind(
-            f"\0tf_redsync/port/{port}"
-        )  # abstract name: one per network namespace, as ports
+        _held[os.getpid(), port] = ports.reserve(int(port))
     except OSError:
-        place.close()
         raise already_running(cluster, "another process of this machine uses its port") from None
-    _held[os.getpid(), port] = place
 
 
 def listen(cluster: Cluster) -> socket.socket:
