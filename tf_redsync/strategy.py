@@ -31,7 +31,14 @@ from tf_redsync.cluster import (
     watchdog,
 )
 from tf_redsync.cluster.tf_config import Cluster, check_tf_config
-from tf_redsync.keras import compile_hook, data_amounts, first_batch, fit_hook, statistics
+from tf_redsync.keras import (
+    compile_hook,
+    data_amounts,
+    first_batch,
+    fit_hook,
+    patch_tf_keras,
+    statistics,
+)
 from tf_redsync.network import (
     collectives,
     dtypes,
@@ -305,6 +312,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     @contextmanager
     def scope(self) -> Iterator[Any]:
         """Enter the strategy: variables created here are mirrored on all workers."""
+        patch_tf_keras()
         with super().scope() as context, tf.variable_creator_scope(self._create_variable):
             yield context
 

@@ -68,6 +68,36 @@ def test_a_loss_scale_optimizer_around_the_wrapper_goes_inside(mixed_float16, fa
         around.apply_gradients(pairs)
 
 
+IMPORTS = {
+    "tf_keras first": "import tf_keras, tf_redsync as rs\nscope = contextlib.nullcontext()",
+    "tf_keras last": "import tf_redsync as rs\n"
+    "scope = rs.MultiWorkerMirroredStrategy().scope()\nimport tf_keras",
+    "tf.keras": "os.environ['TF_USE_LEGACY_KERAS'] = '1'\nimport tensorflow as tf\n"
+    "import tf_redsync as rs\ntf_keras, scope = tf.keras, contextlib.nullcontext()",
+}
+FIRST_COMPILE = """
+tf_keras.mixed_precision.set_global_policy("mixed_float16")
+with scope:
+    model = tf_keras.Sequential([tf_keras.layers.Input((3,)), tf_keras.layers.Dense(1)])
+    model.compile(rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense()), "mse")
+print(isinstance(model.optimizer, rs.DistributedOptimizer))
+"""
+
+
+def test_the_first_compile_of_a_process_is_hooked():
+    """`model.compile` is looked up before its argument makes the first wrapper."""
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", f"import contextlib, os\n{imports}{FIRST_COMPILE}"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name, imports in IMPORTS.items()
+    }
+    said = {name: process.communicate(timeout=100)[0] for name, process in started.items()}
+    assert said == dict.fromkeys(IMPORTS, "True\n")
+
+
 @pytest.mark.parametrize("family", ["keras", *FAMILIES])
 def test_h5_files(family, tmp_path):
     """Keras 3 drops the slots of any optimizer from such a file; tf_keras keeps them."""

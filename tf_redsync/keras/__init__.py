@@ -1,1 +1,17 @@
 """Adapters between an exchange and the three families of Keras optimizers."""
+
+import importlib
+import importlib.util
+import sys
+
+from tf_redsync import requirements
+
+
+def patch_tf_keras() -> None:
+    """Patch the models of tf_keras if the process uses it.
+
+    `model.compile(DistributedOptimizer(...))` looks `compile` up before it makes the wrapper.
+    """
+    wanted = requirements.wants_legacy_keras() and importlib.util.find_spec("tf_keras") is not None
+    if sys.modules.get("tf_keras") is not None or wanted:
+        importlib.import_module("tf_redsync.keras.tf_keras")
