@@ -46,14 +46,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--warmup", type=int, default=5, help="steps before, per round")
     add("--rounds", type=int, default=2)
     add("--batch", type=int, help="examples per worker (default: the model's)")
-    add("--density", type=float, default=0.001, help="of redsync")
     add("--timeout", type=float, default=600, help="seconds per method and round")
     venvs = str(workers.ROOT / "build" / "peers")
     add("--venvs", default=venvs, help="where environments are kept")
     add("--install", action="store_true", help="make the environments and measure nothing")
     add("--install_timeout", type=float, default=3600, help="seconds per command of an install")
     add("--json", help="file for the report")
-    parser.set_defaults(bucket_bytes=None)  # for `step_time.measure`: tf_redsync's default
+    parser.set_defaults(bucket_bytes=None, density=None)  # tf_redsync's, for `step_time.measure`
     args = parser.parse_args(argv)
     if args.warmup <= pytorch_ddp.START_POWER_SGD:
         parser.error(
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace, chosen: dict[str, runs.Library | str]) -> dict
     """Measures; returns the report that `--json` writes."""
     with netlab.network(args.workers, args.rate) as lab:
         peers = runs.rounds(lab, chosen, args.rounds)
-    keys = ("workers", "rate", "model", "steps", "warmup", "rounds", "density")
+    keys = ("workers", "rate", "model", "steps", "warmup", "rounds")
     return {
         **{key: getattr(args, key) for key in keys},
         "threads": workers.threads(args.workers),

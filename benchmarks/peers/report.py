@@ -108,14 +108,14 @@ def reason(text: str) -> str:
 
 def table(peers: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the lines to print: one method a line, times in ms, traffic in MB (10^6 bytes)."""
-    lines = [f"{'library':<12}{'method':<10}" + "".join(f"{title:>12}" for title in COLUMNS)]
+    lines = [f"{'library':<12}{'method':<22}" + "".join(f"{title:>12}" for title in COLUMNS)]
     for name, peer in peers.items():
         if "error" in peer:
             lines.append(f"{name:<12}not installed: {reason(peer['error'])}")
             continue
         none = peer["methods"].get("none", {}).get("step_ms")
         for method, row in peer["methods"].items():
-            head = f"{name:<12}{method:<10}"
+            head = f"{name:<12}{method:<22}"
             if "error" in row:
                 lines.append(f"{head}failed: {reason(row['error'])}")
                 continue

@@ -21,7 +21,10 @@ from benchmarks.step import step_time
 from tf_redsync import launch
 
 OWN = "tf_redsync"
-OWN_METHODS = ("none", "dense", "redsync")
+OWN_METHODS = (  # at the defaults that users get
+    "none", "Dense()", "HalfPrecision()", "PowerSGD(rank=4)", "RedSync(momentum=0.9)",
+    "CodedTopK()", "CodedGMC()",
+)  # fmt: skip
 OTHERS = {peer.name: peer for peer in (mwms.peer(), pytorch_ddp.peer(), horovod_tf.peer())}
 PEERS = (OWN, *OTHERS)
 
@@ -125,7 +128,7 @@ def rounds(
         for name, method in turns:
             if (name, method) in errors:
                 continue
-            print(f"round {number + 1}/{count}: {name:<11}{method:<9}", end="", flush=True)
+            print(f"round {number + 1}/{count}: {name:<11}{method:<21}", end="", flush=True)
             start = time.monotonic()
             try:
                 result = ready[name].measure(lab, method)
