@@ -114,7 +114,7 @@ def _bars(axes: Any, report: dict[str, Any], names: list[str]) -> None:
     if not unit:
         axes.text(0.5, 0.5, "no time of `none`", ha="center", transform=axes.transAxes)
         return
-    colors = {"none": "0.6", "dense": "C3", "rs_dense": "C1"}
+    colors = {"none": "0.6", "barrier": "0.6", "dense": "C3", "rs_dense": "C1", "Dense()": "C3"}
     for i, name in enumerate(names):
         row = report["methods"].get(name)
         if row is None:
@@ -138,6 +138,6 @@ def _bars(axes: Any, report: dict[str, Any], names: list[str]) -> None:
     label = f"step time / none ({unit:.0f} ms)"
     if any(row.get("step_ms", unit) < unit for row in report["methods"].values()):
         # A step without an exchange is the shortest there is.
-        label += "\nbelow 1: noise of the measurement; no exchange can be faster than none"
+        label += ", below 1: noise"
     axes.set_xlabel(label, fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
