@@ -143,7 +143,7 @@ def _of_long_rounds(method: Method) -> str | None:
         advice = "Exchange in every step if messages are cheap"
     elif momentum > SMALL_OUTER_MOMENTUM and not schedule.fragments:
         advice = (
-            "The outer momentum outlasts a training of a few dozen rounds: with 0.5 or 0 the "
+            "The outer momentum outlasts a training of a few dozen rounds: with 0.5 the "
             "perplexity was 7.4 for 15 steps and 7.9 for 50. Use "
             "outer=tf_redsync.outer.Nesterov(learning_rate=0.7, momentum=0.5) for such trainings"
         )
