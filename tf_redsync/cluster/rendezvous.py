@@ -125,7 +125,6 @@ _EARLIER_RUN = (
 )
 _SAME_TASKS = "Start all workers with the same tasks in TF_CONFIG."
 _MAX_NAMES = 8
-_logger = logging.getLogger("tf_redsync")
 
 
 def reserve_port(cluster: Cluster) -> None:

@@ -12,6 +12,6 @@ def patch_tf_keras() -> None:
 
     `model.compile(DistributedOptimizer(...))` looks `compile` up before it makes the wrapper.
     """
-    wanted = requirements.wants_legacy_keras() and importlib.util.find_spec("tf_keras") is not None
-    if sys.modules.get("tf_keras") is not None or wanted:
+    loaded = sys.modules.get("tf_keras") is not None
+    if loaded or (requirements.wants_legacy_keras() and importlib.util.find_spec("tf_keras")):
         importlib.import_module("tf_redsync.keras.tf_keras")
