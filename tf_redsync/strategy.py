@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -145,7 +145,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         # By the `tf.function` that was passed to `run`; see `_lifted`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._network = collectives.for_strategy(self)  # for the averages
-        self._statistics: list[Any] = []  # non-trainable model variables, see `_average`
+        self._statistics: list[Any] = []  # non-trainable model variables, see `run`
         # See `average_statistics`: the function, and the number of its statistics.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
         # Set by the exchanges of the step being traced; see `step/strategy_hooks.py`.
@@ -238,17 +238,21 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self.checks = {}
             if in_fit:
                 self.batch_rows.note((fn_args, fn_kwargs))
-            values = statistics.Before(self._statistics)
+            before = statistics.Before(self._statistics)
             if tf.executing_eagerly():
                 self._eager_assignments.start()
                 result = fn(*fn_args, **fn_kwargs)
                 changed = self._eager_assignments.end(self._statistics)
             else:
-                before = len(graph.get_operations())
+                first = len(graph.get_operations())
                 result = fn(*fn_args, **fn_kwargs)
-                changed = statistics.assigned(self._statistics, graph, before)
-            values.put_back(changed, _any(skipped() for skipped, _ in self.skips))
-            self._average([v for v in changed if statistics.needs_averaging(v)])
+                changed = statistics.assigned(self._statistics, graph, first)
+            skipped = _any(skipped() for skipped, _ in self.skips)
+            for group in statistics.groups(changed):
+                values = before.or_now(group, skipped)
+                if statistics.needs_averaging(group[0]):
+                    values = self._mean_if_due(values)
+                statistics.assign(group, values)
             for check in list(self.checks.values()):
                 check()
             return result
@@ -303,7 +307,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             run = super().run
 
             def average() -> None:  # AutoGraph finds no source of a lambda within a lambda
-                self._set_to_mean(variables)
+                for group in statistics.groups(variables):
+                    statistics.assign(group, self._mean(statistics.pack(group)))
 
             self._averages = tf.function(lambda: run(average)), len(variables)
         agreement.agree(self, f"average {len(variables)} moving statistics")
@@ -326,24 +331,17 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self._eager_assignments.watch(variable)
         return variable
 
-    def _average(self, variables: Sequence[Any]) -> None:
-        """Set variables to their means over all replicas, if `statistics_due`."""
-        if not variables:
-            return
+    def _mean_if_due(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the mean of statistics over all replicas if `statistics_due`, else `values`."""
         if self.statistics_due is None:
-            self._set_to_mean(variables)
-        else:
-            tf.cond(self.statistics_due(), lambda: self._set_to_mean(variables), lambda: None)
+            return self._mean(values)
+        return tf.cond(self.statistics_due(), lambda: self._mean(values), lambda: values)
 
-    def _set_to_mean(self, variables: Sequence[Any]) -> None:
-        """Set each variable, in a replica context, to its mean over all replicas."""
-        values = [v.read_value() for v in variables]
-        sums = self._network.all_reduce(values)
+    def _mean(self, values: tf.Tensor) -> tf.Tensor:
+        (total,) = self._network.all_reduce([values])
         # In a skipped step the values are equal on all workers, and averaging would round them.
         skipped = _any(skipped() for skipped, agreed in self.skips if agreed)
-        for variable, value, total in zip(variables, values, sums, strict=True):
-            mean = total / self.num_replicas_in_sync
-            variable.assign(tf.where(skipped, value, mean), read_value=False)
+        return tf.where(skipped, values, total / self.num_replicas_in_sync)
 
 
 def already_sharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:

@@ -17,13 +17,13 @@ struct DescendInputs {
   // Checks shapes alone: the values may be on a device.
   tensorflow::Status Read(tensorflow::OpKernelContext* context) {
     const tensorflow::Tensor &at = context->input(1), &along = context->input(2), *rate;
-    if (at.dims() != 1 || at.shape() != along.shape()) {
+    if (at.shape() != along.shape()) {
       return tensorflow::errors::InvalidArgument(
-          "`indices` and `values` must have the same shape [entries]. Received: ",
+          "`indices` and `values` must have the same shape. Received: ",
           at.shape().DebugString(), " and ", along.shape().DebugString(), ".");
     }
     TF_RETURN_IF_ERROR(ReadScalar(context, "learning_rate", &rate));
-    indices = Words(at);
+    indices = reinterpret_cast<const uint32_t*>(at.flat<float>().data());
     values = along.flat<float>().data();
     learning_rate = rate->scalar<float>().data();
     entries = at.NumElements();

@@ -99,9 +99,8 @@ tensorflow::Status DecodeShape(InferenceContext* c) {
 }
 
 tensorflow::Status DescendShape(InferenceContext* context) {
-  ShapeHandle indices, unused;
-  TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 1, &indices));
-  TF_RETURN_IF_ERROR(context->Merge(indices, context->input(2), &unused));
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(context->Merge(context->input(1), context->input(2), &unused));
   return context->WithRank(context->input(3), 0, &unused);
 }
 
@@ -179,7 +178,7 @@ totals: Sums over the workers.
 
 REGISTER_OP("RedsyncDescend")
     .Input("variable: resource")
-    .Input("indices: int32")
+    .Input("indices: float")
     .Input("values: float")
     .Input("learning_rate: float")
     .SetIsStateful()
@@ -188,14 +187,14 @@ REGISTER_OP("RedsyncDescend")
 Applies `variable -= learning_rate * values` at `indices`, entry after entry.
 
 variable: float32 variable of any shape.
-indices: Positions in the flattened variable, [entries]. They may repeat.
-values: What to descend along, [entries].
+indices: Positions in the flattened variable, as the bits of unsigned numbers. They may repeat.
+values: What to descend along, in the shape of `indices`.
 learning_rate: Scalar.
 )doc");
 
 REGISTER_OP("RedsyncDescended")
     .Input("start: float")
-    .Input("indices: int32")
+    .Input("indices: float")
     .Input("values: float")
     .Input("learning_rate: float")
     .Output("result: float")
@@ -204,8 +203,8 @@ REGISTER_OP("RedsyncDescended")
 Returns `start - learning_rate * values` at `indices`, entry after entry, and `start` elsewhere.
 
 start: Tensor of any shape; the result takes its memory if no other op needs it.
-indices: Positions in the flattened tensor, [entries]. They may repeat.
-values: What to descend along, [entries].
+indices: Positions in the flattened tensor, as the bits of unsigned numbers. They may repeat.
+values: What to descend along, in the shape of `indices`.
 learning_rate: Scalar.
 result: As `start`.
 )doc");

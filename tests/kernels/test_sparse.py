@@ -135,7 +135,7 @@ def ascending_runs(generator, size, runs, slots):
         count = generator.randint(slots // 2, slots + 1)
         indices[run, :count] = np.sort(generator.choice(size, count, replace=False))
         values[run, :count] = generator.randn(count)
-    return indices.ravel(), values.ravel()
+    return indices, values
 
 
 @pytest.mark.parametrize("runs", [1, 4, 1100])  # few, and more than are sorted in at once
@@ -149,13 +149,13 @@ def test_runs_over_many_spans(backend, runs):
         variable, sparse.SparseTotal(floats(indices), tf.constant(values)), tf.constant(0.3)
     )
     rate = np.float32(0.3)
-    for i, value in zip(indices, values, strict=True):
+    for i, value in zip(indices.ravel(), values.ravel(), strict=True):
         expected[i] -= rate * value
     np.testing.assert_array_equal(variable.numpy(), expected)
     if backend == "native":  # the bad index is the first one in its run, or the last
-        for at in (0, len(indices) - 1):
+        for at in (0, indices.size - 1):
             wrong = indices.copy()
-            wrong[at] = size + 5
+            wrong.flat[at] = size + 5
             total = sparse.SparseTotal(floats(wrong), tf.constant(values))
             named = rf"indices\[{at}\]={size + 5}"
             with pytest.raises(tf.errors.InvalidArgumentError, match=named):

@@ -167,10 +167,11 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
     """Wrap plain SGD's update step so that it accepts totals in coordinate form."""
 
     def descend_all(distribution: Any, totals_and_vars: Any, learning_rate: Any) -> None:
+        rate = tf.cast(learning_rate, tf.float32)  # read once
         for total, variable in totals_and_vars:
             distribution.extended.update(
                 variable,
-                lambda v, indices, values: descend(v, SparseTotal(indices, values), learning_rate),
+                lambda v, indices, values: descend(v, SparseTotal(indices, values), rate),
                 args=tuple(total),
                 group=False,
             )

@@ -86,6 +86,32 @@ def _owners(with_tf_keras: bool) -> tuple[tuple[type, ...], tuple[type, ...]]:
     return others, layers
 
 
+# A network has a hundred statistics. A step packs those that it treats alike: a vector costs few
+# operations to check, average and restore, and every operation of a graph prolongs its start.
+
+
+def groups(variables: Sequence[Any]) -> list[list[Any]]:
+    """Return statistics grouped by dtype and by whether the strategy averages them."""
+    found: dict[tuple[tf.DType, bool], list[Any]] = {}
+    for variable in variables:
+        found.setdefault((variable.dtype, needs_averaging(variable)), []).append(variable)
+    return list(found.values())
+
+
+def pack(values: Iterable[Any]) -> tf.Tensor:
+    """Return tensors or variables of one dtype, flattened and concatenated to one vector."""
+    tensors = map(tf.convert_to_tensor, values)
+    return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors], axis=0)
+
+
+def assign(variables: Sequence[Any], packed: tf.Tensor) -> None:
+    """Set statistics to the parts of a vector of `pack`, in a replica context."""
+    parts = tf.split(packed, [v.shape.num_elements() for v in variables])
+    for variable, part in zip(variables, parts, strict=True):
+        value = part if variable.shape.rank == 1 else tf.reshape(part, variable.shape)
+        variable.assign(value, read_value=False)
+
+
 class Before:
     """Snapshot of statistics before a step, in a replica context.
 
@@ -94,22 +120,16 @@ class Before:
     """
 
     def __init__(self, variables: Iterable[Any]):
-        self._values = {id(v): v.read_value() for v in variables}
+        self._values = {id(v): tf.convert_to_tensor(v) for v in variables}
 
-    def put_back(self, variables: Sequence[Any], skipped: tf.Tensor) -> None:
-        """Restore statistics after a skipped step, or if any of them is non-finite.
+    def or_now(self, variables: Sequence[Any], skipped: tf.Tensor) -> tf.Tensor:
+        """Return a group of statistics, packed: as before the step if they must be restored.
 
-        Later batches cannot repair a non-finite moving average.
+        That is after a skipped step, and if any of them is non-finite: later batches cannot repair
+        a non-finite moving average.
         """
-        if not variables:
-            return
-        finite = all_finite(list(map(tf.convert_to_tensor, variables)))
-
-        def assign() -> None:
-            for variable in variables:
-                variable.assign(self._values[id(variable)], read_value=False)
-
-        tf.cond(skipped | ~finite, assign, lambda: None)
+        before, now = pack(self._values[id(v)] for v in variables), pack(variables)
+        return tf.where(skipped | ~all_finite([now]), before, now)
 
 
 class EagerAssignments:

@@ -43,7 +43,7 @@ def golomb_sections(size: int, slots: int, rice: int) -> tuple[int, int]:
 
 
 def unsigned(indices: tf.Tensor) -> tf.Tensor:
-    """Return positions, the bits of unsigned integers in int32, as int64."""
+    """Return positions, the bits of unsigned integers in int32 or float32, as int64."""
     return tf.cast(tf.bitcast(indices, tf.uint32), tf.int64)
 
 

@@ -192,15 +192,15 @@ def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]
         layout: The layout of the messages, which must be static.
 
     Returns:
-        For every tensor, `workers * capacity` entries.
+        For every tensor, `[workers, capacity]` entries.
     """
-    parts, totals, flat = layout.split_floats(messages), [], tf.constant([-1])
+    parts, totals = layout.split_floats(messages), []
     for i, (indices, values) in enumerate(zip(parts.indices, parts.values, strict=True)):
         if layout.quantized[i]:
             slots = tf.range(layout.capacities[i], dtype=tf.int64)
             count = tf.bitcast(parts.counts[:, i : i + 1], tf.int32)
             values = tf.where(slots < tf.cast(count, tf.int64), values, 0.0)
-        totals.append(SparseTotal(tf.reshape(indices, flat), tf.reshape(values, flat)))
+        totals.append(SparseTotal(indices, values))
     return totals
 
 
@@ -213,14 +213,13 @@ def descended(start: tf.Tensor, total: SparseTotal, learning_rate: float | tf.Te
         learning_rate: A number, or a float32 scalar.
     """
     rate = tf.convert_to_tensor(learning_rate, tf.float32)
-    indices = tf.bitcast(total.indices, tf.int32)
     if runs_natively([start]):
         result: tf.Tensor = native.load().redsync_descended(
-            start=start, indices=indices, values=total.values, learning_rate=rate
+            start=start, indices=total.indices, values=total.values, learning_rate=rate
         )
         return result
     along = rate * total.values
-    return tf.tensor_scatter_nd_sub(start, unravel(indices, start.shape), along)
+    return tf.tensor_scatter_nd_sub(start, unravel(total.indices, start.shape), along)
 
 
 def chunked_top_k(chunks: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:

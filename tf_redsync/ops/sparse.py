@@ -21,9 +21,10 @@ class SparseTotal(NamedTuple):
     """A sum over workers in coordinate form.
 
     Attributes:
-        indices: float32 `[entries]`, the bits of unsigned positions in the flattened tensor; with
-            int32, conditionals would move them from a GPU to host memory. They may repeat.
-        values: float32 `[entries]`, which are summed per position; 0 in unused entries.
+        indices: float32 `[workers, entries]`, the bits of unsigned positions in the flattened
+            tensor; with int32, conditionals would move them from a GPU to host memory. They may
+            repeat.
+        values: float32 `[workers, entries]`, summed per position; 0 in unused entries.
     """
 
     indices: tf.Tensor
@@ -47,34 +48,34 @@ class EitherTotal(NamedTuple):
 def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor) -> tf.Operation:
     """Apply `variable -= learning_rate * total` at the total's coordinates.
 
-    Entries are applied in their order, so equal messages give equal bits on all workers.
+    Entries are applied row by row in their order, so equal messages give equal bits on all workers.
 
     Args:
         variable: float32 variable of any shape.
         total: The direction; positions refer to the flattened variable.
         learning_rate: Scalar.
     """
-    rate, indices = tf.cast(learning_rate, tf.float32), tf.bitcast(total.indices, tf.int32)
+    rate = tf.cast(learning_rate, tf.float32)
     if runs_natively([variable]):
         return native.load().redsync_descend(
             variable=variable.handle,
-            indices=indices,
+            indices=total.indices,
             values=total.values,
             learning_rate=rate,
         )
     return tf.raw_ops.ResourceScatterNdSub(
         ref=variable.handle,
-        indices=unravel(indices, variable.shape),
+        indices=unravel(total.indices, variable.shape),
         updates=rate * total.values,
         use_locking=True,
     )
 
 
-def unravel(positions: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Return positions as int64 `[entries, rank]`; invalid ones stay out of range."""
-    positions, columns = unsigned(positions), []
+def unravel(indices: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Return indices of a total as int64 `[..., rank]`; invalid ones stay out of range."""
+    positions, columns = unsigned(indices), []
     for axis in range(shape.rank):
         stride = math.prod(shape[axis + 1 :])
         columns.append(positions // stride)
         positions = positions % stride
-    return tf.stack(columns, axis=1)
+    return tf.stack(columns, axis=-1)

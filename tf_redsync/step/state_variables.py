@@ -64,7 +64,7 @@ class StateVariables(tf.Module):
         found = {}
         for name, variables in self.variables_by_name.items():
             if names is None or name in names:
-                found[name] = [v.read_value() for v in variables]
+                found[name] = list(map(tf.convert_to_tensor, variables))
         return found
 
     def assign(self, state: dict[str, Any], old: dict[str, Any] | None = None) -> None:
