@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -247,12 +247,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 first = len(graph.get_operations())
                 result = fn(*fn_args, **fn_kwargs)
                 changed = statistics.assigned(self._statistics, graph, first)
-            skipped = _any(skipped() for skipped, _ in self.skips)
-            for group in statistics.groups(changed):
-                values = before.or_now(group, skipped)
-                if statistics.needs_averaging(group[0]):
-                    values = self._mean_if_due(values)
-                statistics.assign(group, values)
+            self._settle(changed, before)
             for check in list(self.checks.values()):
                 check()
             return result
@@ -330,6 +325,15 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self._statistics.append(variable)
             self._eager_assignments.watch(variable)
         return variable
+
+    def _settle(self, changed: Sequence[Any], before: statistics.Before) -> None:
+        """Restore the statistics that a step has changed, or average them."""
+        skipped = _any(skipped() for skipped, _ in self.skips)
+        for group in statistics.groups(changed):
+            values = before.or_now(group, skipped)
+            if statistics.needs_averaging(group[0]):
+                values = self._mean_if_due(values)
+            statistics.assign(group, values)
 
     def _mean_if_due(self, values: tf.Tensor) -> tf.Tensor:
         """Return the mean of statistics over all replicas if `statistics_due`, else `values`."""
