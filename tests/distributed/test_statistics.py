@@ -122,3 +122,54 @@ def test_fit_run_eagerly(workers):
     np.testing.assert_array_equal(first["fit"], second["fit"])
     assert np.abs(first["fit"][0]).max() > 0
     assert first["weights"] == second["weights"]
+
+
+def run_with_two_dtypes():
+    """A matrix of float32 and vectors of float64 as statistics; return them and the batches."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    class Matrix(keras.layers.Layer):
+        """Its statistic: the first two examples of the last batch."""
+
+        def build(self, shape):
+            self.last = self.add_weight(shape=(2, shape[-1]), trainable=False, name="last")
+
+        def call(self, x):
+            self.last.assign(x[:2])
+            return x
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+    rank = problems.rank()
+    with strategy.scope():
+        norm = keras.layers.BatchNormalization(momentum=0.5, dtype="float64")
+        matrix = Matrix()
+        model = keras.Sequential([keras.Input((4,)), matrix, norm])
+
+    @tf.function
+    def step(x):
+        return strategy.run(lambda x: model(x, training=True), (x,))
+
+    batches = [np.float32(np.random.RandomState([rank, i]).randn(8, 4)) for i in range(STEPS)]
+    for batch in batches:
+        step(tf.constant(batch))
+    parts = {"matrix": matrix.last, "mean": norm.moving_mean}
+    found = {
+        name: strategy.experimental_local_results(v.value)[0].numpy() for name, v in parts.items()
+    }
+    return {**found, "batches": np.stack(batches)}
+
+
+def test_statistics_of_two_dtypes_and_ranks():
+    first, second = run_workers(run_with_two_dtypes)
+    mean = np.zeros(4)
+    for one, other in zip(first["batches"], second["batches"], strict=True):
+        mean = 0.5 * mean + 0.25 * (np.float64(one).mean(0) + np.float64(other).mean(0))
+    for worker in (first, second):
+        assert worker["mean"].dtype == np.float64
+        np.testing.assert_allclose(worker["mean"], mean, rtol=1e-12)
+        both = (first["batches"][-1][:2] + second["batches"][-1][:2]) / 2
+        np.testing.assert_array_equal(worker["matrix"], both)
