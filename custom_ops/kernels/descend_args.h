@@ -19,8 +19,8 @@ struct DescendInputs {
     const tensorflow::Tensor &at = context->input(1), &along = context->input(2), *rate;
     if (at.shape() != along.shape()) {
       return tensorflow::errors::InvalidArgument(
-          "`indices` and `values` must have the same shape. Received: ",
-          at.shape().DebugString(), " and ", along.shape().DebugString(), ".");
+          "`indices` and `values` must have the same shape. Received: ", at.shape().DebugString(),
+          " and ", along.shape().DebugString(), ".");
     }
     TF_RETURN_IF_ERROR(ReadScalar(context, "learning_rate", &rate));
     indices = reinterpret_cast<const uint32_t*>(at.flat<float>().data());

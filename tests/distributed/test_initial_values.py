@@ -36,11 +36,14 @@ def created():
             found["own"] = tf.Variable(value(tf.bfloat16))
         found = {n: strategy.experimental_local_results(v)[0] for n, v in found.items()}
         found = {name: int(v.numpy()[0]) for name, v in found.items()}
-        weights = [keras.Variable(tf.zeros([300, 300]))]
-        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(momentum=0.9))
-        del sent[:]
-        optimizer.build(weights)
-    return {**found, "sent": max(sent)}
+        # Selected from, and exchanged densely with a velocity that is shared.
+        weights = [keras.Variable(tf.zeros([300, 300])), keras.Variable(tf.zeros([30]))]
+        for method in (rs.RedSync(momentum=0.9), rs.CodedGMC()):
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
+            del sent[:]
+            optimizer.build(weights)
+            found[type(method).__name__] = max(sent)
+    return found
 
 
 def count_elements(name, sent):
@@ -59,7 +62,8 @@ def count_elements(name, sent):
 
 
 def test_the_state_of_a_worker_is_not_broadcast():
-    """Residuals start as zeros everywhere: a slow network need not carry them."""
+    """Residuals and velocities start as zeros everywhere: a slow network need not carry them."""
     first, second = run_workers(created)
-    assert first == {"mirrored": 1, "sum": 1, "mean": 1, "shared": 1, "own": 1, "sent": 1}
-    assert second == {"mirrored": 1, "sum": 2, "mean": 2, "shared": 1, "own": 2, "sent": 1}
+    sent = {"RedSync": 1, "CodedGMC": 1}  # counters
+    assert first == {"mirrored": 1, "sum": 1, "mean": 1, "shared": 1, "own": 1, **sent}
+    assert second == {"mirrored": 1, "sum": 2, "mean": 2, "shared": 1, "own": 2, **sent}

@@ -168,10 +168,11 @@ class DirectCollectives(PublicCollectives):
         if tf.executing_eagerly():  # packing costs more than it saves
             return [self._launch("reduce", t) for t in tensors]
         flat = tf.constant([-1])  # the same for all tensors
-        packed = tf.concat([tf.reshape(t, flat) for t in tensors], axis=0)
+        vectors = [t if t.shape.rank == 1 else tf.reshape(t, flat) for t in tensors]
         sizes = [t.shape.num_elements() or tf.size(t) for t in tensors]
-        sums = tf.split(self._launch("reduce", packed), sizes)
-        return list(map(tf.reshape, sums, map(tf.shape, tensors)))
+        sums = tf.split(self._launch("reduce", tf.concat(vectors, axis=0)), sizes)
+        pairs = zip(sums, tensors, strict=True)
+        return [s if t.shape.rank == 1 else tf.reshape(s, tf.shape(t)) for s, t in pairs]
 
     @override
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:

@@ -15,6 +15,7 @@ are saved in the same form (`state/snapshot.py`), so that either restores the ot
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -239,12 +240,16 @@ def replica_variable(value: tf.Tensor, kind: str, name: str) -> tf.Variable:
     """Create a per-replica variable; call it in the strategy's scope.
 
     Args:
-        value: Its initial value, broadcast by the chief if `kind` is `"shared"`.
+        value: Its initial value. If `kind` is `"shared"` it is equal on all workers, and the chief
+            broadcasts it unless it is zero: workers may round random values differently.
         kind: `"sum"`, `"mean"` or `"shared"`.
         name: Its name in TensorFlow.
     """
     if kind == "shared":  # every replica computes and assigns the same value: no aggregation
-        return tf.Variable(value, trainable=False, name=name)
+        known = tf.get_static_value(value)
+        alone = known is not None and not known.any()
+        with initial_values.own() if alone else contextlib.nullcontext():
+            return tf.Variable(value, trainable=False, name=name)
     with initial_values.own():
         return tf.Variable(
             value,
