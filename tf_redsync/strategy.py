@@ -328,6 +328,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def _settle(self, changed: Sequence[Any], before: statistics.Before) -> None:
         """Restore the statistics that a step has changed, or average them."""
+        if not changed:  # a model without BatchNormalization
+            return
         skipped = _any(skipped() for skipped, _ in self.skips)
         for group in statistics.groups(changed):
             values = before.or_now(group, skipped)

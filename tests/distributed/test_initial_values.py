@@ -38,7 +38,7 @@ def created():
         found = {name: int(v.numpy()[0]) for name, v in found.items()}
         # Selected from, and exchanged densely with a velocity that is shared.
         weights = [keras.Variable(tf.zeros([300, 300])), keras.Variable(tf.zeros([30]))]
-        for method in (rs.RedSync(momentum=0.9), rs.CodedGMC()):
+        for method in (rs.RedSync(momentum=0.9), rs.GMC()):
             optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
             del sent[:]
             optimizer.build(weights)
@@ -64,6 +64,6 @@ def count_elements(name, sent):
 def test_the_state_of_a_worker_is_not_broadcast():
     """Residuals and velocities start as zeros everywhere: a slow network need not carry them."""
     first, second = run_workers(created)
-    sent = {"RedSync": 1, "CodedGMC": 1}  # counters
+    sent = {"RedSync": 1, "GMC": 1}  # counters
     assert first == {"mirrored": 1, "sum": 1, "mean": 1, "shared": 1, "own": 1, **sent}
     assert second == {"mirrored": 1, "sum": 2, "mean": 2, "shared": 1, "own": 2, **sent}
