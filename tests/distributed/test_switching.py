@@ -141,3 +141,38 @@ def test_one_worker_alone():
     for seen in run_workers(one_alone, env=LEGACY, timeout=100):
         text = str(seen["text"])
         assert "Disagreement" in text and "disable compression" in text, text
+
+
+def collectives_before_the_check():
+    """The collectives of a step that do not wait for the check of a stale step."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tests.distributed.graphs import Step
+
+    strategy, found = rs.MultiWorkerMirroredStrategy(), {}
+    batch = next(iter(strategy.experimental_distribute_dataset(problems.dataset(64, 16))))
+    for name, method, off in (
+        ("compressed", rs.RedSync(density=0.1, dense_below=100, clip_norm=1.0), False),
+        ("disabled", rs.CodedGMC(dense_below=100), True),
+        ("local steps", rs.LocalSGD(steps=3), False),
+    ):
+        with strategy.scope():
+            model = problems.network(keras, normalized=True)
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
+            optimizer.build(model.trainable_variables)
+        if off:
+            optimizer.disable()
+        step = Step(problems.step_of(strategy, model, optimizer).get_concrete_function(batch))
+        checks = {o for o in step.operations if o.type == "Assert" and "assert_equal" in o.name}
+        early = [o.name for o in step.collectives if not checks & step.waits_for(o)]
+        found |= {name: len(step.collectives), f"{name}, early": ", ".join(early)}
+    return found
+
+
+def test_a_stale_step_sends_nothing():
+    """The message of a worker whose check comes late would meet those of the next step."""
+    for seen in run_workers(collectives_before_the_check, timeout=100):
+        for name in ("compressed", "disabled", "local steps"):
+            assert seen[name] > 1 and not str(seen[f"{name}, early"]), (name, seen)

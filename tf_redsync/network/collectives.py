@@ -18,7 +18,7 @@ import itertools
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -44,6 +44,7 @@ _COLLECTIVES = {
 _STRATEGY_KEYS = 100  # group keys reserved for a strategy, for its devices and hosts
 _strategies = itertools.count(1)
 _STRIDE = 7919  # between the keys of sizes that differ by one
+_CHECKS = "redsync_checks"  # collection of a graph, see `wait_for`
 _TOKENS = 256  # a function with more collectives uses tokens several times
 
 
@@ -207,9 +208,8 @@ class DirectCollectives(PublicCollectives):
         known = None if tf.executing_eagerly() else _description(kind, value, self._purpose)
         key = _lasting_key(launcher, known) if known else self._new_key(launcher, kind, value)
         # NCCL needs one order, which the token enforces. Over gRPC it would only delay collectives.
-        by_nccl, device = self._by_nccl, launcher._device
-        token = launcher._get_ordering_token() if by_nccl else self._own_token(device)
-        with tf.device(device):
+        token = launcher._get_ordering_token() if self._by_nccl else self._own_token(launcher)
+        with tf.device(launcher._device), after_checks():
             return _COLLECTIVES[kind](
                 value,
                 group_size=launcher._group_size,
@@ -232,14 +232,14 @@ class DirectCollectives(PublicCollectives):
             number = tf.constant(first - 2**30, tf.int64) + _STRIDE * tf.size(value, tf.int64)
             return tf.cast(2**30 + number % 2**30, tf.int32)
 
-    def _own_token(self, device: str) -> tf.Tensor:
+    def _own_token(self, launcher: Any) -> tf.Tensor:
         """Return a token that at most few other collectives of this function use.
 
         Without a token, a collective is a stateful operation and waits for the previous one.
         """
         number = next(self._calls) % _TOKENS
         if number == len(self._tokens):
-            with tf.init_scope(), tf.device(device):
+            with tf.init_scope(), tf.device(launcher._device):
                 self._tokens.append(OneDeviceVariable(0.0, trainable=False, name="token"))
         return self._tokens[number].handle
 
@@ -364,6 +364,22 @@ def compiling_with_xla() -> bool:
     return bool(_control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
+def wait_for(check: tf.Operation | None) -> None:
+    """Let the collectives that are traced from here on in this function wait for `check`.
+
+    If a step fails while a worker waits for a message, the next collective with the same key may
+    meet this one: TensorFlow reports a "second consumer", or delivers an old message.
+    """
+    if check is not None:  # as in eager mode
+        tf.compat.v1.add_to_collection(_CHECKS, check)
+
+
+def after_checks() -> AbstractContextManager[Any]:
+    """Return a context whose operations wait for the checks of the function being traced."""
+    known, graphs = tf.compat.v1.get_collection(_CHECKS), _graphs_being_traced()
+    return tf.control_dependencies([c for c in known if c.graph in graphs])
+
+
 def inside_branch() -> bool:
     """Return whether the function being traced is a branch of a conditional."""
     graph = tf.compat.v1.get_default_graph()
@@ -461,7 +477,7 @@ class KeysOfLauncher:
         @functools.wraps(launch)
         def described_launch(input_tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
             value = tf.convert_to_tensor(input_tensor)
-            with self.described(kind, value):
+            with self.described(kind, value), after_checks():
                 return launch(value, *args, **kwargs)
 
         return described_launch
@@ -507,7 +523,7 @@ def _lasting_key(launcher: Any, description: tuple[Any, ...]) -> int:
         launcher: The collective's launcher.
         description: Its purpose, kind, dtype and shape.
     """
-    function = _function_being_traced()
+    function = _graphs_being_traced()[-1]
     seen = _seen.setdefault(function, collections.Counter())
     described = (launcher._group_key, *description, getattr(function, "name", ""))
     whole = (*described, seen[launcher._device, described])
@@ -526,20 +542,17 @@ def _same_key(first: Any, second: Any) -> RuntimeError:
     )
 
 
-def _function_being_traced() -> Any:
-    """Return the graph of the innermost function, outside of its branches and loops."""
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    return graph
+def _graphs_being_traced() -> list[Any]:
+    """Return the graphs of the innermost branch or loop, and so on outwards to its function."""
+    graphs: list[Any] = [tf.compat.v1.get_default_graph()]
+    while getattr(graphs[-1], "is_control_flow_graph", False):
+        graphs.append(graphs[-1].outer_graph)
+    return graphs
 
 
 def _called_in_control_flow() -> bool:
     """Return whether the function being traced is called from a loop or a branch."""
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    graph = getattr(graph, "outer_graph", None)
+    graph = getattr(_graphs_being_traced()[-1], "outer_graph", None)
     while graph is not None:
         if getattr(graph, "is_control_flow_graph", False):
             return True

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange.capabilities import AdamMoments, capability
+from tf_redsync.network import collectives
 from tf_redsync.step.every_step import WAITING
 from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.local_steps import LocalSteps
@@ -62,11 +63,10 @@ def may_hold_residuals(states: Sequence[Mapping[str, Sequence[Any]]]) -> list[bo
 def _totals(
     exchange: GradientExchange,
     positions: Sequence[int],
-    checks: Sequence[Any],
     zeros: Sequence[tf.Tensor],
 ) -> tuple[list[Any], tf.Tensor]:
     """Return the sums of the residuals in place of the sums of gradients."""
-    with tf.control_dependencies(checks):
+    with collectives.after_checks():
         states = [s.read() for s in exchange.states]
     outcome = exchange.schedule.flush(states, exchange.network)
     flags = None if exchange.schedule.skips_locally else exchange.nonfinite.flags(zeros)

@@ -26,7 +26,7 @@ from tf_redsync.step.fit_steps import FitSteps
 from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
 from tf_redsync.step.sync_schedules import TrainingLength, WarmUp, for_buckets
 
-_TRACED_BEFORE_SWITCH = (
+_STALE_STEP = (
     "this step was traced before compression was disabled or enabled. Create a new `tf.function` "
     "of the step after `optimizer.disable()` or `optimizer.enable()`."
 )
@@ -168,10 +168,9 @@ class GradientExchange(tf.Module):
         self.called = True
         self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
         step_counters.reach_exchange(grads[:1], self._counts_steps)
-        checks = self._check_current()
-        with tf.control_dependencies(checks):
-            dense = [as_float(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
-        exchange = functools.partial(self.replacement or self._exchange, positions, checks)
+        self._check_current()
+        dense = [as_float(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
+        exchange = functools.partial(self.replacement or self._exchange, positions)
         merge = self._worker.merge
         totals, finite = exchange(dense) if merge is None else merge(exchange, dense)
         for i, total in enumerate(totals):
@@ -179,14 +178,14 @@ class GradientExchange(tf.Module):
                 totals[i] = tf.cast(total, self.specs[positions[i]].dtype)
         return totals, finite
 
-    def _exchange(self, positions: Positions, checks: list[Any], sums: list[tf.Tensor]) -> Totals:
+    def _exchange(self, positions: Positions, sums: list[tf.Tensor]) -> Totals:
         """Exchange the sums of this worker's replicas; return the totals in their order."""
         whole = list(positions) == list(range(len(self.specs)))
         grads = sums if whole else self._by_variable(positions, sums)
         schedule, step = self.schedule, self.step.read_value()
         flags = None if schedule.skips_locally else self.nonfinite.flags(grads)
         by_bucket = [list(map(grads.__getitem__, own)) for own in self._positions]
-        with tf.control_dependencies(checks):  # with a delay, collectives depend on no gradient
+        with collectives.after_checks():
             states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
         scale = self._clip_scale(by_bucket, self._clipping) if self._clipping else None
         outcome = schedule.run(Inputs(by_bucket, states, scale, step, self.network, schedule.meter))
@@ -244,15 +243,10 @@ class GradientExchange(tf.Module):
         everything = [grad for bucket in by_bucket for grad in bucket]
         return method.clip_scale(widened(everything), self.workers)
 
-    def _check_current(self) -> list[tf.Operation]:
-        """Check that the running step was traced after the last `switch`.
-
-        The collectives wait for this check. If a step failed during a collective, that collective
-        would never complete, and the next step would receive its leftover messages.
-        """
+    def _check_current(self) -> None:
+        """Check that the running step was traced after the last `switch`, before it sends."""
         switches, traced_at = self._switches.read_value(), tf.constant(self._switched, tf.int64)
-        check = tf.debugging.assert_equal(switches, traced_at, _TRACED_BEFORE_SWITCH)
-        return [] if check is None else [check]  # `None` in eager mode
+        collectives.wait_for(tf.debugging.assert_equal(switches, traced_at, _STALE_STEP))
 
     def switch(self, off: bool) -> None:
         """Disable or enable compression between two steps; all workers must call it.
@@ -401,7 +395,8 @@ class GradientExchange(tf.Module):
             collectives.average_statistics_when(
                 self.strategy, lambda: self.schedule.statistics_due(consensus)
             )
-        sent = self.schedule.after_update(consensus, self.states, rate, self.network)
+        with collectives.after_checks():
+            sent = self.schedule.after_update(consensus, self.states, rate, self.network)
         if sent is not None:
             counted = sent[0]
             warmed = self.schedule.warmed()
@@ -477,8 +472,7 @@ def as_float(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:
         raise _bad_dtype(grad, spec)
     if isinstance(grad, tf.IndexedSlices):
         # The gradient of an embedding. The residual is dense, so duplicates are summed in float32.
-        rows = tf.cast(grad.values, tf.float32)
-        grad = tf.IndexedSlices(rows, grad.indices, grad.dense_shape)
+        grad = tf.IndexedSlices(tf.cast(grad.values, tf.float32), grad.indices, grad.dense_shape)
     tensor = before_cast(tf.convert_to_tensor(grad))
     if tensor.dtype != tf.bfloat16:
         tensor = tf.cast(tensor, tf.float32)

@@ -62,11 +62,9 @@ class StateVariables(tf.Module):
 
     def read(self, names: Collection[str] | None = None) -> dict[str, list[tf.Tensor]]:
         """Return this worker's state as tensors, restricted to `names` if given."""
-        found = {}
-        for name, variables in self.variables_by_name.items():
-            if names is None or name in names:
-                found[name] = list(map(tf.convert_to_tensor, variables))
-        return found
+        groups = self.variables_by_name.items()
+        wanted = self.variables_by_name if names is None else names
+        return {n: list(map(tf.convert_to_tensor, v)) for n, v in groups if n in wanted}
 
     def assign(self, state: dict[str, Any], old: dict[str, Any] | None = None) -> None:
         """Store this worker's new state.
