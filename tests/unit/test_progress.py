@@ -1,6 +1,7 @@
 """Who is to blame when workers wait for each other: judged from reports, on a clock of the test."""
 
 import contextlib
+import dataclasses
 
 import pytest
 
@@ -317,3 +318,34 @@ def test_an_error_shows_the_beginning_of_a_long_action(monkeypatch, length):
     agreement._agree_and_tell(None, "x" * length, "")
     assert compared == ["x" * length]
     assert (shown == compared) == (length == 20) and len(shown[0]) < 300
+
+
+def broken_room(dead):
+    """Two workers; the collective of worker 0 has just failed, and worker 1 is silent."""
+    room = Room(2, dead=dead)
+    room.reports = [at(5), at(5)]
+    assert room.pass_seconds(3) == (None, 3)
+    room.silent = {1}
+    room.judge.hear(0, dataclasses.replace(at(5), broken=True), room.now)
+    return room
+
+
+def test_after_a_failed_collective_a_killed_worker_is_found_within_a_second():
+    room = broken_room({1})
+    assert room.judge.verdict(room.now) is None  # its last report may be on the way
+    assert not room.judge.is_lost(1)
+    found = room.judge.verdict(room.now + 0.6)
+    assert found is not None and found.startswith("worker 1 does not answer")
+    assert room.judge.is_lost(1) and not room.judge.is_lost(0)
+
+
+def test_after_a_failed_collective_a_worker_may_still_report_its_error():
+    room = broken_room({1})
+    room.judge.hear(1, at(5, ended=True, error="ValueError: bad row"), room.now + 0.1)
+    found = room.judge.verdict(room.now + 0.6)
+    assert found is not None and found.startswith("worker 1 has failed: ValueError: bad row")
+
+
+def test_after_a_failed_collective_a_worker_that_answers_is_not_lost():
+    room = broken_room(set())
+    assert room.judge.verdict(room.now + 0.6) is None

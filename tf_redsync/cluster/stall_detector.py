@@ -92,6 +92,7 @@ FAILURE_SECONDS = 2.0  # for a failed broadcast to be reported by all
 GONE_SECONDS = 5.0  # limit of a wait for a worker whose program has ended
 SLOW_NETWORK = 10e6  # bytes a second
 SILENT_SECONDS = 30.0  # a worker without a report for as long is checked
+BROKEN_SECONDS = 0.5  # the same after a failed collective: time for a last report
 _MAX_LINES = 16
 
 
@@ -134,6 +135,10 @@ class StallDetector:
         if report != worker.report or worker.heard is None:
             worker.moved = now
         worker.report, worker.heard = report, now
+
+    def is_lost(self, rank: int) -> bool:
+        """Return whether the process of a rank has been found not to answer."""
+        return self._workers[rank].lost
 
     def verdict(self, now: float) -> str | None:
         """Return why the workers cannot continue, with each one's step, or `None`."""
@@ -219,7 +224,7 @@ class StallDetector:
 
     def _silent(self, now: float, limit: float) -> str | None:
         broken = any(worker.report.broken for worker in self._workers.values())
-        seconds = 0.0 if broken else min(self.silent_seconds, limit)
+        seconds = min(BROKEN_SECONDS if broken else self.silent_seconds, limit)
         heard = {r: w.heard for r, w in self._workers.items() if w.heard is not None}
         overdue = {rank: last + seconds for rank, last in heard.items() if now >= last + seconds}
         for rank, since in overdue.items():

@@ -1,9 +1,10 @@
 """Watchdog: detects deadlocked workers and reports every worker's step.
 
 A collective that some worker does not join never returns. So a thread of each process reports its
-steps and waits to the chief every two seconds, through the coordination service. The chief's thread
-runs the `StallDetector` and answers all workers. After a verdict every worker's thread aborts the
-collectives of its process, and the waiting step raises with the verdict.
+steps and waits to the chief every two seconds, and after a failed collective at once, through the
+coordination service. The chief's thread runs the `StallDetector` and answers all workers. After a
+verdict every worker's thread aborts the collectives of its process, and the waiting step raises
+with the verdict.
 
 Keys are numbered and deleted after reading: the service does not overwrite keys, and keeps a query
 whose client has given up. So no thread asks for a key that will not come.
@@ -28,7 +29,12 @@ from typing_extensions import override
 
 from tf_redsync import environment
 from tf_redsync.cluster import coordination, step_counters
-from tf_redsync.cluster.stall_detector import SILENT_SECONDS, StallDetector, WorkerReport
+from tf_redsync.cluster.stall_detector import (
+    BROKEN_SECONDS,
+    SILENT_SECONDS,
+    StallDetector,
+    WorkerReport,
+)
 from tf_redsync.errors import uncaught
 from tf_redsync.network import collectives, groups
 
@@ -176,8 +182,10 @@ def verdict_after_loss() -> str | None:
 
 
 def _wait_for_verdict() -> str | None:
-    watched = _process.thread is not None and _process.thread.is_alive()
-    ends = time.monotonic() + (_FAILURE_SECONDS if watched else 0.0)
+    thread, ends = _process.thread, time.monotonic()
+    if thread is not None and thread.is_alive():
+        thread.hurry()
+        ends += _FAILURE_SECONDS
     while _process.verdict is None and time.monotonic() < ends:
         time.sleep(0.1)
     return _process.verdict
@@ -198,7 +206,7 @@ class _Thread(threading.Thread):
         workers = collectives.worker_count(strategy)
         self._rank, self._tasks = collectives.worker_rank(strategy), groups.task_names(strategy)
         self._store = coordination.key_value_store()
-        self._over = threading.Event()
+        self._over, self._wake = threading.Event(), threading.Event()
         self._pid = os.getpid()
         self._now = 0.0
         self._tick = time.monotonic()
@@ -215,7 +223,16 @@ class _Thread(threading.Thread):
         """Report the end of the program to the other workers."""
         if os.getpid() == self._pid:  # a fork does not have the thread
             self._over.set()
+            self.hurry()
             self.join(_LINGER_SECONDS + PERIOD_SECONDS)
+
+    def hurry(self) -> None:
+        """End the current pause between two reports."""
+        self._wake.set()
+
+    def _pause(self, seconds: float) -> None:
+        self._wake.wait(seconds)
+        self._wake.clear()
 
     @override
     def run(self) -> None:
@@ -252,14 +269,14 @@ class _Thread(threading.Thread):
                     numbers[rank] += 1
                     if report.ended:
                         del numbers[rank]
-            if found:
+            if found and any(not self.detector.is_lost(r) for r in numbers):
                 time.sleep(_LINGER_SECONDS)
             if over:
                 return
             if found:
                 self._abort(found)
                 return
-            self._over.wait(PERIOD_SECONDS)
+            self._pause(BROKEN_SECONDS if own.broken else PERIOD_SECONDS)
 
     def _read(self, rank: int, number: int) -> WorkerReport | None:
         """Return a worker's next report, if it has arrived."""
@@ -295,13 +312,13 @@ class _Thread(threading.Thread):
                 self.detector.hear(0, chief, heard)
                 if self._rank in (late := self.detector.warnings(heard)):
                     _logger.warning("%s", late[self._rank])
-            elif chief.ended or now - heard >= _NO_ANSWER_SECONDS:
+            elif chief.ended or own.broken or now - heard >= _NO_ANSWER_SECONDS:
                 found = self.detector.verdict(now)
             if found:
                 self._abort(found)
                 return
             if not pending:  # reports are fresh when the chief reads them
-                self._over.wait(PERIOD_SECONDS / 2)
+                self._pause(PERIOD_SECONDS / 2)
 
     def _abort(self, found: str) -> None:
         _process.verdict = found
@@ -343,7 +360,7 @@ class _Thread(threading.Thread):
             return None
         except tf.errors.OpError as error:
             _logger.debug("%s", error)
-            self._over.wait(seconds)
+            self._pause(seconds)
             return None
 
     def _delete_key(self, key: str) -> None:
