@@ -22,11 +22,14 @@ SPECIAL = {
     "none": "`rs.NoExchange()`: nothing is sent",
     "barrier": "`none` with an all-gather of one word a bucket: workers wait for each other",
     "dense": "TensorFlow's own strategy and the plain optimizer, so that it owes nothing to us",
+    "none_momentum": f"`none` with `SGD(momentum={MOMENTUM})`, as methods with momentum have it",
+    "dense_momentum": f"`dense` with `SGD(momentum={MOMENTUM})`",
     "rs_dense": "`rs.Dense()`: the same all-reduce through this library",
     "redsync": f"`rs.RedSync(momentum={MOMENTUM})`",
     "redsync_m0": "`rs.RedSync()`, without momentum",
     "auto": "`rs.Auto()`: the library chooses, before the steps that are measured",
 }
+PLAIN = ("dense", "dense_momentum")  # without this library
 # What these classes would be is above. `dense` in lower case is TensorFlow's.
 ALIASES = {"Dense": "rs_dense", "NoExchange": "none", "RedSync": "redsync"}
 
@@ -89,12 +92,12 @@ def method_for(name: str, density: float | None) -> Any:
     """Returns the method called `name`.
 
     Args:
-        name: One of `names()`, but not `dense`, which is no method of this library.
+        name: One of `names()`, but not of `PLAIN`, which are no methods of this library.
         density: For methods that have it; `None` for their own defaults.
     """
     import tf_redsync as rs
 
-    if name == "none":
+    if name in ("none", "none_momentum"):
         return rs.NoExchange()
     if name == "barrier":
         return _barrier()
@@ -126,10 +129,10 @@ def _barrier() -> Any:
 
 
 def strategy_for(name: str) -> Any:
-    """Returns the strategy; `dense` gets TensorFlow's own."""
+    """Returns the strategy: TensorFlow's own for `PLAIN`."""
     import tensorflow as tf
 
-    if name == "dense":
+    if name in PLAIN:
         return tf.distribute.MultiWorkerMirroredStrategy()
     import tf_redsync as rs
 
@@ -155,7 +158,9 @@ def optimizer_for(
         "Adam": keras.optimizers.Adam,
         "AdamW": functools.partial(keras.optimizers.AdamW, beta_1=0.0),
     }
-    if name == "dense":
+    if name.endswith("_momentum"):
+        kinds["SGD"] = functools.partial(keras.optimizers.SGD, momentum=MOMENTUM)
+    if name in PLAIN:
         return kinds[inner](LEARNING_RATE)
     import tf_redsync as rs
 

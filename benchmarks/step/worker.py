@@ -32,7 +32,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     processor = time.process_time() - processor
     job.barrier()  # this worker is done before the other one has received its last bytes
     after = sent()
-    plain = args.method == "dense"  # the optimizer is Keras's own and counts nothing
+    plain = args.method in step_methods.PLAIN  # the optimizer is Keras's own and counts nothing
     return {
         "params": job.model.count_params(),
         "batch": job.batch_size,

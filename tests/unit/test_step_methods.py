@@ -57,7 +57,7 @@ def test_bad_names(text, words):
         step_methods.parse(text)
 
 
-@loop("name", [n for n in step_methods.names() if n != "dense"])
+@loop("name", [n for n in step_methods.names() if n not in step_methods.PLAIN])
 def test_every_method_is_made_and_wrapped(name):
     made = step_methods.method_for(name, 0.125)
     if isinstance(made, rs.Method):
@@ -73,6 +73,14 @@ def test_every_method_is_made_and_wrapped(name):
     with pytest.warns(UserWarning, match="there is one worker"):
         optimizer.build([variable])
     assert step_methods.period_of(optimizer) >= 1
+
+
+def test_the_same_training_without_compression_has_its_momentum():
+    for name, momentum in (("dense", 0.0), ("dense_momentum", 0.9)):
+        optimizer = step_methods.optimizer_for(name, None)
+        assert type(optimizer) is keras.optimizers.SGD and optimizer.momentum == momentum
+    for name, momentum in (("none", 0.0), ("none_momentum", 0.9), ("CodedGMC", 0.0)):
+        assert step_methods.optimizer_for(name, None).inner_optimizer.momentum == momentum
 
 
 def test_settings():
