@@ -44,9 +44,12 @@ _COLLECTIVES = {
 _STRATEGY_KEYS = 100  # group keys reserved for a strategy, for its devices and hosts
 _strategies = itertools.count(1)
 _STRIDE = 7919  # between the keys of sizes that differ by one
-_CHECKS = "redsync_checks"  # collection of a graph, see `wait_for`
 _TOKENS = 256  # a function with more collectives uses tokens several times
 
+# A collection of a graph: operations that the collectives traced after them wait for. If a step
+# fails while one worker waits for a message, the next collective with the same key may meet it:
+# TensorFlow reports a "second consumer", or delivers an old message.
+CHECKS = "redsync_checks"
 
 # A variable on one device. `tf.Variable` in the scope of a strategy has a copy on each device.
 OneDeviceVariable = _resource_variable_ops.ResourceVariable
@@ -207,7 +210,6 @@ class DirectCollectives(PublicCollectives):
         launcher = launcher or self._launcher
         known = None if tf.executing_eagerly() else _description(kind, value, self._purpose)
         key = _lasting_key(launcher, known) if known else self._new_key(launcher, kind, value)
-        # NCCL needs one order, which the token enforces. Over gRPC it would only delay collectives.
         token = launcher._get_ordering_token() if self._by_nccl else self._own_token(launcher)
         with tf.device(launcher._device), after_checks():
             return _COLLECTIVES[kind](
@@ -235,7 +237,8 @@ class DirectCollectives(PublicCollectives):
     def _own_token(self, launcher: Any) -> tf.Tensor:
         """Return a token that at most few other collectives of this function use.
 
-        Without a token, a collective is a stateful operation and waits for the previous one.
+        Without a token, a collective is a stateful operation and waits for the previous one. The
+        launcher's token enforces one order, which NCCL needs; over gRPC it would only delay.
         """
         number = next(self._calls) % _TOKENS
         if number == len(self._tokens):
@@ -364,19 +367,9 @@ def compiling_with_xla() -> bool:
     return bool(_control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
-def wait_for(check: tf.Operation | None) -> None:
-    """Let the collectives that are traced from here on in this function wait for `check`.
-
-    If a step fails while a worker waits for a message, the next collective with the same key may
-    meet this one: TensorFlow reports a "second consumer", or delivers an old message.
-    """
-    if check is not None:  # as in eager mode
-        tf.compat.v1.add_to_collection(_CHECKS, check)
-
-
 def after_checks() -> AbstractContextManager[Any]:
-    """Return a context whose operations wait for the checks of the function being traced."""
-    known, graphs = tf.compat.v1.get_collection(_CHECKS), _graphs_being_traced()
+    """Return a context whose operations wait for the `CHECKS` of the function being traced."""
+    known, graphs = tf.compat.v1.get_collection(CHECKS), _graphs_being_traced()
     return tf.control_dependencies([c for c in known if c.graph in graphs])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange.capabilities import AdamMoments, capability
-from tf_redsync.network import collectives
 from tf_redsync.step.every_step import WAITING
 from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.local_steps import LocalSteps
@@ -63,10 +62,11 @@ def may_hold_residuals(states: Sequence[Mapping[str, Sequence[Any]]]) -> list[bo
 def _totals(
     exchange: GradientExchange,
     positions: Sequence[int],
+    checks: Sequence[Any],
     zeros: Sequence[tf.Tensor],
 ) -> tuple[list[Any], tf.Tensor]:
     """Return the sums of the residuals in place of the sums of gradients."""
-    with collectives.after_checks():
+    with tf.control_dependencies(checks):
         states = [s.read() for s in exchange.states]
     outcome = exchange.schedule.flush(states, exchange.network)
     flags = None if exchange.schedule.skips_locally else exchange.nonfinite.flags(zeros)

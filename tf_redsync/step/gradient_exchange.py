@@ -168,9 +168,9 @@ class GradientExchange(tf.Module):
         self.called = True
         self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
         step_counters.reach_exchange(grads[:1], self._counts_steps)
-        self._check_current()
+        checks = self._check_current()
         dense = [as_float(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
-        exchange = functools.partial(self.replacement or self._exchange, positions)
+        exchange = functools.partial(self.replacement or self._exchange, positions, checks)
         merge = self._worker.merge
         totals, finite = exchange(dense) if merge is None else merge(exchange, dense)
         for i, total in enumerate(totals):
@@ -178,14 +178,14 @@ class GradientExchange(tf.Module):
                 totals[i] = tf.cast(total, self.specs[positions[i]].dtype)
         return totals, finite
 
-    def _exchange(self, positions: Positions, sums: list[tf.Tensor]) -> Totals:
+    def _exchange(self, positions: Positions, checks: list[Any], sums: list[tf.Tensor]) -> Totals:
         """Exchange the sums of this worker's replicas; return the totals in their order."""
         whole = list(positions) == list(range(len(self.specs)))
         grads = sums if whole else self._by_variable(positions, sums)
         schedule, step = self.schedule, self.step.read_value()
         flags = None if schedule.skips_locally else self.nonfinite.flags(grads)
         by_bucket = [list(map(grads.__getitem__, own)) for own in self._positions]
-        with collectives.after_checks():
+        with tf.control_dependencies(checks):
             states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
         scale = self._clip_scale(by_bucket, self._clipping) if self._clipping else None
         outcome = schedule.run(Inputs(by_bucket, states, scale, step, self.network, schedule.meter))
@@ -243,10 +243,14 @@ class GradientExchange(tf.Module):
         everything = [grad for bucket in by_bucket for grad in bucket]
         return method.clip_scale(widened(everything), self.workers)
 
-    def _check_current(self) -> None:
+    def _check_current(self) -> list[tf.Operation]:
         """Check that the running step was traced after the last `switch`, before it sends."""
         switches, traced_at = self._switches.read_value(), tf.constant(self._switched, tf.int64)
-        collectives.wait_for(tf.debugging.assert_equal(switches, traced_at, _STALE_STEP))
+        check = tf.debugging.assert_equal(switches, traced_at, _STALE_STEP)
+        checks = [] if check is None else [check]  # `None` in eager mode
+        if self._worker.merge is None and self.network.in_branches:  # one replica in this process
+            tf.compat.v1.get_collection_ref(collectives.CHECKS).extend(checks)
+        return checks
 
     def switch(self, off: bool) -> None:
         """Disable or enable compression between two steps; all workers must call it.
