@@ -176,3 +176,32 @@ def test_a_stale_step_sends_nothing():
     for seen in run_workers(collectives_before_the_check, timeout=100):
         for name in ("compressed", "disabled", "local steps"):
             assert seen[name] > 1 and not str(seen[f"{name}, early"]), (name, seen)
+
+
+@pytest.mark.parametrize("method", ["Dense()", "CodedTopK(density=0.5)"])
+def test_a_stale_step_of_a_single_worker_changes_nothing(method):
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    model = problems.network(keras)
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), eval(f"rs.{method}"))
+    optimizer.build(model.trainable_variables)
+    x, y = np.ones([4, *model.input_shape[1:]], "f4"), np.ones([4, 1], "f4")
+
+    @tf.function(autograph=False)
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    step()
+    optimizer.disable()
+    before = [v.numpy() for v in model.trainable_variables]
+    for _ in range(20):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="traced before compression was"):
+            step()
+    for old, new in zip(before, model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(old, new)

@@ -56,7 +56,7 @@ OneDeviceVariable = _resource_variable_ops.ResourceVariable
 
 
 class Alone:
-    """The network of a single worker, which sends nothing."""
+    """The network of a single worker, which sends nothing. Answers wait for `CHECKS`."""
 
     workers = 1
     in_branches = True
@@ -68,11 +68,13 @@ class Alone:
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Return `message` of shape `[words]` as `[1, words]`."""
-        return message[tf.newaxis]
+        with after_checks():
+            return message[tf.newaxis]
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return `tensors` themselves."""
-        return list(tensors)
+        """Return `tensors`."""
+        with after_checks():
+            return list(map(tf.identity, tensors))
 
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Return `messages` of shape `[1, words]`."""
