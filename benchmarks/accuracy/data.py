@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
+import io
 import os
 import pickle
 from collections.abc import Callable, Iterable
@@ -92,7 +94,8 @@ def cifar10(data_dir: Path | None) -> Data:
             pairs = [
                 (arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("train", "test")
             ]
-            return Data(pairs[0], pairs[1], 10, True, path.name)
+            by = "" if _by_tensorflow() else ", decoded by Pillow"
+            return Data(pairs[0], pairs[1], 10, True, path.name + by)
     raise missing("cifar10", folder, "cifar-10-batches-py/ or cifar10_jpeg.npz")
 
 
@@ -197,7 +200,8 @@ def _decoded(path: Path) -> dict[str, np.ndarray]:
     stat = path.stat()
     key = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = folder / "tf_redsync" / "data" / f"{key[:16]}.npz"
+    name = key[:16] if _by_tensorflow() else f"{key[:16]}-pillow"
+    cache = folder / "tf_redsync" / "data" / f"{name}.npz"
     if not cache.is_file():
         arrays: dict[str, np.ndarray] = {}
         with np.load(path, allow_pickle=False) as archive:
@@ -214,10 +218,20 @@ def _decoded(path: Path) -> dict[str, np.ndarray]:
         return {name: archive[name] for name in archive.files}
 
 
+def _by_tensorflow() -> bool:
+    """Whether TensorFlow decodes images; else Pillow does, up to 5 levels of 255 apart."""
+    return importlib.util.find_spec("tensorflow") is not None
+
+
 def _images(files: bytes, offsets: np.ndarray) -> np.ndarray:
+    texts = [files[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    if not _by_tensorflow():
+        from PIL import Image
+
+        images = [Image.open(io.BytesIO(text)).convert("RGB") for text in texts]
+        return np.stack([np.asarray(image) for image in images])
     import tensorflow as tf
 
-    texts = [files[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
     dataset = tf.data.Dataset.from_tensor_slices(tf.constant(texts))
     decoded = dataset.map(lambda f: tf.io.decode_jpeg(f, channels=3), num_parallel_calls=2)
     return np.concatenate([batch.numpy() for batch in decoded.batch(1000)])

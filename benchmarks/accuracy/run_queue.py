@@ -6,9 +6,10 @@
 
 `standard_runs.py` says which runs there are. Each is a call of `benchmarks/convergence.py` with one
 thread, and has a file in the folder: the curve so far after each evaluation, and the results at the
-end. A run that was killed goes on from its last state, which is kept every two minutes, to the
-same bits; a file that is done is not trained again, so files may be copied from another machine.
-All runs are stopped while the file `PAUSE` exists in the folder, for measurements of time.
+end. A run that was killed goes on from its last state, which is kept every two minutes, to the same
+bits (PyTorch's begin anew); a file that is done is not trained again, so files may be copied from
+another machine. All runs are stopped while the file `PAUSE` exists in the folder, for measurements
+of time.
 """
 
 from __future__ import annotations
@@ -101,12 +102,14 @@ class Queue:
 
     def _begin(self, run: Run) -> None:
         _log(run.name)
-        command = [sys.executable, "-m", "benchmarks.convergence", "--threads", "1"]
-        command += [*run.flags(self.folder, self.data_dir), "--save_seconds"]
+        command = [sys.executable, "-m", run.setup.program, "--threads", "1"]
+        command += run.flags(self.folder, self.data_dir)
+        if run.setup.program == "benchmarks.convergence":
+            command += ["--save_seconds", str(self.save_seconds)]
         with (self.folder / f"{run.name}.log").open("ab") as log:
             self._running[run] = subprocess.Popen(
-                [*command, str(self.save_seconds)], cwd=ROOT, stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent,
+                command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                preexec_fn=_end_with_parent, start_new_session=True,
             )  # fmt: skip
         self._tries[run.name] += 1
 
@@ -122,7 +125,7 @@ class Queue:
         if self.paused != self._stopped:
             self._stopped = not self._stopped
             for process in self._running.values():
-                process.send_signal(signal.SIGSTOP if self._stopped else signal.SIGCONT)
+                os.killpg(process.pid, signal.SIGSTOP if self._stopped else signal.SIGCONT)
             _log("paused" if self._stopped else "goes on")
 
 

@@ -60,6 +60,7 @@ class Setup:
         seeds: Number of seeds.
         metric: `"accuracy"`, `"BLEU"` or `"perplexity"`.
         rates_from: Name of the setup whose chosen rates it takes, in place of a grid.
+        program: The module that trains it; its flags are those of `benchmarks/convergence.py`.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Setup:
     seeds: int = 3
     metric: str = "accuracy"
     rates_from: str | None = None
+    program: str = "benchmarks.convergence"
 
     @property
     def sign(self) -> int:
@@ -185,6 +187,7 @@ DENSE, HALF = Arm("dense", "Dense()"), Arm("half", "HalfPrecision()")
 GMC3 = Arm("codedgmc3", "CodedGMC(density=0.03)")
 GMC10 = Arm("codedgmc10", "CodedGMC(density=0.1)")
 POWER = Arm("powersgd4", "PowerSGD(rank=4)")
+PYTORCH = tuple(Arm(f"pytorch_{name}", name) for name in ("dense", "fp16", "powersgd"))
 TOPK3 = Arm("codedtopk3", "CodedTopK(density=0.03)", ("--momentum", "0"))
 
 _IMAGES = (
@@ -224,6 +227,9 @@ SETUPS = (
     ),
     _resnet9(8, 1, (DENSE, GMC3, GMC10, POWER)),
     _resnet9(16, 1, (DENSE, GMC3, GMC10, POWER)),
+    dataclasses.replace(
+        _resnet9(4, 1, PYTORCH), name="resnet9_pytorch", program="benchmarks.accuracy.pytorch"
+    ),
 )  # fmt: skip
 
 

@@ -5,9 +5,10 @@
     python -m benchmarks.accuracy.time_to_accuracy --measured steps.json --setup resnet9 \
         --folder docs/accuracy/standard --plot minutes.png
 
-takes the time of a step from reports of `benchmarks/step/step_time.py`, of the same network, batch
-and number of workers, and the accuracy or the perplexity after some steps from the full runs of
-`benchmarks/accuracy/standard_runs.py`.
+takes the time of a step from reports of `benchmarks/step/step_time.py` or `benchmarks/peers`, of
+the same network, batch and number of workers, and the accuracy or the perplexity after some steps
+from the full runs of `benchmarks/accuracy/standard_runs.py`. A step of PyTorch gets the accuracy of
+the same algorithm here.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import numpy as np
 from benchmarks.accuracy.standard_runs import SETUPS, Setup, row_of, runs_of
 from benchmarks.methods.time_to_loss import steps_to
 
+# The methods of `benchmarks/peers/pytorch_ddp.py`, as arms of the standard runs.
+PYTORCH = {"dense": "Dense()", "fp16": "HalfPrecision()", "powersgd": "PowerSGD(rank=4)"}
 SHARES = (0.98, 0.995)  # of the baseline's accuracy at its end, or its perplexity divided by these
 
 
@@ -34,7 +37,7 @@ class Course:
 
     Attributes:
         network: Rate and number of workers.
-        method: As in a program.
+        method: As in a program; for PyTorch, after its name.
         step_ms: Mean time of a step.
         steps: Of the evaluations.
         metric: Means over the seeds at these steps.
@@ -78,7 +81,7 @@ def courses(
     Args:
         setup: One of `setups`.
         folder: Of the rows.
-        reports: That `step_time.py` wrote.
+        reports: That `step_time.py` wrote, or `flat` made.
         setups: Among which `setup` finds the one that it takes its rates from.
 
     Raises:
@@ -88,21 +91,39 @@ def courses(
         _check(report, setup)
     full = [run for run in runs_of(setups, folder) if run.setup is setup and not run.grid]
     found = []
-    for report in reports:
+    for report in sorted(reports, key=_bits_per_second):
         rate = report["rate"].replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
         network = f"{rate}, {report['workers']} workers"
         for arm in setup.arms:
             kept = [row_of(run, folder) for run in full if run.arm is arm]
-            rows = [row for row in kept if row and "metric" in row]
-            timed = report["methods"].get(arm.method, {})
-            if rows and "step_ms" in timed:
-                curves = [row["curve"] for row in rows]
-                metric = np.mean([curve["metric"] for curve in curves], axis=0)
+            curves = [row["curve"] for row in kept if row and "metric" in row]
+            for method, timed in report["methods"].items():
+                if _algorithm(method) != arm.method or not curves or "step_ms" not in timed:
+                    continue
+                metric = np.mean([curve["metric"] for curve in curves], axis=0).tolist()
                 steps, ms = curves[0]["steps"], timed["step_ms_mean"]
-                found.append(
-                    Course(network, arm.method, ms, steps, metric.tolist(), len(rows), setup.sign)
-                )
+                found.append(Course(network, method, ms, steps, metric, len(curves), setup.sign))
     return found
+
+
+def _algorithm(method: str) -> str:
+    """Returns the method of the standard runs that a method of a report is the same as."""
+    return PYTORCH.get(method.removeprefix("PyTorch "), method)
+
+
+def _bits_per_second(report: dict[str, Any]) -> float:
+    number, unit = report["rate"][:-4], report["rate"][-4:]
+    return float(number) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[unit]
+
+
+def flat(report: dict[str, Any]) -> dict[str, Any]:
+    """Returns a report of `benchmarks/peers` as `step_time.py` would have written it."""
+    if "peers" not in report:
+        return report
+    own, other = (report["peers"].get(name, {}) for name in ("tf_redsync", "pytorch"))
+    pytorch = {f"PyTorch {name}": row for name, row in other.get("methods", {}).items()}
+    batch = own.get("batch", other.get("batch"))
+    return {**report, "batch": batch, "methods": {**own.get("methods", {}), **pytorch}}
 
 
 def _check(report: dict[str, Any], setup: Setup) -> None:
@@ -138,11 +159,14 @@ def plot(found: Sequence[Course], path: Path) -> None:
     from matplotlib.figure import Figure
 
     networks = list(dict.fromkeys(c.network for c in found))
+    algorithms = list(dict.fromkeys(_algorithm(c.method) for c in found))
     figure = Figure(figsize=(5.5 * len(networks), 4))
     axes = figure.subplots(1, len(networks), sharey=True)
     for network, axis in zip(networks, np.atleast_1d(axes), strict=True):
         for c in (c for c in found if c.network == network):
-            axis.plot(c.minutes, c.metric, marker="o", markersize=3, label=c.method)
+            style = f"C{algorithms.index(_algorithm(c.method))}"
+            style += "--" if c.method.startswith("PyTorch") else "-"
+            axis.plot(c.minutes, c.metric, style, marker="o", markersize=3, label=c.method)
         axis.axhline(found[0].goals[0], color="grey", linewidth=0.8, linestyle=":")
         axis.set_title(network)
         axis.set_xlabel("minutes")
@@ -161,13 +185,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="time_to_accuracy", description=__doc__.splitlines()[0], allow_abbrev=False
     )
     add = parser.add_argument
-    add("--measured", type=Path, nargs="+", required=True, help="reports of step_time.py --json")
+    add(
+        "--measured",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="JSON of step_time.py or of benchmarks.peers",
+    )
     add("--setup", choices=[setup.name for setup in SETUPS], required=True)
     add("--folder", type=Path, required=True, help="of the rows")
     add("--plot", type=Path, help="PNG file")
     args = parser.parse_args(argv)
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in args.measured]
-    reports = [one for report in reports for one in report.get("runs", [report])]
+    reports = [flat(one) for report in reports for one in report.get("runs", [report])]
     setup = next(setup for setup in SETUPS if setup.name == args.setup)
     try:
         found = courses(setup, args.folder, reports)

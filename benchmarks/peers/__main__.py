@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks import arguments, netlab, workers
 from benchmarks.peers import common, pytorch_ddp, report, runs
+from benchmarks.step import step_methods
 
 
 def parse_peers(text: str) -> list[str]:
@@ -39,6 +40,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--peers", default=",".join(runs.PEERS), help="names separated by commas (default: all)")
+    add("--methods", help="tf_redsync's, as step_time.py takes them (default: the usual ones)")
     add("--workers", type=int, default=2)
     add("--rate", default="1gbit", help="of each direction of each link; none: loopback, not root")
     add("--model", choices=common.MODELS, default="mlp")
@@ -62,6 +64,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     try:
         arguments.check_counts(args, ("workers", "steps", "rounds", "batch"))
         args.peers = parse_peers(args.peers)
+        args.methods = step_methods.parse(args.methods) if args.methods else runs.OWN_METHODS
         netlab.parse_rate(args.rate)
     except ValueError as error:
         parser.error(str(error))

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.models import DATA_BATCHES, WORKLOADS, batches
 
-MODELS = ("mlp", "vgg")  # those that every peer can build with the same weights
+MODELS = ("mlp", "vgg", "resnet9")  # those that every peer can build with the same weights
 INTERFACE_VARIABLE = "TF_REDSYNC_BENCH_INTERFACE"  # set by the driver inside namespaces
 PROBES = 4  # examples whose logits tell whether two workers have the same weights
 
@@ -107,22 +107,32 @@ def threads(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment["TF_NUM_INTRAOP_THREADS"])
 
 
-def initial_weights(shapes: Sequence[Sequence[int]], seed: int) -> list[np.ndarray]:
+def initial_weights(
+    shapes: Sequence[Sequence[int]], seed: int, ones: Sequence[bool] = ()
+) -> list[np.ndarray]:
     """Returns Glorot-uniform kernels and zero biases, equal for equal shapes and seed.
 
     Args:
       shapes: of the weights as Keras stores them: kernels [..., in, out], biases [out].
       seed: of the generator.
+      ones: which of the biases are 1: scales and variances of BatchNormalization.
     """
     generator, weights = np.random.default_rng(seed), []
-    for shape in shapes:
+    for position, shape in enumerate(shapes):
         if len(shape) == 1:
-            weights.append(np.zeros(shape, np.float32))
+            weights.append(np.full(shape, position < len(ones) and ones[position], np.float32))
             continue
         field = math.prod(shape[:-2])  # of a convolution; 1 for a matrix
         limit = math.sqrt(6 / (field * (shape[-2] + shape[-1])))
         weights.append(generator.uniform(-limit, limit, shape).astype(np.float32))
     return weights
+
+
+def start(model: Any, seed: int) -> None:
+    """Gives a Keras model its initial weights."""
+    shapes = [weight.shape for weight in model.weights]
+    ones = [weight.name in ("gamma", "moving_variance") for weight in model.weights]
+    model.set_weights(initial_weights(shapes, seed, ones))
 
 
 def sent_bytes(interface: str) -> int | None:

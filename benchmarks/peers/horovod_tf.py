@@ -119,8 +119,7 @@ def build(args: argparse.Namespace, where: common.Cluster) -> common.Session:
     rendezvous(where)
     hvd.init()
     model = WORKLOADS[args.model].build()
-    shapes = [weight.shape for weight in model.get_weights()]
-    model.set_weights(common.initial_weights(shapes, args.seed))
+    common.start(model, args.seed)
     hvd.broadcast_variables(model.variables, root_rank=0)
     optimizer = tf.keras.optimizers.SGD(LEARNING_RATE)
     optimizer.build(model.trainable_variables)

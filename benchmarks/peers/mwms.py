@@ -46,8 +46,7 @@ def build(args: argparse.Namespace, where: common.Cluster) -> common.Session:
         model = WORKLOADS[args.model].build()
         optimizer = keras.optimizers.SGD(LEARNING_RATE)
         optimizer.build(model.trainable_variables)
-        shapes = [weight.shape for weight in model.get_weights()]
-        model.set_weights(common.initial_weights(shapes, args.seed))
+        common.start(model, args.seed)
     loss_of, replicas = keras.losses.sparse_categorical_crossentropy, 1 if alone else where.size
 
     def replica_step(inputs: Any, labels: Any) -> Any:

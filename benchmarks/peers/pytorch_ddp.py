@@ -44,6 +44,8 @@ def make_model(name: str) -> Any:
     """Returns the model of `benchmarks/models.py`, with images as [batch, channels, y, x]."""
     from torch import nn
 
+    if name == "resnet9":
+        return resnet9(classes=10)
     layers: list[Any] = []
     if name == "mlp":
         widths = [784, *[2048] * 6]
@@ -61,6 +63,32 @@ def make_model(name: str) -> Any:
     return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
 
 
+def resnet9(classes: int, width: int = 32) -> Any:
+    """Returns the network of `benchmarks/accuracy/networks.py`."""
+    import torch
+    from torch import nn
+
+    def convolved(inputs: int, filters: int) -> list[Any]:
+        convolution = nn.Conv2d(inputs, filters, 3, padding=1, bias=False)
+        return [convolution, nn.BatchNorm2d(filters, eps=1e-3), nn.ReLU()]
+
+    class Residual(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            return x + super().forward(x)
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return 0.125 * super().forward(torch.amax(x, (2, 3)))
+
+    parts, filters = convolved(3, width), width
+    for factor, residual in ((2, True), (4, False), (8, True)):
+        parts += [*convolved(filters, factor * width), nn.MaxPool2d(2)]
+        filters = factor * width
+        if residual:
+            parts.append(Residual(*convolved(filters, filters), *convolved(filters, filters)))
+    return nn.Sequential(*parts, Scaled(filters, classes, bias=False))
+
+
 def set_weights(model: Any, seed: int) -> None:
     """Gives the model the weights that the Keras peers have: its axes are in another order."""
     import torch
@@ -69,8 +97,10 @@ def set_weights(model: Any, seed: int) -> None:
     there, back = {1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}, {1: (0,), 2: (1, 0), 4: (3, 2, 0, 1)}
     parameters = list(model.parameters())
     shapes = [[p.shape[axis] for axis in there[p.ndim]] for p in parameters]
+    norms = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)}
+    ones = [id(p) in norms for p in parameters]
     with torch.no_grad():
-        for parameter, weight in zip(parameters, common.initial_weights(shapes, seed)):  # noqa: B905
+        for parameter, weight in zip(parameters, common.initial_weights(shapes, seed, ones)):  # noqa: B905
             parameter.copy_(torch.from_numpy(weight.transpose(back[weight.ndim]).copy()))
 
 

@@ -92,8 +92,14 @@ def own(args: argparse.Namespace) -> Library:
     """Returns tf_redsync, through the worker of `benchmarks/step/step_time.py`."""
     versions = {OWN: tf_redsync.__version__, **mwms.versions()}
     return Library(
-        OWN_METHODS, lambda lab, method: step_time.measure(lab, args.model, method, args), versions
+        tuple(args.methods),
+        lambda lab, method: step_time.measure(lab, args.model, method, args),
+        versions,
     )
+
+
+def _measure_own(args: argparse.Namespace, lab: netlab.Lab, method: str) -> dict[str, Any]:
+    return step_time.measure(lab, args.model, method, args)
 
 
 def libraries(args: argparse.Namespace) -> dict[str, Library | str]:

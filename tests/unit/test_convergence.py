@@ -134,11 +134,13 @@ def test_layouts_of_cifar10(tmp_path, monkeypatch):
     np.savez(archive, **parts)
     plain = data.cifar10(tmp_path)
     np.testing.assert_array_equal(plain.train[0], images[:10])
-    for _ in range(2):  # decoded, and from the cache
+    for by in (True, True, False):  # decoded, from the cache, decoded where TensorFlow is not
+        monkeypatch.setattr(data, "_by_tensorflow", lambda by=by: by)
         coded = data.cifar10(archive)
+        assert coded.source == "cifar10_jpeg.npz" + (not by) * ", decoded by Pillow"
         for a, b in zip(plain.train + plain.test, coded.train + coded.test, strict=True):
             np.testing.assert_allclose(np.float32(a), b, atol=4)
-    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
     found = plain.inputs(plain.train[0])
     assert found.dtype == np.float32 and abs(found.mean()) < 1
 

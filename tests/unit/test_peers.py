@@ -134,6 +134,8 @@ def test_all_peers_start_from_the_same_weights():
     weights = common.initial_weights(shapes, seed=1)
     assert [w.shape for w in weights] == shapes and {w.dtype for w in weights} == {np.dtype("f4")}
     assert not weights[1].any() and not weights[3].any()
+    scales = common.initial_weights(shapes, seed=1, ones=[False, False, False, True])
+    assert (scales[3] == 1).all() and not scales[1].any()
     for kernel, fans in ((weights[0], 784 + 2048), (weights[2], 9 * (64 + 128))):
         limit = math.sqrt(6 / fans)  # of the uniform distribution: its variance is limit^2 / 3
         assert np.abs(kernel).max() <= limit

@@ -1,11 +1,14 @@
 """The queue of the standard runs: order, choice of rates, table, SIGKILL and pauses."""
 
+import dataclasses
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -76,7 +79,9 @@ def test_command_lines():
     """Every standard run is a command line that the benchmark takes; grid runs are a third."""
     from benchmarks.accuracy import command_line
 
-    for setup in standard_runs.SETUPS:
+    own = [s for s in standard_runs.SETUPS if s.program == "benchmarks.convergence"]
+    assert len(own) >= 6
+    for setup in own:
         assert setup.length % 3 == setup.evaluations % 3 == 0
         for arm in setup.arms:
             for grid in (True, False):
@@ -87,6 +92,32 @@ def test_command_lines():
                 assert settings.workers * settings.batch in (16, 128)
                 length = args.epochs if setup.unit == "epochs" else args.steps
                 assert length == setup.length / (3 if grid else 1)
+
+
+def test_command_lines_of_pytorch(monkeypatch):
+    """The same settings as those of the arm that it is compared with."""
+    from benchmarks.accuracy import command_line
+
+    for name in ("torch", "torch.distributed"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    program = importlib.import_module("benchmarks.accuracy.pytorch")
+    monkeypatch.delitem(sys.modules, program.__name__)  # it holds the empty module
+    named = {setup.name: setup for setup in standard_runs.SETUPS}
+    setup, own = named["resnet9_pytorch"], named["resnet9"]
+    assert setup.program == program.__name__
+    for arm in setup.arms:
+        flags = standard_runs.Run(setup, arm, 0.2, 1, False).flags(standard_runs.Path("x"), "y")
+        args = program.parse(["--threads", "1", *flags])
+        assert (args.methods, args.seed) == (arm.method, 1)
+        found = dataclasses.asdict(program.settings_of(args, 50_000))
+        flags = standard_runs.Run(own, own.arms[0], 0.2, 1, False).flags(
+            standard_runs.Path("x"), None
+        )
+        other = command_line.settings_of(command_line.parse(flags), 50_000)
+        assert found == {**dataclasses.asdict(other), "real": True}
+    rates = other.rate()
+    for step in (0, 1, 467, 468, 469, 2000, 4679):
+        assert program.rate(other, step) == pytest.approx(float(rates(step)), abs=1e-7)
 
 
 def test_table_and_list(tmp_path):
@@ -179,27 +210,30 @@ def test_killed_paused_and_resumed_runs_give_the_same_bits(tmp_path, queue):
 
 
 def test_the_page_shows_the_rows():
-    """docs/accuracy.md has the table of each setup with a full run, as the rows have it now."""
+    """docs/accuracy.md has the table of each setup with a full run, the archive those of grids."""
     docs = run_queue.ROOT / "docs"
     rows = docs / "accuracy" / "standard"
     page = (docs / "accuracy.md").read_text(encoding="utf-8")
-    setups = [setup for setup in standard_runs.SETUPS if list(rows.glob(f"{setup.name}-*-full-*"))]
-    assert "resnet9" in [setup.name for setup in setups]
-    for part in table(setups, rows).split("\n\n**"):
-        assert part.removeprefix("**") in page
+    archive = (docs / "archive" / "accuracy.md").read_text(encoding="utf-8")
+    full = {
+        setup.name for setup in standard_runs.SETUPS if list(rows.glob(f"{setup.name}-*-full-*"))
+    }
+    assert "resnet9" in full
+    for part in table(standard_runs.SETUPS, rows).split("\n\n**"):
+        name, lines = part.removeprefix("**").split("**\n\n")
+        assert lines in (page if name in full else archive), name
 
 
-@pytest.mark.parametrize(("name", "page"), [("resnet9", "accuracy"), ("gpt", "archive/accuracy")])
+@pytest.mark.parametrize(
+    ("name", "page"), [("resnet9", "archive/accuracy"), ("gpt", "archive/accuracy")]
+)
 def test_the_page_shows_the_minutes(name, page):
     docs = run_queue.ROOT / "docs"
-    paths = [
-        docs / "accuracy" / "steps" / f"{name}_4_workers_{rate}.json"
-        for rate in ("100mbit", "1gbit")
-    ]
-    reports = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    paths = sorted((docs / "accuracy" / "steps").glob(f"{name}_4_workers_*.json"))
+    reports = [time_to_accuracy.flat(json.loads(p.read_text(encoding="utf-8"))) for p in paths]
     setup = next(setup for setup in standard_runs.SETUPS if setup.name == name)
     found = time_to_accuracy.courses(setup, docs / "accuracy" / "standard", reports)
-    text = (docs / f"{page}.md").read_text(encoding="utf-8")
+    text = (docs / "archive" / "accuracy.md").read_text(encoding="utf-8")
     assert len(found) >= 6 and time_to_accuracy.table(found) in text
 
 
@@ -232,6 +266,26 @@ def test_minutes_to_an_accuracy(tmp_path):
     assert (tmp_path / "minutes.png").stat().st_size > 5000
     with pytest.raises(ValueError, match="'digits' have workers=2.*workers=4; .* --workers 2"):
         time_to_accuracy.courses(DIGITS, tmp_path, [{**report, "workers": 4}], setups)
+
+
+def test_minutes_of_pytorch(tmp_path):
+    """Its steps come from a report of the peers; the accuracy is that of the same algorithm."""
+    for run in (r for r in list(runs_of([DIGITS], tmp_path)) if r.grid):
+        write(tmp_path, run, metric=50.0)
+    for run in [r for r in runs_of([DIGITS], tmp_path) if not r.grid]:
+        write(tmp_path, run, metric=90.0, curve={"steps": [30, 90], "metric": [40.0, 90.0]})
+    own = {"none": {"step_ms_mean": 1.0}, "Dense()": {"step_ms": 1.0, "step_ms_mean": 1000.0}}
+    other = {"none": {"step_ms": 1.0}, "dense": {"step_ms": 1.0, "step_ms_mean": 500.0}}
+    report = {"rate": "1gbit", "workers": 2, "model": "resnet9", "peers": {
+        "tf_redsync": {"batch": 32, "methods": own},
+        "pytorch": {"batch": 32, "methods": {**other, "fp16": {"error": "x"}}},
+    }}  # fmt: skip
+    flat = time_to_accuracy.flat(report)
+    found = time_to_accuracy.courses(DIGITS, tmp_path, [flat], [DIGITS])
+    assert [(c.method, c.step_ms) for c in found] == [("Dense()", 1000.0), ("PyTorch dense", 500.0)]
+    assert found[1].minutes_to(90.0) == 0.75
+    one = {**report, "peers": {"pytorch": report["peers"]["pytorch"]}}
+    assert time_to_accuracy.flat(one)["batch"] == 32
 
 
 def test_minutes_to_a_perplexity(tmp_path):
