@@ -6,7 +6,6 @@
 
 #include "custom_ops/core/cpu/simd.h"
 
-// One source, compiled for several instruction sets; which one runs is decided at run time.
 namespace redsync {
 namespace {
 
@@ -28,25 +27,8 @@ struct Step {
   int32_t limit;
 };
 
-namespace plain {
-#include "custom_ops/core/cpu/block_quantize_inl.h"
-}  // namespace plain
-
-#ifdef REDSYNC_X86_VERSIONS
-#pragma GCC push_options
-#pragma GCC target("avx2")
-namespace avx2 {
-#include "custom_ops/core/cpu/block_quantize_inl.h"
-}  // namespace avx2
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,prefer-vector-width=512")
-namespace avx512 {
-#include "custom_ops/core/cpu/block_quantize_inl.h"
-}  // namespace avx512
-#pragma GCC pop_options
-#endif
+#define REDSYNC_SOURCE "custom_ops/core/cpu/block_quantize_inl.h"
+#include "custom_ops/core/cpu/versions_inl.h"
 
 struct Loops {
   decltype(&plain::Largest) largest;

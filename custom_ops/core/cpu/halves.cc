@@ -7,7 +7,6 @@
 #include "custom_ops/core/cpu/levels.h"
 #include "custom_ops/core/cpu/simd.h"
 
-// One source, compiled for several instruction sets; which one runs is decided at run time.
 namespace redsync {
 namespace {
 
@@ -15,25 +14,8 @@ constexpr int64_t kShard = 1 << 14;  // Elements that a thread takes at a time.
 
 inline float FloatOfBits(uint32_t bits) { return FloatOf(static_cast<int32_t>(bits)); }
 
-namespace plain {
-#include "custom_ops/core/cpu/halves_inl.h"
-}  // namespace plain
-
-#ifdef REDSYNC_X86_VERSIONS
-#pragma GCC push_options
-#pragma GCC target("avx2")
-namespace avx2 {
-#include "custom_ops/core/cpu/halves_inl.h"
-}  // namespace avx2
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,prefer-vector-width=512")
-namespace avx512 {
-#include "custom_ops/core/cpu/halves_inl.h"
-}  // namespace avx512
-#pragma GCC pop_options
-#endif
+#define REDSYNC_SOURCE "custom_ops/core/cpu/halves_inl.h"
+#include "custom_ops/core/cpu/versions_inl.h"
 
 struct Loops {
   bool (*encode_sum)(const float* x, const float* residual, int64_t n, uint16_t* halves,

@@ -30,25 +30,8 @@ struct Levels {
 #define REDSYNC_FOR_BITS(f) \
   f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11) f(12) f(13) f(14) f(15) f(16)
 
-namespace plain {
-#include "custom_ops/core/cpu/quantize_inl.h"
-}  // namespace plain
-
-#ifdef REDSYNC_X86_VERSIONS
-#pragma GCC push_options
-#pragma GCC target("avx2")
-namespace avx2 {
-#include "custom_ops/core/cpu/quantize_inl.h"
-}  // namespace avx2
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,prefer-vector-width=512")
-namespace avx512 {
-#include "custom_ops/core/cpu/quantize_inl.h"
-}  // namespace avx512
-#pragma GCC pop_options
-#endif
+#define REDSYNC_SOURCE "custom_ops/core/cpu/quantize_inl.h"
+#include "custom_ops/core/cpu/versions_inl.h"
 
 struct Loops {
   decltype(&plain::Pack) pack;
