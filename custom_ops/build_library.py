@@ -54,9 +54,9 @@ PRELOAD_SOURCES = find("PRELOAD_SOURCES")
 @functools.cache
 def reads(source):
     """The file and all of this project that it includes, directly or not."""
-    included = re.findall(
-        r'^#include "((?:custom_ops|tests)/.+?)"', (ROOT / source).read_text(), re.M
-    )
+    # A source names what `versions_inl.h` is to compile in a macro.
+    words = r'^#(?:include|define REDSYNC_SOURCE) "((?:custom_ops|tests)/.+?)"'
+    included = re.findall(words, (ROOT / source).read_text(), re.M)
     return frozenset({source}).union(*map(reads, included))
 
 

@@ -51,6 +51,19 @@ def setup_sources(monkeypatch):
     return [s for s in sources if s.endswith(".cc") and s not in for_gpu]
 
 
+def test_an_object_depends_on_all_that_the_compiler_reads(setup_sources):
+    """Else a build after a change of a header takes an old object from the cache."""
+    import build_library
+
+    compiler = shutil.which("g++") or pytest.skip("there is no g++ to ask")
+    for source in build_library.CORE_SOURCES:
+        command = [compiler, "-std=c++17", "-MM", "-I", str(ROOT), source]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        read = {Path(word) for word in done.stdout.replace("\\\n", " ").split()[1:]}
+        read = {os.path.relpath(ROOT / path, ROOT) for path in read}
+        assert {f for f in read if f.startswith("custom_ops")} == build_library.reads(source)
+
+
 def test_every_source_is_in_one_list():
     lists = [name for name in constants() if name.endswith(("SOURCES", "HEADERS"))]
     files = [file for name in lists for file in listed(name)]
