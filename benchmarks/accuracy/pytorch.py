@@ -90,7 +90,7 @@ class Worker:
     """
 
     def __init__(self, settings: Settings, found: Data, method: str, seed: int, rank: int):
-        self.settings, self.found, self.rank = settings, found, rank
+        self.settings, self.found, self.method, self.rank = settings, found, method, rank
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.backends.cudnn.allow_tf32 = False
         torch.manual_seed(seed)
@@ -137,11 +137,11 @@ class Worker:
 
     @property
     def bits(self) -> float:
-        """Of a payload, per weight and step; PowerSGD counts its own."""
+        """Of a payload, per weight and step."""
         if self.state is None:
-            return 32.0
-        rate_of_compression, *_ = self.state.compression_stats()
-        return 32.0 / rate_of_compression
+            return BITS[self.method]
+        compression, *_ = self.state.compression_stats()
+        return 32.0 / compression
 
 
 def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
@@ -177,7 +177,7 @@ def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
         last = {name: curve[name][-1] for name in ("metric", "loss")}
         used = time.process_time() - processor
         counted = {
-            "bits": BITS.get(args.methods) or worker.bits,
+            "bits": worker.bits,
             "elements": sum(p.numel() for p in worker.model.parameters()),
             "seconds": time.perf_counter() - begun, "processor_seconds": used * args.workers,
         }  # fmt: skip
