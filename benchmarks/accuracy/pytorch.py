@@ -4,8 +4,8 @@
         --evaluations 12 --data_dir DATA --json row.json
 
 Network, data, order of the examples, schedule and decoupled weight decay are those of
-`standard_runs.py`; every worker is a process. Needs torch and NumPy, not TensorFlow; a GPU serves
-all workers if torch sees one. The methods are those of `benchmarks/peers/pytorch_ddp.py`.
+`standard_runs.py`; every worker is a process. Needs torch, NumPy and Pillow, not TensorFlow; a GPU
+serves all workers if torch sees one. The methods are those of `benchmarks/peers/pytorch_ddp.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.accuracy.report import Report
 from benchmarks.accuracy.tasks import TASKS, WARM_UP, Settings, examples, steps_per_epoch
 from benchmarks.peers import pytorch_ddp
 
-METHODS = ("dense", "fp16", "powersgd")
+METHODS = tuple(name for name in pytorch_ddp.METHODS if name != "none")
 BITS = {"dense": 32.0, "fp16": 16.0}
 TEST_BATCH = 250
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,6 +113,8 @@ def _algorithm(method: str) -> str:
 
 
 def _bits_per_second(report: dict[str, Any]) -> float:
+    if report["rate"] == "none":
+        return math.inf
     number, unit = report["rate"][:-4], report["rate"][-4:]
     return float(number) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[unit]
 

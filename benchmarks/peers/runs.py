@@ -98,10 +98,6 @@ def own(args: argparse.Namespace) -> Library:
     )
 
 
-def _measure_own(args: argparse.Namespace, lab: netlab.Lab, method: str) -> dict[str, Any]:
-    return step_time.measure(lab, args.model, method, args)
-
-
 def libraries(args: argparse.Namespace) -> dict[str, Library | str]:
     """Returns the libraries of `--peers`, installed; for one that cannot be, the reason."""
     found: dict[str, Library | str] = {}
