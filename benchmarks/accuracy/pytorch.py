@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from benchmarks.accuracy.data import Data
 from benchmarks.accuracy.report import Report
+from benchmarks.accuracy.run_queue import end_with_parent
 from benchmarks.accuracy.tasks import TASKS, WARM_UP, Settings, examples, steps_per_epoch
 from benchmarks.peers import pytorch_ddp
 
@@ -146,6 +147,7 @@ class Worker:
 
 def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
     """A process; worker 0 writes the row."""
+    end_with_parent()  # torch sends SIGINT, which a program in the background ignores
     torch.set_num_threads(args.threads)
     dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=args.workers)
     found = TASKS[args.task].load(args.data_dir)

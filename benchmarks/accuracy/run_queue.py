@@ -109,7 +109,7 @@ class Queue:
         with (self.folder / f"{run.name}.log").open("ab") as log:
             self._running[run] = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                preexec_fn=_end_with_parent, start_new_session=True,
+                preexec_fn=end_with_parent, start_new_session=True,
             )  # fmt: skip
         self._tries[run.name] += 1
 
@@ -133,8 +133,8 @@ def _log(text: str) -> None:
     print(f"{time.strftime('%F %T')} {text}", flush=True)
 
 
-def _end_with_parent() -> None:
-    """Has the kernel kill this process when the queue ends, even by SIGKILL."""
+def end_with_parent() -> None:
+    """Has the kernel kill this process when the one that started it ends, even by SIGKILL."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
