@@ -1,6 +1,6 @@
 """The exchange of a model among workers in this process, and the bytes of it.
 
-What runs in which step is what `tf_redsync/programs` says, for a loopback and without variables.
+What runs in which step is what `tf_redsync/step` says, for a loopback and without variables.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_redsync import autograph
 from tf_redsync.cluster import (
     agreement,
     coordination,
@@ -211,7 +212,6 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return dtypes.gathered(lambda v: gather(v, axis), self._on_replicas, value, part)
 
     def _on_replicas(self, function: Callable[..., Any], value: Any) -> Any:
-        function = tf.autograph.experimental.do_not_convert(function)
         return super().run(function, args=(value,))
 
     def _agree_on(self, what: str, value: Any, how: str) -> None:
@@ -254,11 +254,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         if collectives.worker_count(self) == 1:
             return super().run(fn, args, kwargs, options)
+        fn = autograph.as_called(fn)
         step_counters.enter_step((args, kwargs))
         with step_errors.translated():  # of eager steps
-            return super().run(
-                tf.autograph.experimental.do_not_convert(run_and_average), args, kwargs, options
-            )
+            return super().run(run_and_average, args, kwargs, options)
 
     def _lifted(self, function: Any) -> Any:
         """Return a `tf.function` that runs the Python function of `function` on every replica.
@@ -301,11 +300,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if self._averages[1] != len(variables):  # a model was added
             run = super().run
 
-            def average() -> None:  # AutoGraph finds no source of a lambda within a lambda
+            def average() -> None:
                 for group in statistics.groups(variables):
                     statistics.assign(group, self._mean(statistics.pack(group)))
 
-            self._averages = tf.function(lambda: run(average)), len(variables)
+            self._averages = tf.function(lambda: run(average), autograph=False), len(variables)
         agreement.agree(self, f"average {len(variables)} moving statistics")
         self._averages[0]()
 

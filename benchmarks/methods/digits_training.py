@@ -2,7 +2,7 @@
 
 They read shares of each batch, and the loopback answers their exchanges, so a step computes what
 worker processes with plain SGD would. When something is exchanged, and where the workers compute
-their gradients, is what `tf_redsync/programs` does, for a loopback and without variables.
+their gradients, is what `tf_redsync/step` does, for a loopback and without variables.
 """
 
 from __future__ import annotations

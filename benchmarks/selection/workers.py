@@ -5,18 +5,22 @@
 measures, on one tensor of n elements and on `--threads` threads, the median of rounds in which all
 take turns:
 
+    accumulate   adds a gradient to a residual: the least that a selection does
     code         selects by `CodedTopK`: accumulates, selects and codes
     decode P     decodes the messages of P workers and adds them up, dense
+    descend P    decodes them and updates the variable at their elements, as for plain SGD
     update       subtracts a dense gradient times the rate from the variable, as SGD does
 
-`ratio` is (code + decode P) / update. Below 1 a step with P workers spends less on its messages
-than on its update. Set GLIBC_TUNABLES=glibc.malloc.hugetlb=1 as the launcher does, or
-page faults take most of the time.
+`dense ratio` is (code + decode P) / update, and `sparse ratio` (code + descend P) / update. Below 1
+a step with P workers spends less on its messages than on its update; a sparse one has no update
+besides. Set GLIBC_TUNABLES=glibc.malloc.hugetlb=1 as the launcher does, or page faults take most
+of the time.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -38,10 +42,11 @@ def functions(n: int, density: float, workers: list[int]) -> dict:
 
     from tf_redsync import ops
     from tf_redsync.methods.common.coded_selection import decode_messages, select_and_code
+    from tf_redsync.ops import selection, sparse
 
     rng, k = np.random.default_rng(0), max(1, round(density * n))
     gradients = [tf.constant(rng.standard_normal(n, np.float32)) for _ in range(max(workers))]
-    residual, weights = tf.zeros([n]), tf.Variable(tf.zeros([n]))
+    residual, weights, kept = tf.zeros([n]), tf.Variable(tf.zeros([n])), tf.Variable(tf.zeros([n]))
 
     def code(gradient):
         return select_and_code([gradient], [residual], [], [k], value_bits=1)
@@ -60,12 +65,26 @@ def functions(n: int, density: float, workers: list[int]) -> dict:
         return ops.decode(plain, layout, [residual])[0][0]
 
     @tf.function(autograph=False)
+    def descended(received):
+        plain = decode_messages(received, [residual], layout, 1)
+        (total,) = selection.coordinates(plain, layout)
+        sparse.descend(weights, total, tf.constant(0.01))
+        return weights.read_value()[0]
+
+    @tf.function(autograph=False)
+    def accumulated():
+        kept.assign_add(gradients[0], read_value=False)
+        return kept.read_value()[0]
+
+    @tf.function(autograph=False)
     def updated():
         weights.assign_sub(tf.constant(0.01) * gradients[0], read_value=False)
         return weights.read_value()[0]
 
-    found = {"code": coded, "update": updated}
-    found |= {f"decode {p}": lambda p=p: decoded(messages[:p]) for p in workers}
+    found = {"accumulate": accumulated, "code": coded, "update": updated}
+    for p in workers:
+        found[f"decode {p}"] = functools.partial(decoded, messages[:p])
+        found[f"descend {p}"] = functools.partial(descended, messages[:p])
     return found
 
 
@@ -99,12 +118,13 @@ def main(arguments=None) -> None:
     for density in args.densities:
         ms = measure(functions(2**args.log2_size, density, args.workers), args.rounds)
         for p in args.workers:
-            ratio = (ms["code"] + ms[f"decode {p}"]) / ms["update"]
-            rows.append({"n": 2**args.log2_size, "density": density, "workers": p, "ratio": ratio})
-            rows[-1] |= {"code": ms["code"], "decode": ms[f"decode {p}"], "update": ms["update"]}
-            print(f"{density:6g} {p:3} workers  code {ms['code']:.1f} ms, decode "
-                  f"{ms[f'decode {p}']:.1f}, update {ms['update']:.1f}: {ratio:.2f}",
-                  flush=True)  # fmt: skip
+            row = {"n": 2**args.log2_size, "density": density, "workers": p}
+            row |= {name: ms[name] for name in ("accumulate", "code", "update")}
+            for name, kind in (("decode", "dense"), ("descend", "sparse")):
+                row[name] = ms[f"{name} {p}"]
+                row[f"{kind} ratio"] = (ms["code"] + row[name]) / ms["update"]
+            rows.append(row)
+            print(", ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -15,6 +15,7 @@ PACKAGE = Path(rs.__file__).parent
 # its own layer and lower ones.
 LAYERS = (
     (
+        "autograph.py",
         "checks.py",
         "config.py",
         "environment.py",

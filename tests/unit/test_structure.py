@@ -34,6 +34,7 @@ ADAPTERS = (
     "keras/slots.py",
 )
 TENSORFLOW_ADAPTERS = (
+    "autograph.py",
     "network/collectives.py",
     "cluster/coordination.py",
     "cluster/device_iterators.py",

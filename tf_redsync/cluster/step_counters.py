@@ -40,14 +40,12 @@ def values() -> dict[str, int]:
     return {name: int(counter.numpy()) for name, counter in _counters.items()}
 
 
-@tf.autograph.experimental.do_not_convert
 def enter_step(arguments: Any) -> None:
     """Count a step, traced or eager: once as it begins, once when its arguments are available."""
     _count(BEGUN)
     _count(SUPPLIED, arguments)
 
 
-@tf.autograph.experimental.do_not_convert
 def reach_exchange(gradient: Any, begins: bool) -> None:
     """Count a step whose backward pass has produced `gradient`.
 
@@ -61,7 +59,6 @@ def reach_exchange(gradient: Any, begins: bool) -> None:
     _count(ARRIVED, gradient)
 
 
-@tf.autograph.experimental.do_not_convert
 def note_exchange(received: tf.Tensor) -> None:
     """Record, when `received` is available, that all workers have reached this step."""
     if _counters:
@@ -69,19 +66,16 @@ def note_exchange(received: tf.Tensor) -> None:
             _counters[EXCHANGED].assign(_counters[BEGUN].read_value(), read_value=False)
 
 
-@tf.autograph.experimental.do_not_convert
 def note_departure() -> None:
     """Count an exchange that begins in the background."""
     _count(DEPARTED)
 
 
-@tf.autograph.experimental.do_not_convert
 def note_delivery(received: tf.Tensor) -> None:
     """Count an exchange of the background, when `received` is available."""
     _count(DELIVERED, received)
 
 
-@tf.autograph.experimental.do_not_convert
 def note_reduce(value: Any, axis: Any) -> None:
     """Count a batch request, if reducing `value` is part of one.
 
@@ -101,13 +95,13 @@ def watch_batches(strategy: tf.distribute.Strategy) -> None:
     if hasattr(reduce, "counts_batches"):
         return
 
-    @tf.autograph.experimental.do_not_convert
     def counting(reduce_op: Any, value: Any, axis: Any) -> Any:
         note_reduce(value, axis)
         return reduce(reduce_op, value, axis)
 
-    counting.counts_batches = True
-    strategy.reduce = counting
+    counted: Any = counting
+    counted.counts_batches = True
+    strategy.reduce = counted
 
 
 def _count(name: str, after: Any = ()) -> None:

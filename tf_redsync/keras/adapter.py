@@ -373,7 +373,7 @@ class SkippedSteps:
         decay = inner._apply_weight_decay
 
         def remember(variables: Sequence[Any]) -> None:
-            self._decay = tf.autograph.experimental.do_not_convert(lambda: decay(variables))
+            self._decay = lambda: decay(variables)
 
         inner._apply_weight_decay = remember
 

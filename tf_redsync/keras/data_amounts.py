@@ -125,7 +125,6 @@ class BatchRows:
         """Reset the minimum for a new `fit`."""
         self._least.assign(_MOST)
 
-    @tf.autograph.experimental.do_not_convert
     def note(self, batch: Any) -> None:
         """Record the rows of a batch, in the step that trains on it."""
         rows = next(

@@ -332,7 +332,6 @@ def _sum_over_processes(exchange: GradientExchange, array: np.ndarray) -> np.nda
         return network.all_reduce([tf.constant(array)])[0].numpy()
     replicas = collectives.local_replicas(strategy)
 
-    @tf.autograph.experimental.do_not_convert
     def on_replica(own: tf.Tensor) -> tf.Tensor:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.equal(tf.convert_to_tensor(replica, tf.int32) % replicas, 0)

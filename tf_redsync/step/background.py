@@ -112,7 +112,6 @@ class Background:
                 return tf.switch_case(index, branches)
 
             # `Strategy.run` would count a step.
-            in_replica = tf.autograph.experimental.do_not_convert(in_replica)
             done = self._strategy.extended.call_for_each_replica(in_replica)
             step_counters.note_delivery(done)
 

@@ -76,7 +76,6 @@ class Host(Replica):
             The result of `function`.
         """
 
-        @tf.autograph.experimental.do_not_convert
         def merged(strategy: Any, tensors: Any) -> Any:
             parts = [strategy.experimental_local_results(t) for t in tensors]
             with tf.device(self._device):
