@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+import threading
 import warnings
 
 import keras
@@ -373,3 +374,29 @@ def test_split_by_hand():
 def test_a_profile_without_steps():
     with pytest.raises(profiler.NoProfile, match="no complete step"):
         profiler.split_of(profile(("a:MatMul", 0, 1)), steps=1)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no room")])
+def test_a_profile_is_collected_between_steps(monkeypatch, error):
+    """In the thread that trains: beside a step TensorFlow may crash."""
+    threads, stop = [], tf.profiler.experimental.stop
+
+    def noting(save=True):
+        threads.append(threading.current_thread())
+        stop(save)
+        if error:
+            raise error
+
+    monkeypatch.setattr(tf.profiler.experimental, "stop", noting)
+    found = profiler.Profiler()
+    found.start()
+    with tf.profiler.experimental.Trace(profiler.STEP, step_num=0, _r=1):
+        tf.function(tf.tanh)(tf.ones([4]))
+    found.stop(steps=1)
+    assert threads == [threading.current_thread()]
+    if error:
+        with pytest.raises(profiler.NoProfile, match=r"cannot be read \(no room\)"):
+            found.result(wait=20)
+    else:
+        assert found.result(wait=20).step > 0
+    assert not found.busy

@@ -93,6 +93,8 @@ def test_rows_by_the_number_of_workers(tmp_path, monkeypatch):
         (4096, 0.03, 2), (4096, 0.03, 3)
     ]  # fmt: skip
     for row in rows:
-        assert min(row["code"], row["decode"], row["update"]) > 0
-        assert row["ratio"] == pytest.approx((row["code"] + row["decode"]) / row["update"])
+        assert min(row[n] for n in ("accumulate", "code", "decode", "descend", "update")) > 0
+        for kind, apply in (("dense", "decode"), ("sparse", "descend")):
+            ratio = (row["code"] + row[apply]) / row["update"]
+            assert row[f"{kind} ratio"] == pytest.approx(ratio)
     assert threads == [1]
