@@ -302,6 +302,28 @@ def mixed_float16(module):
     return scenario
 
 
+def branching_layer(strategy):
+    """A layer of tf_keras with a Python `if` on a tensor, which AutoGraph converts, under `fit`."""
+    import tensorflow as tf
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    class Branching(tf_keras.layers.Layer):
+        def call(self, x):
+            if tf.reduce_mean(x) > 0.0:
+                return 2.0 * x
+            return x
+
+    with strategy.scope():
+        model = tf_keras.Sequential([Branching(), problems.network(tf_keras)])
+        optimizer = rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.01), rs.TopK(density=0.5))
+        model.compile(optimizer, "mse")
+    model.fit(problems.dataset(16 * STEPS, 16), verbose=0)
+    return {"digests": [problems.digest(model)], "step": int(optimizer.exchange.step.numpy())}
+
+
 SCENARIOS = {
     "bfloat16": bfloat16,
     "mixed tf_keras": mixed_float16("tf_keras"),
@@ -314,6 +336,7 @@ SCENARIOS = {
     "tf_keras": looped("traced", "tf_keras"),
     "tf_keras eager": looped("eager", "tf_keras"),
     "legacy": looped("traced", "legacy"),
+    "branching layer": branching_layer,
     "gan": gan,
     "rows": rows_of_batches,
     "no call": no_call(True),
