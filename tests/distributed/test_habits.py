@@ -302,6 +302,31 @@ def mixed_float16(module):
     return scenario
 
 
+def forgotten_scope(strategy):
+    """Optimizers with slots that were made and compiled outside of the scope, and one inside."""
+    import contextlib
+
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    digests = []
+    for where in (contextlib.nullcontext, strategy.scope):
+        keras.utils.set_random_seed(5)
+        with strategy.scope():
+            model = problems.network(keras)
+        with where():
+            inner = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.05, STEPS))
+            optimizer = rs.DistributedOptimizer(inner, rs.TopK(density=0.5))
+        model.compile(optimizer, "mse")
+        model.fit(problems.dataset(16 * STEPS, 16), verbose=0)
+        assert int(inner.iterations.numpy()) == STEPS
+        digests.append(problems.digest(model))
+    assert digests[0] == digests[1]
+    return {"digests": digests[:1], "step": int(optimizer.exchange.step.numpy())}
+
+
 def branching_layer(strategy):
     """A layer of tf_keras with a Python `if` on a tensor, which AutoGraph converts, under `fit`."""
     import tensorflow as tf
@@ -337,6 +362,7 @@ SCENARIOS = {
     "tf_keras eager": looped("eager", "tf_keras"),
     "legacy": looped("traced", "legacy"),
     "branching layer": branching_layer,
+    "forgotten scope": forgotten_scope,
     "gan": gan,
     "rows": rows_of_batches,
     "no call": no_call(True),

@@ -5,7 +5,8 @@ Private names of Keras 3 used here, all on the *instance* of the inner optimizer
 replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)` applies the sums.
 With gradient accumulation: `_backend_update_step(grads, variables, learning_rate)`,
 `_backend_increment_gradient_accumulators(grads, sums)` and
-`_backend_reset_gradient_accumulators()`. Of `tf.distribute.ReplicaContext`:
+`_backend_reset_gradient_accumulators()`. `_distribution_strategy` is the strategy in whose scope an
+optimizer was made, and in which it creates variables. Of `tf.distribute.ReplicaContext`:
 `_merge_call(function, args, kwargs)`, the part of `merge_call` for a single replica.
 """
 
@@ -87,6 +88,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             return
         trains = models.may_train(variables)
         if not self.inner_optimizer.built:
+            _take_into_scope(self.inner_optimizer)
             self.inner_optimizer.build(variables)
         if not trains:
             return
@@ -145,6 +147,17 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         # Keras saves every saveable attribute that `dir` lists. The inner optimizer is saved by
         # `save_own_variables`, under the path where the plain optimizer would be.
         return [name for name in super().__dir__() if name != "inner_optimizer"]
+
+
+def _take_into_scope(optimizer: Any) -> None:
+    """Let an optimizer from outside of the current scope create its variables in this scope.
+
+    With several replicas in a process this is left to fail: each would count the iterations.
+    """
+    strategy = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() and collectives.local_replicas(strategy) == 1:
+        for one in (optimizer, conflicts.innermost(optimizer)):
+            one._distribution_strategy = strategy
 
 
 def _not_outermost() -> ValueError:
