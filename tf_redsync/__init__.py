@@ -185,7 +185,7 @@ def _prepare() -> None:
     requirements.check_keras()
     keras = importlib.import_module("keras")
     requirements.check_backend(keras.backend.backend())
-    importlib.import_module("tf_redsync.autograph").leave_alone(__name__)
+    importlib.import_module("tf_redsync.autograph")
     importlib.import_module("tf_redsync.keras.keras3")
     importlib.import_module("tf_redsync.keras.amsgrad")
     if hasattr(keras.optimizers, "Muon"):  # since Keras 3.11
