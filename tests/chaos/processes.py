@@ -42,13 +42,13 @@ def _last_words(output: str) -> str:
 
 @scenario(
     "SIGKILL of a worker, without a launcher",
-    "the other one ends within 45 s by an error that names it; started again, both go on from the "
+    "the other one ends within 15 s by an error that names it; started again, both go on from the "
     "last checkpoint to the bits of an undisturbed run",
     90,
 )
 def kill_a_worker(bench: Bench) -> Outcome:
     outcome = _kill_one(bench, 1, "worker 1 does not answer")
-    must(outcome.found < 45, f"found after {outcome.found:.0f} s only")
+    must(outcome.found < 15, f"found after {outcome.found:.0f} s only")
     return outcome
 
 
@@ -117,7 +117,7 @@ def stopped_for(bench: Bench, seconds: float) -> Outcome:
 
 @scenario(
     "SIGSTOP of a worker for ever",
-    "the other one ends within 45 s by an error that names it; the stopped one, if it ever goes "
+    "the other one ends within 15 s by an error that names it; the stopped one, if it ever goes "
     "on, ends as well",
     120,
 )

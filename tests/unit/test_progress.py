@@ -12,8 +12,13 @@ from tf_redsync.cluster.stall_detector import StallDetector, WorkerReport
 class Room:
     """Workers that report every second."""
 
-    def __init__(self, workers, timeout_seconds=60.0, dead=()):
-        self.judge = StallDetector(range(workers), timeout_seconds, lambda rank: rank not in dead)
+    def __init__(self, workers, timeout_seconds=60.0, dead=(), refusing=()):
+        self.judge = StallDetector(
+            range(workers),
+            timeout_seconds,
+            answers=lambda rank: rank not in dead and rank not in refusing,
+            gone=lambda rank: rank in refusing,
+        )
         self.reports = [WorkerReport() for _ in range(workers)]
         self.silent = set()
         self.now = 0.0
@@ -205,6 +210,22 @@ def test_a_dead_worker_is_named_soon():
     assert 30 <= seconds <= 32
     assert found.startswith("worker 2 does not answer")
     assert "worker 2 is at step 812, after: begin epoch 1; last report 30 s ago" in found
+
+
+def test_an_ended_process_is_named_within_seconds():
+    room = Room(3, timeout_seconds=600.0, refusing=(1, 2))
+    room.reports = [at(812)] * 3
+    assert room.pass_seconds(20)[0] is None
+    room.silent = {2}
+    room.reports[0] = room.reports[1] = at(813)
+    found, seconds = room.pass_seconds(1000)
+    assert 2 <= seconds <= 3
+    assert found.startswith("worker 2 does not answer")
+    assert "worker 1 is at step 813" in found
+    room.silent = {1, 2}  # two at once
+    room.reports[0] = at(814)
+    found, seconds = room.pass_seconds(1000)
+    assert seconds <= 5 and "does not answer" in found
 
 
 def test_a_dead_worker_is_named_with_the_steps_that_the_others_have_reached():

@@ -19,6 +19,7 @@ from tf_redsync.cluster import tcp_timeout
 from tf_redsync.cluster.tf_config import Cluster
 
 ANSWER_SECONDS = 3.0
+_REFUSED_SECONDS = 0.5  # a stopped process does not hold up the watchdog for longer
 _DAY_SECONDS = 24 * 3600.0
 # By process, the cluster that it belongs to until it ends, with the arguments of `time_limits`.
 _joined: dict[int, tuple[Cluster, float | None, str]] = {}
@@ -54,11 +55,21 @@ def abort_collectives(message: str) -> None:
 
 def is_alive(task: str) -> bool:
     """Whether a worker's process is alive: its server answers whatever Python is doing."""
+    return _ask(task, ANSWER_SECONDS) is None
+
+
+def is_gone(task: str) -> bool:
+    """Whether a worker's process has ended: its machine refuses connections to its port."""
+    error = _ask(task, _REFUSED_SECONDS)
+    return error is not None and "Connection refused" in error.message
+
+
+def _ask(task: str, seconds: float) -> tf.errors.OpError | None:
     try:
-        _context.context().check_collective_ops_peer_health(task, int(1000 * ANSWER_SECONDS))
-    except tf.errors.OpError:
-        return False
-    return True
+        _context.context().check_collective_ops_peer_health(task, int(1000 * seconds))
+    except tf.errors.OpError as error:
+        return error
+    return None
 
 
 def joined() -> bool:

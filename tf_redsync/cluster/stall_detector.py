@@ -91,7 +91,8 @@ STALLED_SECONDS = 10.0  # two workers that wait for each other are deadlocked af
 FAILURE_SECONDS = 2.0  # for a failed broadcast to be reported by all
 GONE_SECONDS = 5.0  # limit of a wait for a worker whose program has ended
 SLOW_NETWORK = 10e6  # bytes a second
-SILENT_SECONDS = 30.0  # a worker without a report for as long is checked
+SILENT_SECONDS = 30.0  # a worker without a report for as long must answer
+LATE_SECONDS = 2.0  # the same: its process must not have ended
 BROKEN_SECONDS = 0.5  # the same after a failed collective: time for a last report
 _MAX_LINES = 16
 
@@ -114,7 +115,9 @@ class StallDetector:
         timeout_seconds: Seconds that one worker may wait for another; `None`: no limit, hence no
             verdict.
         answers: Returns whether the process of a rank is alive; takes some seconds.
-        silent_seconds: Seconds without a report after which the detector calls `answers`.
+        gone: Returns whether the process of a rank has certainly ended; takes a fraction of one.
+        silent_seconds: Seconds without a report after which the detector calls `answers`. It calls
+            `gone` after `LATE_SECONDS`.
     """
 
     def __init__(
@@ -122,11 +125,13 @@ class StallDetector:
         ranks: Iterable[int],
         timeout_seconds: float | None,
         answers: Callable[[int], bool],
+        gone: Callable[[int], bool],
         silent_seconds: float = SILENT_SECONDS,
     ):
         self.timeout_seconds = timeout_seconds
         self.silent_seconds = silent_seconds
         self._answers = answers
+        self._gone = gone
         self._workers = {rank: _WorkerState() for rank in ranks}
 
     def hear(self, rank: int, report: WorkerReport, now: float) -> None:
@@ -225,19 +230,29 @@ class StallDetector:
     def _silent(self, now: float, limit: float) -> str | None:
         broken = any(worker.report.broken for worker in self._workers.values())
         seconds = min(BROKEN_SECONDS if broken else self.silent_seconds, limit)
-        heard = {r: w.heard for r, w in self._workers.items() if w.heard is not None}
-        overdue = {rank: last + seconds for rank, last in heard.items() if now >= last + seconds}
-        for rank, since in overdue.items():
-            # The steps in the verdict are those of reports made after the silence.
-            current = all(heard[other] >= since for other in heard.keys() - overdue.keys())
-            silent = not self._workers[rank].report.ended and (broken or current)
-            if silent and not self._answers(rank):
-                self._workers[rank].lost = True
+        late = min(LATE_SECONDS, seconds)
+        for rank, worker in self._workers.items():
+            if worker.heard is None or worker.report.ended or now < worker.heard + late:
+                continue
+            silent = now >= worker.heard + seconds
+            if not (broken or self._others_current(rank, seconds if silent else late, now)):
+                continue
+            if self._gone(rank) or (silent and not self._answers(rank)):
+                worker.lost = True
                 return (
                     f"worker {rank} does not answer: its process was stopped or killed, or its "
                     "machine is down:"
                 )
         return None
+
+    def _others_current(self, rank: int, seconds: float, now: float) -> bool:
+        """Whether all others have reported since `rank` had been silent for `seconds`.
+
+        So the steps in a verdict are recent. Workers that are silent themselves do not count.
+        """
+        heard = {r: w.heard for r, w in self._workers.items() if w.heard is not None}
+        since, silence = heard.pop(rank) + seconds, max(seconds, GONE_SECONDS)
+        return all(last >= since or now >= last + silence for last in heard.values())
 
     def _mismatch(self, now: float, limit: float) -> str | None:
         seconds = min(STALLED_SECONDS, limit)

@@ -215,6 +215,7 @@ class _Thread(threading.Thread):
             ranks,
             timeout_seconds,
             lambda rank: coordination.is_alive(self._tasks[rank]),
+            lambda rank: coordination.is_gone(self._tasks[rank]),
             silent_seconds,
         )
         self._others = range(1, workers)
