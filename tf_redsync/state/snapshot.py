@@ -147,6 +147,7 @@ def _variables(exchange: GradientExchange, apart: bool) -> Iterator[tuple[str, s
     if exchange.schedule.skips_locally:
         for name, variable in exchange.nonfinite.here_only.items():
             yield f"skips/{name}", "own", variable
+        yield "skips/gathered", "shared", exchange.nonfinite.gathered
         for i, variable in enumerate(exchange.own_variables):
             yield f"optimizer/{i}", "own", variable
     consensus = exchange.consensus

@@ -219,6 +219,8 @@ class LocalSteps(ChangingSteps):
 
         tf.cond(outcome.finite, advance, consensus.restore)
         if self.nonfinite is not None:
+            self.nonfinite.keep_counts(self._iterations)
+            self.nonfinite.exchange_counts(network)
             self.nonfinite.count_round(outcome.finite, self._by_position(changes), self._iterations)
         consensus.steps.assign(0)
         consensus.rounds.assign_add(1)

@@ -1,7 +1,9 @@
 """Counts skipped non-finite steps, reports the worker and the variable, and limits their number.
 
 All workers skip the same steps and have equal counts. With local steps (`step/local_steps.py`) each
-worker skips by itself, and the workers share their counts at the end of a round.
+worker skips by itself, and the workers share their counts once in a round: each keeps its own
+(`keep_counts`), all gather them (`exchange_counts`), perhaps beside later steps, and what they have
+learned then counts (`count_round`).
 
 The worker and the variable are determined only in the step that is reported, before the exchange. A
 gradient that is read after the exchange could not lend its memory to the residual.
@@ -44,6 +46,8 @@ class NonFiniteCounter:
             over the workers, plus the number of dropped rounds.
         in_a_row: int64 variable, skipped steps since the last finite one.
         here: int64 variable, with local steps: this worker's skipped steps in a row.
+        gathered: int64 `[2]` variable, with local steps: what `exchange_counts` has found, equal on
+            all workers: the longest streak, and the sum of skipped steps.
     """
 
     def __init__(self, names: Sequence[str], network: Network, limit: int):
@@ -53,6 +57,9 @@ class NonFiniteCounter:
         self.here = state_variables.counter("exchange_skipped_here")
         self._here_in_round = state_variables.counter("exchange_skipped_in_round")
         self._here_first = state_variables.counter("exchange_not_finite_here")
+        self._kept = state_variables.counters("exchange_counts_kept", 3)
+        self._behind = state_variables.counter("exchange_updates_behind")
+        self.gathered = state_variables.counters("exchange_counts_gathered", 2)
 
     @property
     def here_only(self) -> dict[str, tf.Variable]:
@@ -61,6 +68,8 @@ class NonFiniteCounter:
             "here": self.here,
             "here_in_round": self._here_in_round,
             "here_first": self._here_first,
+            "kept": self._kept,
+            "behind": self._behind,
         }
 
     def watch(self, strategy: Any, skips_locally: bool) -> None:
@@ -126,38 +135,46 @@ class NonFiniteCounter:
         streak = self.here.read_value() + 1
         self.here.assign(streak * tf.cast(~finite, tf.int64), read_value=False)
 
+    def keep_counts(self, iterations: tf.Variable | None) -> None:
+        """Keep this worker's counts for `exchange_counts`.
+
+        Args:
+            iterations: This worker's number of updates.
+        """
+        updates = tf.constant(0) if iterations is None else iterations.read_value()
+        counts = self.here.read_value(), self._here_in_round.read_value(), updates
+        self._kept.assign([tf.cast(c, tf.int64) for c in counts], read_value=False)
+
+    def exchange_counts(self, network: Network) -> None:
+        """Gather the counts that all workers have kept, by a collective of `network`."""
+        kept = self._kept.read_value()
+        rows = tf.cast(gather(network, tf.cast(kept, tf.int32)), tf.int64)
+        streaks, skipped, updates = tf.unstack(rows, axis=1)  # each [workers]
+        self.gathered.assign([tf.reduce_max(streaks), tf.reduce_sum(skipped)], read_value=False)
+        self._behind.assign(tf.reduce_max(updates) - kept[2], read_value=False)
+
     def count_round(
         self,
         finite: tf.Tensor,
         changes: Sequence[tf.Tensor],
         iterations: tf.Variable | None = None,
     ) -> None:
-        """Sum the workers' counts at the end of a round, in a branch that all workers enter.
+        """Count what `exchange_counts` has found, in a branch that all workers enter.
 
         Args:
             finite: Whether the exchanged changes were finite, equal on all workers.
             changes: This worker's changes, by position.
-            iterations: This worker's number of updates. It is set to the largest number of all
-                workers, so that learning rates that depend on it are equal again.
+            iterations: This worker's number of updates. It grows by what it was behind the largest
+                number, so that learning rates that depend on it are equal again.
         """
-        here, before = self.here.read_value(), self.in_a_row.read_value()
-        counted = [here, self._here_in_round.read_value()]
         if iterations is not None:
-            counted.append(tf.cast(iterations.read_value(), tf.int64))
-        rows = gather(self._network, tf.cast(tf.stack(counted), tf.int32))
-        rows = tf.cast(rows, tf.int64)  # [workers, 2 or 3]
-        if iterations is not None:
-            most = tf.cast(tf.reduce_max(rows[:, 2]), iterations.dtype)
-            iterations.assign(most, read_value=False)
-        dropped = tf.cast(~finite, tf.int64)
-        streak = tf.where(
-            (dropped > 0) | tf.reduce_any(rows[:, 0] > 0),
-            tf.maximum(tf.reduce_max(rows[:, 0]), (before + 1) * dropped),
-            0,
-        )
-        self.total.assign_add(tf.reduce_sum(rows[:, 1]) + dropped, read_value=False)
-        self._here_in_round.assign(0, read_value=False)
-        self._note(streak, before, changes)
+            behind = tf.cast(self._behind.read_value(), iterations.dtype)
+            iterations.assign_add(behind, read_value=False)
+        longest, skipped = tf.unstack(self.gathered.read_value())
+        before, dropped = self.in_a_row.read_value(), tf.cast(~finite, tf.int64)
+        self.total.assign_add(skipped + dropped, read_value=False)
+        self._here_in_round.assign_sub(self._kept.read_value()[1], read_value=False)
+        self._note(tf.maximum(longest, (before + 1) * dropped), before, changes)
 
     def count_within_round(self, finite: tf.Tensor, changes: Sequence[tf.Tensor]) -> None:
         """Count an exchange that does not end a round, without a collective.

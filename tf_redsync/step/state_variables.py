@@ -217,6 +217,11 @@ def counter(name: str, start: int = 0) -> tf.Variable:
     return tf.Variable(tf.constant(start, tf.int64), trainable=False, name=name)
 
 
+def counters(name: str, size: int) -> tf.Variable:
+    """Create a variable of int64 numbers that start at 0."""
+    return tf.Variable(tf.zeros([size], tf.int64), trainable=False, name=name)
+
+
 def random_number(name: str) -> tf.Variable:
     """Create an int64 variable with a random number, which the chief chooses for all workers."""
     number = int.from_bytes(os.urandom(7), "little")

@@ -186,6 +186,8 @@ class Streaming(LocalSteps):
         self, fragment: Fragment, consensus: Consensus, state: StateVariables, network: Network
     ) -> Sent:
         """Exchange a fragment without a delay."""
+        self._keep_counts(fragment)
+        self._exchange_counts(fragment, network)
         changes = consensus.changes(fragment.bucket.layout.specs)
         rounds = consensus.rounds.read_value()
         means, new, outcome = self._averaged(fragment, state, changes, network, rounds)
@@ -213,6 +215,17 @@ class Streaming(LocalSteps):
     ) -> None:
         """Store the current changes of a fragment, which the next step sends."""
         state.assign({_MOVING: consensus.changes(fragment.bucket.layout.specs)})
+        self._keep_counts(fragment)
+
+    def _keep_counts(self, fragment: Fragment) -> None:
+        """Keep this worker's skipped steps, which the last fragment's exchange gathers."""
+        if self.nonfinite is not None and fragment is self.fragments[-1]:
+            self.nonfinite.keep_counts(self._iterations)
+
+    def _exchange_counts(self, fragment: Fragment, network: Network) -> None:
+        """Gather the workers' skipped steps beside the last fragment of a round."""
+        if self.nonfinite is not None and fragment is self.fragments[-1]:
+            self.nonfinite.exchange_counts(network)
 
     def _transfer(
         self,
@@ -224,6 +237,7 @@ class Streaming(LocalSteps):
     ) -> Sent:
         """Exchange the changes in flight; store their means and the new state in their place."""
         rounds = consensus.rounds.read_value() if rounds is None else rounds
+        self._exchange_counts(fragment, network)
         (changes,) = state.read([_MOVING]).values()
         means, new, outcome = self._averaged(fragment, state, changes, network, rounds)
         moved = {_MOVING: [tf.where(outcome.finite, m, float("nan")) for m in means]}
@@ -244,10 +258,9 @@ class Streaming(LocalSteps):
         names = fragment.bucket.method.traits.state_kinds
         with tf.control_dependencies([] if background is None else [background.wait()]):
             moved = state.read([_MOVING, *(_MOVING_STATE + name for name in names)])
-        means = moved.pop(_MOVING)
-        new = {name.removeprefix(_MOVING_STATE): tensors for name, tensors in moved.items()}
-        finite = all_finite(means)
-        self._update(fragment, consensus, state, means, new, finite)
+            means = moved.pop(_MOVING)
+            new = {name.removeprefix(_MOVING_STATE): tensors for name, tensors in moved.items()}
+            self._update(fragment, consensus, state, means, new, all_finite(means))
 
     def _update(
         self,
@@ -285,7 +298,7 @@ class Streaming(LocalSteps):
         tf.cond(finite, advance, restore)
         if self.nonfinite is not None:
             everything = [changes.get(i, tf.zeros([])) for i in range(len(consensus.own))]
-            if fragment is self.fragments[-1]:  # a collective that the step waits for
+            if fragment is self.fragments[-1]:
                 self.nonfinite.count_round(finite, everything, self._iterations)
             else:
                 self.nonfinite.count_within_round(finite, everything)
