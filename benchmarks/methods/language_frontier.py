@@ -71,6 +71,7 @@ CONTENDERS = (
     *_local("DiLoCo, momentum 0", (50,), _outer(0.0)),
     *_local("StreamingDiLoCo", (50,)),
     *_local("StreamingDiLoCo, momentum 0.5", (50,), _outer(0.5)),
+    *_local("StreamingDiLoCo, momentum 0.5, 12 late", (50,), _outer(0.5) + ", overlap=12"),
     *_local("StreamingDiLoCo, momentum 0", (50,), _outer(0.0)),
     Contender("SparseLoCo, k = 32", "H 15", "SparseLoCo(steps=15, top_k=32)"),
     *(Contender("SparseLoCo, k = 128", f"H {h}", f"SparseLoCo(steps={h}, top_k=128)")
