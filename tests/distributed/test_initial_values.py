@@ -43,7 +43,32 @@ def created():
             del sent[:]
             optimizer.build(weights)
             found[type(method).__name__] = max(sent)
+        for family in ("keras", "tf_keras", "legacy"):
+            variable = keras.Variable if family == "keras" else tf.Variable
+            weights = [variable(tf.zeros([300, 300])), variable(tf.zeros([30]))]
+            optimizer = rs.DistributedOptimizer(inner(family), rs.CodedTopK())
+            del sent[:]
+            optimizer.build(weights)
+            found[family] = max(sent, default=0)
     return found
+
+
+def inner(family):
+    """An optimizer whose slots begin with zeros, and one slot with ones."""
+    import importlib
+
+    optimizers = importlib.import_module("tf_keras" if family == "legacy" else family).optimizers
+    if family == "legacy":
+        return optimizers.legacy.Adam()
+    if family == "tf_keras":
+        return optimizers.Adam()
+
+    class WithOnes(optimizers.Adam):
+        def build(self, variables):
+            super().build(variables)
+            self.ones = [self.add_variable([7], initializer="ones")]
+
+    return WithOnes()
 
 
 def count_elements(name, sent):
@@ -62,8 +87,9 @@ def count_elements(name, sent):
 
 
 def test_the_state_of_a_worker_is_not_broadcast():
-    """Residuals and velocities start as zeros everywhere: a slow network need not carry them."""
+    """Residuals, velocities and slots begin with zeros: a slow network need not carry them."""
     first, second = run_workers(created)
-    sent = {"RedSync": 1, "GMC": 1}  # counters
+    sent = {"RedSync": 1, "GMC": 1, "tf_keras": 1, "legacy": 1}  # numbers
+    sent |= {"keras": 7}  # a slot of ones
     assert first == {"mirrored": 1, "sum": 1, "mean": 1, "shared": 1, "own": 1, **sent}
     assert second == {"mirrored": 1, "sum": 2, "mean": 2, "shared": 1, "own": 2, **sent}

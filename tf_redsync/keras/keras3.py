@@ -23,7 +23,7 @@ from tf_redsync.config import imported_only
 from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, weight_sync
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Inner, Wrapper, install
-from tf_redsync.network import collectives
+from tf_redsync.network import collectives, initial_values
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 
 install(keras)
@@ -89,7 +89,8 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         trains = models.may_train(variables)
         if not self.inner_optimizer.built:
             _take_into_scope(self.inner_optimizer)
-            self.inner_optimizer.build(variables)
+            with initial_values.own_zeros():
+                self.inner_optimizer.build(variables)
         if not trains:
             return
         self.build_exchange(

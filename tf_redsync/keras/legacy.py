@@ -22,6 +22,7 @@ from tf_redsync.keras import (
 )
 from tf_redsync.keras.tf_keras import SCALING, inner_from_config
 from tf_redsync.keras.wrapper import Inner, Wrapper
+from tf_redsync.network import initial_values
 
 try:
     import tf_keras
@@ -88,7 +89,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     def build(self, var_list: Sequence[Any]) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
         trains = models.may_train(var_list)
-        self.inner_optimizer._create_all_weights(var_list)
+        with initial_values.own_zeros():
+            self.inner_optimizer._create_all_weights(var_list)
         self._built_for = tuple(var_list)
         if not trains:
             return

@@ -20,6 +20,7 @@ from tf_redsync.keras import (
     models,
 )
 from tf_redsync.keras.wrapper import Inner, Wrapper, install
+from tf_redsync.network import initial_values
 
 try:
     import tf_keras
@@ -84,7 +85,8 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     def build(self, var_list: Sequence[Any]) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
         trains = models.may_train(var_list)
-        self.inner_optimizer.build(var_list)
+        with initial_values.own_zeros():
+            self.inner_optimizer.build(var_list)
         if trains:
             self.build_exchange(var_list)
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_redsync.network.dtypes import CARRIED
 
 _own: list[bool] = []  # not empty within `own`
+_own_zeros: list[bool] = []  # not empty within `own_zeros`
 
 
 @contextmanager
@@ -30,8 +31,21 @@ def own() -> Iterator[None]:
         _own.pop()
 
 
+@contextmanager
+def own_zeros() -> Iterator[None]:
+    """Context in which variables whose value is zero, such as slots, are not broadcast.
+
+    All workers must create the same variables, with zeros at the same ones.
+    """
+    _own_zeros.append(True)
+    try:
+        yield
+    finally:
+        _own_zeros.pop()
+
+
 def install(strategy: tf.distribute.Strategy) -> None:
-    """Let the strategy's variables follow `own`, and have any dtype, such as bfloat16.
+    """Let variables follow `own` and `own_zeros`, and have any dtype, such as bfloat16.
 
     A value of a dtype that TensorFlow cannot broadcast is sent in one that represents all values.
     """
@@ -47,7 +61,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
             value = value() if callable(value) else value
             value = getattr(value, "wrapped_value", value)  # of a checkpoint
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-            if _own:
+            if _own or (_own_zeros and _is_zero(value)):
                 return value
             carrier = CARRIED.get(value.dtype, value.dtype)
             carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
@@ -57,3 +71,8 @@ def install(strategy: tf.distribute.Strategy) -> None:
         return initial_value
 
     extended._get_variable_creator_initial_value = initial_value_of
+
+
+def _is_zero(value: tf.Tensor) -> bool:
+    """Whether all elements are known to be zero."""
+    return tf.executing_eagerly() and not bool(tf.math.count_nonzero(value))

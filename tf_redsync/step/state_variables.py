@@ -214,12 +214,12 @@ def copies(variable: Any, strategy: tf.distribute.Strategy) -> tuple[tf.Variable
 
 def counter(name: str, start: int = 0) -> tf.Variable:
     """Create an int64 variable that is equal on all replicas."""
-    return tf.Variable(tf.constant(start, tf.int64), trainable=False, name=name)
+    return _equal(tf.constant(start, tf.int64), name)
 
 
 def counters(name: str, size: int) -> tf.Variable:
     """Create a variable of int64 numbers that start at 0."""
-    return tf.Variable(tf.zeros([size], tf.int64), trainable=False, name=name)
+    return _equal(tf.zeros([size], tf.int64), name)
 
 
 def random_number(name: str) -> tf.Variable:
@@ -230,7 +230,13 @@ def random_number(name: str) -> tf.Variable:
 
 def float_counter(name: str) -> tf.Variable:
     """Create a float64 variable that is equal on all replicas and starts at 0."""
-    return tf.Variable(tf.zeros([], tf.float64), trainable=False, name=name)
+    return _equal(tf.zeros([], tf.float64), name)
+
+
+def _equal(value: tf.Tensor, name: str) -> tf.Variable:
+    """Create a variable whose initial value is equal on all workers, without a broadcast."""
+    with initial_values.own():
+        return tf.Variable(value, trainable=False, name=name)
 
 
 def process_variable(value: tf.Tensor) -> Any:
