@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -19,6 +20,7 @@ from tf_redsync.cluster import tcp_timeout
 from tf_redsync.cluster.tf_config import Cluster
 
 ANSWER_SECONDS = 3.0
+_RETRY_SECONDS = 1.1  # TensorFlow lets gRPC connect again after one second
 _REFUSED_SECONDS = 0.5  # a stopped process does not hold up the watchdog for longer
 _DAY_SECONDS = 24 * 3600.0
 # By process, the cluster that it belongs to until it ends, with the arguments of `time_limits`.
@@ -59,7 +61,17 @@ def is_alive(task: str) -> bool:
 
 
 def is_gone(task: str) -> bool:
-    """Whether a worker's process has ended: its machine refuses connections to its port."""
+    """Whether a worker's process has ended: its machine refuses connections to its port.
+
+    It asks twice, because gRPC repeats the error of a failed attempt until it tries again.
+    """
+    if not _refuses(task):
+        return False
+    time.sleep(_RETRY_SECONDS)
+    return _refuses(task)
+
+
+def _refuses(task: str) -> bool:
     error = _ask(task, _REFUSED_SECONDS)
     return error is not None and "Connection refused" in error.message
 
