@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -143,6 +143,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if collectives.worker_count(self) > 1:
             self._start_together(number, options, timeout_seconds, heartbeat_seconds)
         self._eager_assignments = statistics.EagerAssignments()
+        self._begun: list[statistics.Before] = []  # of the steps that replicas are in
         # By the `tf.function` that was passed to `run`; see `_lifted`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._network = collectives.for_strategy(self)  # for the averages
@@ -239,14 +240,15 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             if in_fit:
                 self.batch_rows.note((fn_args, fn_kwargs))
             before = statistics.Before(self._statistics)
-            if tf.executing_eagerly():
-                self._eager_assignments.start()
-                result = fn(*fn_args, **fn_kwargs)
-                changed = self._eager_assignments.end(self._statistics)
-            else:
-                first = len(graph.get_operations())
-                result = fn(*fn_args, **fn_kwargs)
-                changed = statistics.assigned(self._statistics, graph, first)
+            with self._noting_new_statistics(before):
+                if tf.executing_eagerly():
+                    self._eager_assignments.start()
+                    result = fn(*fn_args, **fn_kwargs)
+                    changed = self._eager_assignments.end(self._statistics)
+                else:
+                    first = len(graph.get_operations())
+                    result = fn(*fn_args, **fn_kwargs)
+                    changed = statistics.assigned(self._statistics, graph, first)
             self._settle(changed, before)
             for check in list(self.checks.values()):
                 check()
@@ -312,7 +314,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def scope(self) -> Iterator[Any]:
         """Enter the strategy: variables created here are mirrored on all workers."""
         patch_tf_keras()
-        with super().scope() as context, tf.variable_creator_scope(self._create_variable):
+        inside = tf.distribute.has_strategy() and tf.distribute.get_strategy() is self
+        creator = nullcontext() if inside else tf.variable_creator_scope(self._create_variable)
+        with super().scope() as context, creator:
             yield context
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
@@ -323,7 +327,18 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if statistics.is_statistic(variable, kwargs):
             self._statistics.append(variable)
             self._eager_assignments.watch(variable)
+            for before in self._begun:
+                before.add(variable)
         return variable
+
+    @contextmanager
+    def _noting_new_statistics(self, before: statistics.Before) -> Iterator[None]:
+        """Context of a replica's step that adds the statistics it creates to `before`."""
+        self._begun.append(before)
+        try:
+            yield
+        finally:
+            self._begun.remove(before)
 
     def _settle(self, changed: Sequence[Any], before: statistics.Before) -> None:
         """Restore the statistics that a step has changed, or average them."""

@@ -173,3 +173,62 @@ def test_statistics_of_two_dtypes_and_ranks():
         np.testing.assert_allclose(worker["mean"], mean, rtol=1e-12)
         both = (first["batches"][-1][:2] + second["batches"][-1][:2]) / 2
         np.testing.assert_array_equal(worker["matrix"], both)
+
+
+SKIPPED = 2  # the step in which worker 1 has NaN as labels
+
+
+def run_unbuilt():
+    """The weights that a loop leaves, by family, way and whether the model was built before it."""
+    import importlib
+
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy, rank = rs.MultiWorkerMirroredStrategy(), problems.rank()
+
+    def weights(family, way, built):
+        keras = importlib.import_module(family)
+        with strategy.scope():
+            kernel = keras.initializers.GlorotUniform(seed=1)
+            norm = keras.layers.BatchNormalization(momentum=0.5)
+            layers = [keras.layers.Dense(4, kernel_initializer=kernel), norm]
+            model = keras.Sequential([*([keras.Input((4,))] if built else []), *layers])
+            method = rs.TopK(density=0.5, dense_below=1)
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
+
+        def replica_step(x, y):
+            with tf.GradientTape() as tape:
+                error = tf.reduce_mean((model(x, training=True) - y) ** 2)
+                loss = error / strategy.num_replicas_in_sync
+            variables = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        def step(x, y):
+            strategy.run(replica_step, (x, y))
+
+        step = tf.function(step) if way == "graph" else step
+        for number in range(STEPS + 2):
+            x = tf.random.stateless_normal([8, 4], [rank, number])
+            bad = number == SKIPPED and rank == 1
+            step(x, x * (float("nan") if bad else 2.0))
+        return np.concatenate([np.ravel(w) for w in model.get_weights()])
+
+    return {
+        f"{family}/{way}/{'built' if built else 'unbuilt'}": weights(family, way, built)
+        for family in ("keras", "tf_keras")
+        for way in ("graph", "eager")
+        for built in (True, False)
+    }
+
+
+def test_layers_that_their_first_step_builds():
+    """Also their statistics are averaged, and restored after a skipped step."""
+    first, second = run_workers(run_unbuilt)
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, second[name], err_msg=name)
+        assert np.isfinite(values).all(), name
+        built = first[name.replace("unbuilt", "built")]
+        np.testing.assert_array_equal(values, built, err_msg=name)

@@ -8,6 +8,7 @@ after steps that are skipped or make them non-finite.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -120,7 +121,16 @@ class Before:
     """
 
     def __init__(self, variables: Iterable[Any]):
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._values = {id(v): tf.convert_to_tensor(v) for v in variables}
+
+    def add(self, variable: Any) -> None:
+        """Add a statistic that the step has just created and not yet assigned.
+
+        A layer without an input shape is built in its first step, outside of the step's graph.
+        """
+        with contextlib.nullcontext() if self._graph is None else self._graph.as_default():
+            self._values[id(variable)] = tf.convert_to_tensor(variable)
 
     def or_now(self, variables: Sequence[Any], skipped: tf.Tensor) -> tf.Tensor:
         """Return a group of statistics, packed: as before the step if they must be restored.
