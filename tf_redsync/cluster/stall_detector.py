@@ -115,7 +115,7 @@ class StallDetector:
         timeout_seconds: Seconds that one worker may wait for another; `None`: no limit, hence no
             verdict.
         answers: Returns whether the process of a rank is alive; takes some seconds.
-        gone: Returns whether the process of a rank has certainly ended; takes a fraction of one.
+        gone: Returns whether the process of a rank has certainly ended; takes up to 2 s.
         silent_seconds: Seconds without a report after which the detector calls `answers`. It calls
             `gone` after `LATE_SECONDS`.
     """

@@ -36,6 +36,7 @@ from tf_redsync.network import collectives
 from tf_redsync.step import state_variables
 from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.local_steps import LocalSteps
+from tf_redsync.step.streaming import Streaming
 
 FORMAT = 1
 # Absent from runs without a warm-up or fractions.
@@ -147,7 +148,9 @@ def _variables(exchange: GradientExchange, apart: bool) -> Iterator[tuple[str, s
     if exchange.schedule.skips_locally:
         for name, variable in exchange.nonfinite.here_only.items():
             yield f"skips/{name}", "own", variable
-        yield "skips/gathered", "shared", exchange.nonfinite.gathered
+        if isinstance(exchange.schedule, Streaming):
+            for name, (kind, variable) in exchange.nonfinite.in_flight.items():
+                yield f"skips/{name}", kind, variable
         for i, variable in enumerate(exchange.own_variables):
             yield f"optimizer/{i}", "own", variable
     consensus = exchange.consensus

@@ -46,8 +46,6 @@ class NonFiniteCounter:
             over the workers, plus the number of dropped rounds.
         in_a_row: int64 variable, skipped steps since the last finite one.
         here: int64 variable, with local steps: this worker's skipped steps in a row.
-        gathered: int64 `[2]` variable, with local steps: what `exchange_counts` has found, equal on
-            all workers: the longest streak, and the sum of skipped steps.
     """
 
     def __init__(self, names: Sequence[str], network: Network, limit: int):
@@ -59,7 +57,7 @@ class NonFiniteCounter:
         self._here_first = state_variables.counter("exchange_not_finite_here")
         self._kept = state_variables.counters("exchange_counts_kept", 3)
         self._behind = state_variables.counter("exchange_updates_behind")
-        self.gathered = state_variables.counters("exchange_counts_gathered", 2)
+        self._gathered = state_variables.counters("exchange_counts_gathered", 2)
 
     @property
     def here_only(self) -> dict[str, tf.Variable]:
@@ -68,8 +66,15 @@ class NonFiniteCounter:
             "here": self.here,
             "here_in_round": self._here_in_round,
             "here_first": self._here_first,
-            "kept": self._kept,
-            "behind": self._behind,
+        }
+
+    @property
+    def in_flight(self) -> dict[str, tuple[str, tf.Variable]]:
+        """The variables between `keep_counts` and `count_round`: kind and variable by name."""
+        return {
+            "kept": ("own", self._kept),
+            "behind": ("own", self._behind),
+            "gathered": ("shared", self._gathered),
         }
 
     def watch(self, strategy: Any, skips_locally: bool) -> None:
@@ -150,7 +155,7 @@ class NonFiniteCounter:
         kept = self._kept.read_value()
         rows = tf.cast(gather(network, tf.cast(kept, tf.int32)), tf.int64)
         streaks, skipped, updates = tf.unstack(rows, axis=1)  # each [workers]
-        self.gathered.assign([tf.reduce_max(streaks), tf.reduce_sum(skipped)], read_value=False)
+        self._gathered.assign([tf.reduce_max(streaks), tf.reduce_sum(skipped)], read_value=False)
         self._behind.assign(tf.reduce_max(updates) - kept[2], read_value=False)
 
     def count_round(
@@ -170,7 +175,7 @@ class NonFiniteCounter:
         if iterations is not None:
             behind = tf.cast(self._behind.read_value(), iterations.dtype)
             iterations.assign_add(behind, read_value=False)
-        longest, skipped = tf.unstack(self.gathered.read_value())
+        longest, skipped = tf.unstack(self._gathered.read_value())
         before, dropped = self.in_a_row.read_value(), tf.cast(~finite, tf.int64)
         self.total.assign_add(skipped + dropped, read_value=False)
         self._here_in_round.assign_sub(self._kept.read_value()[1], read_value=False)
