@@ -154,9 +154,10 @@ class NonFiniteCounter:
         """Gather the counts that all workers have kept, by a collective of `network`."""
         kept = self._kept.read_value()
         rows = tf.cast(gather(network, tf.cast(kept, tf.int32)), tf.int64)
-        streaks, skipped, updates = tf.unstack(rows, axis=1)  # each [workers]
-        self._gathered.assign([tf.reduce_max(streaks), tf.reduce_sum(skipped)], read_value=False)
-        self._behind.assign(tf.reduce_max(updates) - kept[2], read_value=False)
+        rows = tf.ensure_shape(rows, [network.workers, 3])
+        longest, skipped = tf.reduce_max(rows[:, 0]), tf.reduce_sum(rows[:, 1])
+        self._gathered.assign(tf.stack([longest, skipped]), read_value=False)
+        self._behind.assign(tf.reduce_max(rows[:, 2]) - kept[2], read_value=False)
 
     def count_round(
         self,
@@ -175,7 +176,8 @@ class NonFiniteCounter:
         if iterations is not None:
             behind = tf.cast(self._behind.read_value(), iterations.dtype)
             iterations.assign_add(behind, read_value=False)
-        longest, skipped = tf.unstack(self._gathered.read_value())
+        gathered = self._gathered.read_value()
+        longest, skipped = gathered[0], gathered[1]
         before, dropped = self.in_a_row.read_value(), tf.cast(~finite, tf.int64)
         self.total.assign_add(skipped + dropped, read_value=False)
         self._here_in_round.assign_sub(self._kept.read_value()[1], read_value=False)
