@@ -349,6 +349,26 @@ def branching_layer(strategy):
     return {"digests": [problems.digest(model)], "step": int(optimizer.exchange.step.numpy())}
 
 
+def several_trainings(strategy):
+    """Models of tf_keras without input shapes: the first with weights per worker, one after it."""
+    import tf_keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    digests = []
+    for method in (rs.LocalSGD(steps=2), rs.TopK(density=0.5)):
+        with strategy.scope():
+            layers = tf_keras.layers
+            model = tf_keras.Sequential([layers.Dense(8), layers.BatchNormalization()])
+            model.add(layers.Dense(1))
+            optimizer = rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.01), method)
+            model.compile(optimizer, "mse")
+        model.fit(problems.dataset(16 * STEPS, 16), verbose=0)
+        digests.append(problems.digest(model))
+    return {"digests": digests, "step": int(optimizer.exchange.step.numpy())}
+
+
 SCENARIOS = {
     "bfloat16": bfloat16,
     "mixed tf_keras": mixed_float16("tf_keras"),
@@ -365,6 +385,7 @@ SCENARIOS = {
     "forgotten scope": forgotten_scope,
     "gan": gan,
     "rows": rows_of_batches,
+    "several trainings": several_trainings,
     "no call": no_call(True),
     "no call, unbuilt parts": no_call(False),
 }

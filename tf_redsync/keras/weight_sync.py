@@ -33,11 +33,18 @@ def synchronize(model: Any) -> None:
     """
     if not _exchanges:
         return
-    weights = [tf_variable(v) for v in model.weights]
-    for exchange in list(_exchanges):
-        own = {id(v) for v in exchange.consensus.own}
-        if any(id(copy) in own for v in weights for copy in getattr(v, "values", (v,))):
-            exchange.to_consensus()
+    for exchange in _exchanges_of(model):
+        exchange.to_consensus()
+
+
+def _exchanges_of(model: Any) -> list[Any]:
+    """Return the registered exchanges that train some weight of a model."""
+    try:
+        weights = [tf_variable(v) for v in model.weights]
+    except ValueError:  # a layer of tf_keras is not built
+        return [e for e in models.exchanges_of(model) if e in _exchanges]
+    copies = {id(copy) for v in weights for copy in getattr(v, "values", (v,))}
+    return [e for e in _exchanges if any(id(v) in copies for v in e.consensus.own)]
 
 
 def check_synchronized(exchange: Any) -> None:
