@@ -89,7 +89,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         trains = models.may_train(variables)
         if not self.inner_optimizer.built:
             _take_into_scope(self.inner_optimizer)
-            with initial_values.own_zeros():
+            with initial_values.own(only_zeros=True):
                 self.inner_optimizer.build(variables)
         if not trains:
             return

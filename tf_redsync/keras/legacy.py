@@ -89,7 +89,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     def build(self, var_list: Sequence[Any]) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
         trains = models.may_train(var_list)
-        with initial_values.own_zeros():
+        with initial_values.own(only_zeros=True):
             self.inner_optimizer._create_all_weights(var_list)
         self._built_for = tuple(var_list)
         if not trains:

@@ -85,7 +85,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     def build(self, var_list: Sequence[Any]) -> None:
         """Create the inner optimizer's variables and the exchange's state."""
         trains = models.may_train(var_list)
-        with initial_values.own_zeros():
+        with initial_values.own(only_zeros=True):
             self.inner_optimizer.build(var_list)
         if trains:
             self.build_exchange(var_list)

@@ -13,39 +13,29 @@ import tensorflow as tf
 
 from tf_redsync.network.dtypes import CARRIED
 
-_own: list[bool] = []  # not empty within `own`
-_own_zeros: list[bool] = []  # not empty within `own_zeros`
+_own: list[bool] = []  # `only_zeros` of the contexts `own` that are entered
 
 
 @contextmanager
-def own() -> Iterator[None]:
+def own(only_zeros: bool = False) -> Iterator[None]:
     """Context in which variables start with each worker's own initial value.
 
     Without it `tf.distribute` broadcasts each value. For the zeros of a residual that takes as long
     as for the weights.
+
+    Args:
+        only_zeros: Broadcast values that are not zero. All workers must have zeros for the same
+            variables.
     """
-    _own.append(True)
+    _own.append(only_zeros)
     try:
         yield
     finally:
         _own.pop()
 
 
-@contextmanager
-def own_zeros() -> Iterator[None]:
-    """Context in which variables whose value is zero, such as slots, are not broadcast.
-
-    All workers must create the same variables, with zeros at the same ones.
-    """
-    _own_zeros.append(True)
-    try:
-        yield
-    finally:
-        _own_zeros.pop()
-
-
 def install(strategy: tf.distribute.Strategy) -> None:
-    """Let variables follow `own` and `own_zeros`, and have any dtype, such as bfloat16.
+    """Let the strategy's variables follow `own`, and have any dtype, such as bfloat16.
 
     A value of a dtype that TensorFlow cannot broadcast is sent in one that represents all values.
     """
@@ -61,7 +51,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
             value = value() if callable(value) else value
             value = getattr(value, "wrapped_value", value)  # of a checkpoint
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-            if _own or (_own_zeros and _is_zero(value)):
+            if _own and (not _own[-1] or _is_zero(value)):
                 return value
             carrier = CARRIED.get(value.dtype, value.dtype)
             carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
@@ -75,4 +65,5 @@ def install(strategy: tf.distribute.Strategy) -> None:
 
 def _is_zero(value: tf.Tensor) -> bool:
     """Whether all elements are known to be zero."""
-    return tf.executing_eagerly() and not bool(tf.math.count_nonzero(value))
+    known = tf.get_static_value(value)
+    return known is not None and not known.any()

@@ -15,7 +15,6 @@ are saved in the same form (`state/snapshot.py`), so that either restores the ot
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -255,9 +254,7 @@ def replica_variable(value: tf.Tensor, kind: str, name: str) -> tf.Variable:
         name: Its name in TensorFlow.
     """
     if kind == "shared":  # every replica computes and assigns the same value: no aggregation
-        known = tf.get_static_value(value)
-        alone = known is not None and not known.any()
-        with initial_values.own() if alone else contextlib.nullcontext():
+        with initial_values.own(only_zeros=True):
             return tf.Variable(value, trainable=False, name=name)
     with initial_values.own():
         return tf.Variable(
