@@ -117,7 +117,7 @@ def stopped_for(bench: Bench, seconds: float) -> Outcome:
 
 @scenario(
     "SIGSTOP of a worker for ever",
-    "the other one ends within 15 s by an error that names it; the stopped one, if it ever goes "
+    "the other one ends within 45 s by an error that names it; the stopped one, if it ever goes "
     "on, ends as well",
     120,
 )

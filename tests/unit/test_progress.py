@@ -200,31 +200,29 @@ def test_a_worker_may_end_before_the_others():
     assert room.pass_seconds(10_000)[0] is None
 
 
-def test_a_dead_worker_is_named_soon():
-    room = Room(3, timeout_seconds=600.0, dead=(2,))
+def silent_since_812(silent, **room):
+    """Three workers, of which some fall silent at step 812 while the others go on to 813."""
+    room = Room(3, timeout_seconds=600.0, **room)
     room.reports = [at(812)] * 3
     assert room.pass_seconds(20)[0] is None
-    room.silent = {2}
-    room.reports[0] = room.reports[1] = at(813)
-    found, seconds = room.pass_seconds(1000)
+    room.silent = silent
+    room.reports = [at(812 if rank in silent else 813) for rank in range(3)]
+    return room.pass_seconds(1000)
+
+
+def test_a_dead_worker_is_named_soon():
+    found, seconds = silent_since_812({2}, dead=(2,))
     assert 30 <= seconds <= 32
     assert found.startswith("worker 2 does not answer")
     assert "worker 2 is at step 812, after: begin epoch 1; last report 30 s ago" in found
 
 
 def test_an_ended_process_is_named_within_seconds():
-    room = Room(3, timeout_seconds=600.0, refusing=(1, 2))
-    room.reports = [at(812)] * 3
-    assert room.pass_seconds(20)[0] is None
-    room.silent = {2}
-    room.reports[0] = room.reports[1] = at(813)
-    found, seconds = room.pass_seconds(1000)
+    found, seconds = silent_since_812({2}, refusing=(2,))
     assert 2 <= seconds <= 3
     assert found.startswith("worker 2 does not answer")
-    assert "worker 1 is at step 813" in found
-    room.silent = {1, 2}  # two at once
-    room.reports[0] = at(814)
-    found, seconds = room.pass_seconds(1000)
+    assert "worker 2 is at step 812" in found and "worker 1 is at step 813" in found
+    found, seconds = silent_since_812({1, 2}, refusing=(1, 2))
     assert seconds <= 5 and "does not answer" in found
 
 
