@@ -239,10 +239,11 @@ def test_a_float64_model(mirrored):
         )
 
 
+@pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]])
 @pytest.mark.parametrize("family", ["keras", "tf_keras", "legacy"])
-def test_an_unsupported_strategy(family):
+def test_an_unsupported_strategy(family, devices):
     library = keras if family == "keras" else tf_keras
-    strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0"])
+    strategy = tf.distribute.experimental.CentralStorageStrategy(devices)
     with strategy.scope():
         variables = [tf.Variable([[1.0, 2.0]], name="v")]
         optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())

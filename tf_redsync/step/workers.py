@@ -146,9 +146,10 @@ def check_in_scope(variables: Sequence[tf.Variable]) -> None:
     """Check that variables were created in the strategy's scope, if it has several replicas.
 
     Raises:
-        ValueError: If variables were created outside of the scope.
+        ValueError: If variables were created outside of the scope, or the strategy is unsupported.
     """
     strategy = tf.distribute.get_strategy()
+    collectives.check_supported(strategy)
     outside = [v.name for v in variables if not isinstance(v, tf.distribute.DistributedValues)]
     if strategy.num_replicas_in_sync > 1 and outside:
         raise ValueError(
