@@ -90,6 +90,8 @@ def pattern(name: str, value: Any) -> None:
         ValueError: naming the argument, its value and the error in it.
     """
     try:
+        if not isinstance(value, str):
+            raise TypeError("a text, so that it can be saved")
         re.compile(value)
     except (re.error, TypeError) as error:
         raise ValueError(

@@ -78,6 +78,7 @@ class Policy(Configurable):
             )
         if self.output_layer is not None:
             checks.pattern("output_layer", self.output_layer)
+        object.__setattr__(self, "rules", tuple(self.rules))
         for rule in self.rules:
             if not isinstance(rule, Rule):
                 raise ValueError(
@@ -137,10 +138,14 @@ class Policy(Configurable):
         return _in_fragments([self._assign(spec) for spec in self.mark_output_layer(specs)])
 
     def _assign(self, spec: TensorSpec) -> Assignment:
-        for rule in self.rules:
-            if re.search(rule.pattern, spec.name):
-                return or_dense(spec, rule.method, f"rule {rule.pattern!r}")
-        return or_dense(spec, self.default, "default")
+        rule = self.rule_of(spec)
+        if rule is None:
+            return or_dense(spec, self.default, "default")
+        return or_dense(spec, rule.method, f"rule {rule.pattern!r}")
+
+    def rule_of(self, spec: TensorSpec) -> Rule | None:
+        """Return the first rule that matches a variable, or `None`."""
+        return next((rule for rule in self.rules if re.search(rule.pattern, spec.name)), None)
 
 
 class Resolved(Protocol):

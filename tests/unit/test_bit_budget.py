@@ -65,6 +65,10 @@ def test_a_budget_that_nothing_fits_is_an_error():
         allocate([[0.0, 1.0], [0.5]], [[4.0, 2.0], [4.0]], 2.0)
 
 
+def test_an_option_that_overflows_is_not_chosen():
+    assert allocate([[float("nan"), 1.0, float("inf")]], [[1.0, 2.0, 3.0]], 10.0) == [1]
+
+
 def test_errors_are_smaller_than_those_of_any_uniform_setting():
     policy = rs.BitBudget(
         default=rs.CodedTopK(density=0.03, dense_below=0), bits=0.6, gradients=gradients
@@ -121,6 +125,31 @@ def test_momentum_of_the_exchange_is_no_error():
         assert sum(row.error for row in resolved(policy).rows) < 1e-9 * energy
 
 
+def test_rounding_is_an_error_also_where_the_dense_form_rounds():
+    """The dense form of `BlockQuantized()` and `HalfPrecision()` is the method itself."""
+    found = resolved(rs.BitBudget(default=rs.BlockQuantized(bits=8), bits=9, gradients=gradients))
+    assert found.rows[2].method.bits == found.rows[3].method.bits == 8  # the others have one value
+    assert found.rows[2].error > 0 and found.rows[3].error > 0
+
+    def huge():
+        yield [1e6 * g for g in next(gradients())]  # overflows float16
+
+    both = rs.HalfPrecision(), rs.Dense()
+    found = resolved(rs.BitBudget(bits=64, candidates=both, gradients=huge))
+    assert {row.method for row in found.rows} == {rs.Dense()}
+    assert not any(row.error for row in found.rows)
+
+
+def test_the_settings_do_not_depend_on_the_default_one():
+    """A rank that a matrix is too small for is not a rule."""
+    found = [
+        resolved(rs.BitBudget(default=rs.PowerSGD(rank=r), bits=8.0, gradients=gradients))
+        for r in (1, 32)
+    ]
+    assert [row.method for row in found[0].rows] == [row.method for row in found[1].rows]
+    assert any(isinstance(row.method, rs.PowerSGD) for row in found[1].rows)
+
+
 def test_without_gradients_all_have_the_default_and_that_is_said(caplog):
     policy = rs.BitBudget(default=rs.TopK(density=0.1))
     assert resolved(policy) is policy
@@ -160,7 +189,12 @@ def test_wrong_arguments(arguments, words):
 
 
 @pytest.mark.parametrize(
-    ("made", "words"), [(lambda: [], "a step at least"), (lambda: [[tf.zeros(3)]], "4 trainable")]
+    ("made", "words"),
+    [
+        (lambda: [], "a step at least"),
+        (lambda: [[tf.zeros(3)]], "4 trainable"),
+        (lambda: [[tf.fill(s, np.nan) for s in SHAPES]], "finite.*layer_0/kernel"),
+    ],
 )
 def test_wrong_gradients(made, words):
     with pytest.raises(ValueError, match=words):

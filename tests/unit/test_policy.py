@@ -121,6 +121,18 @@ def test_config_round_trip():
     assert from_config(json.loads(json.dumps(serialize(policy)))) == policy
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        rs.Policy(default=rs.TopK(), rules=[rs.Rule(pattern="a", method=rs.Dense())]),
+        rs.Auto(candidates=[rs.TopK()]),
+    ],
+)
+def test_lists_are_taken_as_tuples(made):
+    again = from_config(json.loads(json.dumps(serialize(made))))
+    assert again == made and hash(again) == hash(made)
+
+
 @loop(
     ("make", "words"),
     [
@@ -128,6 +140,8 @@ def test_config_round_trip():
         (lambda: rs.Policy(default=rs.RedSync), ["`default`", "RedSync"]),
         (lambda: rs.Rule(pattern="(", method=rs.Dense()), ["`pattern`", "pattern='('"]),
         (lambda: rs.Rule(pattern=None, method=rs.Dense()), ["`pattern`", "pattern=None"]),
+        (lambda: rs.Rule(pattern=re.compile("a"), method=rs.Dense()), ["`pattern`", "a text"]),
+        (lambda: rs.Rule(pattern=b"a", method=rs.Dense()), ["`pattern`", "pattern=b'a'"]),
         (lambda: rs.Rule(pattern="a", method=0.1), ["`method`", "method=0.1"]),
         (lambda: rs.Policy(default=rs.Dense(), output_layer="["), ["`output_layer`", "'['"]),
         (lambda: rs.Policy(default=rs.Dense(), rules=(rs.Dense(),)), ["`rules`", "Dense("]),

@@ -83,7 +83,7 @@ class Auto(Configurable):
             The first of the all-reduce and the candidates that is predicted to fit serves all
             variables, or the fastest if none fits. `None` chooses the fastest for each bucket.
         step_seconds: Seconds of a step without an exchange, which cannot be measured before
-            training; `tf-redsync bench --methods none` measures it.
+            training; `tf-redsync bench --methods NoExchange` measures it.
 
     Raises:
         ValueError: a hyper-parameter is out of range, or a candidate cannot alternate with dense
@@ -110,6 +110,8 @@ class Auto(Configurable):
         checks.real("density", self.density, low=0.0, high=1.0, low_open=True)
         checks.integer("trial_steps", self.trial_steps, low=0)
         check_budget(self.max_overhead, self.step_seconds, self.momentum)
+        if self.candidates is not None:
+            object.__setattr__(self, "candidates", tuple(self.candidates))
         for method in self.candidates or ():
             check_candidate(method, self.max_overhead is not None)
         if self.max_overhead is None:

@@ -20,6 +20,7 @@ from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Method
 from tf_redsync.methods.coded_topk import CodedTopK
+from tf_redsync.methods.dense import Dense
 from tf_redsync.network import collectives
 from tf_redsync.policy import Assignment, Policy, Resolved, or_dense
 from tf_redsync.tables import aligned
@@ -164,7 +165,7 @@ class BitBudget(Policy):
         if self.gradients is None:
             _logger.warning(_NO_GRADIENTS, self.default)
             return self
-        fixed = {a.spec.position: a.method for a in self.assign(specs) if a.reason != "default"}
+        fixed = {a.spec.position: a.method for a in self.assign(specs) if self.rule_of(a.spec)}
         marked = self.mark_output_layer(specs)
         by_variable = [
             (fixed[s.position],) if s.position in fixed else self.options for s in marked
@@ -253,21 +254,25 @@ def allocate(
     """Return each row's option so that the sum of errors is smallest within the budget.
 
     Args:
-        errors: For each row the errors of its options.
+        errors: For each row the errors of its options. An option whose error is not finite, because
+            the exchange overflows, is never chosen.
         costs: Their costs, at least 0; rounded up to `budget / UNITS`.
         budget: Largest sum of costs.
 
     Raises:
         ValueError: even the cheapest options cost more.
     """
-    least = sum(min(row) for row in costs)
+    least = sum(
+        min((c for e, c in zip(*row, strict=True) if np.isfinite(e)), default=np.inf)
+        for row in zip(errors, costs, strict=True)
+    )
     best = np.zeros(UNITS + 1)  # the smallest error of the rows so far, by the units they may take
     taken = np.zeros((len(errors), UNITS + 1), np.int16)
     units = [[int(np.ceil(UNITS * c / budget - 1e-9)) for c in row] for row in costs]
     for i, (error, cost) in enumerate(zip(errors, units, strict=True)):
         options = np.full((len(error), UNITS + 1), np.inf)
         for option, (e, u) in enumerate(zip(error, cost, strict=True)):
-            if u <= UNITS:
+            if u <= UNITS and np.isfinite(e):
                 options[option, u:] = best[: UNITS + 1 - u] + e
         taken[i] = options.argmin(axis=0)
         best = options.min(axis=0)
@@ -292,10 +297,16 @@ def _dense(gradients: Sequence[Any], specs: Sequence[TensorSpec]) -> list[tf.Ten
             f"`gradients` must yield a gradient for each of the {len(specs)} trainable variables. "
             f"Received: {len(found)}"
         )
-    return [
+    dense = [
         tf.zeros(s.shape) if g is None else tf.cast(tf.convert_to_tensor(g), tf.float32)
         for g, s in zip(found, specs, strict=True)
     ]
+    for gradient, spec in zip(dense, specs, strict=True):
+        if not tf.reduce_all(tf.math.is_finite(gradient)):
+            raise ValueError(
+                f"`gradients` must be finite. Received: a NaN or infinity in that of {spec.name!r}"
+            )
+    return dense
 
 
 def _measure(
@@ -303,13 +314,24 @@ def _measure(
 ) -> list[tuple[float, float]]:
     """Return each method's squared error after some steps, and its bits per step."""
     served = [or_dense(spec, method, "").method for method in methods]
-    exact = {m: _exchanged(spec, m, grads)[0] for m in {method.dense() for method in served}}
+    exact = {m: _exchanged(spec, m, grads)[0] for m in set(map(_unrounded, served))}
     found = []
     for method in served:
         delivered, bits = _exchanged(spec, method, grads)
-        missing = exact[method.dense()] - delivered
+        missing = exact[_unrounded(method)] - delivered
         found.append((float(tf.reduce_sum(missing * missing)), bits))
     return found
+
+
+def _unrounded(method: Method) -> Dense:
+    """Return the dense exchange in float32 with the same momentum.
+
+    The dense form of a method that rounds, such as `HalfPrecision`, rounds as well.
+    """
+    dense = method.dense()
+    if isinstance(dense, Dense):
+        return dense
+    return Dense(momentum=method.traits.momentum_in_exchange)
 
 
 def _relative(errors: list[list[float]], steps: Sequence[Sequence[tf.Tensor]]) -> list[list[float]]:
