@@ -74,7 +74,8 @@ class SparseLoCoOracle:
         units = np.abs(rows) / np.where(means > 0, means, 1)
         large = self.large(rows)
         assert (large == (units >= 1))[np.abs(units - 1) > 1e-5].all()
-        level = np.where(large, _mean(units[large]), _mean(units[~large]))
+        small = ~large & (means > 0)  # chunks of zeros have no level
+        level = np.where(large, _mean(units[large]), _mean(units[small]))
         coded = np.where(rows < 0, -1, 1) * level * means  # two bits cannot say 0
         pairs = zip(blocks(as_matrix(sent), limit), blocks(as_matrix(taken), limit), strict=True)
         for (values, marks), row in zip(pairs, coded, strict=True):

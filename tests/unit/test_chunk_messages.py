@@ -23,11 +23,11 @@ def normal(*shape, seed=0):
 
 
 def two_bits_numpy(values):
-    """What two bits say of values, `[number, k]`, in float64."""
+    """What two bits say of values, `[number, k]`, in float64. Chunks of zeros have no level."""
     values = np.float64(values)
     scales = np.abs(values).mean(axis=1, keepdims=True)
     units = np.abs(values) / np.where(scales > 0, scales, 1)
-    small, large = units < 1, units >= 1
+    small, large = (units < 1) & (scales > 0), units >= 1
     for chosen in (small, large):
         units[chosen] = units[chosen].mean() if chosen.any() else 0.0
     return np.where(values < 0, -1, 1) * units * scales
@@ -99,6 +99,16 @@ def test_two_bits_say_sign_and_mean_of_their_class(scale):
     np.testing.assert_allclose(found, two_bits_numpy(values), rtol=1e-5)
     assert np.abs(found[2]).max() == 0
     assert (np.sign(found) == np.sign(values)).all()
+
+
+def test_chunks_of_zeros_leave_the_others_unchanged():
+    values = normal(4, 64)
+    alone = two_bit_values.decode(two_bit_values.encode(tf.constant(values)))
+    beside = tf.concat([values, tf.zeros([60, 64])], axis=0)
+    found = two_bit_values.decode(two_bit_values.encode(beside))
+    np.testing.assert_allclose(found[:4], alone, rtol=1e-6)
+    np.testing.assert_allclose(np.abs(found[:4]).mean(), np.abs(values).mean(), rtol=0.01)
+    assert np.abs(found[4:]).max() == 0
 
 
 def test_two_values_are_exact():

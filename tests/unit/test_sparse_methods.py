@@ -32,6 +32,17 @@ def best_energy(values, k):
     return np.square(everything[-k:]).sum()
 
 
+@pytest.mark.parametrize("cls", [rs.RandomK, rs.RandomBlock])
+@pytest.mark.parametrize(("bad", "finite"), [(0.0, True), (np.nan, False), (np.inf, False)])
+def test_only_elements_that_are_not_finite_skip_a_step(cls, bad, finite):
+    """Not a sum of elements that overflows; also an element that is not selected counts."""
+    method, layout = cls(density=0.1, dense_below=0), BucketLayout(SPECS, 2)
+    grads = [[tf.fill(s.shape, 1e35) for s in SPECS] for _ in range(2)]
+    grads[1][1] = tf.tensor_scatter_nd_add(grads[1][1], [[5, 5]], [bad])
+    step = loopback.run_step(method, layout, grads, loopback.initial_states(method, layout), 0)
+    assert bool(step.finite) is finite
+
+
 def test_top_k_captures_what_k_elements_can():
     values, totals = one_step(rs.TopK(density=0.1))
     for value, total in zip(values, totals, strict=True):

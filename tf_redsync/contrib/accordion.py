@@ -62,7 +62,9 @@ class Accordion(Sparsifier):
         low_density: d', the fraction that is sent otherwise, in (0, `density`]. `None`: a tenth of
             `density`.
         eta: Relative change of the norm from which a regime is critical; 0.5 in the paper.
-        interval: Steps from one detection of the regimes to the next. The paper uses an epoch.
+        interval: Steps from one detection of the regimes to the next. The paper uses an epoch. Make
+            it longer than 1 / `low_density` steps, in which a residual is delivered: otherwise the
+            delivery after a change of the density looks like a change of the gradients.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:

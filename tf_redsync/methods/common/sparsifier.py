@@ -182,7 +182,7 @@ def propagate_nonfinite(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> l
     workers must also skip the step for a non-finite element that is not selected. Finite `sums`
     leave the values unchanged.
     """
-    zero = 0.0 * tf.add_n([tf.reduce_sum(s) for s in sums])
+    zero = tf.where(wire.all_finite(sums), 0.0, float("nan"))
     first = next((i for i, v in enumerate(values) if v.shape.num_elements() != 0), None)
     return [v + zero if i == first else v for i, v in enumerate(values)]
 

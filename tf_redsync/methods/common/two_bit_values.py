@@ -44,13 +44,15 @@ class TwoBitValues(NamedTuple):
 def encode(values: tf.Tensor) -> TwoBitValues:
     """Encode the selected values of a tensor, float32 `[number, k]`.
 
+    Chunks of zeros need no level, and so do not pull the small one down.
+
     Scales or levels are non-finite if values are, or if the sum of a chunk's magnitudes overflows.
     """
     magnitudes = tf.abs(values)
     scales = tf.math.divide_no_nan(tf.reduce_sum(magnitudes, axis=1), float(values.shape[1]))
     units = tf.math.divide_no_nan(magnitudes, scales[:, tf.newaxis])
     large = units >= 1.0
-    levels = [_mean(units, chosen) for chosen in (~large, large)]
+    levels = [_mean(units, chosen) for chosen in (~large & (scales[:, tf.newaxis] > 0.0), large)]
     codes = tf.cast(values < 0.0, tf.float32) + 2.0 * tf.cast(large, tf.float32)
     return TwoBitValues(tf.cast(codes, tf.int32), scales, tf.stack(levels))
 
