@@ -193,6 +193,14 @@ def energy(method, grad=G):
     return captured_energy(assignments, [tf.constant(grad)])[0]
 
 
+def test_each_worker_has_its_share_of_the_gradient():
+    """As in training, where a threshold is compared with the gradient divided by the workers."""
+    threshold = float(2 * np.abs(G).min() + np.abs(G).max()) / 2
+    method = rs.contrib.FixedThreshold(threshold=threshold, density=1.0, dense_below=0)
+    assert np.abs(G).max() > threshold > np.abs(G).max() / 2
+    assert energy(method) == 0.0
+
+
 @pytest.mark.parametrize(
     "method",
     [
@@ -530,7 +538,7 @@ def test_a_method_for_a_budget(module, capsys):
         "rs.SparseLoCo(steps=15",
     ]
     assert plan.main([*FLAGS, *flags, "0.01%"]) == 0
-    assert "fits 0.0100%: rs.SparseLoCo(" in capsys.readouterr().out
+    assert "fits 0.01%: rs.SparseLoCo(" in capsys.readouterr().out
 
 
 def test_one_method_and_a_given_time(module, capsys):

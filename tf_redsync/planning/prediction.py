@@ -322,7 +322,7 @@ def captured_energy(
         present = [grads[s.position] for s in specs]
         own = [tf.zeros(s.shape) if g is None else g for s, g in zip(specs, present, strict=True)]
         states = loopback.initial_states(bucket.method, bucket.layout)
-        both = [own] * WORKERS
+        both = [[g / WORKERS for g in own]] * WORKERS
         step = loopback.run_step(bucket.method, bucket.layout, both, states, loopback.STEADY_STEP)
         for spec, grad, total in zip(specs, own, step.totals[0], strict=True):
             # All workers skip a non-finite step, so it delivers nothing.

@@ -79,8 +79,8 @@ def render(proposals: Sequence[Proposal], most: float, compute: float) -> str:
     if chosen is None:
         least = min(proposals, key=lambda p: p.overhead)
         lines.append(
-            f"No method fits {most:.4%}: {report.code(least.candidate.method)} is closest, with "
-            f"{least.overhead:.1%}. More local steps or a larger batch reduce the overhead."
+            f"No method fits {100 * most:.4g}%: {report.code(least.candidate.method)} is closest, "
+            f"with {least.overhead:.1%}. More local steps or a larger batch reduce the overhead."
         )
     else:
         remark = f"  # with {chosen.candidate.remark}" if chosen.candidate.remark else ""
