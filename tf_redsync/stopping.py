@@ -30,6 +30,25 @@ _logger = logging.getLogger("tf_redsync")
 _listening: list[StopSignals] = []  # in the main thread, in the order of `listen`
 
 
+def _stop_listening_in_child() -> None:
+    """Restore the previous handlers in a forked child, whose signals do not concern the parent.
+
+    A pool that loads data ends its children by SIGTERM. A child inherits the handler, which would
+    ignore the signal, and the socket, by which the parent would take it for its own. TensorFlow's
+    handler of several workers, in C, only tells a thread, which a child does not have.
+    """
+    if signal.getsignal(signal.SIGTERM) in (None, signal.SIG_DFL):  # as far as Python knows
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if _listening:
+        signal.set_wakeup_fd(-1)
+    for signals in reversed(_listening):
+        signals.restore_handlers()
+    _listening.clear()
+
+
+os.register_at_fork(after_in_child=_stop_listening_in_child)
+
+
 @contextlib.contextmanager
 def restored_on_error() -> Iterator[None]:
     """Context that restores the previous signal handlers if an error leaves it."""
@@ -102,13 +121,17 @@ class StopSignals:
         """Restore the previous handlers."""
         if self._sockets is None:
             return
-        for number, handler in self._before.items():  # `None`: installed by C, not restorable
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self.restore_handlers()
         signal.set_wakeup_fd(self._file)
         _listening.remove(self)
         _, write = self._sockets
         self._sockets = None
         write.close()  # ends the thread, which closes `read`
+
+    def restore_handlers(self) -> None:
+        """Install the handlers that were in place before `listen`."""
+        for number, handler in self._before.items():  # `None`: installed by C, not restorable
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, read: socket.socket, before: int) -> None:
         with read:
