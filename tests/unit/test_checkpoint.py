@@ -568,6 +568,7 @@ def test_less_data_than_were_seen_is_an_error(tmp_path):
     [
         ({"directory": ""}, "`directory` must be a path. Received: directory=''"),
         ({"directory": 3}, "`directory` must be a path"),
+        ({"directory": "gs://bucket/run1"}, "not a URL. Received: directory='gs://bucket/run1'"),
         ({"every": "minute"}, "Received: every='minute'"),
         ({"every": 0}, "`every` must be 'epoch', a number of steps from 1"),
         ({"every": True}, "Received: every=True"),
@@ -579,6 +580,58 @@ def test_bad_arguments(arguments, words):
     with pytest.raises(ValueError) as raised:
         rs.callbacks.Checkpoint(**{"directory": "x", **arguments})
     assert words in str(raised.value)
+
+
+def test_a_number_of_steps_may_be_one_of_numpy():
+    assert type(rs.callbacks.Checkpoint("x", every=np.int64(3)).every) is int
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_other_callbacks_do_at_the_end_of_the_training_is_saved(family, tmp_path):
+    """Early stopping restores the best weights there; `Flush` comes after the checkpoint."""
+    library = FAMILIES[family][0]
+
+    def fit():
+        best = library.callbacks.EarlyStopping("loss", 1, 9.0, 0, restore_best_weights=True)
+        chosen = [rs.callbacks.Flush(), best]
+        return train(family, DATA["shuffled once"][0], tmp_path, callbacks=chosen)[0]
+
+    first = fit()
+    with pytest.warns(UserWarning, match="nothing left to do"):
+        again = fit()
+    assert equal(first, again)
+
+
+@pytest.mark.parametrize("family", ["keras3", "tf_keras"])
+def test_after_a_fit_that_failed_another_begins_at_its_first_epoch(family, tmp_path):
+    library = FAMILIES[family][0]
+
+    class Fails(library.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            raise Interrupted
+
+    data = DATA["shuffled once"][0]
+    train(family, data, tmp_path, epochs=2)
+    model, _ = train(family, data, tmp_path, epochs=4, at=1, callbacks=[Fails()])
+    seen = recorder(library)
+    model.fit(data(), epochs=3, verbose=0, callbacks=[seen])
+    assert list(seen.epochs) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("family", ["keras3", "tf_keras"])
+def test_a_signal_after_the_last_step_ends_the_program_as_well(family, tmp_path):
+    class Signals(FAMILIES[family][0].callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            if self.model.optimizer.iterations.numpy() == 2 * STEPS:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.2)  # the thread that listens
+
+    data = DATA["shuffled once"][0]
+    arguments = {"epochs": 2, "validation_data": data(), "callbacks": [Signals()]}
+    with pytest.raises(stopping.Stopped):
+        train(family, data, tmp_path, **arguments)
+    with pytest.warns(UserWarning, match="nothing left to do"):
+        train(family, data, tmp_path, **arguments)
 
 
 def test_models_that_it_cannot_save(tmp_path):

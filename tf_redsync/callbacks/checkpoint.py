@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import datetime
 import math
+import numbers
 import os
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
+from typing_extensions import override
 
 from tf_redsync import checks, stopping
+from tf_redsync.cluster import agreement
 from tf_redsync.cluster.step_barrier import StepBarrier
 from tf_redsync.keras import training_state
-from tf_redsync.keras.fit_hook import OfBothKeras, exchange_of
+from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.keras.fit_resume import Position
 from tf_redsync.network import collectives
 from tf_redsync.state.agreed_checkpoints import Checkpoints, Found
@@ -48,8 +52,8 @@ class Checkpoint(OfBothKeras):
 
     Pass it to `fit` of Keras 3 or tf_keras on all workers, with the same arguments. The model must
     be built and its optimizer must be a `DistributedOptimizer`. The callback runs before the user's
-    other callbacks, whatever its position in the list. Changes that these make at the end of a step
-    or an epoch are saved.
+    other callbacks, whatever its position in the list. Changes that these make at the end of a
+    step, an epoch or the training are saved.
 
     Args:
         directory: Directory of the checkpoints of one `fit`, preferably on a shared file system.
@@ -86,12 +90,18 @@ class Checkpoint(OfBothKeras):
         super().__init__()
         if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
             raise ValueError(f"`directory` must be a path. Received: directory={directory!r}")
+        if "://" in os.fspath(directory):
+            raise ValueError(
+                "`directory` must be a path of a file system that all workers mount, not a URL. "
+                f"Received: directory={directory!r}"
+            )
         if isinstance(every, datetime.timedelta):
             good = every > datetime.timedelta(0)
         elif isinstance(every, str):
             good = every == "epoch"
         else:
-            good = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+            integral = isinstance(every, numbers.Integral) and not isinstance(every, bool)
+            good, every = integral and every >= 1, int(every) if integral else every
         if not good:
             raise ValueError(_EVERY.format(every=every))
         checks.integer("keep", keep, low=1)
@@ -100,6 +110,7 @@ class Checkpoint(OfBothKeras):
         self._at: StepBarrier | None = None  # during `fit`
         self._early = ""  # reason of a request before `fit`
         self._signals = stopping.StopSignals()
+        self.before_bar = _AtTheEnd(self)
         self._next_time = math.inf  # next checkpoint by the chief's clock
 
     def save_now(self, reason: str) -> None:
@@ -185,13 +196,24 @@ class Checkpoint(OfBothKeras):
             self._due = self._due or f"the end of epoch {epoch + 1}"
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Save the last checkpoint."""
-        assert self._at is not None
+        """Leave the position; `end` follows when the other callbacks have ended."""
         self._position.reset()
+
+    def end(self) -> None:
+        """Save the last checkpoint, after other callbacks have changed the model.
+
+        Raises:
+            Stopped: a worker has got a signal after the last step.
+        """
+        assert self._at is not None
         if self._trained:
             self._due = self._due or "the end of `fit`"
             self._save_if_due(self._epoch + 1, 0, finished=self.params["epochs"])
+        strategy, signal = self.model.distribute_strategy, self._signals.requested or ""
+        signals = agreement.gather_texts(strategy, "end `Checkpoint`", signal)
         self._end()
+        if any(signals):
+            raise stopping.Stopped
 
     # ----------------------------------------------------------------------------------- the work
 
@@ -279,3 +301,17 @@ class Checkpoint(OfBothKeras):
         self._first_epoch = described.first_epoch
         past = epoch - described.first_epoch if epoch < epochs else 0
         self._position.go_on(epoch, described.batch, past)
+
+
+class _AtTheEnd(ForTfKeras, keras.callbacks.Callback):
+    """Ends a `Checkpoint` after the other callbacks have changed the model for the last time."""
+
+    comes_last = True
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__()
+        self._checkpoint = checkpoint
+
+    @override
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._checkpoint.end()

@@ -31,6 +31,8 @@ class Flush(OfBothKeras):
         >>> callbacks = [rs.callbacks.Flush()]  # model.fit(..., callbacks=callbacks)
     """
 
+    comes_after_saving = True  # see `fit_hook.py`
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check the optimizer."""
         exchange_of(self)

@@ -30,6 +30,7 @@ from tf_redsync.keras import (
     training_length,
     weight_sync,
 )
+from tf_redsync.keras.fit_resume import reset_on_error
 from tf_redsync.state.agreed_checkpoints import finished_on_error
 from tf_redsync.step import strategy_hooks
 
@@ -66,14 +67,15 @@ def install(callbacks_module: Any) -> None:
 
 
 def _order(callback: Any) -> int:
-    """Return a sort key: hook, `comes_first`, other callbacks, `comes_last`, progress bar."""
+    """Return a sort key: the hook first, then by the classes' attributes, the progress bar last."""
     if isinstance(callback, FitHook):
         return 0
     if any(kind.__name__ == "ProgbarLogger" for kind in type(callback).__mro__):
-        return 4
-    if getattr(callback, "comes_last", False):
-        return 3
-    return 1 if getattr(callback, "comes_first", False) else 2
+        return 5
+    for place, name in ((1, "comes_first"), (3, "comes_last"), (4, "comes_after_saving")):
+        if getattr(callback, name, False):
+            return place
+    return 2
 
 
 def concerns(model: Any) -> bool:
@@ -272,8 +274,8 @@ def method_of_a_model() -> str:
 def watch_ends(model_class: Any) -> None:
     """Patch a family's `fit`, `evaluate`, `predict` to handle errors; a second call is a no-op.
 
-    Signals get their handlers back, a checkpoint that is being written is completed, and a
-    `DistributedError` is raised from its original error.
+    Signals get their handlers back, a checkpoint that is being written is completed, the next `fit`
+    begins at its first epoch, and a `DistributedError` is raised from its original error.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
@@ -282,7 +284,7 @@ def watch_ends(model_class: Any) -> None:
     def watching(method: Any) -> Any:
         def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                with finished_on_error(), stopping.restored_on_error():
+                with finished_on_error(), stopping.restored_on_error(), reset_on_error(self):
                     return method(self, *args, **kwargs)
             except DistributedError as error:
                 if error.original is None:
