@@ -130,6 +130,19 @@ def test_lines_are_prefixed_and_flags_are_passed_on(tmp_path):
         assert f"[worker {i}] err" in done.stdout
 
 
+def test_a_log_on_a_full_disk_ends_and_the_workers_go_on(tmp_path):
+    path = script(tmp_path, "[print('I am', index, flush=True) for _ in range(9)]")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "worker_0.log").symlink_to("/dev/full")
+    done = cli("-n", "2", "--log-dir", str(logs), path)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert done.stdout == 9 * "I am 0\n"
+    (said,) = [line for line in done.stderr.splitlines() if "No space left" in line]
+    assert "worker 0: " in said and "worker_0.log cannot be written" in said
+    assert (logs / "worker_1.log").read_text() == 9 * "I am 1\n"
+
+
 def test_log_dir_prints_worker_0_only(tmp_path):
     path = script(tmp_path, "print('I am', index)")
     done = cli("-n", "2", "--log_dir", str(tmp_path / "logs"), path)
@@ -294,6 +307,7 @@ def test_api_interrupted_by_an_exception_leaves_nothing(tmp_path, monkeypatch):
         (["SCRIPT", "--epochs=3", "--workers=2"], "'--workers=2'"),
         (["-m", "json.tool", "-n2"], "come before the script"),
         (["-n", "two", "SCRIPT"], "two"),
+        (["-n", "2", "--log-dir", "/dev/null/logs", "SCRIPT"], "log_dir='/dev/null/logs'"),
     ],
 )
 def test_bad_arguments(tmp_path, args, words):

@@ -65,6 +65,11 @@ MALFORMED = {
     ),
     "no_task": (json.dumps({"cluster": {"worker": TWO}}), "`task.type` must be one of"),
     "task_is_text": (config({"worker": TWO}, "worker"), "`task.type` must be one of"),
+    "type_is_a_list": (
+        config({"worker": TWO}, {"type": ["worker"], "index": 0}),
+        "`task.type` must be one of",
+    ),
+    "too_deep": (100_000 * "[", "is not valid JSON"),
     "no_type": (config({"worker": TWO}, {"index": 0}), "`task.type` must be one of"),
     "role_not_there": (
         config({"worker": TWO}, {"type": "chief", "index": 0}),

@@ -97,7 +97,7 @@ def run(
         (main thread only). Otherwise an interrupt kills the workers at once with SIGKILL.
       max_restarts: maximum number of restarts of the job after failures.
       min_workers: minimum number of workers for a restart; default: all. See `Restarts`.
-      start_timeout: default of the strategy's `timeout_seconds`, in seconds.
+      start_timeout: default of the strategy's `start_timeout`, in seconds.
       stop_grace: seconds between SIGTERM or SIGUSR1 and SIGKILL, for a checkpoint.
       cores_per_worker: number of cores that each worker has to itself, and of its threads unless
         `threads` is given. Default: workers share all cores.
@@ -126,9 +126,7 @@ def run(
         configs = [os.environ["TF_CONFIG"]]
     count = remote.workers if remote else len(configs) if configs else workers or 1
     restarts = options.restarts(count, max_restarts, min_workers)
-    logs = Path(log_dir) if log_dir else None
-    if logs:
-        logs.mkdir(parents=True, exist_ok=True)
+    logs = _log_folder(log_dir)
     limits = TimeLimits(timeout, grace, stop_grace)
     signals: collections.deque[int] = collections.deque()
     to = output.Output(logs, echo, verbose, stream)
@@ -202,9 +200,7 @@ def _run_nodes(command: Sequence[str], nodes: Nodes, args: argparse.Namespace) -
     )
     options.check_cores(args.cores_per_worker)
     worker_environment.cores_of(0, nodes.workers, args.cores_per_worker)
-    logs = Path(args.log_dir) if args.log_dir else None
-    if logs:
-        logs.mkdir(parents=True, exist_ok=True)
+    logs = _log_folder(args.log_dir)
     threads = args.threads or args.cores_per_worker
     signals: collections.deque[int] = collections.deque()
     spares = Spares()
@@ -227,6 +223,23 @@ def _run_nodes(command: Sequence[str], nodes: Nodes, args: argparse.Namespace) -
     limits = TimeLimits(args.timeout, args.grace, args.stop_grace)
     with spares, _forwarding(signals):
         return NodeAgent(nodes, limits, signals, start, prepare).run()
+
+
+def _log_folder(log_dir: str | os.PathLike[str] | None) -> Path | None:
+    """Create the directory of the log files; `None` without one.
+
+    Raises:
+        ValueError: it cannot be created.
+    """
+    if not log_dir:
+        return None
+    try:
+        Path(log_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"`log_dir` cannot be created ({error}). Received: log_dir={os.fspath(log_dir)!r}"
+        ) from error
+    return Path(log_dir)
 
 
 def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

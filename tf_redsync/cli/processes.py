@@ -125,7 +125,7 @@ class Worker:
         self._errs = False  # has printed an error after the interrupt
         self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self.failed_at: float | None = None  # time of its last traceback
-        self._log = log.open("ab" if append else "wb") if log else None
+        self._log = log.open("ab" if append else "wb", buffering=0) if log else None
         self._start = time.monotonic()
         self.process = process or spawn(argv, env, cores, stdin)
         assert self.process.stdout is not None
@@ -145,11 +145,23 @@ class Worker:
         self.received(data)
         return len(data)
 
+    def _write_to_log(self, data: bytes) -> None:
+        """Write output to the log file; one that cannot be written ends, and the worker goes on."""
+        if self._log is None:
+            return
+        try:
+            self._log.write(data)
+        except OSError as error:
+            output.say(
+                f"worker {self.index}: {self._log.name} cannot be written and ends here: {error}. "
+                "The worker goes on."
+            )
+            self._log.close()
+            self._log = None
+
     def received(self, data: bytes) -> None:
         """Write output to the log file and pass complete lines on."""
-        if self._log:
-            self._log.write(data)
-            self._log.flush()
+        self._write_to_log(data)
         if self._stream and data:
             self._stream(data)
         head, newline, self._partial = (self._partial + data).rpartition(b"\n")

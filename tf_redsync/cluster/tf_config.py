@@ -111,7 +111,7 @@ def check_tf_config(text: str | None, serves: bool = False) -> None:
         return
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad_config(f"is not valid JSON ({error})", text) from error
     if not isinstance(config, dict):
         raise _bad_config("must be a JSON object", text)
@@ -130,7 +130,7 @@ def check_tf_config(text: str | None, serves: bool = False) -> None:
     if len(set(everyone)) != len(everyone):
         raise _bad_config("an address appears twice in `cluster`", text)
     task = config.get("task")
-    if not isinstance(task, dict) or task.get("type") not in cluster:
+    if not isinstance(task, dict) or task.get("type") not in list(cluster):  # may be a list
         raise _bad_config(f"`task.type` must be one of {sorted(cluster)}", text)
     index, addresses = task.get("index"), cluster[task["type"]]
     if isinstance(index, str) and index.isdecimal():
