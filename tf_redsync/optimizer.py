@@ -34,9 +34,10 @@ class DistributedOptimizer(Wrapper, abc.ABC):
     steps in a row are a warning that names the worker and the variable.
 
     The constructor returns an optimizer of the family of the inner one, for `model.compile` or a
-    custom loop, which is also an instance of this class. Additional members are `explain()`,
-    `bytes_per_step()` and `exchange`. Unless `build(variables)` was called, the first step builds
-    the exchange for the variables of that step.
+    custom loop, which is also an instance of this class. Additional members are `exchange`,
+    `explain()`, `summary()`, `bytes_per_step()`, `disable()`, `enable()`, `flush()` and `prune()`.
+    Unless `build(variables)` was called, the first step builds the exchange for the variables of
+    that step.
 
     Args:
         optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer. Or an argument of

@@ -265,9 +265,17 @@ class EveryStep:
         """Bytes that one worker sends in a step after warm-up, from a trace that never runs.
 
         It is the mean over an even and an odd step, for methods that alternate, and over the dense
-        steps of `dense_every`.
+        steps of `dense_every`. While compression is disabled, steps are dense.
         """
-        return 0.0 if workers == 1 else sum(self.bytes_of(b, workers) for b in self.buckets)
+        if workers == 1:
+            return 0.0
+        if not self.off or self.always_dense:
+            return sum(self.bytes_of(b, workers) for b in self.buckets)
+        layouts = [dataclasses.replace(b.layout, workers=workers) for b in self.buckets]
+        return sum(
+            cost.bytes_sent(cost.messages(b.method, layout, "dense_exchange"))
+            for b, layout in zip(self.buckets, layouts, strict=True)
+        )
 
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
         """Return the bytes per step of one bucket, for two workers or more."""
