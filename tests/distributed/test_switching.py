@@ -59,6 +59,7 @@ def switched(cases):
 
         key = f"{family}, {name}"
         found[f"{key}, said"] = "dense until `enable()`" in str(model.optimizer.explain())
+        found[f"{key}, predicted"] = model.optimizer.bytes_per_step()
         model.fit(data, epochs=1, verbose=0, steps_per_epoch=2)
         dense.fit(data, epochs=1, verbose=0, steps_per_epoch=2)
         found[f"{key}, dense"] = np.abs(weights(model) - weights(dense)).max()
@@ -108,7 +109,7 @@ def test_off_and_on(cases):
             sent = seen[f"{key}, sent"]
             assert (sent[:2] == dense).all(), (key, sent)
             assert (sent[2:] < 0.5 * dense).any(), (key, sent)
-            assert seen[f"{key}, after"] == dense, key
+            assert seen[f"{key}, after"] == seen[f"{key}, predicted"] == dense, key
             assert (seen[f"{key}, flushed"] > 0) == (name in ("RedSync", "CodedGMC")), key
             np.testing.assert_array_equal(seen[f"{key}, weights"], both[0][f"{key}, weights"])
         assert "traced before compression was" in str(seen["stale"])
