@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import numbers
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,6 +82,19 @@ def choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, type(choices[0])) or value not in choices:
         raise ValueError(f"`{name}` must be one of {choices}. Received: {name}={value!r}")
+
+
+def no_url(name: str, path: str | os.PathLike[str]) -> None:
+    """Check that a path belongs to a mounted file system; `gs://...` would be a local folder.
+
+    Raises:
+        ValueError: naming the argument and its value.
+    """
+    if "://" in os.fspath(path):
+        raise ValueError(
+            f"`{name}` must be a path in a mounted file system, not a URL. "
+            f"Received: {name}={path!r}"
+        )
 
 
 def pattern(name: str, value: Any) -> None:

@@ -294,6 +294,7 @@ def test_another_profiler(tmp_path):
         ({"every": "epoch"}, "`every` must be"),
         ({"run_dir": ""}, "`run_dir` must be a path"),
         ({"run_dir": 3}, "`run_dir` must be a path"),
+        ({"run_dir": "s3://bucket/run1"}, "not a URL. Received: run_dir='s3://bucket/run1'"),
         ({"time_split": "yes"}, "`time_split` must be"),
     ],
 )

@@ -90,11 +90,7 @@ class Checkpoint(OfBothKeras):
         super().__init__()
         if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
             raise ValueError(f"`directory` must be a path. Received: directory={directory!r}")
-        if "://" in os.fspath(directory):
-            raise ValueError(
-                "`directory` must be a path of a file system that all workers mount, not a URL. "
-                f"Received: directory={directory!r}"
-            )
+        checks.no_url("directory", directory)
         if isinstance(every, datetime.timedelta):
             good = every > datetime.timedelta(0)
         elif isinstance(every, str):

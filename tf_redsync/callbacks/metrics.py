@@ -78,6 +78,8 @@ class CompressionMetrics(OfBothKeras):
             not isinstance(run_dir, (str, os.PathLike)) or not os.fspath(run_dir)
         ):
             raise ValueError(f"`run_dir` must be a path or None. Received: run_dir={run_dir!r}")
+        if run_dir is not None:
+            checks.no_url("run_dir", run_dir)
         checks.integer("every", every, low=1)
         checks.boolean("time_split", time_split)
         self.run_dir = None if run_dir is None else os.fspath(run_dir)

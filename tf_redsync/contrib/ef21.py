@@ -47,7 +47,8 @@ class EF21(Sparsifier):
     Differences from the paper
 
     * Totals are sums over workers instead of averages.
-    * Every worker keeps g; there is no server.
+    * Every worker keeps g; there is no server. It is summed up in float32, so after a gradient
+      10^7 times as large as all others g keeps an error of the others' size.
     * Biases, norms and small tensors are all-reduced densely.
 
     The paper's theory assumes the full gradient of a worker's data. The noise of a mini-batch stays
