@@ -52,7 +52,7 @@ tensorflow::Status UnpackCall::Prepare(OpKernelContext* context) {
   TF_RETURN_IF_ERROR(CheckMatrix("words", given, kAnyRows, words()));
   rows = given.dim_size(0);
   in = Words(given);
-  return AllocateOutput(context, "codes", TensorShape({rows, count}), &out);
+  return AllocateMatrix(context, "codes", rows, count, &out);
 }
 
 tensorflow::Status WriteBitsCall::ReadAttributes(OpKernelConstruction* context) {
@@ -89,15 +89,15 @@ tensorflow::Status SetBitsCall::ReadAttributes(OpKernelConstruction* context) {
 
 tensorflow::Status SetBitsCall::Prepare(OpKernelContext* context) {
   const Tensor& given = context->input(0);
-  if (given.dims() != 2 || given.dim_size(1) > kMaxBitmapWords) {
-    return InvalidArgument("`words` must have shape [rows, words], with at most ", kMaxBitmapWords,
+  if (given.dims() != 2 || given.dim_size(1) > kMaxListedWords) {
+    return InvalidArgument("`words` must have shape [rows, words], with at most ", kMaxListedWords,
                            " words. Received: ", given.shape().DebugString(), ".");
   }
   rows = given.dim_size(0);
   size = given.dim_size(1);
   words = Words(given);
-  TF_RETURN_IF_ERROR(AllocateOutput(context, "positions", TensorShape({rows, slots}), &positions));
-  return AllocateOutput(context, "counts", TensorShape({rows, 1}), &counts);
+  TF_RETURN_IF_ERROR(AllocateMatrix(context, "positions", rows, slots, &positions));
+  return AllocateMatrix(context, "counts", rows, 1, &counts);
 }
 
 tensorflow::Status RiceEncodeCall::ReadAttributes(OpKernelConstruction* context) {
@@ -122,7 +122,7 @@ tensorflow::Status RiceDecodeCall::Prepare(OpKernelContext* context) {
   TF_RETURN_IF_ERROR(CheckMatrix("codes", given, kAnyRows, format.words()));
   rows = given.dim_size(0);
   codes = given.flat<int32_t>().data();
-  return AllocateOutput(context, "numbers", TensorShape({rows, format.count}), &numbers);
+  return AllocateMatrix(context, "numbers", rows, format.count, &numbers);
 }
 
 }  // namespace redsync

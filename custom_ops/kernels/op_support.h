@@ -69,6 +69,15 @@ tensorflow::Status AllocateOutput(tensorflow::OpKernelContext* context, const st
   return tensorflow::OkStatus();
 }
 
+// Allocates the output `name` in the shape [rows, columns], which may be too large.
+template <class T>
+tensorflow::Status AllocateMatrix(tensorflow::OpKernelContext* context, const std::string& name,
+                                  int64_t rows, int64_t columns, T** memory) {
+  tensorflow::TensorShape shape;  // Its constructor would end the process.
+  TF_RETURN_IF_ERROR(tensorflow::TensorShape::BuildTensorShape({rows, columns}, &shape));
+  return AllocateOutput(context, name, shape, memory);
+}
+
 // Allocates output number `output` as float32 in the shape of input number `input`, in that input's
 // memory if nothing else needs it.
 tensorflow::Status ForwardOrAllocate(tensorflow::OpKernelContext* context, int input, int output,

@@ -32,9 +32,9 @@ tensorflow::Status ReadFormat(Context* context, QuantizeFormat* format) {
     return tensorflow::errors::InvalidArgument("`levels` must be in [1, ", most, "] for mode '",
                                                mode, "'. Received: levels=", format->levels, ".");
   }
-  if (format->bucket < 0 || format->bucket % kBucketUnit != 0) {
+  if (format->bucket < 0 || format->bucket > kMaxBucket || format->bucket % kBucketUnit != 0) {
     return tensorflow::errors::InvalidArgument("`bucket_size` must be a positive multiple of ",
-                                               kBucketUnit,
+                                               kBucketUnit, ", at most ", kMaxBucket,
                                                ". Received: bucket_size=", format->bucket, ".");
   }
   return tensorflow::OkStatus();

@@ -57,6 +57,7 @@ tensorflow::Status AllocateList(OpKernelContext* context, const std::vector<cons
 tensorflow::Status AccumulateCall::ReadAttributes(OpKernelConstruction* context) {
   bool nesterov;
   int kept;
+  TF_RETURN_IF_ERROR(CheckVelocities(context));
   TF_RETURN_IF_ERROR(context->GetAttr("U", &kept));
   TF_RETURN_IF_ERROR(context->GetAttr("momentum", &factor));
   TF_RETURN_IF_ERROR(context->GetAttr("nesterov", &nesterov));
@@ -75,9 +76,7 @@ tensorflow::Status AccumulateCall::ReadInputs(OpKernelContext* context) {
   TF_RETURN_IF_ERROR(context->input_list("velocities", &velocities));
   TF_RETURN_IF_ERROR(ReadScalar(context, "scale", &scale));
   TF_RETURN_IF_ERROR(CheckShapes("residuals", residuals, grads));
-  if (momentum == Momentum::kNone && velocities.size() == 0) {
-    return tensorflow::OkStatus();
-  }
+  if (momentum == Momentum::kNone) return tensorflow::OkStatus();
   return CheckShapes("velocities", velocities, grads);
 }
 

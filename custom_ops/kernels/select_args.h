@@ -17,6 +17,31 @@ inline bool IsBfloat16(const tensorflow::Tensor& tensor) {
   return tensor.dtype() == tensorflow::DT_BFLOAT16;
 }
 
+// Checks how many velocities an op takes, `M`: one per gradient if it uses momentum; and returns,
+// `U`: as many or, without Nesterov's momentum, none. Also for inferring shapes.
+template <class Context>
+tensorflow::Status CheckVelocities(Context* context) {
+  int n, given, kept;
+  float momentum;
+  bool nesterov;
+  TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
+  TF_RETURN_IF_ERROR(context->GetAttr("M", &given));
+  TF_RETURN_IF_ERROR(context->GetAttr("U", &kept));
+  TF_RETURN_IF_ERROR(context->GetAttr("momentum", &momentum));
+  TF_RETURN_IF_ERROR(context->GetAttr("nesterov", &nesterov));
+  if (given != (momentum == 0 ? 0 : n)) {
+    return tensorflow::errors::InvalidArgument(
+        "`velocities` must have one tensor per residual if momentum is used, and be empty without. "
+        "Received: ",
+        given, " velocities, ", n, " residuals, momentum=", momentum, ".");
+  }
+  if (kept == given || (kept == 0 && !nesterov)) return tensorflow::OkStatus();
+  return tensorflow::errors::InvalidArgument(
+      "`U`, the number of new velocities, must be that of `velocities`, or 0 without `nesterov`. "
+      "Received: U=",
+      kept, " for ", given, " velocities, nesterov=", nesterov, ".");
+}
+
 // Gradients, of float or bfloat16, that are accumulated into residuals and velocities.
 struct AccumulateCall {
   Momentum momentum = Momentum::kNone;
@@ -26,7 +51,7 @@ struct AccumulateCall {
   const tensorflow::Tensor* scale = nullptr;
   std::vector<tensorflow::Tensor*> new_residuals, new_velocities;
 
-  // Reads `momentum`, `nesterov` and `masking`.
+  // Reads `momentum`, `nesterov` and `masking`, and checks the numbers of velocities.
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   // Reads and checks all but the value of `scale`, which may be on a device.
   tensorflow::Status ReadInputs(tensorflow::OpKernelContext* context);

@@ -58,6 +58,11 @@ tensorflow::Status SetBitsShape(InferenceContext* c) {
   ShapeHandle words;
   TF_RETURN_IF_ERROR(GetIntAttr(c, "slots", INT32_MAX, &slots));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &words));
+  const DimensionHandle size = c->Dim(words, 1);
+  if (c->ValueKnown(size) && c->Value(size) > kMaxListedWords) {
+    return ::tensorflow::errors::InvalidArgument("`words` must have at most ", kMaxListedWords,
+                                                 " words. Received: ", c->Value(size), ".");
+  }
   TF_RETURN_IF_ERROR(c->set_output("positions", {c->Matrix(c->Dim(words, 0), slots)}));
   return c->set_output("counts", {c->Matrix(c->Dim(words, 0), 1)});
 }

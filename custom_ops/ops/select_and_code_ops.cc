@@ -4,7 +4,7 @@
 #include "custom_ops/core/cpu/golomb.h"
 #include "custom_ops/core/cpu/levels.h"
 #include "custom_ops/core/message_layout.h"
-#include "custom_ops/ops/shape_support.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -43,24 +43,21 @@ tensorflow::Status PositionWords(InferenceContext* c, const std::vector<ShapeHan
 
 tensorflow::Status SelectAndCodeShape(InferenceContext* c) {
   std::vector<ShapeHandle> grads, residuals, velocities;
-  float momentum;
   std::vector<int64_t> k, streams, rice;
   int64_t bits;
   TF_RETURN_IF_ERROR(c->input("grads", &grads));
   TF_RETURN_IF_ERROR(c->input("residuals", &residuals));
   TF_RETURN_IF_ERROR(c->input("velocities", &velocities));
-  TF_RETURN_IF_ERROR(c->GetAttr("momentum", &momentum));
+  TF_RETURN_IF_ERROR(CheckVelocities(c));
   TF_RETURN_IF_ERROR(c->GetAttr("k", &k));
   TF_RETURN_IF_ERROR(c->GetAttr("streams", &streams));
   TF_RETURN_IF_ERROR(c->GetAttr("rice", &rice));
   TF_RETURN_IF_ERROR(c->GetAttr("value_bits", &bits));
-  if (residuals.size() != grads.size() || k.size() != grads.size() || streams.size() != k.size() ||
-      velocities.size() != (momentum == 0 ? 0 : grads.size())) {
+  if (residuals.size() != grads.size() || k.size() != grads.size() || streams.size() != k.size()) {
     return InvalidArgument(
-        "`residuals`, `k` and `streams`, and `velocities` if momentum is used, must have one entry "
-        "per gradient. Received: ",
+        "`residuals`, `k` and `streams` must have one entry per gradient. Received: ",
         residuals.size(), " residuals, ", k.size(), " k, ", streams.size(), " streams, ",
-        velocities.size(), " velocities, ", grads.size(), " grads, momentum=", momentum, ".");
+        grads.size(), " grads.");
   }
   for (size_t i = 0; i < grads.size(); ++i) {
     TF_RETURN_IF_ERROR(c->Merge(grads[i], residuals[i], &grads[i]));
@@ -85,9 +82,9 @@ tensorflow::Status SelectAndCodeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->Add(positions, words, &all));
   TF_RETURN_IF_ERROR(c->set_output("message", {c->Vector(all)}));
   TF_RETURN_IF_ERROR(c->set_output("new_residuals", grads));
-  bool keeps;
-  TF_RETURN_IF_ERROR(KeepsVelocities(c, static_cast<int>(velocities.size()), &keeps));
-  if (!keeps) grads.clear();
+  int kept;
+  TF_RETURN_IF_ERROR(c->GetAttr("U", &kept));
+  if (kept == 0) grads.clear();
   return c->set_output("new_velocities", grads);
 }
 

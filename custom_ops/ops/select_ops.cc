@@ -1,5 +1,5 @@
 #include "custom_ops/core/message_layout.h"
-#include "custom_ops/ops/shape_support.h"
+#include "custom_ops/kernels/select_args.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -42,14 +42,7 @@ tensorflow::Status SelectShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->input("grads", &grads));
   TF_RETURN_IF_ERROR(c->input("residuals", &residuals));
   TF_RETURN_IF_ERROR(c->input("velocities", &velocities));
-  float momentum;
-  TF_RETURN_IF_ERROR(c->GetAttr("momentum", &momentum));
-  if (velocities.size() != (momentum == 0 ? 0 : grads.size())) {
-    return ::tensorflow::errors::InvalidArgument(
-        "`velocities` must have one tensor per gradient if momentum is used, and be empty without. "
-        "Received: ",
-        velocities.size(), " velocities, ", grads.size(), " grads, momentum=", momentum, ".");
-  }
+  TF_RETURN_IF_ERROR(CheckVelocities(c));
   if (residuals.size() != grads.size()) {
     return ::tensorflow::errors::InvalidArgument(
         "`residuals` must have one tensor per gradient. Received: ", residuals.size(),
@@ -77,9 +70,9 @@ tensorflow::Status SelectShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(MessageWords(c, c->input_tensor(k_input), of_tensor, &words));
   TF_RETURN_IF_ERROR(c->set_output("message", {c->Vector(words)}));
   TF_RETURN_IF_ERROR(c->set_output("new_residuals", of_tensor));
-  bool keeps;
-  TF_RETURN_IF_ERROR(KeepsVelocities(c, static_cast<int>(velocities.size()), &keeps));
-  if (!keeps) of_tensor.clear();
+  int kept;
+  TF_RETURN_IF_ERROR(c->GetAttr("U", &kept));
+  if (kept == 0) of_tensor.clear();
   TF_RETURN_IF_ERROR(c->set_output("new_velocities", of_tensor));
   return c->set_output("new_ratios", {c->Vector(n)});
 }

@@ -29,21 +29,6 @@ inline tensorflow::Status GetListAttr(tensorflow::shape_inference::InferenceCont
       " tensors.");
 }
 
-// Reads how many velocities an op that accumulates returns: as many as it takes, or none.
-inline tensorflow::Status KeepsVelocities(tensorflow::shape_inference::InferenceContext* c,
-                                          int given, bool* keeps) {
-  bool nesterov;
-  int kept;
-  TF_RETURN_IF_ERROR(c->GetAttr("nesterov", &nesterov));
-  TF_RETURN_IF_ERROR(c->GetAttr("U", &kept));
-  *keeps = kept > 0;
-  if (kept == given || (kept == 0 && !nesterov)) return tensorflow::OkStatus();
-  return tensorflow::errors::InvalidArgument(
-      "`U`, the number of new velocities, must be that of `velocities`, or 0 without `nesterov`. "
-      "Received: U=",
-      kept, " for ", given, " velocities, nesterov=", nesterov, ".");
-}
-
 }  // namespace redsync
 
 #endif  // TF_REDSYNC_CUSTOM_OPS_OPS_SHAPE_SUPPORT_H_

@@ -170,6 +170,7 @@ def test_arguments_out_of_range(device):
         lambda: calls.rice_encode(device, one[0], 3, -1),
         lambda: calls.rice_decode(device, one, 31, 2, 4),
         lambda: calls.rice_decode(device, one, 3, 2**26 + 1, 4),
+        lambda: calls.set_bits(device, np.zeros((0, 2**26), np.int32), 4),
     ):
         with pytest.raises(ValueError, match="invalid"):
             bad()

@@ -189,6 +189,7 @@ def test_arguments_are_checked(device):
         {"mode": "sign", "levels": 2}, {"mode": "stochastic", "levels": 40_000},
         {"mode": "uniform", "levels": 65_536}, {"mode": "natural", "levels": 2},
         {"mode": "sign", "bucket_size": 48}, {"mode": "sign", "bucket_size": -32},
+        {"mode": "sign", "bucket_size": 2**31},
     ]  # fmt: skip
     for options in wrong:
         with pytest.raises(ValueError, match="invalid"):

@@ -1,5 +1,7 @@
 """Bits in words and Rice codes: native, reference and oracle give the same words."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -327,7 +329,7 @@ def ops_of_bits():
         (lambda: bits.written([1], [1], -1), "`words`.*-1"),
         (lambda: bits.bitmap([1], 1, 2**26 + 1), f"`words`.*{2**26 + 1}"),
         (lambda: bits.set_bits([[1]], -1), "`slots`.*-1"),
-        (lambda: bits.set_bits(tf.zeros([0, 2**26 + 1], tf.int32), 1), f"`words`.*{2**26 + 1}"),
+        (lambda: bits.set_bits(tf.zeros([0, 2**26], tf.int32), 1), f"`words`.*{2**26}"),
         (lambda: rice_encode([1], rice=31, bitmap_words=1), "`rice`.*31"),
         (lambda: rice_encode([1], rice=1, bitmap_words=-1), "`bitmap_words`.*-1"),
         (lambda: rice_decode([[1]], rice=1, bitmap_words=0, count=-1), "`count`.*-1"),
@@ -349,13 +351,31 @@ def test_wrong_arguments(run, text):
         ("bitmap", {"positions": [1], "count": [1], "size": 1}, "count|rank"),
         ("bitmap", {"positions": [1], "count": 1, "size": 2**26 + 1}, "`size` must be in"),
         ("set_bits", {"words": [1], "slots": 1}, "words|rank"),
+        ("set_bits", {"words": np.zeros([0, 2**26], np.int32), "slots": 1}, "`words` must have"),
         ("rice_encode", {"numbers": [1], "rice": 31, "bitmap_words": 1}, "`rice` must be in .*31"),
         ("rice_decode", {"codes": [1], "rice": 1, "bitmap_words": 1, "count": 1}, "codes|rank"),
     ],
 )
 def test_wrong_attributes(op, arguments, text):
     """What Python does not let through."""
-    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
+    run = functools.partial(getattr(native.load(), f"redsync_{op}"), **arguments)
+    for call in (run, tf.function(run)):
+        with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
+            call()
+
+
+@needs_native
+@loop(
+    ("op", "arguments"),
+    [
+        ("unpack_bits", {"words": np.zeros([256, 0], np.int32), "bits": 0, "count": 2**57 - 1}),
+        ("set_bits", {"words": np.zeros([2**33, 0], np.int32), "slots": 2**31 - 1}),
+        ("rice_decode", {"codes": np.zeros([2**33, 0], np.int32), "rice": 0, "bitmap_words": 0,
+                         "count": 2**31 - 1}),
+    ],
+)  # fmt: skip
+def test_results_of_more_elements_than_int64_counts(op, arguments):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="overflow"):
         getattr(native.load(), f"redsync_{op}")(**arguments)
 
 

@@ -16,7 +16,8 @@ from tests.oracle.quantization import (
     quantize_numpy,
     uniform_numpy,
 )
-from tf_redsync.ops import codecs
+from tf_redsync.ops import codecs, native
+from tf_redsync.ops.quantized_format import check_bucket_size
 
 FORMATS = [
     {"mode": "sign"}, {"mode": "two_level"}, {"mode": "threshold"},
@@ -282,6 +283,8 @@ def test_wrong_arguments(backend):
         ({"mode": "natural", "stream": STREAM, "levels": 2}, r"\[1, 1\].*levels=2"),
         ({"bucket_size": 48}, "`bucket_size` must be a positive multiple of 32.*48"),
         ({"bucket_size": 0}, "bucket_size=0"),
+        ({"bucket_size": 2**31}, "bucket_size=2147483648"),
+        ({"bucket_size": 2**63 - 32}, f"bucket_size={2**63 - 32}"),
         ({"mode": "stochastic"}, "`stream` must be"),
         ({"mode": "natural"}, "`stream` must be"),
         ({"stream": STREAM}, "`stream` must be"),
@@ -291,6 +294,28 @@ def test_wrong_arguments_at_construction(change, text):
     arguments = {"tensors": [np.zeros(3, np.float32)], "mode": "sign", **change}
     with pytest.raises(ValueError, match=text):
         codecs.quantize(arguments.pop("tensors"), [1.0], **arguments)
+
+
+@needs_native
+@loop("bucket_size", [-32, 48, 2**31, 2**63 - 32])
+def test_bucket_sizes_that_python_does_not_let_through(bucket_size):
+    options = {"mode": "sign", "bucket_size": bucket_size}
+    library, x, message = native.load(), tf.zeros([100]), tf.zeros([1, 5], tf.int32)
+    for run in (
+        lambda: library.redsync_quantize(tensors=[x], scales=[], stream=[0, 0, 0], M=0, **options),
+        lambda: library.redsync_dequantize_sum(messages=message, like=[x], **options),
+    ):
+        for call in (run, tf.function(run)):
+            with pytest.raises(
+                (tf.errors.InvalidArgumentError, ValueError), match=f"bucket_size={bucket_size}"
+            ):
+                call()
+
+
+@loop("bucket_size", [-32, 48, 2**31])
+def test_bucket_sizes_that_are_no_hyper_parameter(bucket_size):
+    with pytest.raises(ValueError, match=f"`bucket_size`.*{bucket_size}"):
+        check_bucket_size(bucket_size)
 
 
 def test_wrong_dtype():

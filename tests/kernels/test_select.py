@@ -22,6 +22,7 @@ from tests.kernels.common import (
 from tests.loops import loop
 from tests.oracle.coded_top_k import bfloat16_numpy, from_bfloat16
 from tests.oracle.redsync import accumulate_and_select_numpy
+from tf_redsync.ops import native
 
 SELECTORS = ("exact", "trimmed", "threshold")
 RATIOS = np.array([-1, 0.25, 0.3, 0.5, 0.7, 0.8, 0.6, 0.75], np.float32)
@@ -343,6 +344,33 @@ def test_errors_when_run(backend, change, text):
     arguments = {"k": [1, 3], "ratios": [-1, -1], "side": 1, **change}
     with pytest.raises(tf.errors.InvalidArgumentError, match=text):
         select(backend, inputs, selectors=["exact"] * 2, quantized=[True, True], **arguments)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"U": 1}, "U=1"),
+        ({"U": 100}, "U=100"),
+        ({"momentum": 0.9}, "velocities"),
+        ({"velocities": 1}, "velocities"),
+        ({"momentum": 0.9, "velocities": 1, "U": 100}, "U=100"),
+        ({"momentum": 0.9, "velocities": 1, "nesterov": True}, "nesterov"),
+    ],
+)
+def test_numbers_of_velocities_that_python_does_not_let_through(change, text):
+    x = [tf.ones([4])]
+    arguments = {"U": 0, **change, "velocities": x * change.get("velocities", 0)}
+
+    def run():
+        return native.load().redsync_accumulate_and_select(
+            grads=x, residuals=x, k=[1], ratios=[-1.0], scale=1.0, side=1, search=True,
+            selectors=["exact"], quantized=[False], **arguments,
+        )  # fmt: skip
+
+    for call in (run, tf.function(run)):
+        with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
+            call()
 
 
 def test_k_of_another_length():

@@ -243,6 +243,8 @@ def test_wrong_arguments(change, text):
         ({"rice": [31]}, r"`rice` must be in \[0, 30\]"),
         ({"streams": [1]}, r"`streams` must be in \[0, 0\]"),
         ({"value_bits": 5}, "`value_bits` must be in"),
+        ({"U": 7}, "U=7"),
+        ({"momentum": 0.9}, "velocities"),
     ],
 )
 def test_wrong_attributes(change, text):

@@ -18,6 +18,7 @@ __all__ = ["bitmap", "packed", "packed_words", "read", "set_bits", "unpacked", "
 
 MAX_BITS = 32  # of a code
 MAX_BITMAP = 2**26  # words: positions are int32
+MAX_LISTED = MAX_BITMAP - 1  # words: numbers of set bits are int32
 MAX_LENGTH = 2**57  # words: numbers of bits are int64
 
 
@@ -144,7 +145,7 @@ def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the positions of set bits.
 
     Args:
-        words: int32 `[rows, words]`, at most 2^26 words.
+        words: int32 `[rows, words]`, at most 2^26 - 1 words.
         slots: Largest number of positions to return.
 
     Returns:
@@ -157,7 +158,7 @@ def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
     check_ints("slots", [slots], 0, MAX_COUNT)
     words = tf.convert_to_tensor(words, tf.int32)
     if words.shape[1] is not None:
-        check_ints("words", [words.shape[1]], 0, MAX_BITMAP)
+        check_ints("words", [words.shape[1]], 0, MAX_LISTED)
     if _native(words):
         return tuple(native.load().redsync_set_bits(words=words, slots=slots))
     return reference.set_bits(words, slots)

@@ -80,8 +80,8 @@ def quantize(
         mode: "sign", "two_level", "threshold", "stochastic", "uniform" or "natural".
         levels: For "stochastic": number of values > 0 that an element can take, at most 32767. For
             "uniform": steps from -c to c, at most 65535. 1 for the other modes.
-        bucket_size: Number of elements that share a scale, a multiple of 32; `None` for all
-            elements of a tensor.
+        bucket_size: Number of elements that share a scale, a multiple of 32 below 2^31; `None`
+            for all elements of a tensor.
         stream: int32 [3], for "stochastic", "uniform" and "natural" only.
         errors: Whether to return `tensor - decoded`, for error feedback.
 

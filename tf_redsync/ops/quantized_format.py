@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tf_redsync import checks
+from tf_redsync.ops.message_layout import MAX_COUNT
 
 MODES = ("sign", "two_level", "threshold", "stochastic", "uniform", "natural")
 RANDOM_MODES = ("stochastic", "uniform", "natural")
 MAX_LEVELS = {"stochastic": 32767, "uniform": 65535}  # 16-bit codes; 1 for other modes
 MAX_POWER = 2 * 254 + 1  # code of the largest power of two below infinity, with a sign
 BUCKET_UNIT = 32  # elements; a bucket starts at a word
+MAX_BUCKET = MAX_COUNT  # elements
 
 
 def max_code(mode: str, levels: int = 1) -> int:
@@ -90,12 +92,13 @@ def check_bucket_size(value: int) -> None:
     """Check a hyper-parameter `bucket_size`.
 
     Raises:
-        ValueError: If it is not a positive multiple of 32.
+        ValueError: If it is not a positive multiple of 32 below 2^31.
     """
     checks.integer("bucket_size", value, low=BUCKET_UNIT)
-    if value % BUCKET_UNIT:
+    if value % BUCKET_UNIT or value > MAX_BUCKET:
         raise ValueError(
-            f"`bucket_size` must be a multiple of {BUCKET_UNIT}. Received: bucket_size={value}"
+            f"`bucket_size` must be a multiple of {BUCKET_UNIT}, at most {MAX_BUCKET}. Received: "
+            f"bucket_size={value}"
         )
 
 
@@ -112,8 +115,10 @@ def check_format(mode: str, levels: int, bucket_size: int | None) -> None:
         raise ValueError(
             f"`levels` must be in [1, {most}] for mode {mode!r}. Received: levels={levels}."
         )
-    if bucket_size is not None and (bucket_size < 1 or bucket_size % BUCKET_UNIT != 0):
+    if bucket_size is not None and not (
+        1 <= bucket_size <= MAX_BUCKET and bucket_size % BUCKET_UNIT == 0
+    ):
         raise ValueError(
-            f"`bucket_size` must be a positive multiple of {BUCKET_UNIT}, or None for one per "
-            f"tensor. Received: bucket_size={bucket_size}."
+            f"`bucket_size` must be a positive multiple of {BUCKET_UNIT}, at most {MAX_BUCKET}, or "
+            f"None for one per tensor. Received: bucket_size={bucket_size}."
         )

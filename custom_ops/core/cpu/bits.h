@@ -12,8 +12,9 @@
 namespace redsync {
 
 constexpr int kMaxCodeBits = 32;
-constexpr int kMaxRice = 30;                           // Low bits in codes of Golomb and Rice.
-constexpr int64_t kMaxBitmapWords = int64_t{1} << 26;  // Places of bits are int32.
+constexpr int kMaxRice = 30;                              // Low bits in codes of Golomb and Rice.
+constexpr int64_t kMaxBitmapWords = int64_t{1} << 26;     // Places of bits are int32.
+constexpr int64_t kMaxListedWords = kMaxBitmapWords - 1;  // So are numbers of set bits.
 
 // The low `count` bits, in [0, kMaxCodeBits].
 inline uint32_t Low(uint64_t bits, int count) {

@@ -28,6 +28,7 @@ int32_t MaxLevels(Quantizer quantizer);
 bool DrawsNumbers(Quantizer quantizer);
 
 constexpr int64_t kBucketUnit = 32;  // Elements of a bucket are a multiple: it starts at a word.
+constexpr int64_t kMaxBucket = INT32_MAX;  // A size plus this fits int64.
 
 struct QuantizeFormat {
   Quantizer quantizer = Quantizer::kSign;

@@ -116,7 +116,7 @@ int redsync_gpu_explain_bitmap(const RedsyncGpuBitmap* call, const RedsyncGpuRec
 }
 
 int64_t redsync_gpu_set_bits_scratch_bytes(const RedsyncGpuSetBits* call) {
-  if (!IsValid(*call)) return -1;
+  if (!IsValid(*call) || call->size > kMaxListedWords) return -1;
   Divider divider(nullptr);
   const Bitmaps bitmaps(*call, call->size, &divider);
   return divider.bytes();

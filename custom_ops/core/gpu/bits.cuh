@@ -13,6 +13,7 @@ namespace gpu {
 constexpr int64_t kMaxCodeBits = 32;
 constexpr int64_t kMaxRice = 30;
 constexpr int64_t kMaxBitmapWords = int64_t{1} << 26;
+constexpr int64_t kMaxListedWords = kMaxBitmapWords - 1;  // Counts of their bits are int32.
 
 __host__ __device__ inline int64_t PackedWords(int64_t count, int64_t bits) {
   return (count * bits + 31) / 32;

@@ -61,7 +61,7 @@ REDSYNC_GPU_API int redsync_gpu_explain_bitmap(const RedsyncGpuBitmap* call,
 typedef struct {
   const uint32_t* words; /* Device, [rows, size]. */
   int64_t rows;          /* At most 65535. */
-  int64_t size;          /* At most 2^26. */
+  int64_t size;          /* At most 2^26 - 1. */
   int64_t slots;         /* Positions to list of a row, at most 2^31 - 1. */
   uint32_t* positions;   /* Device, [rows, slots]: where bits are set, 0 after the last one. */
   int32_t* counts;       /* Device, [rows]: how many are set, which may be more than slots. */

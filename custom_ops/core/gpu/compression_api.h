@@ -38,7 +38,7 @@ enum {
 typedef struct {
   int32_t mode;   /* REDSYNC_GPU_SIGN, ... */
   int32_t levels; /* In [1, 32767] if stochastic, [1, 65535] if uniform; else 1. */
-  int64_t bucket; /* Elements that share a scale, a multiple of 32; 0: all of a tensor. */
+  int64_t bucket; /* Elements of one scale, a multiple of 32 below 2^31; 0: all of a tensor. */
 } RedsyncGpuQuantizer;
 
 typedef struct {

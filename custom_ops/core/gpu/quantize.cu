@@ -169,7 +169,7 @@ using namespace redsync::gpu;  // NOLINT: the C interface below is this file's o
 int64_t redsync_gpu_quantized_words(const RedsyncGpuQuantizer* q, const RedsyncGpuDense* tensors,
                                     int64_t count) {
   if (q->mode < REDSYNC_GPU_SIGN || q->mode > REDSYNC_GPU_NATURAL || q->levels < 1 ||
-      q->levels > MaxLevels(*q) || q->bucket < 0 || q->bucket % 32 != 0) {
+      q->levels > MaxLevels(*q) || q->bucket < 0 || q->bucket > INT32_MAX || q->bucket % 32 != 0) {
     return -1;
   }
   int64_t words = redsync::kHeaderWords;
