@@ -41,6 +41,16 @@ def test_seals_are_those_of_the_oracle(words):
 
 
 @needs_native
+def test_many_short_messages():
+    """Sums up to the prime: the reference's last product is one of two numbers below 2^32."""
+    for words in (2, 3, 4):
+        plain = messages(words, rows=300, seed=words)
+        expected = oracle.sealed_numpy(plain)
+        for backend, sealed in both(lambda: wire.sealed(tf.constant(plain))).items():  # noqa: B023
+            assert_same_bits(sealed, expected, f"{backend} {words}")
+
+
+@needs_native
 @loop("rows", [0, 1, 2])
 def test_words_of_every_kind(rows):
     """Also those that are no checksum, and messages whose length a graph does not know."""

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.kernels.common import assert_same_bits, needs_native, on
-from tf_redsync.ops import halves
+from tf_redsync.ops import halves, rows
 
 DTYPES = (tf.float16, tf.bfloat16)
 BACKENDS = ("native", "tensorflow")
@@ -178,6 +178,59 @@ def test_lengths_that_a_trace_does_not_know(backend):
 
     vector, matrix = on(backend, lambda: round_trip(tf.ones([3]), tf.ones([2, 2])))
     assert vector.tolist() == [4.0] * 3 and matrix.tolist() == [[4.0] * 2] * 2
+
+
+@needs_native
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("workers", [2, 5])
+def test_a_graph_adds_up_in_order(backend, known, workers):
+    """Grappler does not regroup the sum, whether a trace knows the number of messages or not."""
+    x, error = values(workers, 500), values(500, seed=1)
+    message = [encoded("native", [row], tf.bfloat16)[0][0] for row in x]
+    count = workers if known else None
+    spec = [tf.TensorSpec([count, 251], tf.int32), tf.TensorSpec([count, 500], tf.float32)]
+
+    @tf.function(input_signature=spec)
+    def reduce(messages, rest):
+        first = halves.half_reduce(messages, [rest], 0, tf.bfloat16)
+        return (*first, halves.half_decode(messages, [rest], tf.bfloat16))
+
+    rest = np.concatenate([error[None], np.zeros([workers - 1, 500], "f4")])
+    got, errors, back = on(backend, lambda: reduce(np.stack(message), rest))
+    total = functools.reduce(np.add, rounded(x, tf.bfloat16)) + error
+    assert_same_bits(got, message_words(total[None], tf.bfloat16)[0], "message")
+    assert_same_bits(errors[0][0], total - rounded(total, tf.bfloat16), "errors")
+    assert_same_bits(back, [rounded(x, tf.bfloat16)], "decoded")
+
+
+@needs_native
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("known", [True, False])
+def test_vectors_without_elements(backend, blocks, known):
+    @tf.function(input_signature=[tf.TensorSpec([0, 2] if known else [None, None], tf.float32)])
+    def round_trip(empty):
+        messages, errors = halves.half_encode([empty], [empty], blocks, tf.float16)
+        message, errors = halves.half_reduce(messages, errors, blocks - 1, tf.float16)
+        return message, errors, halves.half_decode(messages, errors, tf.float16)
+
+    message, errors, back = on(backend, lambda: round_trip(tf.zeros([0, 2])))
+    assert message.tolist() == [1] and [t.shape for t in (*errors, *back)] == [(0, 2)] * 2
+
+
+@pytest.mark.parametrize("sizes", [[2**31 + 2], [2**30 + 2] * 2], ids=str)
+def test_rows_of_more_elements_than_int32_counts(sizes):
+    specs = [tf.TensorSpec([n], tf.float32) for n in sizes]
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 2**30 + 64]), specs])
+    def cut(table, like):
+        return rows.to_tensors(table, like)
+
+    graph = cut.get_concrete_function().graph
+    (split,) = (op for op in graph.get_operations() if op.type == "SplitV")
+    assert split.inputs[0].shape == [sum(sizes)]
+    assert tf.get_static_value(split.inputs[1]).tolist() == sizes
 
 
 @needs_native

@@ -109,6 +109,21 @@ def test_in_a_graph(backend):
 
 @needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("slots", [0, 3])
+@pytest.mark.parametrize("graph", [False, True])
+def test_no_entries(backend, slots, graph):
+    def run(indices, values, counts):
+        return codecs.sparse_merge([indices], [values], counts, sizes=[40], k=[5])
+
+    merge = tf.function(run) if graph else run
+    blocks = tf.zeros([2, slots], tf.int32), tf.zeros([2, slots]), tf.zeros([2, 1], tf.int32)
+    got = on(backend, lambda: merge(*blocks))
+    assert got.counts.tolist() == [0] and got.dropped_counts.tolist() == [0]
+    assert got.values[0].tolist() == [0] * 5 and got.dropped_values[0].tolist() == [0] * 2 * slots
+
+
+@needs_native
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_wrong_shapes(backend):
     indices, values, counts = make(2, "normal")
     wrong = [

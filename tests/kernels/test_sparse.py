@@ -100,6 +100,23 @@ def test_a_tensor_descends_as_a_variable_does(backend, shape):
         selection.descended(start, sparse.SparseTotal(floats([50]), tf.constant([1.0])), 0.1)
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_scalars(backend, graph):
+    variable = tf.Variable(10.0)
+    total = sparse.SparseTotal(floats([[0], [0]]), tf.constant([[1.0], [2.0]]))
+
+    def step(total):
+        result = selection.descended(variable.read_value(), total, 0.5)
+        sparse.descend(variable, total, tf.constant(0.5))
+        return result
+
+    step = tf.function(step) if graph else step
+    assert step(total).numpy() == 8.5 and variable.numpy() == 8.5
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(sparse.SparseTotal(floats([1]), tf.constant([1.0])))
+    assert variable.numpy() == 8.5
+
+
 def test_nothing_to_do(backend):
     variable = tf.Variable([1.0, 2.0])
     empty = sparse.SparseTotal(tf.zeros([0]), tf.zeros([0]))

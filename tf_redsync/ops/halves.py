@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.ops import native, rows, wire
+from tf_redsync.ops.reference.common import opaque
 
 UNIT = 2  # a block's length is a multiple of this
 
@@ -71,12 +72,10 @@ def half_reduce(
         reduce = native.load().redsync_half_reduce
         message, new_errors = reduce(messages=messages, errors=errors, block=block, dtype=dtype)
         return message, new_errors
-    table = rows.from_tensors(errors, messages.shape[0], UNIT)
-    received = tf.unstack(_decode(messages, dtype), num=messages.shape[0])
-    total = functools.reduce(tf.add, received) + tf.gather(table, block)
+    table = rows.from_tensors(errors, rows.dimension(messages, 0), UNIT)
+    total = _sum_in_order(_decode(messages, dtype)) + tf.gather(table, block)
     message, error = _encode(total[tf.newaxis], dtype)
-    table = tf.tensor_scatter_nd_update(table, [[block]], error)
-    return wire.only_row(message), rows.to_tensors(table, errors)
+    return wire.only_row(message), rows.to_tensors(rows.replaced(table, block, error), errors)
 
 
 def half_decode(messages: tf.Tensor, like: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
@@ -92,7 +91,7 @@ def half_decode(messages: tf.Tensor, like: Sequence[tf.Tensor], dtype: tf.DType)
     sizes = tf.stack([tf.size(t, tf.int64) for t in like])
     decode = native.load().redsync_half_decode
     vectors = decode(messages=messages, sizes=sizes, N=len(like), dtype=dtype)
-    return [tf.reshape(v, tf.shape(t)) for v, t in zip(vectors, like, strict=True)]
+    return [rows.in_shape_of(t, v) for v, t in zip(vectors, like, strict=True)]
 
 
 def _runs_natively(tensors: Sequence[tf.Tensor]) -> bool:
@@ -102,8 +101,9 @@ def _runs_natively(tensors: Sequence[tf.Tensor]) -> bool:
 def _encode(table: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the messages of rows, and what was rounded off from them."""
     halves = tf.cast(table, dtype)
-    pairs = tf.bitcast(tf.reshape(halves, [table.shape[0], -1, 2]), tf.int32)
-    flags = tf.ones([table.shape[0], wire.HEADER_WORDS], tf.int32)
+    blocks = rows.dimension(table, 0)
+    pairs = tf.bitcast(tf.reshape(halves, [blocks, -1, 2]), tf.int32)
+    flags = tf.ones([blocks, wire.HEADER_WORDS], tf.int32)
     finite = tf.reduce_all(tf.math.is_finite(halves))
     messages = wire.zero_unless(finite, wire.joined(flags, pairs, axis=1))
     return messages, table - tf.cast(halves, tf.float32)
@@ -112,4 +112,11 @@ def _encode(table: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
 def _decode(messages: tf.Tensor, dtype: tf.DType) -> Any:
     """Return the rows of messages."""
     pairs = tf.bitcast(wire.moved(lambda m: m[:, wire.HEADER_WORDS :], messages), dtype)
-    return tf.reshape(tf.cast(pairs, tf.float32), [messages.shape[0], -1])
+    return tf.reshape(tf.cast(pairs, tf.float32), [rows.dimension(messages, 0), -1])
+
+
+def _sum_in_order(table: tf.Tensor) -> Any:
+    """Return the sum of rows, in their order also after Grappler's rewrites."""
+    if table.shape[0] is None:
+        return tf.foldl(tf.add, table)
+    return functools.reduce(lambda total, row: opaque(total + row), tf.unstack(table))

@@ -10,14 +10,16 @@ import tensorflow as tf
 
 def count(tensors: Sequence[tf.Tensor]) -> Any:
     """Return the number of all elements: an int if it is static, else an int64 scalar."""
-    sizes = [t.shape.num_elements() for t in tensors]
-    return sum(
-        tf.size(t, tf.int64) if size is None else size
-        for t, size in zip(tensors, sizes, strict=True)
-    )
+    return sum(map(_size, tensors))
 
 
-def length(elements: Any, rows: int, unit: int) -> Any:
+def dimension(tensor: tf.Tensor, axis: int) -> Any:
+    """Return the length of an axis: an int if it is static, else an int64 scalar."""
+    static = tensor.shape[axis]
+    return tf.shape(tensor, tf.int64)[axis] if static is None else static
+
+
+def length(elements: Any, rows: Any, unit: int) -> Any:
     """Return the length of `rows` equal rows for all elements, a multiple of `unit`."""
     return unit * -(-elements // (unit * rows))
 
@@ -29,7 +31,7 @@ def added(tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.
     return [a + b for a, b in zip(tensors, others, strict=True)]
 
 
-def from_tensors(tensors: Sequence[tf.Tensor], rows: int, unit: int) -> tf.Tensor:
+def from_tensors(tensors: Sequence[tf.Tensor], rows: Any, unit: int) -> tf.Tensor:
     """Concatenate tensors, add zeros, and cut: `[rows, length]`, see `length`."""
     elements = count(tensors)
     columns = length(elements, rows, unit)
@@ -40,10 +42,24 @@ def from_tensors(tensors: Sequence[tf.Tensor], rows: int, unit: int) -> tf.Tenso
 
 def to_tensors(rows: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the first elements of `rows` as tensors in the shapes of `like`."""
-    sizes = [tf.size(t) for t in like]
-    vector = tf.reshape(rows, [-1])[: tf.add_n(sizes)]
-    parts = tf.split(vector, tf.stack(sizes), num=len(like))
-    return [
-        tf.ensure_shape(tf.reshape(p, tf.shape(t)), t.shape)
-        for p, t in zip(parts, like, strict=True)
-    ]
+    vector = tf.reshape(rows, [-1])[: count(like)]
+    parts = tf.split(vector, [_size(t) for t in like], num=len(like))
+    return [in_shape_of(t, part) for part, t in zip(parts, like, strict=True)]
+
+
+def in_shape_of(like: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+    """Return the elements of a vector in the shape of `like`."""
+    shape = like.shape if like.shape.is_fully_defined() else tf.shape(like, tf.int64)
+    return tf.ensure_shape(tf.reshape(vector, shape), like.shape)
+
+
+def replaced(table: tf.Tensor, row: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """Return rows, of which number `row` is the only row of `new`."""
+    new = new[: dimension(table, 1)]  # none without columns: a scatter would fail
+    # Unlike `tf.where`, this can write into `table`
+    return tf.tensor_scatter_nd_update(table, tf.fill([dimension(new, 0), 1], row), new)
+
+
+def _size(tensor: tf.Tensor) -> Any:
+    size = tensor.shape.num_elements()
+    return tf.size(tensor, tf.int64) if size is None else size

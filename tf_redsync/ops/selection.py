@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.ops import native
+from tf_redsync.ops import native, sparse
 from tf_redsync.ops.codec_checks import check_ints
 from tf_redsync.ops.message_layout import MAX_WORD, MessageLayout
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import decode as reference_decode
 from tf_redsync.ops.reference import selection as reference_selection
-from tf_redsync.ops.sparse import SparseTotal, unravel
+from tf_redsync.ops.sparse import SparseTotal
 from tf_redsync.ops.wire import before_cast
 
 SELECTORS = ("exact", "trimmed", "threshold", "fixed")
@@ -218,8 +218,7 @@ def descended(start: tf.Tensor, total: SparseTotal, learning_rate: float | tf.Te
             start=start, indices=total.indices, values=total.values, learning_rate=rate
         )
         return result
-    along = rate * total.values
-    return tf.tensor_scatter_nd_sub(start, unravel(total.indices, start.shape), along)
+    return sparse.descended(start, total, rate)
 
 
 def chunked_top_k(chunks: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.ops import native
+from tf_redsync.ops import native, rows
 from tf_redsync.ops.message_layout import unsigned
 from tf_redsync.ops.native import runs_natively
 
@@ -63,15 +63,26 @@ def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor)
             values=total.values,
             learning_rate=rate,
         )
+    if variable.shape.rank == 0:  # a scatter cannot name its element
+        result = descended(variable.read_value(), total, rate)
+        return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=result)
     return tf.raw_ops.ResourceScatterNdSub(
         ref=variable.handle,
-        indices=unravel(total.indices, variable.shape),
+        indices=_unravel(total.indices, variable.shape),
         updates=rate * total.values,
         use_locking=True,
     )
 
 
-def unravel(indices: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+def descended(start: tf.Tensor, total: SparseTotal, rate: tf.Tensor) -> tf.Tensor:
+    """Return `start - rate * total`, in pure TensorFlow."""
+    positions = unsigned(total.indices)[..., tf.newaxis]
+    vector = tf.reshape(start, [-1])
+    vector = tf.tensor_scatter_nd_sub(vector, positions, rate * total.values)
+    return rows.in_shape_of(start, vector)
+
+
+def _unravel(indices: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     """Return indices of a total as int64 `[..., rank]`; invalid ones stay out of range."""
     positions, columns = unsigned(indices), []
     for axis in range(shape.rank):

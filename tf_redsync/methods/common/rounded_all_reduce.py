@@ -128,8 +128,7 @@ class _Blocks:
     def reduce(self, messages: tf.Tensor, errors: Any, block: tf.Tensor) -> tuple[tf.Tensor, Any]:
         total = self._dequantize(messages, _columns_of(errors), add=True) + tf.gather(errors, block)
         message, error = self._quantize(total[tf.newaxis])
-        # Unlike `tf.where`, this can write into `errors`
-        return wire.only_row(message), tf.tensor_scatter_nd_update(errors, [[block]], error)
+        return wire.only_row(message), rows.replaced(errors, block, error)
 
     def decode(self, messages: tf.Tensor, like: Sequence[tf.Tensor]) -> Tensors:
         columns = rows.length(rows.count(like), messages.shape[0], self.unit)

@@ -54,7 +54,8 @@ def _checksums(words: tf.Tensor) -> tf.Tensor:
             break
         sums = _block_sums(sums, base)
         base = pow(base, _BLOCK, PRIME)
-    return sums * BASE % PRIME
+    # Congruent to BASE and less than 2^31 in magnitude: the product fits int64.
+    return sums * (BASE - PRIME) % PRIME
 
 
 def _block_sums(words: tf.Tensor, base: int) -> tf.Tensor:

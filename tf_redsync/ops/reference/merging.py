@@ -40,7 +40,10 @@ def merge(
         count = after(checks, count)
         sent = tf.boolean_mask(positions, tf.range(slots) < count)
         places, _ = tf.unique(tf.sort(sent))
-        at = tf.searchsorted(places, tf.reshape(positions, [-1]))
+        # `tf.searchsorted` fails in a graph if there are no places.
+        at = tf.raw_ops.LowerBound(
+            sorted_inputs=places[tf.newaxis], values=tf.reshape(positions, [1, -1])
+        )
         at = tf.reshape(at, [blocks, slots])  # unused slots have arbitrary places
         total = add_ranks(tf.zeros([tf.size(places)]), at, values[i], count)
         largest = top_k(tf.abs(total), tf.minimum(k[i], tf.size(places)))
