@@ -91,7 +91,7 @@ def half_decode(messages: tf.Tensor, like: Sequence[tf.Tensor], dtype: tf.DType)
     sizes = tf.stack([tf.size(t, tf.int64) for t in like])
     decode = native.load().redsync_half_decode
     vectors = decode(messages=messages, sizes=sizes, N=len(like), dtype=dtype)
-    return [rows.in_shape_of(t, v) for v, t in zip(vectors, like, strict=True)]
+    return [tf.reshape(v, tf.shape(t, tf.int64)) for v, t in zip(vectors, like, strict=True)]
 
 
 def _runs_natively(tensors: Sequence[tf.Tensor]) -> bool:
