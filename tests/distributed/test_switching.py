@@ -116,6 +116,69 @@ def test_off_and_on(cases):
         assert seen["loop"] > 1000
 
 
+def local_steps(folder):
+    """Weights after dense steps between rounds, and those loaded in the middle of a round."""
+    import os
+
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy, found = rs.MultiWorkerMirroredStrategy(), {}
+    data = problems.dataset(64, 16)
+    batches = iter(strategy.experimental_distribute_dataset(data.repeat()))
+
+    def made(method, inner):
+        with strategy.scope():
+            model = problems.network(keras)
+            optimizer = rs.DistributedOptimizer(inner, method)
+            optimizer.build(model.trainable_variables)
+        return model, optimizer, problems.step_of(strategy, model, optimizer)
+
+    def weights(model):
+        return np.concatenate([np.ravel(w) for w in model.get_weights()])
+
+    for name, method, inner in (
+        ("momentum", rs.LocalSGD(steps=4), keras.optimizers.SGD(0.05, momentum=0.9)),
+        ("Adam", rs.DiLoCo(steps=4), keras.optimizers.Adam(0.05)),
+    ):
+        model, optimizer, step = made(method, inner)
+        for _ in range(6):
+            step(next(batches))
+        optimizer.disable()
+        step = problems.step_of(strategy, model, optimizer)
+        for _ in range(3):
+            step(next(batches))
+        found[f"{name}, off"] = weights(model)
+        optimizer.enable()
+        step = problems.step_of(strategy, model, optimizer)
+        for _ in range(4):
+            step(next(batches))
+        found[f"{name}, on"] = weights(model)
+
+    model, optimizer, step = made(rs.DiLoCo(steps=4), keras.optimizers.SGD(0.05))
+    path = os.path.join(folder, f"{problems.rank()}.weights.h5")
+    plain = problems.network(keras)
+    plain.set_weights(model.get_weights())
+    plain.save_weights(path)
+    for _ in range(6):
+        step(next(batches))
+    model.load_weights(path)
+    optimizer.exchange.to_consensus()
+    found["loaded"], found["saved"] = weights(model), weights(plain)
+    return found
+
+
+def test_local_steps(tmp_path):
+    """Each worker has a momentum of its own in them, and none in dense steps."""
+    first, second = run_workers(local_steps, args=(str(tmp_path),), env=LEGACY, timeout=150)
+    for name in ("momentum, off", "momentum, on", "Adam, off", "Adam, on"):
+        np.testing.assert_array_equal(first[name], second[name], name)
+    for seen in (first, second):
+        np.testing.assert_array_equal(seen["loaded"], seen["saved"])
+
+
 def one_alone():
     """Worker 0 disables, and worker 1 does not."""
     import keras

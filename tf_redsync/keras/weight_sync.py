@@ -2,9 +2,9 @@
 
 With local steps and per-worker points, the model's variables differ between workers from one
 exchange to the next. The `FitHook` calls `synchronize` at the end of epochs and before
-evaluations and predictions. The model's saving methods call it, too.
+evaluations and predictions. The model's saving methods and `load_weights` call it, too.
 
-Names of Keras used here, all public: the methods `SAVING` of `Model`.
+Names of Keras used here, all public: the methods `SAVING` and `load_weights` of `Model`.
 """
 
 from __future__ import annotations
@@ -62,13 +62,24 @@ def check_synchronized(exchange: Any) -> None:
 
 
 def install(model_class: type) -> None:
-    """Patch the saving methods of a family's models; a second call is a no-op.
+    """Patch saving and loading of a family's models; a second call is a no-op.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
     """
     for name in SAVING:
         models.replace_once(model_class, name, _synchronizing)
+    models.replace_once(model_class, "load_weights", _ending_rounds)
+
+
+def _ending_rounds(method: Any) -> Any:
+    """Wrap loading: weights loaded in the middle of a round would count as its changes."""
+
+    def load(self: Any, *args: Any, **kwargs: Any) -> Any:
+        synchronize(self)
+        return method(self, *args, **kwargs)
+
+    return load
 
 
 def _synchronizing(method: Any) -> Any:

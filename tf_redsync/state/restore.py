@@ -238,7 +238,7 @@ class _Restoration:
             for name in common:
                 for rank in snapshot.ranks:
                     expected[name].check(owner, snapshot.row(name, rank))
-        snapshot.check_counters(owner, self.exchange)
+        snapshot.check_counters(owner)
         return list(one), dropped
 
     def _warn(self, dropped: bool) -> None:

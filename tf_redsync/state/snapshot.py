@@ -35,7 +35,6 @@ from tf_redsync.auto import decision
 from tf_redsync.network import collectives
 from tf_redsync.step import state_variables
 from tf_redsync.step.gradient_exchange import GradientExchange
-from tf_redsync.step.local_steps import LocalSteps
 from tf_redsync.step.streaming import Streaming
 
 FORMAT = 1
@@ -45,6 +44,7 @@ _SCALARS = ("format", "rank", "workers", "rows")
 # State of sync schedules that a single worker does not run.
 _OF_SCHEDULES = ("consensus/", "trial/", "skips/", "optimizer/")
 _PENDING = "/pending/"  # gradients that may be non-finite: the step that sends them is then skipped
+_OF_BUCKETS = (_PENDING, "/outer_", "/moving")  # of a delay, an outer optimizer, fragments
 _SHOWN = 5  # names in a message
 
 
@@ -174,7 +174,7 @@ def _variables(exchange: GradientExchange, apart: bool) -> Iterator[tuple[str, s
 
 def needs_several_workers(name: str) -> bool:
     """Return whether an array is absent from the snapshots of a single worker."""
-    return name.startswith(_OF_SCHEDULES) or _PENDING in name
+    return name.startswith(_OF_SCHEDULES) or any(part in name for part in _OF_BUCKETS)
 
 
 def capture(exchange: GradientExchange) -> dict[str, np.ndarray]:
@@ -317,12 +317,11 @@ class Snapshot:
             "a digest of shared arrays": digest.hexdigest(),
         }
 
-    def check_counters(self, owner: str, exchange: GradientExchange) -> None:
+    def check_counters(self, owner: str) -> None:
         """Check the ranges of counters that all workers share.
 
         Args:
             owner: This snapshot, for the message.
-            exchange: The exchange that they are restored to.
 
         Raises:
             ValueError: If a counter is out of its range.
@@ -335,8 +334,6 @@ class Snapshot:
             "trial/verdict": 2,
             "trial/delivered": 1,
         }
-        if isinstance(exchange.schedule, LocalSteps):
-            bounds["consensus/steps"] = exchange.schedule.most_steps
         for name, value in found.items():
             most = bounds.get(name)
             if value < 0 or (most is not None and value > most):
@@ -395,10 +392,12 @@ def incompatible_message(
         return f"{name}: expected {wanted}, received {found}"
 
     listed = shortened([shapes(name) for name in different], "; ", "; and")
+    apart = any(name.startswith(("optimizer/", "consensus/own/")) for name in received)
+    remedy = " With local steps the workers' files differ: load the same one on all workers."
     return (
         f"{owner} belongs to another model or method: {listed}. "
         "Use the model and the method that were saved, or load with compile=False and compile "
-        "again."
+        "again." + (remedy if apart else "")
     )
 
 

@@ -262,11 +262,30 @@ class GradientExchange(tf.Module):
             return
         action = "disable" if off else "enable"
         self.to_consensus()
+        if off:
+            self._share_own_variables()
         with self.agreed(f"{action} compression (`{action}()`)"):
             self.schedule.off = off
             self._switched += 1
             for copy in state_variables.copies(self._switches, self.strategy):
                 copy.assign(self._switched)
+
+    def _share_own_variables(self) -> None:
+        """Set the optimizer's slots to their means over the workers, for synchronous steps.
+
+        After local steps each worker has its own. Scalars, such as the learning rate, are equal.
+        """
+        copies = [state_variables.copies(v, self.strategy)[0] for v in self.own_variables]
+        own = [v for v in copies if v.dtype.is_floating and v.shape.rank]
+
+        def share() -> None:
+            sums = self.network.all_reduce([tf.cast(v.read_value(), tf.float32) for v in own])
+            for variable, total in zip(own, sums, strict=True):
+                variable.assign(tf.cast(total / self.workers, variable.dtype))
+
+        if own and self.workers > 1:
+            with self.agreed("bring the optimizer's variables together (`disable()`)"):
+                tf.function(lambda: self.strategy.run(share))()
 
     def agree_on_finite(self, finite: tf.Tensor, grads: Sequence[Any]) -> tf.Tensor:
         """Return whether gradients are finite on all workers, in a replica context.
@@ -428,7 +447,8 @@ class GradientExchange(tf.Module):
         """Set the model's weights to those that all workers agree on, to evaluate or save them.
 
         It is a no-op while the weights are equal. Otherwise all workers must call it, between two
-        steps and outside of any replica.
+        steps and outside of any replica. Call it also before the model's `set_weights`: weights
+        that are set in the middle of a round count as its changes.
         """
         if self.consensus is None or not self.weights_differ:
             return

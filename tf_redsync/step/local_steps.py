@@ -52,9 +52,6 @@ class LocalSteps(ChangingSteps):
         warm_up: A dense warm-up, or `None`.
         nonfinite: Counts skipped steps.
 
-    Attributes:
-        most_steps: The largest number of steps since the consensus that a worker can have between
-            two steps; `None` if it is not bounded.
     """
 
     per_worker_weights = True
@@ -70,7 +67,6 @@ class LocalSteps(ChangingSteps):
     ):
         super().__init__(buckets, warm_up)
         self.steps, self.nonfinite = steps, nonfinite
-        self.most_steps: int | None = steps - 1
         self._momenta: Mapping[int, tf.Variable] = {}  # the optimizer's, by position
         self._iterations: tf.Variable | None = None  # the optimizer's
 

@@ -89,7 +89,6 @@ class Streaming(LocalSteps):
         nonfinite: NonFiniteCounter | None = None,
     ):
         super().__init__(buckets, steps, warm_up, nonfinite)
-        self.most_steps = None
         self.fragments = [Fragment(b) for b in self.buckets]
         self._background: Background | None = None  # from the first trace on
 
