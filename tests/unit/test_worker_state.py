@@ -12,8 +12,13 @@ from benchmarks import method_settings
 from tests.loops import loop
 from tf_redsync.auto import auto
 from tf_redsync.config import registered
+from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.state.saveable_exchange import SaveableExchange
+from tf_redsync.state.snapshot import needs_several_workers
 from tf_redsync.step.builder import ExchangeBuilder
+from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.local_steps import LocalSteps
+from tf_redsync.step.streaming import Streaming
 
 SHAPES = {"kernel": (30, 20), "bias": (20,), "out": (20, 11)}
 METHODS = {
@@ -338,3 +343,17 @@ def test_a_damaged_checkpoint_is_refused(mirrored, tmp_path, monkeypatch):
     for text in (reader.get_tensor(key)[:-300], b"", b"\x80\x04N."):
         with pytest.raises(ValueError, match="corrupted"):
             model.optimizer.exchange._in_checkpoint.deserialize(text)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "method"),
+    [(LocalSteps, rs.DiLoCo(steps=4)), (Streaming, rs.StreamingDiLoCo(steps=4, fragments=1))],
+)
+def test_a_single_worker_knows_the_state_that_only_several_have(schedule, method):
+    specs = [TensorSpec(n, s, position=i) for i, (n, s) in enumerate(SHAPES.items())]
+    (bucket,) = make_buckets([(s, method) for s in specs], 2)
+    one, _ = EveryStep([bucket]).init(bucket)
+    several, _ = schedule([bucket], steps=4).init(bucket)
+    assert several.keys() > one.keys()
+    for name in several:
+        assert needs_several_workers(f"bucket_0/{name}/0") == (name not in one), name
