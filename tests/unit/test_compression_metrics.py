@@ -16,6 +16,7 @@ import tf_keras
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.callbacks import CompressionMetrics
+from tf_redsync.keras.fit_hook import OfBothKeras
 from tf_redsync.metrics import page, profiler, sampling
 
 STEPS, BATCH = 12, 8
@@ -284,6 +285,24 @@ def test_another_profiler(tmp_path):
         tf.profiler.experimental.stop(save=False)
     assert len([w for w in all_ if "did not start" in str(w.message)]) == 1
     assert "wait_ms" not in history and lines(tmp_path, "no_split")
+
+
+class Interrupt(OfBothKeras):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 7:  # during the first profile
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("family", [keras, tf_keras])
+def test_an_interrupted_fit_closes_the_profile_and_the_files(tmp_path, family, monkeypatch):
+    monkeypatch.setattr(profiler.tempfile, "tempdir", str(tmp_path))
+    model = model_of(ALONE, family, TOPK)
+    metrics = CompressionMetrics(tmp_path / "run", every=1)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(model, metrics, callbacks=[Interrupt()])
+    assert metrics._outputs is None and lines(tmp_path / "run", "sample")
+    assert not list(tmp_path.glob("tf_redsync_profile_*"))
+    assert fitted(model, CompressionMetrics())["wait_ms"]  # of a new profile
 
 
 @loop(

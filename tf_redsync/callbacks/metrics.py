@@ -14,7 +14,7 @@ import keras
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.keras import fit_hook, training_state
+from tf_redsync.keras import closing, fit_hook, training_state
 from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.metrics.outputs import Outputs, bytes_before, mean_logs
 from tf_redsync.metrics.profiler import NoProfile, Profiles
@@ -97,7 +97,8 @@ class CompressionMetrics(OfBothKeras):
         exchange = exchange_of(self)
         if exchange.count_elements():
             fit_hook.trace_again(exchange)
-        self._close()  # left by a `fit` that raised
+        self.close()  # left by a loop that raised, without `fit`
+        closing.opened(self)
         self._sampler, self._opened = None, False
         self._epoch, self._batches, self._next_batch = 0, 0, 0
         self._first_epoch: int | None = None
@@ -166,7 +167,15 @@ class CompressionMetrics(OfBothKeras):
             self._look_at_profile(wait=10.0)
             if self._outputs is not None:
                 self._outputs.end(int(self._sampler.exchange.step.numpy()))
-        self._close()
+        self.close()
+
+    def close(self) -> None:
+        """Close the files, and stop a running profile; `fit` calls it when it ends or raises."""
+        closing.closed(self)
+        self._profiles.close()
+        if self._outputs is not None:
+            self._outputs.close()
+            self._outputs = None
 
     # ----------------------------------------------------------------------------------- the work
 
@@ -236,12 +245,6 @@ class CompressionMetrics(OfBothKeras):
             "time_split": self._no_split or "profiled",
         }
         self._outputs = Outputs(self.run_dir, sampler, self.model.optimizer, run)
-
-    def _close(self) -> None:
-        self._profiles.close()
-        if self._outputs is not None:
-            self._outputs.close()
-            self._outputs = None
 
     def _look_at_profile(self, wait: float = 0.0) -> None:
         try:

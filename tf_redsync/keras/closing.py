@@ -1,0 +1,36 @@
+"""Closing of callbacks, with their files and profiles, when an error leaves `fit`.
+
+Keras does not call `on_train_end` after an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+_open: list[Any] = []  # callbacks of all models in `fit`
+
+
+def opened(callback: Any) -> None:
+    """Have `callback.close()` called if an error leaves the `fit` of its model."""
+    if callback not in _open:
+        _open.append(callback)
+
+
+def closed(callback: Any) -> None:
+    """Forget a callback; its `close` calls this."""
+    if callback in _open:
+        _open.remove(callback)
+
+
+@contextlib.contextmanager
+def closed_on_error(model: Any) -> Iterator[None]:
+    """Context that closes the callbacks of a model that it has opened if an error leaves it."""
+    before = list(_open)
+    try:
+        yield
+    except BaseException:
+        for callback in [c for c in _open if c not in before and c.model is model]:
+            callback.close()
+        raise
