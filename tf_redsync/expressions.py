@@ -42,11 +42,17 @@ def evaluate(text: str, others: Known = _NOTHING, more: Mapping[str, Any] = _NOT
     Raises:
         ValueError: the expression is invalid; the message says where.
     """
+    try:
+        return _evaluated(text, _known(others), more)
+    except (MemoryError, RecursionError) as error:
+        raise ValueError(f"the expression has too many nested parts. Received: {text!r}") from error
+
+
+def _evaluated(text: str, known: Known, more: Mapping[str, Any]) -> Expression:
     from tf_redsync.auto import Auto
     from tf_redsync.exchange.method import Method
     from tf_redsync.policy import Policy
 
-    known = _known(others)
     try:
         call = ast.parse(f"f({text.strip()})", mode="eval").body
     except SyntaxError as error:
@@ -87,7 +93,7 @@ def _value(node: ast.expr, text: str, known: Known) -> Any:
         return tuple(_value(item, text, known) for item in node.elts)
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (TypeError, ValueError):  # TypeError: a dict with a list as a key
         raise ValueError(
             "arguments must be numbers, strings, booleans, None, tuples of them, or calls of "
             f"tf_redsync's classes. Received: {ast.unparse(node)} in {text!r}"

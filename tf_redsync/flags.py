@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,9 @@ from typing import Any
 
 from absl import flags
 
-from tf_redsync import config, expressions
+from tf_redsync import checks, config, expressions
 from tf_redsync.exchange.method import Method
+from tf_redsync.policy import Policy
 
 _NAMES = ("exchange", "exchange_config", "density")
 
@@ -101,11 +103,26 @@ def _arguments(values: dict[str, Any]) -> dict[str, Any]:
     if values["exchange_config"] is None:
         found = expressions.evaluate(_called(values["exchange"]))
         method, options = found.method, found.options
+        _check_options(options, values["exchange"])
     else:
         method, options = _configured(values["exchange_config"]), {}
     if values["density"] is not None:
         method = _with_density(method, values["density"])
     return {"method": method, **options}
+
+
+def _check_options(options: dict[str, Any], text: str) -> None:
+    """Check the names of keyword arguments against those of `DistributedOptimizer`."""
+    from tf_redsync.optimizer import DistributedOptimizer
+
+    known = inspect.signature(DistributedOptimizer.__new__).parameters
+    names = [name for name in known if name not in ("cls", "optimizer", "method")]
+    for name in options:
+        if name not in names:
+            hint = checks.suggestion(name, names)
+            raise ValueError(
+                f"--exchange has an unknown argument `{name}`. {hint} Received: {text!r}"
+            )
 
 
 def _called(text: str) -> str:
@@ -124,20 +141,29 @@ def _called(text: str) -> str:
 
 
 def _configured(text: str) -> Any:
-    path = Path(text)
-    inline = text.lstrip().startswith("{")
-    if not inline and not path.is_file():
-        raise ValueError(
-            "--exchange_config must be JSON, or the path of an existing JSON file. Received: "
-            f"{text!r}"
-        )
+    from tf_redsync.auto import Auto
+
     try:
-        found = json.loads(text if inline else path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        made = config.from_config(_loaded(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--exchange_config: {error} Received: {text!r}") from error
+    if not isinstance(made, (Method, Policy, Auto)):
         raise ValueError(
-            f"--exchange_config is invalid JSON: {error}. Received: {text!r}"
+            f"--exchange_config must be a method or a policy. Received: {made!r} from {text!r}"
+        )
+    return made
+
+
+def _loaded(text: str) -> Any:
+    inline = text.lstrip().startswith("{")
+    try:
+        return json.loads(text if inline else Path(text).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"it must be JSON, or the path of an existing JSON file ({error.strerror})."
         ) from error
-    return config.from_config(found)
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"invalid JSON ({error}).") from error
 
 
 def _with_density(method: Any, density: float) -> Any:

@@ -52,7 +52,21 @@ WRONG = {
     "--density=much": "could not convert string to float",
     "--exchange_config=nowhere.json": "Received: 'nowhere.json'",
     "--exchange_config={}": "'class_name'",
-    "--exchange_config={]": "--exchange_config is invalid JSON",
+    "--exchange_config={]": "--exchange_config: invalid JSON",
+    "--exchange_config=/": "existing JSON file",
+    f"--exchange_config={'x' * 5000}": "existing JSON file",
+    '--exchange_config={"class_name":["TopK"],"config":{}}': "`class_name` must be a string",
+    '--exchange_config={"class_name":"TopK","config":{"density":[1]}}': "Received: '{\"class_name",
+    '--exchange_config={"class_name":"CodedTopK","config":{"warm_up":3}}': "--exchange_config: ",
+    '--exchange_config={"class_name":"Policy","config":{"default":{"class_name":"TopK","config":{}}'
+    ',"rules":1}}': "--exchange_config: ",
+    '--exchange_config={"class_name":"DenseWarmUp","config":{"steps":3}}': "a method or a policy",
+    "--exchange=TopK(),foo=3": "unknown argument `foo`",
+    "--exchange=TopK(),warmup=None": "Did you mean `warm_up`?",
+    "--exchange=TopK(),method=Dense()": "unknown argument `method`",
+    "--exchange=TopK(),optimizer=1": "unknown argument `optimizer`",
+    "--exchange=TopK(density={[]:1})": "arguments must be numbers",
+    f"--exchange=TopK(density={'-' * 5000}1)": "too many nested",
 }
 
 
