@@ -327,7 +327,7 @@ def test_auto_shows_its_candidates_and_its_choice():
     assert [type(la.method) for la in planned(auto, rate=1e12).layers] == [rs.Dense] * 3
 
 
-@pytest.mark.parametrize("method", [rs.CDSGD(), rs.NoExchange()])
+@pytest.mark.parametrize("method", [rs.CDSGD(), rs.NoExchange(), rs.Scheduled()])
 def test_methods_with_another_sync_schedule_are_refused(method):
     with pytest.raises(PlanError, match=f"`--method`.*Received: .*{type(method).__name__}"):
         prediction.check([method])
@@ -467,6 +467,15 @@ def test_what_does_not_suit_the_optimizer():
     assert len(warned) == 1 and "Adam" in warned[0]
     with pytest.raises(PlanError, match="momentum is set on both sides"):
         subjects.suited(rs.RedSync(momentum=0.9), sgd, warned.append)
+
+
+def test_the_last_stage_is_planned():
+    stages = rs.DensityStages(begins=(0, 5), densities=(0.5, 0.02))
+    staged, last, warned = rs.Scheduled(method=rs.TopK(), stages=stages), TOP_K, []
+    assert subjects.suited(staged, None, warned.append) == Policy(default=last)
+    policy = Policy(default=HALF, rules=(rs.Rule(pattern="a", method=staged),))
+    assert subjects.suited(policy, None, warned.append).methods == (HALF, last)
+    assert len(warned) == 2 and all(repr(last) in text for text in warned)
 
 
 # --------------------------------------------------------------------------------- command line

@@ -171,12 +171,14 @@ def check(methods: Sequence[Method]) -> None:
     """Check that the cost model covers methods: equal steps, or equal rounds of local steps.
 
     Raises:
-        PlanError: a method delays gradients, exchanges densely in some steps, or never exchanges.
+        PlanError: a method delays gradients, exchanges densely in some steps, runs in stages, or
+            never exchanges.
     """
     for method in methods:
         schedule = method.sync_schedule
         late = schedule.delay and not schedule.fragments
-        if late or schedule.dense_every or isinstance(method, NoExchange):
+        varies = schedule.dense_every or schedule.stages
+        if late or varies or isinstance(method, NoExchange):
             raise PlanError(
                 "`--method` must exchange in every step or after local steps, which the cost model "
                 f"covers. Received: {method!r}. Measure this method on the cluster with "

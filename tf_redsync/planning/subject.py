@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_redsync import expressions
 from tf_redsync.auto import Auto, probe
 from tf_redsync.config import registered
+from tf_redsync.exchange.capabilities import at_step
 from tf_redsync.exchange.layout import TensorSpec, tensor_spec
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import accuracy, conflicts
@@ -330,7 +331,7 @@ def suited(
     Raises:
         PlanError: the cost model does not cover a method, or the optimizer does not fit it.
     """
-    policy = as_policy(method)
+    policy = _last_stages(as_policy(method), warn)
     prediction.check(policy.methods)
     inner = conflicts.innermost(optimizer)
     if inner is None:
@@ -339,3 +340,23 @@ def suited(
         return accuracy.suited(inner, policy, warn)
     except ValueError as error:
         raise PlanError(str(error)) from error
+
+
+def _last_stages(policy: Policy | Auto, warn: Callable[[str], None]) -> Policy | Auto:
+    """Return a policy with the last stage of each method that runs in stages."""
+    if not isinstance(policy, Policy):
+        return policy
+
+    def last(method: Method) -> Method:
+        stages = method.sync_schedule.stages
+        return at_step(method, stages[-1]) if stages else method
+
+    found = dataclasses.replace(
+        policy,
+        default=last(policy.default),
+        rules=tuple(dataclasses.replace(r, method=last(r.method)) for r in policy.rules),
+    )
+    for given, used in zip(policy.methods, found.methods, strict=True):
+        if used is not given:
+            warn(f"{type(given).__name__} runs in stages; the plan is for the last, {used!r}")
+    return found
