@@ -53,6 +53,24 @@ def test_wrong_methods_and_models_end_with_a_line(capsys):
     assert "--model=nowhere:f" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_files_are_checked_before_the_measurement(tmp_path, capsys, monkeypatch, flag):
+    monkeypatch.setattr(bench_worker, "measure", lambda *args: pytest.fail("measured"))
+    argv = ["--model=tests.unit.test_bench:tiny", "--steps=1", "--rounds=1", "--training-steps=1"]
+    for path in (tmp_path / "missing" / "file", tmp_path):
+        assert bench_worker.main([*argv, f"{flag}={path}", "--methods", "Dense"]) == 2
+        assert f"Received: {flag}={path}" in capsys.readouterr().err
+
+
+def test_a_failed_picture_leaves_the_times(tmp_path):
+    path = tmp_path / "times.json"
+    with pytest.raises(OSError, match="missing"):
+        bench_result.show(
+            [row("Dense()", "none", 0.2)], 100, str(tmp_path / "missing" / "p.html"), str(path)
+        )
+    assert json.loads(path.read_text())[0]["seconds"] == [0.2]
+
+
 def row(method, loss, *seconds):
     return bench_result.Measured(method=method, loss=loss, seconds=list(seconds), bytes=1234.0)
 

@@ -111,12 +111,12 @@ def figure(rows: Sequence[Measured], steps: int) -> Any:
 def show(rows: Sequence[Measured], steps: int, plot: str | None, path: str | None) -> None:
     """Print the table and the sentence; write the picture and the JSON file if they are wanted."""
     print(f"\n{table(rows, steps)}\n\n{sentence(rows, steps)}", flush=True)
-    if plot:
-        figure(rows, steps).write_html(plot, include_plotlyjs=True)
-        print(f"Picture: {plot}", flush=True)
     if path:
         found = [{"method": r.method, "seconds": r.seconds, "bytes": r.bytes} for r in rows]
         Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if plot:
+        figure(rows, steps).write_html(plot, include_plotlyjs=True)
+        print(f"Picture: {plot}", flush=True)
 
 
 def _find(rows: Sequence[Measured], names: Sequence[str]) -> Measured | None:

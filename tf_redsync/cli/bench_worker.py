@@ -16,6 +16,7 @@ from typing import Any
 
 from tf_redsync.cli import bench_result
 from tf_redsync.cli.bench_result import Measured
+from tf_redsync.cli.command_line import check_output_file
 from tf_redsync.methods.known_losses import known_loss
 from tf_redsync.planning import PlanError
 
@@ -133,6 +134,12 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _check_files(args: argparse.Namespace) -> None:
+    for name in ("json", "plot"):
+        if getattr(args, name) is not None:
+            check_output_file(f"--{name}", getattr(args, name))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one worker; worker 0 prints the results."""
     args = _parsed(argv)
@@ -154,6 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(text, file=sys.stderr, flush=True)
 
     try:
+        if first:
+            _check_files(args)
         with strategy.scope():
             made = subjects.subject(subjects.load(args.model), args.batch_size)
         timings = [

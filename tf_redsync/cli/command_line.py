@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tf_redsync import requirements
@@ -87,3 +88,18 @@ class Command:
         except ImportError as error:
             parser.error(str(error))
         return self.run(parser.parse_args(argv), parser)
+
+
+def check_output_file(flag: str, path: str) -> None:
+    """Check, before the work for it, that a file of the command line can probably be written.
+
+    Raises:
+        ValueError: the path is a directory, its directory does not exist, or access is denied.
+    """
+    file = Path(path).absolute()
+    if not path or file.is_dir() or not file.parent.is_dir():
+        raise ValueError(
+            f"`{flag}` must be a file in an existing directory. Received: {flag}={path}"
+        )
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ValueError(f"`{flag}` must be a writable file. Received: {flag}={path}")
