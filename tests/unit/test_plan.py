@@ -495,6 +495,7 @@ def module(tmp_path, monkeypatch):
     return tmp_path
 
 
+UNMATCHED = "Policy(default=TopK(), rules=(Rule(pattern='nowhere', method=Dense()),))"
 FLAGS = ["--model", "here:make", "--workers", "4", "--rate", "8mbit"]
 
 
@@ -580,12 +581,25 @@ def test_one_method_and_a_given_time(module, capsys):
         (["--plot", "plan.pdf"], "Received: --plot=plan.pdf"),
         (["--plot", "missing/plan.png"], "Received: --plot=missing/plan.png"),
         (["--json", "missing/plan.json"], "Received: --json=missing/plan.json"),
+        (["--json", "."], "Received: --json=."),
+        (["--plot", "folder.png"], "Received: --plot=folder.png"),
+        (["--method", UNMATCHED], "Received: pattern='nowhere'"),
     ],
 )
-def test_wrong_flags(module, capsys, flags, words):
+def test_wrong_flags(module, capsys, monkeypatch, flags, words):
+    (module / "folder.png").mkdir()
+    monkeypatch.setattr(plan, "make", lambda *args: pytest.fail("measured"))
     with pytest.raises(SystemExit) as status:
         plan.main([*FLAGS, *flags])
     assert status.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--json=/dev/full", "--plot=full.png"])
+def test_a_full_disk(module, capsys, flag):
+    (module / "full.png").symlink_to("/dev/full")
+    with pytest.raises(SystemExit) as status:
+        plan.main([*FLAGS, "--step-ms", "50", "--method", "TopK", flag])
+    assert status.value.code == 2 and "No space left" in capsys.readouterr().err
 
 
 def test_no_matplotlib(module, capsys, monkeypatch):

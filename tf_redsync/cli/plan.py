@@ -16,9 +16,9 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tf_redsync.cli.command_line import Command, Flag, Parser
+from tf_redsync.cli.command_line import Command, Flag, Parser, check_output_file
 from tf_redsync.planning import PlanError
 
 if TYPE_CHECKING:
@@ -189,10 +189,11 @@ def _check(args: argparse.Namespace) -> None:
             raise PlanError(f"`--{flag}` must be at least 0. Received: --{flag}={value}")
     for name in ("json", "plot"):
         path = getattr(args, name)
-        if path and not Path(path).absolute().parent.is_dir():
-            raise PlanError(
-                f"`--{name}` must be a file in an existing directory. Received: --{name}={path}"
-            )
+        if path is not None:
+            try:
+                check_output_file(f"--{name}", path)
+            except ValueError as error:
+                raise PlanError(str(error)) from error
     if args.plot and Path(args.plot).suffix != ".png":
         raise PlanError(f"`--plot` must end in .png. Received: --plot={args.plot}")
     if args.plot and importlib.util.find_spec("matplotlib") is None:
@@ -222,19 +223,30 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             print(propose(subject, args))
             return 0
         policy = subjects.suited(method, subject.optimizer, lambda text: say(f"warning: {text}"))
+        subjects.check_patterns(policy, subject.specs)
         plan = make(subject, policy, args)
+        advice = report.advise(plan)
+        print(report.render(plan), report.notes(args, subject.synthetic), advice.text, sep="\n\n")
+        if advice.code:
+            print(f"\n    {advice.code}")
+        found = report.as_json(plan, advice)
+        found |= {"synthetic": subject.synthetic, "rate": args.rate}
+        _write(plan, found, args)
     except PlanError as error:
         parser.error(str(error))
-    advice = report.advise(plan)
-    print(report.render(plan), report.notes(args, subject.synthetic), advice.text, sep="\n\n")
-    if advice.code:
-        print(f"\n    {advice.code}")
-    if args.json:
-        found = report.as_json(plan, advice) | {"synthetic": subject.synthetic, "rate": args.rate}
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if args.plot:
-        report.draw(plan, args.plot)
     return 0
+
+
+def _write(plan: Plan, found: dict[str, Any], args: argparse.Namespace) -> None:
+    from tf_redsync.planning import report
+
+    try:
+        if args.json:
+            Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if args.plot:
+            report.draw(plan, args.plot)
+    except OSError as error:
+        raise PlanError(f"`--json` or `--plot` cannot be written: {error}") from error
 
 
 COMMAND = Command(

@@ -360,3 +360,16 @@ def _last_stages(policy: Policy | Auto, warn: Callable[[str], None]) -> Policy |
         if used is not given:
             warn(f"{type(given).__name__} runs in stages; the plan is for the last, {used!r}")
     return found
+
+
+def check_patterns(policy: Policy | Auto, specs: Sequence[TensorSpec]) -> None:
+    """Check that each pattern of a policy matches a variable.
+
+    Raises:
+        PlanError: a pattern matches none.
+    """
+    if isinstance(policy, Policy):
+        try:
+            policy.assign(specs)
+        except ValueError as error:
+            raise PlanError(str(error)) from error
