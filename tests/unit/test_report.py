@@ -159,6 +159,34 @@ def test_no_folder_for_the_page(tmp_path):
         rs.report(tmp_path, tmp_path / "nowhere" / "page.html")
 
 
+@pytest.mark.parametrize("output", ["", "folder"])
+def test_a_page_that_is_no_file(tmp_path, monkeypatch, capsys, output):
+    monkeypatch.chdir(write(tmp_path, TRAINING))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match="`output` must be a file"):
+        rs.report(tmp_path, output)
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(tmp_path), f"--output={output}"])
+    assert ended.value.code == 2 and "`output` must be a file" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_leaves_no_part(tmp_path, monkeypatch):
+    def full(self, target):
+        raise OSError("No space left")
+
+    monkeypatch.setattr(page.Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        rs.report(write(tmp_path, TRAINING))
+    assert [p.name for p in tmp_path.iterdir()] == ["worker-0.jsonl"]
+
+
+@pytest.mark.parametrize("line", ['{"record": "sample"}', "[" * 100_000, '{"record": 3}'])
+def test_malformed_lines_are_skipped_and_counted(tmp_path, line):
+    found = records.load(write(tmp_path, TRAINING, tail=line + "\n"))
+    assert len(found.first.samples) == 5 and "1 malformed line" in found.notes[0]
+    assert page.report(tmp_path).exists()
+
+
 def test_without_plotly(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "plotly.graph_objects", None)
     with pytest.raises(page.ReportError, match=r"pip install 'tf_redsync\[report\]'"):

@@ -37,7 +37,7 @@ def _configure_report(parser: Parser) -> None:
 def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         path = page.report(args.run_dir, args.output)
-    except (OSError, page.ReportError) as error:
+    except (OSError, ValueError, page.ReportError) as error:
         parser.error(str(error))
     print(path)
     return 0

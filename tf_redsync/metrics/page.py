@@ -50,6 +50,7 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
 
     Raises:
         FileNotFoundError: `run_dir` has no records, or the directory of `output` does not exist.
+        ValueError: `output` is empty or a directory.
         ReportError: plotly is not installed, or the records cannot be used.
 
     Example:
@@ -67,16 +68,24 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
         history = load(run_dir)
     except ValueError as error:
         raise ReportError(str(error)) from error
-    path = Path(run_dir) / NAME if output is None else Path(output)
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(
-            "`output` must be a file in an existing directory. Received: "
-            f"output={os.fspath(path)!r}"
-        )
+    path = _checked(Path(run_dir) / NAME if output is None else output)
     text = _page(history, os.fspath(run_dir))
     part = path.with_name(path.name + ".part")  # readers see a complete file only
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _checked(output: str | os.PathLike[str]) -> Path:
+    """Return the path of the file to write."""
+    path, given = Path(output), f"Received: output={os.fspath(output)!r}"
+    if not os.fspath(output) or path.is_dir():
+        raise ValueError(f"`output` must be a file, not a directory. {given}")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"`output` must be a file in an existing directory. {given}")
     return path
 
 

@@ -154,13 +154,19 @@ def _read(rank: int, path: Path) -> Lines:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (RecursionError, ValueError):
             record = None
-        if isinstance(record, dict) and isinstance(record.get("record"), str):
+        if _is_record(record):
             records.append(record)
         elif line.strip():
             damaged += 1
     return Lines(rank, tuple(records), damaged)
+
+
+def _is_record(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("record"), str):
+        return False
+    return value["record"] != "sample" or isinstance(value.get("step"), int)
 
 
 @dataclasses.dataclass(frozen=True)
