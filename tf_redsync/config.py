@@ -139,9 +139,9 @@ def from_config(config: dict[str, Any], lookup: Lookup | None = None) -> Any:
             f"a config must be a dict with 'class_name' and 'config'. Received: {config!r}"
         )
     name = config["class_name"]
-    if not isinstance(name, str):
-        raise ValueError(f"`class_name` must be a string. Received: class_name={name!r}")
-    found = _REGISTRY.get(name) or registered().get(name) or (lookup(name) if lookup else None)
+    found = None
+    if isinstance(name, str):
+        found = _REGISTRY.get(name) or registered().get(name) or (lookup(name) if lookup else None)
     if found is None:
         raise ValueError(
             f"`class_name` must be one of {sorted(_REGISTRY)}. Decorate your own classes with "

@@ -224,8 +224,8 @@ MUTATIONS = (
     Mutation(
         "checkpoint: an error does not wait for a save",
         "keras/fit_hook.py",
-        "with finished_on_error(), stopping",
-        "with stopping",
+        "                    finished_on_error(),\n",
+        "",
         ("tests/unit/test_checkpoint.py", "-k", "waits_for_a_save_at"),
     ),
     Mutation(

@@ -95,7 +95,7 @@ def test_a_name_that_is_taken(own_method):
         ({"class_name": "Rule", "config": {"pattern": "x"}}, "Rule.*missing.*method"),
         ({"class_name": "TopK", "config": {"nope": 1}}, "TopK.*unknown.*nope"),
         ({"class_name": "TopK", "config": None}, "must be a dict"),
-        ({"class_name": ["TopK"], "config": {}}, "`class_name` must be a string"),
+        ({"class_name": ["TopK"], "config": {}}, "`class_name` must be one of"),
     ],
 )
 def test_broken_configs(broken, what):
