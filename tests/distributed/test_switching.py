@@ -93,7 +93,7 @@ def switched(cases):
 @pytest.mark.parametrize(
     "cases",
     [
-        [("keras3", "RedSync")],
+        [("keras3", "RedSync"), ("keras3", "LocalSGD")],
         pytest.param([(f, m) for f in FAMILIES for m in METHODS], marks=pytest.mark.deep),
     ],
 )

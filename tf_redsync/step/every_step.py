@@ -269,7 +269,7 @@ class EveryStep:
         """
         if workers == 1:
             return 0.0
-        if not self.off or self.always_dense:
+        if not self.off or (self.always_dense and not self.skips_locally):
             return sum(self.bytes_of(b, workers) for b in self.buckets)
         layouts = [dataclasses.replace(b.layout, workers=workers) for b in self.buckets]
         return sum(
