@@ -97,32 +97,7 @@ def test_handlers_are_there_between_listen_and_close_only():
     wait_for(lambda: set(threading.enumerate()) <= running)
 
 
-def test_a_forked_child_keeps_its_signals_to_itself(requests):
-    """A pool that loads data ends its processes by SIGTERM."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(write, b"x")
-        time.sleep(20)
-        os._exit(1)
-    assert os.read(read, 1) == b"x"
-    os.kill(child, signal.SIGTERM)
-    _, status = os.waitpid(child, 0)
-    os.close(read)
-    os.close(write)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
-    time.sleep(0.2)
-    assert requests.requested is None
-    os.kill(os.getpid(), signal.SIGTERM)  # here it still is one
-    wait_for(lambda: requests.requested == "SIGTERM")
-
-
-def test_a_forked_child_ends_by_sigterm_where_c_code_handles_it():
-    """TensorFlow's strategy for several workers installs such a handler."""
-    body = """
-requests.close()
-libc = ctypes.CDLL(None)
-libc.signal(signal.SIGTERM, libc.abs)  # ignores it
+FORK = """
 read, write = os.pipe()
 child = os.fork()
 if child == 0:
@@ -133,7 +108,30 @@ os.read(read, 1)
 os.kill(child, signal.SIGTERM)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    with script(body) as process:
+
+
+def test_a_forked_child_keeps_its_signals_to_itself():
+    """A pool that loads data ends its processes by SIGTERM."""
+    body = """
+time.sleep(0.2)
+print(requests.requested)
+os.kill(os.getpid(), signal.SIGTERM)  # here it still is a request
+time.sleep(0.2)
+print(requests.requested)
+"""
+    with script(FORK + body) as process:
+        out, err = process.communicate(timeout=30)
+    assert out.split() == [str(int(-signal.SIGTERM)), "None", "SIGTERM"], err
+
+
+def test_a_forked_child_ends_by_sigterm_where_c_code_handles_it():
+    """TensorFlow's strategy for several workers installs such a handler."""
+    ignores = """
+requests.close()
+libc = ctypes.CDLL(None)
+libc.signal(signal.SIGTERM, libc.abs)
+"""
+    with script(ignores + FORK) as process:
         out, err = process.communicate(timeout=30)
     assert out == f"{-signal.SIGTERM}\n", err
 

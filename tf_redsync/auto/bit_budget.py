@@ -22,6 +22,7 @@ from tf_redsync.exchange.method import Method
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.dense import Dense
 from tf_redsync.network import collectives
+from tf_redsync.ops.wire import each_finite
 from tf_redsync.policy import Assignment, Policy, Resolved, or_dense
 from tf_redsync.tables import aligned
 
@@ -301,8 +302,8 @@ def _dense(gradients: Sequence[Any], specs: Sequence[TensorSpec]) -> list[tf.Ten
         tf.zeros(s.shape) if g is None else tf.cast(tf.convert_to_tensor(g), tf.float32)
         for g, s in zip(found, specs, strict=True)
     ]
-    for gradient, spec in zip(dense, specs, strict=True):
-        if not tf.reduce_all(tf.math.is_finite(gradient)):
+    for finite, spec in zip(each_finite(dense).numpy(), specs, strict=True):
+        if not finite:
             raise ValueError(
                 f"`gradients` must be finite. Received: a NaN or infinity in that of {spec.name!r}"
             )
