@@ -84,6 +84,18 @@ def choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
         raise ValueError(f"`{name}` must be one of {choices}. Received: {name}={value!r}")
 
 
+def make_tuple(instance: Any, name: str) -> None:
+    """Replace the sequence in a field of a frozen dataclass by a tuple, which is hashable.
+
+    Raises:
+        ValueError: naming the field and its value, if it is not a list or a tuple.
+    """
+    value = getattr(instance, name)
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"`{name}` must be a tuple. Received: {name}={value!r}{if_class(value)}")
+    object.__setattr__(instance, name, tuple(value))
+
+
 def no_url(name: str, path: str | os.PathLike[str]) -> None:
     """Check that a path belongs to a mounted file system; `gs://...` would be a local folder.
 

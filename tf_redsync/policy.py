@@ -78,7 +78,7 @@ class Policy(Configurable):
             )
         if self.output_layer is not None:
             checks.pattern("output_layer", self.output_layer)
-        object.__setattr__(self, "rules", tuple(self.rules))
+        checks.make_tuple(self, "rules")
         for rule in self.rules:
             if not isinstance(rule, Rule):
                 raise ValueError(

@@ -94,9 +94,10 @@ class ExponentialWarmUp(Configurable):
 
     def __post_init__(self) -> None:
         checks.integer("steps_per_stage", self.steps_per_stage, low=1)
-        if not isinstance(self.densities, tuple) or not self.densities:
+        checks.make_tuple(self, "densities")
+        if not self.densities:
             raise ValueError(
-                "`densities` must be a tuple of numbers in (0, 1]. "
+                "`densities` must have at least one number in (0, 1]. "
                 f"Received: densities={self.densities!r}"
             )
         for value in self.densities:
@@ -137,8 +138,9 @@ class DensityStages(Configurable):
     densities: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        lists = isinstance(self.begins, tuple) and isinstance(self.densities, tuple)
-        if not lists or not self.begins or len(self.begins) != len(self.densities):
+        checks.make_tuple(self, "begins")
+        checks.make_tuple(self, "densities")
+        if not self.begins or len(self.begins) != len(self.densities):
             raise ValueError(
                 "`begins` and `densities` must be non-empty tuples of the same length: the first "
                 f"step and the density of each stage. Received: begins={self.begins!r}, "

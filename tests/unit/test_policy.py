@@ -146,6 +146,12 @@ def test_lists_are_taken_as_tuples(made):
         (lambda: rs.Policy(default=rs.Dense(), output_layer="["), ["`output_layer`", "'['"]),
         (lambda: rs.Policy(default=rs.Dense(), rules=(rs.Dense(),)), ["`rules`", "Dense("]),
         (
+            lambda: rs.Policy(default=rs.Dense(), rules=rs.Rule(pattern="x", method=rs.Dense())),
+            ["`rules` must be a tuple", "rules=Rule("],
+        ),
+        (lambda: rs.Auto(candidates=rs.TopK()), ["`candidates` must be a tuple", "TopK("]),
+        (lambda: rs.BitBudget(bits=1.0, candidates=rs.TopK), ["must be a tuple", "It is a class"]),
+        (
             lambda: rs.Policy(
                 default=rs.Dense(), rules=(rs.Rule(pattern="x", method=rs.RedSync(clip_norm=2.0)),)
             ),

@@ -50,6 +50,12 @@ def test_config_round_trip(schedule):
     assert from_config(json.loads(json.dumps(serialize(schedule)))) == schedule
 
 
+def test_lists_become_tuples():
+    assert rs.ExponentialWarmUp(2, [0.5, 0.25]) == rs.ExponentialWarmUp(2, (0.5, 0.25))
+    stages = rs.DensityStages([0, 5], [0.5, 0.25])
+    assert stages == rs.DensityStages((0, 5), (0.5, 0.25)) and hash(stages) is not None
+
+
 @pytest.mark.parametrize("steps", [0, -1, 2.5, None, "3"])
 def test_bad_steps(steps):
     with pytest.raises(ValueError) as error:
@@ -60,7 +66,7 @@ def test_bad_steps(steps):
     assert "`steps_per_stage`" in str(error.value) and repr(steps) in str(error.value)
 
 
-@loop("densities", [(), [0.5], 0.5, (0.5, 0.0), (1.5,), (0.1, 0.2), ("a",), (float("nan"),), None])
+@loop("densities", [(), [], 0.5, (0.5, 0.0), (1.5,), (0.1, 0.2), ("a",), (float("nan"),), None])
 def test_bad_densities(densities):
     with pytest.raises(ValueError, match="`densities`.*Received: densities="):
         rs.ExponentialWarmUp(10, densities)

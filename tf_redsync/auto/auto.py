@@ -111,7 +111,7 @@ class Auto(Configurable):
         checks.integer("trial_steps", self.trial_steps, low=0)
         check_budget(self.max_overhead, self.step_seconds, self.momentum)
         if self.candidates is not None:
-            object.__setattr__(self, "candidates", tuple(self.candidates))
+            checks.make_tuple(self, "candidates")
         for method in self.candidates or ():
             check_candidate(method, self.max_overhead is not None)
         if self.max_overhead is None:

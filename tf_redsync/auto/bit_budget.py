@@ -105,14 +105,14 @@ class BitBudget(Policy):
 
     @override
     def __post_init__(self) -> None:
+        if self.candidates is not None:
+            checks.make_tuple(self, "candidates")
         for method in self.candidates or ():
             if not isinstance(method, Method):
                 raise ValueError(
                     "`candidates` must be tf_redsync methods. Received: "
                     f"{method!r} in candidates{checks.if_class(method)}"
                 )
-        if self.candidates is not None:
-            object.__setattr__(self, "candidates", tuple(self.candidates))
         checks.real("bits", self.bits, low=0.0, high=64.0, low_open=True)
         if self.gradients is not None and not callable(self.gradients):
             raise ValueError(
