@@ -49,19 +49,6 @@ def _stop_listening_in_child() -> None:
 os.register_at_fork(after_in_child=_stop_listening_in_child)
 
 
-@contextlib.contextmanager
-def restored_on_error() -> Iterator[None]:
-    """Context that restores the previous signal handlers if an error leaves it."""
-    before = len(_listening)
-    try:
-        yield
-    except BaseException:
-        if threading.current_thread() is threading.main_thread():
-            for signals in reversed(_listening[before:]):
-                signals.close()
-        raise
-
-
 class Stopped(SystemExit):
     """Training has stopped on request, with a checkpoint; the program exits with `EXIT_CODE`.
 
@@ -78,8 +65,8 @@ class StopSignals:
     While the main thread is in the `fit` that called `listen`, the first signal is a request to
     stop. A second signal at least `SAME_SECONDS` later ends the process immediately, with exit code
     128 + its number. A separate thread receives the signals through a socket, because Python runs
-    no handler while the main thread waits in TensorFlow. If an error ends `fit`, the previous
-    handlers apply again: immediately within `restored_on_error`, else from the next signal on.
+    no handler while the main thread waits in TensorFlow. If an error ends `fit` without `close`,
+    the previous handlers apply again from the next signal on.
     """
 
     def __init__(self) -> None:

@@ -223,9 +223,9 @@ MUTATIONS = (
     ),
     Mutation(
         "checkpoint: an error does not wait for a save",
-        "keras/fit_hook.py",
-        "                    finished_on_error(),\n",
-        "",
+        "callbacks/checkpoint.py",
+        "        self._signals.close()\n        self._files.finish()\n",
+        "        self._signals.close()\n",
         ("tests/unit/test_checkpoint.py", "-k", "waits_for_a_save_at"),
     ),
     Mutation(

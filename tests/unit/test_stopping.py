@@ -136,25 +136,6 @@ libc.signal(signal.SIGTERM, libc.abs)
     assert out == f"{-signal.SIGTERM}\n", err
 
 
-def test_an_error_gives_back_what_was_taken_over_in_its_context():
-    outer, inner = stopping.StopSignals(), stopping.StopSignals()
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), stopping.restored_on_error():
-        outer.listen()
-        own = signal.getsignal(signal.SIGTERM)
-        with pytest.raises(ValueError), stopping.restored_on_error():
-            inner.listen()
-            assert signal.getsignal(signal.SIGTERM) not in (own, before)
-            raise ValueError
-        assert signal.getsignal(signal.SIGTERM) == own
-        raise KeyboardInterrupt
-    assert signal.getsignal(signal.SIGTERM) == before
-    with stopping.restored_on_error():
-        outer.listen()
-    assert signal.getsignal(signal.SIGTERM) != before  # `close` is for an end without an error
-    outer.close()
-
-
 def test_who_listened_to_signals_before_still_does():
     requests = stopping.StopSignals()
     read, write = os.pipe()

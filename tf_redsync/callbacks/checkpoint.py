@@ -18,7 +18,7 @@ from typing_extensions import override
 from tf_redsync import checks, stopping
 from tf_redsync.cluster import agreement
 from tf_redsync.cluster.step_barrier import StepBarrier
-from tf_redsync.keras import training_state
+from tf_redsync.keras import closing, training_state
 from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.keras.fit_resume import Position
 from tf_redsync.network import collectives
@@ -131,8 +131,11 @@ class Checkpoint(OfBothKeras):
         training_state.build(self.model)
         strategy = self.model.distribute_strategy
         self._subject = training_state.subject(self.model)
+        if self._at is not None:  # left by a loop that raised, without `fit`
+            self.close()
         self._files = Checkpoints(strategy, self.directory, self.keep, f"every {self.every}")
         self._position = Position(self.model)
+        closing.opened(self)
         self._metrics: dict[str, np.ndarray] = {}
         self._first_epoch: int | None = None
         found = self._files.restore(self._subject, self._check, self._use)
@@ -143,8 +146,6 @@ class Checkpoint(OfBothKeras):
         self._due, self._asked, self._trained, self._signalled = "", "", False, False
         self._chief = collectives.worker_rank(strategy) == 0
         self._restart_clocks()
-        if self._at is not None:  # left by a `fit` that raised
-            self._end()
         self._at = StepBarrier(strategy)
         if self._early:
             self._at.ask(self._early)
@@ -207,18 +208,24 @@ class Checkpoint(OfBothKeras):
             self._save_if_due(self._epoch + 1, 0, finished=self.params["epochs"])
         strategy, signal = self.model.distribute_strategy, self._signals.requested or ""
         signals = agreement.gather_texts(strategy, "end `Checkpoint`", signal)
-        self._end()
+        self.close()
         if any(signals):
             raise stopping.Stopped
 
-    # ----------------------------------------------------------------------------------- the work
+    def close(self) -> None:
+        """Give up the position, the requests and the signals, and wait for the save in flight.
 
-    def _end(self) -> None:
-        """Stop listening to requests and signals."""
-        assert self._at is not None
-        self._at.stop()
-        self._at = None
+        `fit` calls it when it ends or raises.
+        """
+        closing.closed(self)
+        self._position.reset()
+        if self._at is not None:
+            self._at.stop()
+            self._at = None
         self._signals.close()
+        self._files.finish()
+
+    # ----------------------------------------------------------------------------------- the work
 
     def _warn_of_order(self, in_the_middle: bool) -> None:
         """Warn if a resumed epoch may repeat some batches and skip others."""
@@ -248,7 +255,7 @@ class Checkpoint(OfBothKeras):
             return
         saved = self._files.finish()
         if stops:
-            self._end()
+            self.close()
             raise stopping.Stopped
         if asked and self.when_saved is not None:
             self.when_saved(asked, saved)

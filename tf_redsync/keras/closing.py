@@ -1,4 +1,4 @@
-"""Closing of callbacks, with their files and profiles, when an error leaves `fit`.
+"""Closing of callbacks, with their files, threads and signals, when an error leaves `fit`.
 
 Keras does not call `on_train_end` after an error.
 """
@@ -13,7 +13,10 @@ _open: list[Any] = []  # callbacks of all models in `fit`
 
 
 def opened(callback: Any) -> None:
-    """Have `callback.close()` called if an error leaves the `fit` of its model."""
+    """Have `callback.close()` called if an error leaves the `fit` of its model.
+
+    `close` is public, so that a loop without `fit` can call it, too.
+    """
     if callback not in _open:
         _open.append(callback)
 
@@ -31,6 +34,8 @@ def closed_on_error(model: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for callback in [c for c in _open if c not in before and c.model is model]:
-            callback.close()
+        with contextlib.ExitStack() as stack:  # closes all, even if one raises
+            for callback in _open:
+                if callback not in before and callback.model is model:
+                    stack.callback(callback.close)
         raise

@@ -18,7 +18,6 @@ from typing import Any
 import keras
 from typing_extensions import override
 
-from tf_redsync import stopping
 from tf_redsync.cluster import agreement
 from tf_redsync.errors import DistributedError
 from tf_redsync.keras import (
@@ -31,8 +30,6 @@ from tf_redsync.keras import (
     weight_sync,
 )
 from tf_redsync.keras.closing import closed_on_error
-from tf_redsync.keras.fit_resume import reset_on_error
-from tf_redsync.state.agreed_checkpoints import finished_on_error
 from tf_redsync.step import strategy_hooks
 
 _trained: weakref.WeakSet[Any] = weakref.WeakSet()  # models
@@ -275,9 +272,7 @@ def method_of_a_model() -> str:
 def watch_ends(model_class: Any) -> None:
     """Patch a family's `fit`, `evaluate`, `predict` to handle errors; a second call is a no-op.
 
-    Signals get their handlers back, a checkpoint that is being written is completed, files and
-    profiles of metrics are closed, the next `fit` begins at its first epoch, and a
-    `DistributedError` is raised from its original error.
+    The library's callbacks are closed, and a `DistributedError` is raised from its original error.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
@@ -286,12 +281,7 @@ def watch_ends(model_class: Any) -> None:
     def watching(method: Any) -> Any:
         def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                with (
-                    finished_on_error(),
-                    stopping.restored_on_error(),
-                    reset_on_error(self),
-                    closed_on_error(self),
-                ):
+                with closed_on_error(self):
                     return method(self, *args, **kwargs)
             except DistributedError as error:
                 if error.original is None:

@@ -15,9 +15,7 @@ adapter's `_shuffle`, and `_inputs` and `_seed` of a shuffled `tf.data`.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -25,19 +23,6 @@ from typing import Any
 import tensorflow as tf
 
 _FIT = "fit"
-_set: weakref.WeakKeyDictionary[Any, Position] = weakref.WeakKeyDictionary()  # by model
-
-
-@contextlib.contextmanager
-def reset_on_error(model: Any) -> Iterator[None]:
-    """Context manager that resets the position of a model if an error leaves its `fit`."""
-    try:
-        yield
-    except BaseException:
-        position = _set.get(model)
-        if position is not None:
-            position.reset()
-        raise
 
 
 class Position:
@@ -82,7 +67,6 @@ class Position:
         Raises:
             ValueError: the model's `fit` does not call Keras's.
         """
-        _set[self._model] = self
         if self._keras3 is not None:
             self._model._initial_epoch = epoch
             self._then = lambda ended: self._begin_keras3(batch, past, ended)
@@ -113,7 +97,6 @@ class Position:
 
     def reset(self) -> None:
         """Reset the position for the next `fit`."""
-        _set.pop(self._model, None)
         if self._keras3 is not None:
             self._model._initial_epoch = None
         elif self._tf_keras is not None and isinstance(self._model._training_state, _Counters):

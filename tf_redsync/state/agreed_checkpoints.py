@@ -10,7 +10,6 @@ even if a main thread waits in a step, or has left it by an error.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -19,7 +18,7 @@ import math
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +45,6 @@ _SHARED, _OWN = "shared/", "own/"
 _MOST_PER_BYTE, _MOST_BYTES = 100, 1 << 30
 _NO_ANSWER = ["the other workers do not answer"]
 _logger = logging.getLogger("tf_redsync")
-_in_flight: list[Checkpoints] = []  # with a save
-
-
-@contextlib.contextmanager
-def finished_on_error() -> Iterator[None]:
-    """Context that waits for saves in flight if an error leaves it."""
-    try:
-        yield
-    except BaseException:
-        _finish_all()
-        raise
-
-
-def _finish_all() -> None:
-    for checkpoints in list(_in_flight):
-        checkpoints.finish()
 
 
 class _Save(threading.Thread):
@@ -122,7 +105,6 @@ class Checkpoints:
     def __init__(
         self, strategy: tf.distribute.Strategy, directory: str | Path, keep: int, when: str
     ):
-        _finish_all()  # of a `fit` that was left without `finished_on_error`
         self._strategy, self._keep = strategy, keep
         self._store = Store(directory)
         self._rank = collectives.worker_rank(strategy)
@@ -285,7 +267,6 @@ class Checkpoints:
         self._save = _Save(
             number, step, lambda save: self._write_and_commit(save, manifest, values, problem)
         )
-        _in_flight.append(self)
         self._save.start()
 
     def finish(self, wait: bool = True) -> bool:
@@ -304,7 +285,6 @@ class Checkpoints:
             return False
         save.join()
         self._save = None
-        _in_flight.remove(self)
         path = self._store.path(save.number)
         if not any(save.failed):
             self._last = path
