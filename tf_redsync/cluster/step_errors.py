@@ -29,8 +29,12 @@ _OF_COLLECTIVES = (
 )
 # Errors of a step that follows a failure in the background.
 _OF_QUEUES = (tf.errors.CancelledError, tf.errors.OutOfRangeError)
+STALE_STEP = (
+    "this step was traced before compression was disabled or enabled. Create a new `tf.function` "
+    "of the step after `optimizer.disable()` or `optimizer.enable()`."
+)
 # Messages of this library's assertions in the graph.
-_OF_CHECKS = ("arrived changed", "traced before compression was switched")
+_OF_CHECKS = ("arrived changed", STALE_STEP)
 IN_BACKGROUND = "an exchange in the background failed:"
 _in_background: list[Exception] = []  # the last failure there
 _ASSERTED = re.compile(r"\[(.*?)\]")

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync import explanation
-from tf_redsync.cluster import agreement, step_counters
+from tf_redsync.cluster import agreement, step_counters, step_errors
 from tf_redsync.exchange.capabilities import Clipping, clipping
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import GRADIENT_DTYPES, Bucket, TensorSpec
@@ -22,15 +22,9 @@ from tf_redsync.ops.wire import before_cast, widened
 from tf_redsync.policy import Assignment, Policy, Resolved, Undecided
 from tf_redsync.step import masks, state_variables, workers
 from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.fit_steps import FitSteps
+from tf_redsync.step.fit_steps import FitSteps, TrainingLength, WarmUp
 from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
-from tf_redsync.step.sync_schedules import TrainingLength, WarmUp, for_buckets
-
-_STALE_STEP = (
-    "this step was traced before compression was disabled or enabled. Create a new `tf.function` "
-    "of the step after `optimizer.disable()` or `optimizer.enable()`."
-)
-
+from tf_redsync.step.sync_schedules import for_buckets
 
 Gradient = Any  # a `tf.Tensor` or `tf.IndexedSlices`
 Positions = Sequence[int]  # of variables, in `build`'s list
@@ -246,7 +240,7 @@ class GradientExchange(tf.Module):
     def _check_current(self) -> list[tf.Operation]:
         """Check that the running step was traced after the last `switch`, before it sends."""
         switches, traced_at = self._switches.read_value(), tf.constant(self._switched, tf.int64)
-        check = tf.debugging.assert_equal(switches, traced_at, _STALE_STEP)
+        check = tf.debugging.assert_equal(switches, traced_at, step_errors.STALE_STEP)
         checks = [] if check is None else [check]  # `None` in eager mode
         if self._worker.merge is None and self.network.in_branches:  # one replica in this process
             tf.compat.v1.get_collection_ref(collectives.CHECKS).extend(checks)
