@@ -62,6 +62,11 @@ class Explanation:
             (r.name, str(r.shape), f"{r.elements:,}", str(r.bucket), r.method, r.how, r.reason)
             for r in self.rows
         ]
+        return "\n".join([*aligned(table), *self.footer])
+
+    @property
+    def footer(self) -> list[str]:
+        """The lines below the table: traffic, collectives, warm-up, decision, notes and hints."""
         ratio = self.dense_bytes / self.bytes_per_step if self.bytes_per_step else float("inf")
         total = (
             f"{self.workers} workers, {self.bytes_per_step:,.0f} bytes sent per worker and step, "
@@ -72,10 +77,10 @@ class Explanation:
         if self.replicas > 1:
             total = f"dense among the {self.replicas} replicas of a host, then {total}"
         carried = f"collectives: {self.carrier}" if self.carrier else ""
-        said = [carried, self.warm_up, self.decision]
-        said += [f"note: {note}" for note in self.notes]
-        said += [f"accuracy: {hint}" for hint in self.hints]
-        return "\n".join([*aligned(table), total, *filter(None, said)])
+        text = [total, carried, self.warm_up, self.decision]
+        text += [f"note: {note}" for note in self.notes]
+        text += [f"accuracy: {hint}" for hint in self.hints]
+        return "\n".join(filter(None, text)).splitlines()
 
 
 def explain(

@@ -221,7 +221,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return
         parts = tf.nest.flatten(value)
         names = [p.name if isinstance(p, tf.Variable) else _dtype_name(p) for p in parts]
-        agreement.agree(self, f"{what} {', '.join(names)} {how}{fit_hook.method_of_a_model()}")
+        method = fit_hook.running_method()
+        where = f" in `{method}`" if method else ""
+        agreement.agree(self, f"{what} {', '.join(names)} {how}{where}")
 
     def run(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
@@ -230,7 +232,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lifted(fn)(*args, **(kwargs or {}))
 
-        in_fit = fit_hook.method_of_a_model() == " in `fit`"
+        in_fit = fit_hook.running_method() == "fit"
 
         def run_and_average(*fn_args: Any, **fn_kwargs: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()

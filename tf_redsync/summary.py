@@ -128,7 +128,7 @@ def write(exchange: Any, name: str, print_fn: Callable[[str], Any] | None) -> No
 
 def of_exchange(exchange: Any, name: str) -> list[str]:
     """Return the lines of the table of a built exchange."""
-    made, schedule, workers = exchange.explain(), exchange.schedule, exchange.workers
+    schedule, workers = exchange.schedule, exchange.workers
     rows, kept = lines(
         schedule.buckets,
         exchange.states,
@@ -138,5 +138,5 @@ def of_exchange(exchange: Any, name: str) -> list[str]:
     head, *body = aligned([HEAD, *rows], _RIGHT)
     rule = max(map(len, (head, *body)))
     table = [f'Optimizer: "{name}"', "=" * rule, head, "-" * rule, *body, "=" * rule]
-    below_its_rows = str(made).splitlines()[1 + len(made.rows) :]
-    return [*table, *below_its_rows, f"state of the exchange on a worker: {format_bytes(kept)}"]
+    footer = exchange.explain().footer
+    return [*table, *footer, f"state of the exchange on a worker: {format_bytes(kept)}"]

@@ -155,7 +155,7 @@ MUTATIONS = (
     Mutation(
         "optimizer: a step that is not finite is applied",
         "keras/adapter.py",
-        "            tf.cond(self.skipping.finite, apply, lambda: tf.constant(False))\n",
+        "            tf.cond(self.guard.finite, apply, lambda: tf.constant(False))\n",
         "            apply()\n",
         ("tests/unit/test_skipped_steps.py",),
     ),

@@ -3,7 +3,7 @@
     python benchmarks/methods/block_levels.py --data_dir DATA --json levels.json
 
 Trains a CNN and a ResNet-20 on CIFAR-10 and a small transformer on characters, one worker, plain
-SGD or AdamW, and quantises the gradients of some steps in blocks. A figure is the relative error
+SGD or AdamW, and quantizes the gradients of some steps in blocks. A figure is the relative error
 ||g - Q(g)||^2 / ||g||^2 of all matrices and kernels together, the median over networks and steps.
 """
 

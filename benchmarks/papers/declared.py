@@ -68,7 +68,7 @@ def _redsync_rows() -> tuple[Row, ...]:
     paper = {(0.001, ""): "7.17 % error*", (0.001, ", quantized=True"): "7.87 % error*"}
     rows = [Row("dense", "Dense()", "7.48 % error*")]
     for density in (0.1, 0.01, 0.001, 0.0001):
-        for name, options in (("", ""), (", quantised", ", quantized=True")):
+        for name, options in (("", ""), (", quantized", ", quantized=True")):
             figure = paper.get((density, options), NONE)
             rows.append(Row(f"{100 * density:g} %{name}", _redsync(density, options), figure))
     return tuple(rows)
@@ -142,7 +142,7 @@ _NETWORK = {"workers": 2, "rate": "1gbit", "model": "mlp", "rounds": 2, "steps":
 
 TABLES = {
     "redsync": Table(
-        "RedSync: densities, with and without quantisation",
+        "RedSync: densities, with and without quantization",
         "convergence",
         _redsync_rows(),
         "ResNet44 on CIFAR-10 at 0.1 %; * from notes, not checked against the paper. Its abstract "

@@ -6,7 +6,7 @@ Measured with the device's own events, the median of several runs after warming 
     decode8             adds up 8 messages into a dense tensor
     encode, unpack8     of messages with 1-bit values (`CodedTopK`): encodes the one that `exact`
                         left; decodes 8, which `decode8` could add up then
-    blocks8, 4, 2       quantises an array in blocks of 256; with its errors (`BlockQuantized`)
+    blocks8, 4, 2       quantizes an array in blocks of 256; with its errors (`BlockQuantized`)
     from_blocks4        adds up 2 such messages
     accumulate          the plain pass over the same arrays
     copy                a copy of one array on the device: what its memory can do
@@ -180,7 +180,7 @@ class Arrays:
         return {"encode": encode, f"unpack{RANKS}": unpack}
 
     def blocks(self):
-        """Functions that quantise in blocks, and that add up what two workers sent."""
+        """Functions that quantize in blocks, and that add up what two workers sent."""
         found = {}
         for bits in (2, 8, 4):  # the last message is added up below
             words = blocks.block_words(self.n, bits=bits, block=BLOCK)

@@ -191,7 +191,7 @@ def period_of(optimizer: Any) -> int:
 
     1 where these are more than `LONGEST_PERIOD`: all steps but the first one are alike then.
     """
-    from tf_redsync.step.sync_schedules import LocalSteps
+    from tf_redsync.step.local_steps import LocalSteps
 
     if not hasattr(optimizer, "exchange"):
         return 1
@@ -204,7 +204,7 @@ def period_of(optimizer: Any) -> int:
 
 def trial_steps(optimizer: Any) -> int:
     """How many steps to leave out at least: until what is tried in training is decided."""
-    from tf_redsync.step.sync_schedules import Trial
+    from tf_redsync.step.trial import Trial
 
     schedule = optimizer.exchange.schedule if hasattr(optimizer, "exchange") else None
     return schedule.measured + 6 if isinstance(schedule, Trial) else 0

@@ -2,7 +2,7 @@
 // describes the words; a test compares both:
 //
 //   [flag] then for every tensor [count, index * capacity, value * capacity]
-//                   or, quantised, [count, mean, index * capacity]
+//                   or, quantized, [count, mean, index * capacity]
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_MESSAGE_LAYOUT_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_MESSAGE_LAYOUT_H_
 
@@ -33,7 +33,7 @@ REDSYNC_ANYWHERE constexpr int64_t IndicesAt(bool quantized) {
   return kCountWords + (quantized ? kMeanWords : 0);
 }
 
-// Where its values begin; of a quantised tensor, the one mean.
+// Where its values begin; of a quantized tensor, the one mean.
 REDSYNC_ANYWHERE constexpr int64_t ValuesAt(bool quantized, int64_t capacity) {
   return kCountWords + (quantized ? 0 : capacity);
 }

@@ -1,4 +1,4 @@
-// Attributes, inputs and outputs of the ops of block quantisation; see call_op.h.
+// Attributes, inputs and outputs of the ops of block quantization; see call_op.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_BLOCK_QUANTIZE_ARGS_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_BLOCK_QUANTIZE_ARGS_H_
 

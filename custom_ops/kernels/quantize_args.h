@@ -1,4 +1,4 @@
-// Attributes, inputs and outputs of the quantisation ops; see call_op.h.
+// Attributes, inputs and outputs of the quantization ops; see call_op.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_ARGS_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_QUANTIZE_ARGS_H_
 

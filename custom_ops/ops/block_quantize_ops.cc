@@ -53,7 +53,7 @@ REGISTER_OP("RedsyncBlockQuantize")
     .Attr("block: int")
     .SetShapeFn(BlockQuantizeShape)
     .Doc(R"doc(
-Quantises rows to integers of a few bits with a shared scale per block.
+Quantizes rows to integers of a few bits with a shared scale per block.
 
 values: [rows, size]; size is a multiple of 32.
 messages: [rows, words]: flag, scales (two bfloat16 in a word), codes. All zero if an element is not

@@ -140,9 +140,9 @@ k: Elements to select, or for the fixed selector at most, [N]. 1 <= k[i] <= elem
 ratios: Last ratios of the threshold search, [N]; -1 where there is none. For the fixed selector the
   threshold, >= 0.
 scale: Factor of the gradients.
-side: Sign that quantised tensors send, +1 or -1.
+side: Sign that quantized tensors send, +1 or -1.
 search: Whether to search thresholds anew rather than to try `ratios` first.
-message: Flag (1 finite, 0 not), then per tensor [count, index * k, value * k], or if quantised
+message: Flag (1 finite, 0 not), then per tensor [count, index * k, value * k], or if quantized
   [count, mean, index * k]. Floats are bit-cast. All zero if an accumulated
   element is not finite or is 2^96 or more in magnitude.
 new_residuals: Accumulated residuals, zero where selected.

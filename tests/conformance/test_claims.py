@@ -66,7 +66,7 @@ CLAIMS = {
     "as the method, in each stage": lambda m: CLAIMS[m.method.traits.bits](m.method),
     "32 density": lambda m: 32 * m.density,
     "128 density": lambda m: 128 * m.density,
-    "64 density; quantised 32 density": lambda m: (32 if m.quantized else 64) * m.density,
+    "64 density; quantized 32 density": lambda m: (32 if m.quantized else 64) * m.density,
     "64 density; blocks 32 density": (
         lambda m: (32 if m.selection == "random_block" else 64) * m.density
     ),

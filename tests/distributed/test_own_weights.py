@@ -198,7 +198,7 @@ def assert_near(found, expected):
 
 
 def in_bits(values, bits):
-    """What arrives of values that are quantised as one block."""
+    """What arrives of values that are quantized as one block."""
     return quantized(values.astype(np.float32), bits, 32)[2].astype(np.float64)
 
 
@@ -261,7 +261,7 @@ class Simulated:
         """Kernel and bias in turn, as in algorithm 2 of the paper; `outer()` makes an optimizer.
 
         What is sent after step t arrives after step t + delay, where a worker's own weights are
-        mixed with what all agree on. With `bits` changes are quantised with error feedback; the
+        mixed with what all agree on. With `bits` changes are quantized with error feedback; the
         errors of what never arrives do not count.
         """
         fragments = [(slice(0, 12), 0, outer()), (slice(12, 13), every // 2, outer())]

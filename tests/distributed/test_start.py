@@ -81,8 +81,11 @@ def test_one_too_many_ends_alone(tmp_path):
         text = second(dataclasses.replace(workers, rank=rank))
         assert f"running already: TensorFlow's server answers at {workers.addresses[rank]}" in text
     # That was from another machine; on this one:
-    with pytest.raises(StartError, match="another process of this machine"):
-        rendezvous.wait_for_workers(workers, 5.0)
+    with (
+        pytest.raises(StartError, match="another process of this machine"),
+        rendezvous.startup(workers, 5.0),
+    ):
+        pass
     assert thread.is_alive()
     (tmp_path / "go").touch()
     thread.join(60)

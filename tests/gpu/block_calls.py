@@ -1,4 +1,4 @@
-"""Whole calls of block quantisation in the CUDA core; see codec_calls."""
+"""Whole calls of block quantization in the CUDA core; see codec_calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA block quantisation: the bits of the TensorFlow reference, whatever the floats and the words.
+"""CUDA block quantization: the bits of the TensorFlow reference, whatever the floats and the words.
 
 Where TensorFlow is not installed a GPU is compared with the emulator, which equals the reference.
 """

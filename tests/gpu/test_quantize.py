@@ -1,4 +1,4 @@
-"""CUDA quantisation: the bits of the numpy oracle, and bad messages."""
+"""CUDA quantization: the bits of the numpy oracle, and bad messages."""
 
 import numpy as np
 import pytest

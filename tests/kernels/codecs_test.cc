@@ -64,7 +64,7 @@ std::vector<uint32_t> Choose(int64_t size, int64_t count, uint32_t seed) {
   return chosen;
 }
 
-// ------------------------------------------------------------------------------- quantisation
+// ------------------------------------------------------------------------------- quantization
 
 void TestQuantize(const ParallelFor& threads) {
   struct Mode {

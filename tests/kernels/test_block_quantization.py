@@ -1,4 +1,4 @@
-"""Block quantisation: native, reference and oracle agree; messages have the layout they should."""
+"""Block quantization: native, reference and oracle agree; messages have the layout they should."""
 
 import os
 import subprocess

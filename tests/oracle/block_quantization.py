@@ -1,4 +1,4 @@
-"""Block quantisation in plain numpy: nearest levels by search, a loop over blocks.
+"""Block quantization in plain numpy: nearest levels by search, a loop over blocks.
 
 A level is found in float64; what it stands for, sums and errors are float32, as on the workers.
 """

@@ -1,4 +1,4 @@
-"""Quantisation in plain numpy: signs, two levels, ternary thresholds, QSGD, uniform, natural.
+"""Quantization in plain numpy: signs, two levels, ternary thresholds, QSGD, uniform, natural.
 
 A message is [flag, scales, codes]; codes are written as a stream of bits, lowest bit first. Sign:
 Bernstein et al., "signSGD", ICML 2018; two levels: Seide et al., "1-Bit SGD", Interspeech 2014;

@@ -234,7 +234,7 @@ class RedSyncOracle:
         density: fraction of the elements sent.
         selectors: per variable "dense" or one of `SELECTORS`; None dispatches by size in bytes.
         quantized: send one mean per variable instead of values.
-        output_layer: index of the variable that is never quantised.
+        output_layer: index of the variable that is never quantized.
         clip_norm: local clipping: each worker's gradients, all variables together, are limited to a
             global norm of clip_norm / sqrt(P).
         warm_up: None, `DenseWarmUp` or `ExponentialWarmUp`.

@@ -82,7 +82,7 @@ def two_means(values: np.ndarray) -> np.ndarray:
 
 
 class OneBitOracle(_Memory):
-    """1-bit SGD: quantised to the owner of a block, added up, quantised to all."""
+    """1-bit SGD: quantized to the owner of a block, added up, quantized to all."""
 
     def step(self, grads) -> list[np.ndarray]:
         sums, workers = self.sums(grads), len(grads)

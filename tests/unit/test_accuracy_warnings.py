@@ -16,7 +16,7 @@ import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.keras import accuracy, training_length
-from tf_redsync.step.sync_schedules import WarmUp
+from tf_redsync.step.fit_steps import WarmUp
 
 ONE_WORKER = "ignore:tf_redsync. there is one worker"
 SGD = keras.optimizers.SGD

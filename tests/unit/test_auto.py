@@ -149,13 +149,13 @@ def test_nothing_to_decide_about():
     assert "4 workers" in str(decision)
 
 
-def test_the_output_layer_is_never_quantised():
-    quantised = rs.RedSync(density=0.01, dense_below=0, quantized=True)
-    auto = rs.Auto(candidates=(quantised,))
+def test_the_output_layer_is_never_quantized():
+    quantized = rs.RedSync(density=0.01, dense_below=0, quantized=True)
+    auto = rs.Auto(candidates=(quantized,))
     decision = auto.decide(SPECS, Measured(P, cost.Link.of(1e6, 0.0), {}), ONE_BUCKET)
     hidden, _, output = decision.assign(SPECS)
-    assert quantised.describe(hidden.spec).endswith("one mean")
-    assert quantised.describe(output.spec) == "trimmed"
+    assert quantized.describe(hidden.spec).endswith("one mean")
+    assert quantized.describe(output.spec) == "trimmed"
 
 
 LOCAL = (rs.LocalSGD(steps=10), rs.LocalSGD(steps=100), rs.DiLoCo(steps=1000))

@@ -41,7 +41,7 @@ def test_redsync_gathers_a_flag_and_count_indices_values(selection, slots):
     assert sent(method) == [[("all_gather", 3 * 4 * words)]]
 
 
-def test_quantised_redsync_gathers_one_mean_in_place_of_the_values():
+def test_quantized_redsync_gathers_one_mean_in_place_of_the_values():
     method = rs.RedSync(density=0.01, selection="exact", dense_below=0, quantized=True)
     words = 1 + 2 * (1 + 1) + 4 + 6
     assert sent(method) == [[("all_gather", 3 * 4 * words)]]

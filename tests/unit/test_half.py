@@ -15,7 +15,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import DryRun, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.step.sync_schedules import EveryStep
+from tf_redsync.step.every_step import EveryStep
 
 ROUNDED = (
     rs.RandomK(density=0.3),

@@ -22,8 +22,8 @@ from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.ops.codecs import Positions
+from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.sync_schedules import ChangingSteps
 
 SHAPES = ((), (0, 3), (40, 30), (7, 5, 9), (300, 2))
 SPECS = tuple(TensorSpec(f"v{i}", s, position=i) for i, s in enumerate(SHAPES))

@@ -11,7 +11,7 @@ from tf_redsync.auto import cost
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets, tensor_spec
 from tf_redsync.methods.low_rank import matrix_shape
-from tf_redsync.step.sync_schedules import EveryStep
+from tf_redsync.step.every_step import EveryStep
 
 
 def best_split(shape):

@@ -301,7 +301,7 @@ def test_conservation(workers, selector):
             assert 0 < sent <= most
 
 
-def test_quantized_loses_the_quantisation_error():
+def test_quantized_loses_the_quantization_error():
     """The law does not hold: the residual is cleared although only the mean was sent."""
     run = oracle.RedSyncOracle([(100,)], 1, 0.1, selectors=["exact"], quantized=True)
     g = np.arange(-50, 50, dtype=np.float32)

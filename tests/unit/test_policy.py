@@ -164,7 +164,7 @@ def test_lists_are_taken_as_tuples(made):
             ),
             ["the same momentum", "RedSync 0.9, Dense 0.0"],
         ),
-        (  # momentum correction, and a quantiser without a memory to correct
+        (  # momentum correction, and a quantizer without a memory to correct
             lambda: rs.Policy(default=rs.DGC(), rules=(rs.Rule(pattern="x", method=rs.QSGD()),)),
             ["the same momentum", "DGC 0.9, QSGD 0.0"],
         ),

@@ -10,8 +10,9 @@ import tf_redsync as rs
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.methods import SyncSchedule
+from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.sync_schedules import ChangingSteps, Trial
+from tf_redsync.step.trial import Trial
 
 SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), position=1)]
 
@@ -156,7 +157,7 @@ def test_warm_ups_of_different_lengths():
         # After the warm-up, and at the last density of a ramp.
         ((rs.RedSync(density=0.01, warm_up=rs.DenseWarmUp(9)),), 2, 4 * (2 + 12)),
         ((rs.RedSync(density=0.01, warm_up=rs.ExponentialWarmUp(9)),), 2, 4 * (2 + 12)),
-        # A threshold finds no more than k. Quantised: one mean in place of the values.
+        # A threshold finds no more than k. Quantized: one mean in place of the values.
         ((rs.RedSync(density=0.01, selection="threshold"),), 2, 4 * (2 + 12)),
         ((rs.RedSync(density=0.01, quantized=True),), 2, 4 * (3 + 6)),
     ],

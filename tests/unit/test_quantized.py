@@ -14,7 +14,7 @@ from tf_redsync.methods.common.ternary_all_reduce import (
     packed_digits,
     unpacked_digits,
 )
-from tf_redsync.step.sync_schedules import EveryStep
+from tf_redsync.step.every_step import EveryStep
 
 STOCHASTIC = (
     rs.QSGD(levels=3, bucket_size=32),

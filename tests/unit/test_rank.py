@@ -12,8 +12,7 @@ from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.network.collectives import Alone, PublicCollectives
-from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.sync_schedules import EveryStep
+from tf_redsync.step.every_step import EveryStep, Inputs
 
 SPEC = TensorSpec("w", (2,))
 

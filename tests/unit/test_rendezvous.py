@@ -39,12 +39,17 @@ def soon(monkeypatch):
     monkeypatch.setattr(rendezvous, "_report_times", lambda: (0.1, 0.2, 0.4, 0.8))
 
 
+def started_with(cluster, timeout):
+    with rendezvous.startup(cluster, timeout) as seconds:
+        return seconds
+
+
 @pytest.fixture
 def started():
-    """A function that starts a worker and returns a future of its `wait_for_workers`."""
+    """A function that starts a worker and returns a future of its `startup`."""
     with ThreadPoolExecutor(32) as pool:
         yield lambda cluster, rank, timeout=10.0: pool.submit(
-            rendezvous.wait_for_workers, dataclasses.replace(cluster, rank=rank), timeout
+            started_with, dataclasses.replace(cluster, rank=rank), timeout
         )
 
 
@@ -175,7 +180,7 @@ def second(one):
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
         patch.setattr(rendezvous, "reserve_port", lambda cluster: None)
         patch.setattr(rendezvous, "listen", lambda c: listen(elsewhere(c, c.rank, port)))
-        return problem(pool.submit(rendezvous.wait_for_workers, one, 5.0))
+        return problem(pool.submit(started_with, one, 5.0))
 
 
 def test_a_second_process_on_this_machine(started):
@@ -335,10 +340,10 @@ def test_whatever_comes_to_the_port_the_workers_meet(started):
 
 def test_it_can_be_switched_off(monkeypatch):
     monkeypatch.setenv(environment.HANDSHAKE, "0")
-    rendezvous.wait_for_workers(cluster(2), 1.0)
+    started_with(cluster(2), 1.0)
     monkeypatch.setenv(environment.HANDSHAKE, "off")
     with pytest.raises(ValueError, match="`TF_REDSYNC_HANDSHAKE` must be 0 or 1.*'off'"):
-        rendezvous.wait_for_workers(cluster(2), 1.0)
+        started_with(cluster(2), 1.0)
 
 
 ARGUMENTS = {

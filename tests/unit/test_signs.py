@@ -9,8 +9,7 @@ from tests.oracle.signs import OneBitAdamOracle
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.network.collectives import Alone
-from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.sync_schedules import EveryStep
+from tf_redsync.step.every_step import EveryStep, Inputs
 
 FEEDBACK = (rs.EFSignSGD, rs.contrib.OneBitSGD)
 
@@ -137,7 +136,7 @@ def test_one_bit_has_the_best_two_values():
 
 
 def test_what_a_worker_tells_itself_is_exact():
-    """Block b's residual of worker b is the error of the second quantisation alone."""
+    """Block b's residual of worker b is the error of the second quantization alone."""
     rng = np.random.default_rng(3)
     grads = [rng.standard_normal(64).astype("f4") for _ in range(2)]
     (total,), states, _ = run(rs.contrib.OneBitSGD(), grads)

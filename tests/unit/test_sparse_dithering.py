@@ -10,7 +10,7 @@ import tf_redsync as rs
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.step.sync_schedules import EveryStep
+from tf_redsync.step.every_step import EveryStep
 
 ALPHAS = (0.9, 0.5, 0.1, 0.03, 0.001, 1e-6)
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS)

@@ -9,7 +9,7 @@ from tests.loops import loop
 from tf_redsync.contrib.optimal_compression import FACTORS, index_cost
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.step.sync_schedules import EveryStep
+from tf_redsync.step.every_step import EveryStep
 
 ZERO = tf.constant(0, tf.int64)
 # Alpha, d, b, bits an element in METHODS: where the codebook stays feasible.

@@ -9,8 +9,8 @@ from tests.oracle import small_floats as oracle
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.methods.common import small_floats
 from tf_redsync.policy import Policy
-from tf_redsync.step.streaming import Fragment
-from tf_redsync.step.sync_schedules import Streaming, for_buckets
+from tf_redsync.step.streaming import Fragment, Streaming
+from tf_redsync.step.sync_schedules import for_buckets
 
 PATHS = (
     "embedding/embeddings",

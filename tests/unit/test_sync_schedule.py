@@ -13,13 +13,10 @@ from tf_redsync.codings import Capacity, Golomb
 from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.sync_schedules import (
-    EveryStep,
-    LocalSteps,
-    PerturbedPoint,
-    for_buckets,
-)
+from tf_redsync.step.every_step import EveryStep, Inputs
+from tf_redsync.step.local_steps import LocalSteps
+from tf_redsync.step.perturbed_point import PerturbedPoint
+from tf_redsync.step.sync_schedules import for_buckets
 
 
 def resnet50_shapes():

@@ -9,7 +9,7 @@ from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.ops.quantized_format import code_bits
-from tf_redsync.step.sync_schedules import EveryStep
+from tf_redsync.step.every_step import EveryStep
 
 METHODS = (
     rs.contrib.NaturalCompression(),

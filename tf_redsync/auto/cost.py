@@ -137,7 +137,7 @@ Steps = tuple[tuple[Message, ...], ...]
 
 
 def messages(method: Any, layout: BucketLayout, phase: str = "exchange") -> Steps:
-    """Return the collectives of one period of an exchange (`Method.period`), after warm-ups.
+    """Return the collectives of one period of an exchange (`Traits.period`), after warm-ups.
 
     Uses the method's formula if it has one. Otherwise traces a dry run with `layout.workers`
     workers, once for all buckets of equal shapes.

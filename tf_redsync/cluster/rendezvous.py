@@ -74,12 +74,6 @@ def startup(cluster: Cluster | None, start_timeout: float | None = None) -> Iter
         yield seconds
 
 
-def wait_for_workers(cluster: Cluster | None, start_timeout: float | None = None) -> float:
-    """Wait for all workers without watching TensorFlow; return `start_timeout`. See `startup`."""
-    with startup(cluster, start_timeout) as seconds:
-        return seconds
-
-
 def _connect(cluster: Cluster | None, seconds: float) -> dict[str, socket.socket]:
     """Wait for all workers; return open connections, by worker, for `startup_monitor`."""
     if cluster is None or not environment.switched_on(environment.HANDSHAKE):

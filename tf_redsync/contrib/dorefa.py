@@ -1,4 +1,4 @@
-"""DoReFa: uniform quantisation with additive noise."""
+"""DoReFa: uniform quantization with additive noise."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class DoReFa(StochasticQuantizer):
 
     Differences from the paper
 
-    * DoReFa quantises the gradient of each layer's output in the backward pass, with one maximum
-      per example, to compute with few bits. Here the weight gradients are quantised the same way,
+    * DoReFa quantizes the gradient of each layer's output in the backward pass, with one maximum
+      per example, to compute with few bits. Here the weight gradients are quantized the same way,
       with one maximum per tensor, to send few bits.
     * Biases, norms and small tensors are all-reduced densely.
     * A code is rounded up with the probability that the noise would give, by a comparison with a

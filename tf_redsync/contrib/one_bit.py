@@ -1,4 +1,4 @@
-"""1-bit SGD: two quantised phases with error feedback."""
+"""1-bit SGD: two quantized phases with error feedback."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OneBitSGD(Quantizer):
 
     Q replaces every element of a block by a mean: that of the negative elements of the block, or
     that of the others. Every tensor is cut into K blocks, one for each of the K workers. Worker b
-    sums block b over all workers and quantises the sum. On worker w, with gradient g and residual
+    sums block b over all workers and quantizes the sum. On worker w, with gradient g and residual
     e:
 
         p = g + e
@@ -56,8 +56,8 @@ class OneBitSGD(Quantizer):
 
     Differences from the paper
 
-    * The owner of a block has one residual for it. It does not quantise its own block in the first
-      phase, so the only error is that of the second quantisation. The paper has a residual for each
+    * The owner of a block has one residual for it. It does not quantize its own block in the first
+      phase, so the only error is that of the second quantization. The paper has a residual for each
       phase.
     * The means are those of the blocks of a tensor, not those of the columns of a matrix.
     * Biases, norms and small tensors are all-reduced densely.
@@ -112,7 +112,7 @@ class OneBitSGD(Quantizer):
         rows = yield AllToAll(for_each_worker(message, 2 * len(blocks), workers))
         own_counts = tf.gather(counts, [rank], axis=1)
         received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE)
-        own = []  # sums of this worker's block, its own part without quantisation
+        own = []  # sums of this worker's block, its own part without quantization
         for i, (total, error) in enumerate(zip(received, errors, strict=True)):
             count = tf.cast(own_counts[i, 0], tf.int64)
             inside = tf.range(total.shape[0], dtype=tf.int64) < count
@@ -138,7 +138,7 @@ def _counts(spec: TensorSpec, workers: int) -> list[int]:
 
 
 def _quantized(blocks: Blocks, counts: tf.Tensor) -> tuple[tf.Tensor, Blocks]:
-    """Quantise blocks to two means each.
+    """Quantize blocks to two means each.
 
     Args:
         blocks: Some blocks of every tensor, each `[blocks, length]`, padded with zeros.

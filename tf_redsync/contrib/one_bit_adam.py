@@ -11,7 +11,7 @@ from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.contrib.one_bit import OneBitSGD
 from tf_redsync.exchange import feedback
-from tf_redsync.exchange.capabilities import AdamMoments, DenseStart, LocalUpdate
+from tf_redsync.exchange.capabilities import AdamMoments, DenseStart, LocalMomentum
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
@@ -152,7 +152,7 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
+class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
     """0/1 Adam: one bit from the start, dense steps at growing distances, then local steps.
 
     During local steps the weights of workers differ between two exchanges. The end of an epoch, an
@@ -300,6 +300,7 @@ class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
         new = {"momentum": momenta, "variance": variances, "updates": [updates + 1.0]}
         return totals, {**state, **new}
 
+    @override
     def momentum_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Run a synchronous step in one bit with a constant variance; its totals are momenta."""
         workers = ctx.layout.workers
@@ -311,7 +312,7 @@ class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
         return momenta, {**state, "momentum": momenta, **left}
 
     @override
-    def alone(self, totals: list[tf.Tensor], state: State) -> tuple[list[tf.Tensor], State]:
+    def local_step(self, totals: list[tf.Tensor], state: State) -> tuple[list[tf.Tensor], State]:
         """Run a local step, in which the momentum follows the gradient of this worker."""
         momenta = [
             tf.where(s, m, 0.0 * m)
@@ -319,13 +320,9 @@ class ZeroOneAdam(AdamMoments, LocalUpdate, Method):
         ]
         return momenta, {**state, "momentum": momenta}
 
+    @override
     def rate_of_step(self, rate: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-        """Return the factor of m / p in the update of Adam.
-
-        Args:
-            rate: The learning rate.
-            steps: Number of steps so far, including this one, float32 scalar.
-        """
+        """Return the factor of m / p in the update of Adam."""
         return rate / (1.0 - self.beta_1**steps)
 
     @override

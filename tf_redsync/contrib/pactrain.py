@@ -14,7 +14,7 @@ from typing_extensions import override
 from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.exchange import feedback
-from tf_redsync.exchange.capabilities import Waiting
+from tf_redsync.exchange.capabilities import Masked, Waiting
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Exchange, Method, State
@@ -38,7 +38,7 @@ NO_MASK, TOO_MANY_KEPT = -1, -2
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PacTrain(Waiting, Method):
+class PacTrain(Masked, Waiting, Method):
     """PacTrain: all-reduce of the gradients of unpruned weights only.
 
     It needs pruning: pass `tf_redsync.callbacks.Prune` to `fit`. Exchanges are dense until the
@@ -166,6 +166,7 @@ class PacTrain(Waiting, Method):
             "stable": [tf.constant(NO_MASK, tf.int64)],
         }
 
+    @override
     def with_masks(self, layout: BucketLayout, masks: Sequence[np.ndarray]) -> State:
         """Return the state after pruning, and warn if a mask keeps too many weights.
 

@@ -33,7 +33,7 @@ MODE = "stochastic"
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizedFW(StochasticQuantizer):
-    """Quantized Frank-Wolfe: unbiased quantisation of gradients and of their sums.
+    """Quantized Frank-Wolfe: unbiased quantization of gradients and of their sums.
 
     Mingrui Zhang, Lin Chen, Aryan Mokhtari, Hamed Hassani, Amin Karbasi (2020), "Quantized
     Frank-Wolfe: Faster Optimization, Lower Communication, and Projection Free", AISTATS, arXiv
@@ -47,7 +47,7 @@ class QuantizedFW(StochasticQuantizer):
                    sign(g_i) c l / s           else
 
     which is unbiased with a variance of at most c^2 / (4 s^2). Sign and l take z(s) = ceil(log2(s +
-    1)) + 1 bits. The server sums the codes and quantises the sum again, with s2 levels. Here every
+    1)) + 1 bits. The server sums the codes and quantizes the sum again, with s2 levels. Here every
     worker is the server of one of K blocks; on worker w, with its gradient g:
 
         Q_s(g[b]) goes to worker b, for every block b           one all-to-all
@@ -63,7 +63,7 @@ class QuantizedFW(StochasticQuantizer):
 
     * The Frank-Wolfe step is left to the optimizer: any optimizer can use the total. There is no
       variance reduction by gradients at two points.
-    * There is no server. A worker does not quantise its own part of its block, and c is the largest
+    * There is no server. A worker does not quantize its own part of its block, and c is the largest
       magnitude of a block of a tensor, since each block is a message of its own. Both reduce the
       error.
     * s and s2 are constant; in the paper they grow with the number of steps.
@@ -117,7 +117,7 @@ class QuantizedFW(StochasticQuantizer):
         rows = yield AllToAll(for_each_worker(coded.message, len(blocks), workers))
         received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE, levels=self.levels)
         errors = by_tensor(coded.errors, len(blocks))
-        own = [  # the received sums, with this worker's own part unquantised
+        own = [  # the received sums, with this worker's own part unquantized
             (total + tf.gather(error, rank))[tf.newaxis]
             for total, error in zip(received, errors, strict=True)
         ]
@@ -131,7 +131,7 @@ class QuantizedFW(StochasticQuantizer):
 
 
 def _quantized(blocks: Blocks, own_stream: tf.Tensor, levels: int) -> Quantized:
-    """Quantise blocks in the order of `by_worker`, each scaled by its largest magnitude."""
+    """Quantize blocks in the order of `by_worker`, each scaled by its largest magnitude."""
     scales = tf.stack([largest(b) for b in blocks], axis=1)
     return quantize(
         by_worker(blocks),

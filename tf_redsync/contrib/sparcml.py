@@ -50,7 +50,7 @@ class SparCML(Sparsifier):
       have the same size. Messages have a fixed length here, so the rule takes the maximum size of
       x. If workers select the same elements, dense rounds begin earlier than necessary.
     * It is the paper's recursive doubling. The variants for large messages (split and all-gather,
-      with sparse or dense results) and the quantisation of dense results are left out.
+      with sparse or dense results) and the quantization of dense results are left out.
     * Rounds sum dense vectors too; in the paper dense results come from a dense all-gather.
     * Biases, norms and small tensors are all-reduced densely.
 

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from tf_redsync.exchange.layout import TensorSpec
-    from tf_redsync.exchange.method import Method, State
+    import numpy as np
+
+    from tf_redsync.exchange.context import Context
+    from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+    from tf_redsync.exchange.method import Exchange, Method, State
 
 _T = TypeVar("_T")
 
@@ -78,20 +81,36 @@ class EvaluationPoint:
         raise NotImplementedError
 
 
-class LocalUpdate:
-    """Has a state that local steps change, with `SyncSchedule.local_steps`.
+class LocalMomentum:
+    """Exchanges momenta, which local steps change between them, with `SyncSchedule.intervals`.
+
+    Its state has the names `momentum` and `rates`, the sum of `rate_of_step` over the local steps
+    of a round. A round whose changes are not finite resets both.
 
     Lu, Li, Zhang, De Sa, He (2022), "Maximizing Communication Efficiency for Large-scale Training
     via 0/1 Adam", arXiv 2202.06009.
     """
 
-    def alone(self, totals: list[tf.Tensor], state: State) -> tuple[list[tf.Tensor], State]:
+    def local_step(self, totals: list[tf.Tensor], state: State) -> tuple[list[tf.Tensor], State]:
         """Return the update of a local step, and the worker's new state.
 
         Args:
             totals: This worker's gradients times the number of workers, float32, one for each
                 tensor of the bucket. The update has the same shapes.
             state: This worker's state.
+        """
+        raise NotImplementedError
+
+    def momentum_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        """Run a synchronous step whose totals are momenta; see `Method.exchange`."""
+        raise NotImplementedError
+
+    def rate_of_step(self, rate: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+        """Return the factor of the momentum in the update of a local step: float32 scalar.
+
+        Args:
+            rate: The learning rate.
+            steps: Number of steps so far, including this one, float32 scalar.
         """
         raise NotImplementedError
 
@@ -143,6 +162,17 @@ class Staged:
 
     def at(self, step: int) -> Method:
         """Return the method that runs at a step. Its state has the same form in all stages."""
+        raise NotImplementedError
+
+
+class Masked:
+    """Never sends pruned elements. Its state has a bool tensor `mask` for each tensor.
+
+    Weights are 0 where the mask is `False`; `step/masks.py` and the adapters keep them so.
+    """
+
+    def with_masks(self, layout: BucketLayout, masks: Sequence[np.ndarray]) -> State:
+        """Return the state for new masks, bool, one for each tensor of the bucket."""
         raise NotImplementedError
 
 

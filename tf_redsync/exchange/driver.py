@@ -16,7 +16,6 @@ from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGat
 from tf_redsync.ops import wire
 from tf_redsync.ops.wire import moved
 
-Exchange = Generator[Request, Any, Any]
 # Name scopes of the ops before and after an exchange's first answer, by which a profile
 # distinguishes them from the rest of a step.
 SELECTING, DECODING = "redsync_select", "redsync_decode"
@@ -99,7 +98,7 @@ class Outcome:
     elements: Sequence[tf.Tensor | None] = ()
 
 
-def drive(exchanges: Sequence[Exchange], network: Network) -> Outcome:
+def drive(exchanges: Sequence[Generator[Request, Any, Any]], network: Network) -> Outcome:
     """Run generators to their ends, with one collective per generator and round.
 
     The requests of a round are sent in the order of the generators. So all workers issue the same

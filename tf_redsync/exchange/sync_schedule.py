@@ -13,17 +13,18 @@ from tf_redsync.outer import Outer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Distances between exchanges that grow; see `tf_redsync/step/zero_one.py`.
+    """Growing intervals between exchanges; see `tf_redsync/step/zero_one.py`.
+
+    Lu, Li, Zhang, De Sa, He (2022), "Maximizing Communication Efficiency for Large-scale Training
+    via 0/1 Adam", arXiv 2202.06009.
 
     Args:
-        dense_double_after: Dense steps follow each other at first, and their distance doubles after
-            each so many of them.
-        local_start: Number of first steps that all workers take together. There are no dense ones
-            after them, but local ones.
-        local_double_after: Local steps in a round are one at first, and their number doubles after
-            each so many steps.
-
-    The last two are fractions of the training where they are below 1; see `of`.
+        dense_double_after: Number of dense steps after which the interval between dense steps
+            doubles: 1, 2, 4 steps and so on.
+        local_start: Step at which local steps begin and dense steps end; below 1 a fraction of the
+            training.
+        local_double_after: Number of steps after which the number of local steps in a round
+            doubles: 1, 2, 4 and so on; below 1 a fraction of the training.
     """
 
     dense_double_after: int
@@ -56,7 +57,7 @@ class Intervals:
         return tf.equal(since % tf.bitwise.left_shift(tf.constant(1, tf.int64), block), 0)
 
     def local(self, step: tf.Tensor) -> tf.Tensor:
-        """Return whether workers take a step alone: bool scalar, for int64 `step`."""
+        """Return whether a step is local: bool scalar, for int64 `step`."""
         return step >= self.local_start
 
     def length(self, step: tf.Tensor, most: int) -> tf.Tensor:
@@ -78,29 +79,31 @@ def _steps(asked: Any, total: Any) -> Any:
 class SyncSchedule:
     """When a method exchanges what. It decides which schedule of `tf_redsync/step/` runs.
 
-    The default: the gradients of every step, by `Method.exchange`.
+    By default a method exchanges the gradients of every step, with `Method.exchange`.
 
     Args:
-        warm_up_steps: Number of first steps in which `dense_exchange` runs in place of `exchange`.
-        dense_every: Every so many steps `dense_exchange` runs in place of `exchange`; 0 for never.
-        waits_for: What `exchange` waits for, in words. Until `Waiting.ready` says that it has come,
-            `dense_exchange` runs. Empty: nothing.
-        phases: `(until, name)`, rising: before step `until`, the method's generator `name` runs in
-            place of `exchange`.
-        stages: Steps, rising, at each of which `Staged.at` begins to return another method.
-        local_steps: Steps that a worker takes alone between two exchanges of the weights' changes;
-            0 for gradients.
-        delay: Steps by which a total comes late: 0 or 1, with fragments any number.
-        own_point: Whether each worker computes its gradients at a point of its own, from
+        warm_up_steps: Number of initial steps that run `dense_exchange` instead of `exchange`.
+        dense_every: Interval, in steps, of steps that run `dense_exchange`; 0 for none.
+        waits_for: What `exchange` waits for, in words for messages; empty for nothing. Until
+            `Waiting.ready` is true, `dense_exchange` runs.
+        phases: Increasing pairs `(until, name)`: before step `until`, the method's generator `name`
+            runs instead of `exchange`.
+        stages: Increasing steps, at each of which `Staged.at` begins to return another method.
+        local_steps: Number of local steps between two exchanges of the changes of the weights; 0
+            to exchange gradients.
+        delay: Steps between an exchange and the use of its total: 0 or 1, with fragments any
+            number.
+        own_point: Whether each worker computes its gradients at its own point,
             `EvaluationPoint.point`.
-        outer: What is done with the mean of the local changes, a `tf_redsync.outer.Outer`; `None`:
-            they are added to the weights.
-        fragments: How many parts of the model are exchanged in turn, each every `local_steps`
-            steps; 0 for no turns.
-        mixing: Of a worker's own weights, the share that is kept when their fragment is renewed.
-        intervals: Of exchanges that become rarer, up to `local_steps`; `None`: they do not.
-        masks_local_momentum: Whether the optimizer's momentum is cleared where a local change was
-            sent.
+        masks_local_momentum: Whether the optimizer's momentum is cleared for the elements of a
+            local change that were sent.
+        outer: Outer optimizer, which applies the mean local change, a `tf_redsync.outer.Outer`;
+            `None` adds it to the weights.
+        fragments: Number of fragments of the model that are exchanged in turn, each every
+            `local_steps` steps; 0 to exchange the whole model.
+        mixing: Weight of the worker's own weights w when a fragment with the exchanged weights W is
+            merged: mixing w + (1 - mixing) W.
+        intervals: Growing intervals between exchanges, up to `local_steps`, or `None`.
     """
 
     warm_up_steps: int = 0

@@ -13,27 +13,28 @@ class Traits:
 
     Args:
         paper: Authors and year, for `table()`.
-        requests: What crosses the network in a step, in words, for `table()`.
+        requests: The collectives of a step, in words, for `table()`.
         bits: Bits that a worker contributes per element and step, as a formula, for `table()`.
+        exchanges: Whether workers exchange anything, so that their weights stay equal.
         state_kinds: For every name in the state: `"sum"`, `"mean"` or `"shared"`; see
             `step/state_variables.py`.
-        period: Number of steps after which requests and sizes repeat, such as 2 for two factors in
-            turn. Times and bytes are counted over whole periods.
-        rounds_values: Whether all values that it sends can be rounded on the way, and the rounding
-            errors stay in its residual.
-        finer_sums: Of its sums of values in a step, how many of the first ones `BlockQuantized`
-            sends in twice the bits, because no residual keeps their rounding errors.
-        votes: Whether totals are votes, -1, 0 or 1, in dense exchanges too, and so need a learning
-            rate of another size than sums of gradients.
-        whole_model: Whether all its tensors, of each fragment, share one bucket, however large.
+        period: Number of steps after which collectives and sizes repeat, such as 2 for a method
+            that sends its two factors in turn. Times and bytes are means over whole periods.
+        rounds_values: Whether a wrapper may round all values that it sends, because its residual
+            keeps the rounding errors.
+        finer_sums: Number of leading all-reduces of a step that `BlockQuantized` sends with twice
+            the bits, because no residual keeps their rounding errors.
+        votes: Whether totals are votes, -1, 0 or 1, in dense exchanges too, so that they need
+            another learning rate than sums of gradients.
+        whole_model: Whether all tensors of a fragment share one bucket of any size.
         conserves: Whether sum(gradient + old residual) = total + sum(new residual), to rounding.
         dense_delivers: Whether `dense_exchange` delivers the residual as well, and leaves momentum
             in it.
-        totals_may_overflow: Whether totals can be non-finite though all that the network returned
-            is finite. Every step then checks them, and all workers skip a step that fails.
-        waiting_steps: Steps that an element waits on average until it is sent; 1 if each is in
-            every step.
-        sends_selected: Whether it sends selected elements only, in messages that take a coding.
+        totals_may_overflow: Whether totals can be non-finite although all received values are
+            finite. Every step then checks them, and all workers skip a step that fails.
+        waiting_steps: Mean number of steps until an element is sent; 1 if every step sends it.
+        sends_selected: Whether it sends only selected elements, in messages that `Coded` can
+            encode.
         density_changes: Whether the number of elements that are sent depends on the step.
         needs_amsgrad: Whether the method is made for AMSGrad as the inner optimizer.
         momentum_in_exchange: Momentum that the exchange applies; the inner optimizer must then have
@@ -44,6 +45,7 @@ class Traits:
     paper: str = ""
     requests: str = ""
     bits: str = ""
+    exchanges: bool = True
     state_kinds: dict[str, str] = dataclasses.field(default_factory=dict)
     period: int = 1
     rounds_values: bool = False

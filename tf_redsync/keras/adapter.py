@@ -4,7 +4,7 @@ Every family has one instance method that sums gradients over replicas and one t
 sums. A wrapper replaces the first by `Adapter.aggregate` and wraps the second by `Adapter.guarded`.
 
 A skipped step changes only counters. Keras decays weights before the exchange, when finiteness is
-not known yet, and applies constraints and averages after it. `SkippedSteps` guards these. Private
+not known yet, and applies constraints and averages after it. `UpdateGuard` guards these. Private
 names that it uses, on the *instance* of the inner optimizer:
 `_apply_weight_decay(variables)`, of Keras 3 and tf_keras; `_update_model_variables_moving_average(
 variables)` and `_overwrite_model_variables_with_average_value(variables)`, of Keras 3.
@@ -40,7 +40,7 @@ from tf_redsync.step import flushing, masks
 from tf_redsync.step.builder import ExchangeBuilder
 from tf_redsync.step.drift import DEFAULT_EVERY
 from tf_redsync.step.gradient_exchange import GradientExchange
-from tf_redsync.step.sync_schedules import LocalSteps
+from tf_redsync.step.local_steps import LocalSteps
 
 
 class Adapter:
@@ -81,7 +81,7 @@ class Adapter:
         )
         self._running = 0  # concurrent steps of this wrapper, one per replica
         self._asked = False  # whether the optimizer has ever called `aggregate`
-        self.skipping = SkippedSteps()
+        self.guard = UpdateGuard()
         self._check_every, self._on_drift = check_every or 0, on_drift
         self._drift: Callable[[], None] | None = None  # compares weights when due
         self._adam: slots.AdamSlots | None = None
@@ -232,7 +232,7 @@ class Adapter:
         positions = list(map(self._position, variables))
         totals, finite = self.exchange(grads, positions)
         self._asked = True
-        self.skipping.note(finite)
+        self.guard.note(finite)
         if self._adam is not None and not self.exchange.schedule.off:
             totals = self._adam.gradients(totals, positions)
         return list(zip(totals, variables, strict=True))
@@ -270,7 +270,7 @@ class Adapter:
             )
         (total, variable), *others = self.aggregate(grads_and_vars)
         nan = tf.constant(float("nan"), total.dtype)
-        total += tf.where(self.skipping.finite, tf.zeros([], total.dtype), nan)
+        total += tf.where(self.guard.finite, tf.zeros([], total.dtype), nan)
         return [(total, variable), *others]
 
     def guarded(
@@ -293,7 +293,7 @@ class Adapter:
             ]
 
             def apply() -> Any:
-                self.skipping.decay_now(distribution)
+                self.guard.decay_now(distribution)
                 if self._adam is not None and not self.exchange.schedule.off:
                     served = [(self._position(v), v) for _, v in grads_and_vars]
                     self._adam.prepare(distribution, served)
@@ -303,7 +303,7 @@ class Adapter:
                     distribution.extended.update(variable, pruning.keep, args=(mask,), group=False)
                 return tf.constant(True)
 
-            tf.cond(self.skipping.finite, apply, lambda: tf.constant(False))
+            tf.cond(self.guard.finite, apply, lambda: tf.constant(False))
             return otherwise()
 
         return update_if_finite
@@ -353,7 +353,7 @@ def _check_unwrapped(inner: Any) -> None:
         )
 
 
-class SkippedSteps:
+class UpdateGuard:
     """Guard of weight decay, constraints and averages in skipped steps of one wrapped optimizer.
 
     Attributes:

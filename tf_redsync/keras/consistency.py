@@ -137,8 +137,8 @@ def drift_of(
     """
     strategy, network = tf.distribute.get_strategy(), exchange.network
     # Without an exchange, weights are meant to differ.
-    unexchanged = any(b.method.traits.requests == "none" for b in exchange.schedule.buckets)
-    if not every or network.workers == 1 or not network.in_branches or unexchanged:
+    exchanges = all(b.method.traits.exchanges for b in exchange.schedule.buckets)
+    if not every or network.workers == 1 or not network.in_branches or not exchanges:
         return None
     local, skips_locally = strategy.experimental_local_results, exchange.schedule.skips_locally
     names, consensus = [s.name for s in exchange.specs], exchange.consensus

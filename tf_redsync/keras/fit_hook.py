@@ -263,10 +263,9 @@ def _steps_per_execution(model: Any) -> int:
     return 1 if found is None else int(found.numpy() if hasattr(found, "numpy") else found)
 
 
-def method_of_a_model() -> str:
-    """Return the running method of a Keras model as text for a message, or ""."""
-    found = next((name for name in models.keras_functions() if name in _METHODS), None)
-    return f" in `{found}`" if found else ""
+def running_method() -> str:
+    """Return the name of the Keras model's method that runs, such as "fit", or ""."""
+    return next((name for name in models.keras_functions() if name in _METHODS), "")
 
 
 def watch_ends(model_class: Any) -> None:

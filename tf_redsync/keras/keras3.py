@@ -59,7 +59,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         applies._distributed_tf_update_step = adapter.guarded(
             _with_sparse_descent(applies._distributed_tf_update_step)
         )
-        adapter.skipping.guard_keras3(applies)
+        adapter.guard.guard_keras3(applies)
         self._accumulates = conflicts.accumulates(inner_optimizer)
         if self._accumulates:
             _accumulate_in_branches(applies, adapter.finish_step)

@@ -62,7 +62,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         applies.jit_compile = False  # the update shares a function with collectives
         scaled = applies is not inner_optimizer
         applies.aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
-        adapter.skipping.decay_later(applies)
+        adapter.guard.decay_later(applies)
         applies._distributed_apply_gradients_fn = adapter.guarded(
             applies._distributed_apply_gradients_fn, otherwise=lambda: applies.iterations
         )
@@ -112,9 +112,9 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         variables = [v for _, v in grads_and_vars]
         self.build_once(variables)
         adapter, apply = self._adapter, self.inner_optimizer.apply_gradients
-        adapter.skipping.begin(variables)
+        adapter.guard.begin(variables)
         applied = adapter.run(apply, grads_and_vars, finish=False, name=name, **kwargs)
-        adapter.skipping.end()
+        adapter.guard.end()
         adapter.finish_step()
         return applied
 

@@ -20,7 +20,7 @@ from tf_redsync.keras import accuracy
 from tf_redsync.methods.common.wrapper import innermost
 from tf_redsync.policy import Assignment
 from tf_redsync.schedules import ExponentialWarmUp
-from tf_redsync.step.sync_schedules import WarmUp
+from tf_redsync.step.fit_steps import WarmUp
 
 FRACTION = (
     "Use a fraction of the training, such as DistributedOptimizer(..., warm_up=DenseWarmUp("

@@ -18,9 +18,9 @@ from tf_redsync.ops.block_quantization import check_block_format
 class BlockQuantized(RoundingWrapper):
     """8-, 4- or 2-bit numbers on the wire, for dense gradients or the values of another method.
 
-    The elements of a block share a scale. Each worker keeps its own quantisation errors in its
+    The elements of a block share a scale. Each worker keeps its own quantization errors in its
     residual. On every worker w of K, with gradient g, residual e, p = e + g cut into K parts, and
-    Q(x) the quantised x:
+    Q(x) the quantized x:
 
         send Q(p[b]) to worker b                      one all-to-all
         e[b] <- p[b] - Q(p[b])                        for every b other than w
@@ -31,9 +31,9 @@ class BlockQuantized(RoundingWrapper):
 
     Two workers exchange Q(p) in one all-gather: the same bytes, half the latency, one rounding.
 
-    Quantised all-reduces with error feedback for both roundings: Xie et al. (2024), "LoCo: Low-Bit
+    Quantized all-reduces with error feedback for both roundings: Xie et al. (2024), "LoCo: Low-Bit
     Communication Adaptor for Large-scale Model Training", arXiv 2407.04480, 4 bits; Tang et al.
-    (2021), "1-bit Adam", arXiv 2102.02888, section 5, one bit. Around `DiLoCo` it quantises the
+    (2021), "1-bit Adam", arXiv 2102.02888, section 5, one bit. Around `DiLoCo` it quantizes the
     changes of the weights with error feedback, as in Thérien et al. (2025), "MuLoCo", arXiv
     2505.23725.
 
@@ -47,13 +47,13 @@ class BlockQuantized(RoundingWrapper):
     Differences from the papers
 
     * LoCo keeps an average of past errors in 8 bits; here the residual is float32.
-    * Sums are also quantised with error feedback, as in 1-bit Adam.
+    * Sums are also quantized with error feedback, as in 1-bit Adam.
 
     Args:
-        method: The method whose values are quantised: `None` or `Dense()` for the dense gradients,
+        method: The method whose values are quantized: `None` or `Dense()` for the dense gradients,
             or a method that sends values, such as `PowerSGD`, `ACPSGD`, `TopK`, `RedSync`,
             `RandomBlock`, `LocalSGD`, `DiLoCo` or `StreamingDiLoCo(value_bits=32)`. The residual of
-            that method, or of this wrapper, keeps the quantisation errors. Positions of selected
+            that method, or of this wrapper, keeps the quantization errors. Positions of selected
             elements have 32 bits.
         bits: Bits per value, 8, 4 or 2.
         block: Number of elements that share a scale, a multiple of 32.

@@ -126,6 +126,7 @@ class NoExchange(Method):
             super().traits,
             paper="-",
             requests="none",
+            exchanges=False,
             bits="0",
             conserves=False,
             # Totals differ between workers, which therefore cannot agree to skip a step

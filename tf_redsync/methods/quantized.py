@@ -1,4 +1,4 @@
-"""QSGD and TernGrad: unbiased stochastic quantisation to a few bits per element."""
+"""QSGD and TernGrad: unbiased stochastic quantization to a few bits per element."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class TernGrad(StochasticQuantizer):
     Args:
         clip: Clipping threshold in standard deviations of the tensor; `None`: no clipping.
         shared_scaler: Whether all workers use the largest of their scalers.
-        output_layer: Whether to quantise the weights of the output layer. The paper does not.
+        output_layer: Whether to quantize the weights of the output layer. The paper does not.
         seed: Seed of the rounding, equal on all workers. Their random streams differ by rank.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
@@ -192,7 +192,7 @@ class TernGrad(StochasticQuantizer):
                 self.clip * rms(r, s.size) for r, s in zip(rows, ctx.layout.specs, strict=True)
             ]
             scalers = tf.minimum(scalers, tf.concat(limits, axis=0))
-        if not self.shared_scaler:  # quantisation clips at the scaler, which is the code 1
+        if not self.shared_scaler:  # quantization clips at the scaler, which is the code 1
             totals, _ = yield from deliver_codes(grads, scalers, stream=stream, mode="stochastic")
             return totals, state
 

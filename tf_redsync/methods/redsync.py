@@ -56,7 +56,7 @@ class RedSync(MomentumCorrected):
     * The threshold search accepts 3k/4 < count <= k. The paper accepts up to 2k, with messages of
       variable length; the authors' code for CNNs accepts k/2 < count < 3k/2.
     * Indices are int32 bit patterns, never floats.
-    * With `quantized`, the quantisation error is dropped, as in the paper, so gradients are not
+    * With `quantized`, the quantization error is dropped, as in the paper, so gradients are not
       conserved.
 
     Args:
@@ -70,7 +70,7 @@ class RedSync(MomentumCorrected):
             without masking: 67.9 % and 69.4 % at a density of 10 %; 61.7 % and 62.1 %, about
             equal, at 0.1 %.
         quantized: Send one mean instead of the values: of positive elements in even steps, of
-            negative ones in odd steps. The output layer is never quantised.
+            negative ones in odd steps. The output layer is never quantized.
         selection: `"auto"` chooses by size; `"exact"`, `"trimmed"` or `"threshold"` for all.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
         threshold_above: Tensors of more float32 bytes use the threshold search.
@@ -114,9 +114,9 @@ class RedSync(MomentumCorrected):
             super().traits,
             paper="Fang, Fu, Yang, Hsieh 2019",
             requests="all-gather of indices and values",
-            bits="64 density; quantised 32 density",
+            bits="64 density; quantized 32 density",
             state_kinds={**super().traits.state_kinds, "ratios": "mean"},
-            # Momentum adds to the totals, and quantisation errors are dropped
+            # Momentum adds to the totals, and quantization errors are dropped
             conserves=super().traits.conserves and not self.quantized,
             notes=self._notes,
         )

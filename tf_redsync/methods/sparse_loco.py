@@ -34,7 +34,7 @@ _VALUE_BITS = (2, 32)
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SparseLoCo(Method):
-    """SparseLoCo: DiLoCo with sparse, quantised changes, and error feedback for outer momentum.
+    """SparseLoCo: DiLoCo with sparse, quantized changes, and error feedback for outer momentum.
 
     Between two exchanges the workers' weights differ. The workers exchange early when an epoch ends
     and before an evaluation or a save, so that they have common weights there; in a custom loop

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: fragments of the model exchanged in turn, overlapped and quantised."""
+"""Streaming DiLoCo: fragments of the model exchanged in turn, overlapped and quantized."""
 
 from __future__ import annotations
 

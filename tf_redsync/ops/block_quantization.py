@@ -1,4 +1,4 @@
-"""Block quantisation: numbers of 8, 4 or 2 bits with a shared scale per block.
+"""Block quantization: numbers of 8, 4 or 2 bits with a shared scale per block.
 
 A row of n elements becomes a message of int32 words:
 
@@ -33,7 +33,7 @@ def block_words(size: int, *, bits: int, block: int) -> int:
 
 
 def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Quantise rows; return their messages and errors.
+    """Quantize rows; return their messages and errors.
 
     The values of a block are multiples of a unit u = scale / L:
 
@@ -120,7 +120,7 @@ def block_dequantize(
 
 
 def check_block_format(bits: int, block: int) -> None:
-    """Check the arguments `bits` and `block` of block quantisation.
+    """Check the arguments `bits` and `block` of block quantization.
 
     Raises:
         ValueError: naming the argument and its value, for `bits` other than 8, 4 and 2, or for a

@@ -21,9 +21,8 @@ from tf_redsync.network import collectives
 from tf_redsync.policy import Assignment, Policy, Undecided
 from tf_redsync.schedules import DenseWarmUp
 from tf_redsync.step import nonfinite, workers
-from tf_redsync.step.fit_steps import FitSteps
+from tf_redsync.step.fit_steps import FitSteps, TrainingLength, WarmUp
 from tf_redsync.step.gradient_exchange import GradientExchange, Setup
-from tf_redsync.step.sync_schedules import TrainingLength, WarmUp
 
 # Members of `GradientExchange` that need the variables of the model.
 _OF_VARIABLES = (

@@ -165,7 +165,7 @@ class ChangingSteps(EveryStep):
     def run(self, inputs: Inputs) -> Outcome:
         """Exchange one step's gradients; see `EveryStep.run`."""
         if inputs.network.workers == 1:
-            return self.alone.run(inputs)
+            return self.dense.run(inputs)
         warming, begun = self.begun(inputs.step)
         return self.exchanged(dataclasses.replace(inputs, step=begun), warming)
 

@@ -167,7 +167,7 @@ class EveryStep:
 
     def __init__(self, buckets: Sequence[Bucket]):
         self.buckets = tuple(buckets)
-        self.alone = dense_plan(self.buckets)  # for one worker, which sends nothing
+        self.dense = dense_plan(self.buckets)
         self.plan = plan_at(self.buckets, dense=False, start=0)
 
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
@@ -187,7 +187,7 @@ class EveryStep:
             the bytes sent.
         """
         dense = inputs.network.workers == 1 or (self.off and not self.always_dense)
-        return (self.alone if dense else self.plan).run(inputs)
+        return (self.dense if dense else self.plan).run(inputs)
 
     @property
     def always_dense(self) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.exchange.capabilities import LocalUpdate, capability
+from tf_redsync.exchange.capabilities import LocalMomentum, capability
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
@@ -51,7 +51,6 @@ class LocalSteps(ChangingSteps):
         steps: Number of steps between two exchanges, k.
         warm_up: A dense warm-up, or `None`.
         nonfinite: Counts skipped steps.
-
     """
 
     per_worker_weights = True
@@ -98,13 +97,13 @@ class LocalSteps(ChangingSteps):
         warming, _ = self.begun(inputs.step)
         by_position = self._by_position(inputs.grads)
         if warming is None:
-            outcome = self._alone(inputs)
+            outcome = self._local_step(inputs)
             self._count(outcome, by_position)
             return outcome
         outcome = choose(
             warming,
-            lambda: self.alone.run(inputs),
-            lambda: self._alone(inputs),
+            lambda: self.dense.run(inputs),
+            lambda: self._local_step(inputs),
             inputs.network,
         )
         tf.cond(
@@ -114,15 +113,15 @@ class LocalSteps(ChangingSteps):
         )
         return outcome
 
-    def _alone(self, inputs: Inputs) -> Outcome:
+    def _local_step(self, inputs: Inputs) -> Outcome:
         """Run a local step, without communication."""
         workers = inputs.network.workers
         totals = [[workers * g for g in widened(bucket)] for bucket in inputs.grads]
         finite = all_finite([total for bucket in totals for total in bucket])
         results = []
         for bucket, own, state in zip(self.buckets, totals, inputs.states, strict=True):
-            update = capability(bucket.method, LocalUpdate)
-            results.append((own, state) if update is None else update.alone(own, state))
+            update = capability(bucket.method, LocalMomentum)
+            results.append((own, state) if update is None else update.local_step(own, state))
         return Outcome(results, finite, 0.0)
 
     def _count(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
@@ -157,8 +156,8 @@ class LocalSteps(ChangingSteps):
     ) -> Sent:
         """Exchange the changes at the end of the round."""
         warmed = self.warmed()
-        alone = tf.constant(1, tf.int64) if warmed is None else tf.cast(~warmed, tf.int64)
-        consensus.steps.assign_add(alone, read_value=False)
+        is_local = tf.constant(1, tf.int64) if warmed is None else tf.cast(~warmed, tf.int64)
+        consensus.steps.assign_add(is_local, read_value=False)
         return rarely(
             consensus.steps.read_value() >= self.steps,
             lambda: self.exchange_changes(consensus, states, network),

@@ -1,8 +1,7 @@
 """Pruning masks in the state of methods that never send the pruned elements.
 
-Such a method has a bool tensor for each variable in its state, under the name `mask` and of kind
-"shared". Weights are 0 where the mask is `False`; the adapters reset them after every update.
-`method.with_masks(layout, masks)` makes the state for new masks.
+`Masked` of `exchange/capabilities.py` is what such a method has. Weights are 0 where the mask is
+`False`; the adapters reset them after every update.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tf_redsync.exchange.capabilities import Masked, capability, required
 from tf_redsync.step.every_step import EveryStep
 from tf_redsync.step.state_variables import StateVariables
 
 NAME = "mask"
 
 
-class Masked(Protocol):
+class ExchangeOfMasked(Protocol):
     """The members of `GradientExchange` that this module uses; see there."""
 
     schedule: EveryStep
@@ -29,10 +29,10 @@ class Masked(Protocol):
 
 def has_masks(method: Any) -> bool:
     """Whether a method has masks in its state."""
-    return NAME in method.traits.state_kinds
+    return capability(method, Masked) is not None
 
 
-def variables(exchange: Masked) -> dict[int, Any]:
+def variables(exchange: ExchangeOfMasked) -> dict[int, Any]:
     """Return the variables of the masks by the position of the masked variable."""
     return {
         spec.position: mask
@@ -42,12 +42,12 @@ def variables(exchange: Masked) -> dict[int, Any]:
     }
 
 
-def any_pruned(exchange: Masked) -> bool:
+def any_pruned(exchange: ExchangeOfMasked) -> bool:
     """Whether a mask prunes any element."""
     return not all(np.all(mask.numpy()) for mask in variables(exchange).values())
 
 
-def write(exchange: Masked, masks: Mapping[int, np.ndarray]) -> None:
+def write(exchange: ExchangeOfMasked, masks: Mapping[int, np.ndarray]) -> None:
     """Replace all masks, between two steps and in the strategy's scope, on all workers.
 
     Args:
@@ -58,10 +58,10 @@ def write(exchange: Masked, masks: Mapping[int, np.ndarray]) -> None:
     for bucket, states in zip(exchange.schedule.buckets, exchange.states, strict=True):
         if has_masks(bucket.method):
             own = [masks[spec.position] for spec in bucket.layout.specs]
-            states.assign(bucket.method.with_masks(bucket.layout, own))
+            states.assign(required(bucket.method, Masked).with_masks(bucket.layout, own))
 
 
-def warn_if_no_masks_come(exchange: Masked) -> None:
+def warn_if_no_masks_come(exchange: ExchangeOfMasked) -> None:
     """Warn once if methods wait for masks and no pruning callback is registered."""
     methods = {b.method for b in exchange.schedule.buckets if b.method.sync_schedule.waits_for}
     if not methods or exchange.expects_pruning:

@@ -101,21 +101,12 @@ class NonFiniteCounter:
             functools.partial(tf.zeros, [len(grads)]),
         )
 
-    def count(self, finite: tf.Tensor, flags: tf.Tensor) -> None:
-        """Count a step that either all workers skip or none; report it if it is due.
-
-        Args:
-            finite: Bool scalar, equal on all workers.
-            flags: See `flags`.
-        """
-        tf.cond(finite, self.advance, lambda: self.skip(flags))
-
     def advance(self) -> None:
         """Count a step that is not skipped."""
         self.in_a_row.assign(0, read_value=False)
 
     def skip(self, flags: tf.Tensor) -> None:
-        """Count a skipped step, in a branch that all workers enter; see `count`."""
+        """Count a skipped step, in a branch that all workers enter; report it if it is due."""
         streak = self.in_a_row.read_value() + 1
         self.in_a_row.assign_add(1, read_value=False)
         self.total.assign_add(1, read_value=False)
@@ -135,8 +126,13 @@ class NonFiniteCounter:
         tf.cond(finite, advance, skipped)
 
     def count_together(self, finite: tf.Tensor, flags: tf.Tensor) -> None:
-        """With local steps: count a synchronous step, as `count` does."""
-        self.count(finite, flags)
+        """With local steps: count a synchronous step, which all workers skip or none.
+
+        Args:
+            finite: Bool scalar, equal on all workers.
+            flags: See `flags`.
+        """
+        tf.cond(finite, self.advance, lambda: self.skip(flags))
         streak = self.here.read_value() + 1
         self.here.assign(streak * tf.cast(~finite, tf.int64), read_value=False)
 

@@ -28,19 +28,6 @@ from tf_redsync.step.streaming import Streaming
 from tf_redsync.step.trial import Trial
 from tf_redsync.step.zero_one import ZeroOne
 
-__all__ = [
-    "ChangingSteps",
-    "EveryStep",
-    "LocalSteps",
-    "PerturbedPoint",
-    "Streaming",
-    "TrainingLength",
-    "Trial",
-    "WarmUp",
-    "ZeroOne",
-    "for_buckets",
-]
-
 
 def for_buckets(
     buckets: Sequence[Bucket],

@@ -6,8 +6,8 @@
 c: compressed. d: dense, which also delivers the residual. Methods with alternating steps, such as
 ACP-SGD (`Traits.period`), run whole periods: c c d d c c d d. The duration of a step is the time
 from its first gradient to the first gradient of the next step, averaged over the workers. The
-verdict compares the medians of the periods' means. A step is measured
-again if a `LossScaleOptimizer` skips the next exchange.
+verdict compares the medians of the periods' means. A step is measured again if a
+`LossScaleOptimizer` skips the next exchange.
 
 Buckets of always dense methods are exchanged outside of the branch, which TensorFlow traces and
 optimizes twice.

@@ -6,9 +6,8 @@ With t the step, from 0; s from `Intervals`; H the largest number of local steps
              all other steps                             `momentum_exchange`
     t >= s:  `LocalSteps`, in rounds of 1, 2, 4, ... steps, at most H
 
-`LocalUpdate.alone` runs a local step. The state `rates` holds the sum of `rate_of_step` over the
-steps of a round, by which the end of the round scales the changes. After a non-finite round the
-momentum is reset.
+`LocalMomentum` of `exchange/capabilities.py` is what it needs of a method. The end of a round
+scales the changes by the state `rates`. After a non-finite round the momentum is reset.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
+from tf_redsync.exchange.capabilities import LocalMomentum, required
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.sync_schedule import Intervals
@@ -55,7 +55,8 @@ class ZeroOne(LocalSteps):
         super().__init__(buckets, steps, warm_up, nonfinite)
         self._clock = clock
         self._training, self._asked = training, buckets[0].method.sync_schedule.intervals
-        runs, number = tuple(b.method.momentum_exchange for b in self.buckets), len(self.buckets)
+        self._methods = [required(b.method, LocalMomentum) for b in self.buckets]
+        runs, number = tuple(m.momentum_exchange for m in self._methods), len(self.buckets)
         self.momentum_plan = Plan(tuple(self.buckets), runs, (False,) * number, (True,) * number)
 
     @property
@@ -79,11 +80,11 @@ class ZeroOne(LocalSteps):
             together,
             lambda: choose(
                 dense,
-                lambda: self.alone.run(inputs),
+                lambda: self.dense.run(inputs),
                 lambda: self.momentum_plan.run(inputs),
                 network,
             ),
-            lambda: self._alone(inputs),
+            lambda: self._local_step(inputs),
             network,
         )
         tf.cond(
@@ -112,14 +113,14 @@ class ZeroOne(LocalSteps):
     ) -> Sent:
         """Count a local step, and exchange the changes at the end of the round."""
         warming, begun = self.begun(self._clock.read_value() - 1)
-        alone = ~self._is_synchronous(warming, begun)
-        consensus.steps.assign_add(tf.cast(alone, tf.int64), read_value=False)
+        is_local = ~self._is_synchronous(warming, begun)
+        consensus.steps.assign_add(tf.cast(is_local, tf.int64), read_value=False)
         steps = tf.cast(self._clock.read_value(), tf.float32)
-        for bucket, state in zip(self.buckets, states, strict=True):
+        for method, state in zip(self._methods, states, strict=True):
             (rates,) = state.read()["rates"]
-            own = bucket.method.rate_of_step(rate, steps)
-            state.assign({"rates": [rates + tf.where(alone, own, 0.0)]})
-        due = alone & (consensus.steps.read_value() >= self.intervals.length(begun, self.steps))
+            own = method.rate_of_step(rate, steps)
+            state.assign({"rates": [rates + tf.where(is_local, own, 0.0)]})
+        due = is_local & (consensus.steps.read_value() >= self.intervals.length(begun, self.steps))
         return tf.cond(due, lambda: self.exchange_changes(consensus, states, network), nothing_sent)
 
     @override

@@ -1,4 +1,4 @@
-// Block quantisation: numbers of a few bits and a shared scale per block, symmetric around zero.
+// Block quantization: numbers of a few bits and a shared scale per block, symmetric around zero.
 // `block_quantize` in tf_redsync/ops/block_quantization.py defines the format and the arithmetic.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_BLOCK_QUANTIZE_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_BLOCK_QUANTIZE_H_

@@ -1,4 +1,4 @@
-// Quantisation of tensors to codes of a few bits, and the sum of what several workers sent.
+// Quantization of tensors to codes of a few bits, and the sum of what several workers sent.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_QUANTIZE_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_QUANTIZE_H_
 

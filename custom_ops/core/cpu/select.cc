@@ -112,7 +112,7 @@ int64_t CountAbove(const Candidates& candidates, int32_t threshold) {
 // Where the selected elements go, in the order of their indices.
 struct Taken {
   uint32_t* indices;
-  int32_t* values;  // Null if quantised.
+  int32_t* values;  // Null if quantized.
   int64_t count = 0;
 
   // Appends a candidate if it is chosen, without a branch.

@@ -22,7 +22,7 @@ struct SelectOptions {
   bool masking = true;
   bool clear_residual = true;  // Whether what is selected leaves the residual.
   float scale = 1;
-  bool positive_side = true;  // Side that a quantised tensor sends.
+  bool positive_side = true;  // Side that a quantized tensor sends.
   bool search = true;         // Whether to bisect anew rather than to reuse `ratio`.
   float ratio = -1;           // Of kThreshold's last search; kFixed: the threshold, not negative.
 };
@@ -35,14 +35,14 @@ struct SelectBuffers {
   float* new_residual = nullptr;    // May be `residual` or `grad`.
   float* new_velocity = nullptr;    // May be `velocity` or `grad`; null if it is not kept.
   uint32_t* indices = nullptr;      // k of them; the first `count` are written.
-  int32_t* values = nullptr;        // k float bits; null if quantised.
+  int32_t* values = nullptr;        // k float bits; null if quantized.
 };
 
 struct SelectResult {
   // Whether all accumulated elements are below 2^96 in magnitude, and kFixed's threshold is no NaN.
   bool finite = true;
   int64_t count = 0;
-  float mean = 0;  // Of the selected elements, if quantised.
+  float mean = 0;  // Of the selected elements, if quantized.
   float ratio = -1;
 };
 

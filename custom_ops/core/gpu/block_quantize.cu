@@ -1,4 +1,4 @@
-// Block quantisation: a warp takes a pair of blocks, whose scales share a word; a lane takes eight
+// Block quantization: a warp takes a pair of blocks, whose scales share a word; a lane takes eight
 // neighbours at a time.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/c_api.h"

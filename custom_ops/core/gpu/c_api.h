@@ -54,7 +54,7 @@ typedef struct {
                        depend on it, but time does: on a fixed place one can miss every time. */
   /* Scalars that a graph computes, perhaps on the device: reading them here would wait for it. */
   const float* scale;    /* Device scalar: factor of the gradients. */
-  const int32_t* side;   /* Device scalar, +1 or -1: sign that quantised tensors send. */
+  const int32_t* side;   /* Device scalar, +1 or -1: sign that quantized tensors send. */
   const uint8_t* search; /* Device scalar: whether to search thresholds anew. */
   const float* ratios;   /* Device, [count]; null if all selectors are exact or trimmed, which have
                             none; so are the three scalars but `scale` then. */
@@ -151,7 +151,7 @@ typedef struct {
    Magnitudes compare as bits, so that NaNs are the largest. */
 REDSYNC_GPU_API int redsync_gpu_chunked_top_k(const RedsyncGpuChunks* call, void* stream);
 
-/* ------------------------------------------------------------------------- block quantisation */
+/* ------------------------------------------------------------------------- block quantization */
 
 typedef struct {
   int64_t bits;  /* 8, 4 or 2. */

@@ -24,7 +24,7 @@ typedef struct {
   int64_t limit;
 } RedsyncGpuCodecError;
 
-/* ---------------------------------------------------------------------------- quantisation */
+/* ---------------------------------------------------------------------------- quantization */
 
 enum {
   REDSYNC_GPU_SIGN = 0,

@@ -1,4 +1,4 @@
-// Formats of quantised messages, and what codes stand for.
+// Formats of quantized messages, and what codes stand for.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZED_FORMAT_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZED_FORMAT_CUH_
 

@@ -12,7 +12,7 @@ tensorflow::Status QuantizeBlocks(tensorflow::OpKernelContext* context,
   const RedsyncGpuBlockQuantize blocks = {call.format.bits, call.format.block, call.rows,
                                           call.size,        call.values,       call.messages,
                                           call.errors};
-  return FromCode(redsync_gpu_block_quantize(&blocks, StreamOf(context)), "Block quantisation");
+  return FromCode(redsync_gpu_block_quantize(&blocks, StreamOf(context)), "Block quantization");
 }
 
 tensorflow::Status DequantizeBlocks(tensorflow::OpKernelContext* context,
@@ -20,7 +20,7 @@ tensorflow::Status DequantizeBlocks(tensorflow::OpKernelContext* context,
   const RedsyncGpuBlockDequantize blocks = {call.format.bits, call.format.block, call.rows,
                                             call.size,        call.sum,          call.messages,
                                             call.values};
-  return FromCode(redsync_gpu_block_dequantize(&blocks, StreamOf(context)), "Block dequantisation");
+  return FromCode(redsync_gpu_block_dequantize(&blocks, StreamOf(context)), "Block dequantization");
 }
 
 REGISTER_KERNEL_BUILDER(Name("RedsyncBlockQuantize").Device(tensorflow::DEVICE_GPU),

@@ -35,7 +35,7 @@ struct QuantizedTensors {
 };
 
 struct Quantize : QuantizedTensors {
-  static constexpr const char* kWhat = "Quantisation";
+  static constexpr const char* kWhat = "Quantization";
   static constexpr const char* kName = "scales";
   static constexpr auto Function = redsync_gpu_quantize;
   static constexpr auto Explain = redsync_gpu_explain_quantize;

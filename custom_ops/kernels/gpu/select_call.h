@@ -12,7 +12,7 @@
 namespace redsync {
 
 struct GpuSelection {
-  std::vector<RedsyncGpuTensor> tensors;  // Without k, selector, and whether they are quantised.
+  std::vector<RedsyncGpuTensor> tensors;  // Without k, selector, and whether they are quantized.
   RedsyncGpuSelect call = {};             // Without ratios, side and search, and without message.
 
   explicit GpuSelection(const AccumulateCall& from) : tensors(from.grads.size()) {

@@ -1,4 +1,4 @@
-"""Natural compression, DoReFa, Wangni's sparsification, Quantized Frank-Wolfe's quantiser."""
+"""Natural compression, DoReFa, Wangni's sparsification, Quantized Frank-Wolfe's quantizer."""
 
 import functools
 

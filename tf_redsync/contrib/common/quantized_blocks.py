@@ -1,4 +1,4 @@
-"""Messages of two-phase quantised reductions, with one block of every tensor for each worker.
+"""Messages of two-phase quantized reductions, with one block of every tensor for each worker.
 
 Every tensor is cut into K blocks, and worker b reduces block b. The first phase sends the codes of
 block b to worker b in one all-to-all; the second sends the codes of the sums to all workers in one

@@ -4,7 +4,7 @@
   `momentum_correction`: sparsifiers with momentum before the selection;
   `coded_selection`: sparsifiers with Golomb-coded positions and values of a few bits;
 * `quantizer`: base class of methods that send a few bits of every element, and their all-gather;
-  `threshold_codes`: quantisers to a threshold, its negative and zero;
+  `threshold_codes`: quantizers to a threshold, its negative and zero;
   `ternary_all_reduce`: sums of ternary codes by an all-reduce;
 * `rounded_all_reduce`: all-reduces in 16 bits or in blocks of integers, with error feedback;
   `small_floats`: all-reduces in floats of 4 or 8 bits, without error feedback;

@@ -2,7 +2,7 @@
 
 `select_and_code` fuses `ops.accumulate_and_select` with `MessageCoding.encode`, for `Golomb`
 positions and few-bit values. Its native op keeps the selected elements in a scratch buffer and adds
-their quantisation errors to the residual in place. `decode_messages` is `MessageCoding.decode` as a
+their quantization errors to the residual in place. `decode_messages` is `MessageCoding.decode` as a
 native op. Without the native library both are composed of other ops, with equal bits.
 """
 

@@ -1,4 +1,4 @@
-"""Base classes of quantisers, the all-gather of their codes, and norms."""
+"""Base classes of quantizers, the all-gather of their codes, and norms."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Quantizer(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StochasticQuantizer(Quantizer):
-    """An unbiased quantiser: it rounds stochastically and has no residual.
+    """An unbiased quantizer: it rounds stochastically and has no residual.
 
     Args:
         seed: Seed of the rounding, equal on all workers. Their random streams differ by rank.
@@ -88,7 +88,7 @@ def deliver_codes(
     errors: bool = False,
     stream: tf.Tensor | None = None,
 ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
-    """All-gather quantised tensors and sum them over the workers.
+    """All-gather quantized tensors and sum them over the workers.
 
     Use it as `totals, errors = yield from deliver_codes(...)`.
 
@@ -98,11 +98,11 @@ def deliver_codes(
         mode: As in `ops.quantize`.
         levels: As in `ops.quantize`.
         bucket_size: As in `ops.quantize`.
-        errors: Whether to return the quantisation errors.
+        errors: Whether to return the quantization errors.
         stream: As in `ops.quantize`.
 
     Returns:
-        For each tensor the sum over workers; and this worker's quantisation errors, an empty list
+        For each tensor the sum over workers; and this worker's quantization errors, an empty list
         unless `errors`.
     """
     coded = quantize(

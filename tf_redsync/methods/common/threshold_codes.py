@@ -1,4 +1,4 @@
-"""Ternary quantisation to a threshold, its negative and zero, with error feedback."""
+"""Ternary quantization to a threshold, its negative and zero, with error feedback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNITS = ("rms", "absolute")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ThresholdCodes(Quantizer):
-    """A quantiser to a threshold, its negative, or zero, in two bits, with error feedback.
+    """A quantizer to a threshold, its negative, or zero, in two bits, with error feedback.
 
     Args:
         threshold: Threshold, and the magnitude that is sent of an element that reaches it; above 0.

@@ -6,7 +6,7 @@ On a worker, for the values v of each chunk of a tensor, with their mean magnitu
     small, large = means over the tensor of the u below 1, and of the u from 1 on
     decoded v = sign(v) m small  or  sign(v) m large
 
-Each level is the mean of the magnitudes that it replaces, so that quantisation adds no bias to
+Each level is the mean of the magnitudes that it replaces, so that quantization adds no bias to
 their mean. The code takes 2 bits per value, a float32 per chunk, and two float32 per tensor.
 
 The public code of SparseLoCo uses bins of equal width over six standard deviations, with their

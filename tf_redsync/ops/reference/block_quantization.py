@@ -1,4 +1,4 @@
-"""Pure-TensorFlow reference of block quantisation: equal bits. See `block_quantization.py`."""
+"""Pure-TensorFlow reference of block quantization: equal bits. See `block_quantization.py`."""
 
 from __future__ import annotations
 
