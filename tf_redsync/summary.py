@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tf_redsync.auto import cost
+from tf_redsync.exchange import traffic
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.explanation import dense_bytes
 from tf_redsync.tables import aligned
@@ -82,7 +82,7 @@ def _shares(bucket: Bucket, total: float) -> list[float]:
     if len(specs) == 1 or not total:
         return [total / len(specs)] * len(specs)
     alone = [
-        cost.bytes_sent(cost.messages(bucket.method, dataclasses.replace(layout, specs=(s,))))
+        traffic.bytes_sent(traffic.messages(bucket.method, dataclasses.replace(layout, specs=(s,))))
         for s in specs
     ]
     whole = sum(alone)

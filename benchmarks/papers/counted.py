@@ -81,13 +81,13 @@ def dispatch(rows: Sequence[Row], models: dict[str, Sequence[TensorSpec]]) -> li
 def message_bytes(method: Any, specs: Sequence[TensorSpec]) -> float:
     """Returns the bytes that a worker contributes to the collectives of one exchange."""
     import tf_redsync as rs
-    from tf_redsync.auto import cost
+    from tf_redsync.exchange import traffic
     from tf_redsync.exchange.layout import make_buckets
 
     assignments = [(a.spec, a.method) for a in rs.Policy(default=method).assign(specs)]
     # Of two workers each sends to the other what it contributes, in all kinds of collectives.
     buckets = make_buckets(assignments, workers=2)
-    return sum(cost.bytes_sent(cost.messages(b.method, b.layout)) for b in buckets)
+    return sum(traffic.bytes_sent(traffic.messages(b.method, b.layout)) for b in buckets)
 
 
 def compression(method: Any, specs: Sequence[TensorSpec]) -> float:

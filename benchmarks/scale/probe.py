@@ -93,14 +93,15 @@ def collective_seconds(cluster: Cluster, words: int, count: int) -> dict[str, fl
 
 def software(cluster: Cluster) -> dict[str, Any]:
     """What collectives of each kind cost a worker's core: for each one, and for a byte sent."""
-    from tf_redsync.auto import cost
-    from tf_redsync.exchange import driver
+    from tf_redsync.exchange import driver, traffic
 
     small = collective_seconds(cluster, SMALL_WORDS, CHAIN)
     large = collective_seconds(cluster, LARGE_WORDS, 1)
     payload = 4 * LARGE_WORDS
     workers = cluster.workers
-    sent = {name: payload * driver.sent_factor(kind, workers) for kind, name in cost.KINDS.items()}
+    sent = {
+        name: payload * driver.sent_factor(kind, workers) for kind, name in traffic.KINDS.items()
+    }
     per_byte = {kind: max(large[kind] - small[kind], 0.0) / sent[kind] for kind in small}
     return {"collective_s": small, "per_byte_s": per_byte}
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tf_redsync as rs
-    from tf_redsync.auto.cost import Message
     from tf_redsync.exchange.layout import TensorSpec
+    from tf_redsync.exchange.traffic import Message
 
 TRACED = (8, 64)  # numbers of workers
 MOST = 4096  # workers, where a method exchanges in pairs
@@ -106,16 +106,16 @@ def buckets_of(method: rs.Method, specs: Sequence[TensorSpec]) -> tuple[Bucket, 
         specs: The model's variables.
     """
     import tf_redsync as rs
-    from tf_redsync.auto import cost
+    from tf_redsync.exchange import traffic
     from tf_redsync.exchange.layout import make_buckets
 
     assignments = [(a.spec, a.method) for a in rs.Policy(default=method).assign(specs)]
     found = []
     for few, many in zip(*(make_buckets(assignments, p) for p in TRACED), strict=True):
-        steps = [cost.messages(b.method, b.layout) for b in (few, many)]
+        steps = [traffic.messages(b.method, b.layout) for b in (few, many)]
         if any(message.kind == "pair_gather" for step in steps[0] for message in step):
             most = dataclasses.replace(many.layout, workers=MOST)
-            payloads = tuple(map(_rounds, cost.messages(many.method, most)))
+            payloads = tuple(map(_rounds, traffic.messages(many.method, most)))
         else:
             payloads = tuple(itertools.starmap(_payloads, zip(*steps, strict=True)))
         found.append(Bucket(sum(s.size for s in few.layout.specs), payloads))

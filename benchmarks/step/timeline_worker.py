@@ -48,7 +48,8 @@ def requests_of(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def _types(exchange: Any, workers: int) -> list[str]:
-    from tf_redsync.exchange.driver import DryRun, drive
+    from tf_redsync.exchange.driver import drive
+    from tf_redsync.exchange.traffic import DryRun
 
     types = []
 

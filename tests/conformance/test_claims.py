@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.conformance import table
 from tests.conformance.table import TABLE
-from tf_redsync.auto import cost
+from tf_redsync.exchange import traffic
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 K = 2  # workers
@@ -34,7 +34,7 @@ def payload_bits(method) -> float:
 def phase_bits(method, phase: str) -> float:
     """The mean of two late steps, since some methods take turns; of traces, not of a formula."""
     numbers = [tf.int64.max - 1, tf.int64.max]
-    steps = cost.dry_run(method, BucketLayout((SPEC,), K), numbers, phase)
+    steps = traffic.dry_run(method, BucketLayout((SPEC,), K), numbers, phase)
     # A ring of two: half of the rows of an all-to-all stay where they are.
     whole = {"all_gather": 1, "all_reduce": 1, "all_to_all": 2, "pair_gather": 1}
     sent = [8 * sum(whole[message.kind] * message.sent for message in step) for step in steps]

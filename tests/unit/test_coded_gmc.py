@@ -6,8 +6,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.unit.test_gmc import excess_loss
-from tf_redsync.auto import cost
-from tf_redsync.exchange import driver, loopback
+from tf_redsync.exchange import driver, loopback, traffic
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 WORKERS, STEPS = 4, 12
@@ -48,7 +47,7 @@ def test_its_formula_counts_what_it_sends():
         (found,) = {tuple(sizes) for sizes in train(method, (*SPECS, bias))[1]}
         layout = BucketLayout((*SPECS, bias), WORKERS)
         assert [size for _, size in method.payloads(layout, 0)] == list(found)
-        ((message,),) = cost.messages(method, layout)
+        ((message,),) = traffic.messages(method, layout)
         assert message.sent == pytest.approx((WORKERS - 1) * found[0])
 
 

@@ -5,6 +5,7 @@ import pytest
 import tf_redsync as rs
 from tf_redsync.auto import cost
 from tf_redsync.auto.decision import Measured
+from tf_redsync.exchange import traffic
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import AllReduce
 
@@ -15,7 +16,7 @@ ELEMENTS = 1000
 
 
 def sent(method, layout=LAYOUT):
-    return [[(m.kind, m.sent) for m in step] for step in cost.messages(method, layout)]
+    return [[(m.kind, m.sent) for m in step] for step in traffic.messages(method, layout)]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_quantized_redsync_gathers_one_mean_in_place_of_the_values():
 
 def test_what_auto_chooses_from_by_default_is_counted_without_a_trace(monkeypatch):
     """For a model of many variables, traces would take most of a minute."""
-    monkeypatch.setattr(cost, "dry_run", None)
+    monkeypatch.setattr(traffic, "dry_run", None)
     for method in (*rs.Auto().methods, *rs.Auto(momentum=0.9).methods):
         assert sent(method), method
 
@@ -65,16 +66,16 @@ def test_a_method_with_an_exchange_of_its_own_has_no_formula_of_its_parent():
 
 
 def test_buckets_of_equal_shapes_share_a_trace(monkeypatch):
-    traced, run = [], cost.dry_run
+    traced, run = [], traffic.dry_run
 
     def counted(method, layout, *args):
         traced.append(layout.specs[0].shape)
         return run(method, layout, *args)
 
-    monkeypatch.setattr(cost, "dry_run", counted)
+    monkeypatch.setattr(traffic, "dry_run", counted)
     other = TensorSpec("another", KERNEL.shape, position=7)
     for spec in (KERNEL, other, EMBEDDING):
-        cost.messages(rs.GMC(density=0.013), BucketLayout((spec,), P, index=spec.position))
+        traffic.messages(rs.GMC(density=0.013), BucketLayout((spec,), P, index=spec.position))
     assert traced == [KERNEL.shape, EMBEDDING.shape]
 
 
@@ -111,7 +112,7 @@ def test_a_link_has_a_line_for_each_kind_of_collective():
         all_reduce=cost.Line(0.01, 1e5),
         all_to_all=cost.Line(0.1, 1e4),
     )
-    one = [cost.Message(kind, 1e4) for kind in ("all_gather", "all_reduce", "all_to_all")]
+    one = [traffic.Message(kind, 1e4) for kind in ("all_gather", "all_reduce", "all_to_all")]
     by_hand = [3 * 0.001 + 0.01, 6 * 0.01 + 0.1, 0.1 + 1.0]
     for message, expected in zip(one, by_hand, strict=True):
         assert link.seconds([message], 4) == pytest.approx(expected)
@@ -124,7 +125,7 @@ def test_round_trips():
     link = cost.Link.with_round_trips(1e6, 0.05)
     by_hand = {"all_gather": 0.1, "all_reduce": 0.175, "all_to_all": 0.05, "pair_gather": 0.05}
     for kind, latencies in by_hand.items():
-        assert link.seconds([cost.Message(kind, 1e4)], 4) == pytest.approx(latencies + 0.01)
+        assert link.seconds([traffic.Message(kind, 1e4)], 4) == pytest.approx(latencies + 0.01)
 
 
 def test_work_counts_buckets_elements_and_messages():

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_redsync.exchange.driver import DryRun, drive
+from tf_redsync.exchange.driver import drive
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
+from tf_redsync.exchange.traffic import DryRun
 
 
 class Recorder:

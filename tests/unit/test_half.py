@@ -12,9 +12,10 @@ from tests.loops import loop
 from tf_redsync import config
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
-from tf_redsync.exchange.driver import DryRun, drive
+from tf_redsync.exchange.driver import drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.step.every_step import EveryStep
 
 ROUNDED = (

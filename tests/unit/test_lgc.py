@@ -18,9 +18,9 @@ from tf_redsync import codings
 from tf_redsync.contrib.lgc.autoencoder import Autoencoder, loss_gradient
 from tf_redsync.contrib.lgc.method import SelectionSizes, at_positions_of
 from tf_redsync.exchange import driver, loopback
-from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllGather, AllReduce
+from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.ops.codecs import Positions
 from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.every_step import Inputs

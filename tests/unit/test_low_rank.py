@@ -7,8 +7,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.loops import loop
-from tf_redsync.auto import cost
-from tf_redsync.exchange import loopback
+from tf_redsync.exchange import loopback, traffic
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets, tensor_spec
 from tf_redsync.methods.low_rank import matrix_shape
 from tf_redsync.step.every_step import EveryStep
@@ -197,7 +196,8 @@ def test_bytes_of_attention(rank):
         program = EveryStep(make_buckets([(a.spec, a.method) for a in assigned], 2))
         assert program.bytes_per_step(2) == factors / halves + dense
         traced = sum(
-            cost.bytes_sent(cost.dry_run(b.method, b.layout, range(2))) for b in program.buckets
+            traffic.bytes_sent(traffic.dry_run(b.method, b.layout, range(2)))
+            for b in program.buckets
         )
         assert traced == factors / halves + dense
 

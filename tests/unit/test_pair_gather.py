@@ -8,10 +8,11 @@ import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.auto import cost
 from tf_redsync.contrib.common import recursive_doubling
-from tf_redsync.exchange import loopback
-from tf_redsync.exchange.driver import DryRun, drive
+from tf_redsync.exchange import loopback, traffic
+from tf_redsync.exchange.driver import drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.requests import PairGather
+from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.network.collectives import Alone, PublicCollectives
 from tf_redsync.ops import wire
@@ -128,9 +129,9 @@ def test_after_the_rounds_all_know_of_all(workers):
 def test_cost_of_a_pair_is_one_hop_of_an_all_gather():
     assert [cost.hops("pair_gather", p) for p in (1, 2, 7)] == [0, 1, 1]
     link = cost.Link(cost.Line(0.001, 1e6), cost.Line(1.0, 1.0), cost.Line(1.0, 1.0))
-    assert link.seconds([cost.Message("pair_gather", 1e4)], 8) == pytest.approx(0.001 + 0.01)
+    assert link.seconds([traffic.Message("pair_gather", 1e4)], 8) == pytest.approx(0.001 + 0.01)
     layout = BucketLayout((TensorSpec("w", (40, 50)),), 8)
-    messages = cost.messages(rs.contrib.GTopK(density=0.01), layout)
+    messages = traffic.messages(rs.contrib.GTopK(density=0.01), layout)
     assert [[(m.kind, m.sent) for m in step] for step in messages] == [
         [("pair_gather", 4 * (2 + 2 * 20))] * 3
     ]

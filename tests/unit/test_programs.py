@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
-from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.methods import SyncSchedule
 from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.every_step import Inputs

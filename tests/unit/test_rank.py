@@ -8,9 +8,9 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tf_redsync.exchange import loopback
-from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllGather
+from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.network.collectives import Alone, PublicCollectives
 from tf_redsync.step.every_step import EveryStep, Inputs
 

@@ -19,8 +19,8 @@ from benchmarks.scale.traffic import (
     bytes_per_second,
 )
 from tests.loops import loop
-from tf_redsync.auto import cost
 from tf_redsync.auto.cost import hops
+from tf_redsync.exchange import traffic
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 
 FREE = Software(
@@ -56,7 +56,7 @@ SPECS = [
 def test_bytes_are_those_of_a_dry_run(name, workers):
     method = scale_methods.make(name, 0.01)
     assignments = [(a.spec, a.method) for a in rs.Policy(default=method).assign(SPECS)]
-    expected = [cost.messages(b.method, b.layout) for b in make_buckets(assignments, workers)]
+    expected = [traffic.messages(b.method, b.layout) for b in make_buckets(assignments, workers)]
     found = buckets_of(method, SPECS)
     assert workers not in TRACED
     assert sum(bucket.elements for bucket in found) == 300 * 700 * 2 + 700
@@ -80,7 +80,7 @@ def test_rounds_of_pairs_are_those_of_a_dry_run(cls, workers):
         (real,) = make_buckets(assignments, p)
         rounds = p.bit_length() - 1
         for payloads, messages in zip(
-            bucket.steps, cost.messages(real.method, real.layout), strict=True
+            bucket.steps, traffic.messages(real.method, real.layout), strict=True
         ):
             there = [found.sent(p) for found in payloads if found.sent(p)]
             assert there == pytest.approx([m.sent for m in messages]) and len(there) == rounds

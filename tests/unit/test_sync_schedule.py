@@ -11,8 +11,8 @@ from tests.oracle.coded import longest_bits
 from tests.oracle.quantization import to_bits
 from tf_redsync.codings import Capacity, Golomb
 from tf_redsync.exchange import driver, loopback
-from tf_redsync.exchange.driver import DryRun
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.step.every_step import EveryStep, Inputs
 from tf_redsync.step.local_steps import LocalSteps
 from tf_redsync.step.perturbed_point import PerturbedPoint

@@ -11,13 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.auto.cost import KINDS, Line, Link, Work, hops
+from tf_redsync.auto.cost import Line, Link, Work, hops
 from tf_redsync.exchange import driver
 from tf_redsync.exchange.context import Context
-from tf_redsync.exchange.driver import DryRun, Network, drive
+from tf_redsync.exchange.driver import Network, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Method
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
+from tf_redsync.exchange.traffic import KINDS, DryRun
 from tf_redsync.ops.selection import descended
 from tf_redsync.ops.sparse import SparseTotal
 

@@ -51,35 +51,6 @@ class Network(Protocol):
 
 
 @dataclasses.dataclass
-class DryRun:
-    """A network that returns answers of the right shapes, to count bytes in a trace."""
-
-    workers: int
-    in_branches: bool = True
-    checked: bool = False
-
-    def rank(self) -> tf.Tensor:
-        """Return 0, since bytes do not depend on the rank."""
-        return tf.constant(0)
-
-    def all_gather(self, message: tf.Tensor) -> tf.Tensor:
-        """Return `message` as if every worker had sent it."""
-        return tf.repeat(message[tf.newaxis], self.workers, axis=0)
-
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return `tensors`."""
-        return list(tensors)
-
-    def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
-        """Return `messages`."""
-        return messages
-
-    def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
-        """Return `message` as if the partner of worker 0 had sent it too."""
-        return tf.stack([message, message if distance < self.workers else wire.absent(message)])
-
-
-@dataclasses.dataclass
 class Outcome:
     """The outcome of a step's exchanges.
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tf_redsync.auto import Auto, cost
 from tf_redsync.auto.candidates import names
 from tf_redsync.auto.decision import Measured
-from tf_redsync.exchange import loopback
+from tf_redsync.exchange import loopback, traffic
 from tf_redsync.exchange.layout import (
     DEFAULT_BUCKET_BYTES,
     Bucket,
@@ -262,14 +262,14 @@ def exchange_of_bucket(bucket: Bucket, measured: Measured, compute: float) -> Ex
     """
     method, schedule, workers = bucket.method, bucket.method.sync_schedule, measured.workers
     specs, share = bucket.layout.specs, 1.0 / steps_between(method)
-    messages = cost.messages(method, BucketLayout(specs, workers))
+    messages = traffic.messages(method, BucketLayout(specs, workers))
     network = cost.network_seconds(messages, measured.link, workers)
     if schedule.fragments:
         network = max(0.0, network - schedule.delay * compute)
     work = measured.work.get(method, cost.NO_WORK)
     computed = work.seconds(sum(s.size for s in specs), workers)
     return Exchange(
-        cost.bytes_sent(messages) * share,
+        traffic.bytes_sent(messages) * share,
         network * share,
         computed * share,
         network + computed,
@@ -290,8 +290,8 @@ def steps_between(method: Method) -> int:
 
 def mean_bytes_sent(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> float:
     """Return the mean bytes that a worker sends per step for some tensors."""
-    messages = cost.messages(method, BucketLayout(specs, workers))
-    return cost.bytes_sent(messages) / steps_between(method)
+    messages = traffic.messages(method, BucketLayout(specs, workers))
+    return traffic.bytes_sent(messages) / steps_between(method)
 
 
 WORKERS = 2

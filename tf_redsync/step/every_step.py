@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
 
-from tf_redsync.auto import cost
+from tf_redsync.exchange import traffic
 from tf_redsync.exchange.capabilities import at_step
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import Network, Outcome, drive
@@ -273,7 +273,7 @@ class EveryStep:
             return sum(self.bytes_of(b, workers) for b in self.buckets)
         layouts = [dataclasses.replace(b.layout, workers=workers) for b in self.buckets]
         return sum(
-            cost.bytes_sent(cost.messages(b.method, layout, "dense_exchange"))
+            traffic.bytes_sent(traffic.messages(b.method, layout, "dense_exchange"))
             for b, layout in zip(self.buckets, layouts, strict=True)
         )
 
@@ -282,7 +282,7 @@ class EveryStep:
         method, layout = bucket.method, dataclasses.replace(bucket.layout, workers=workers)
         every = method.sync_schedule.dense_every
         share = 1.0 / every if every else 0.0
-        sent = (1.0 - share) * cost.bytes_sent(cost.messages(method, layout))
+        sent = (1.0 - share) * traffic.bytes_sent(traffic.messages(method, layout))
         if share:
-            sent += share * cost.bytes_sent(cost.messages(method, layout, "dense_exchange"))
+            sent += share * traffic.bytes_sent(traffic.messages(method, layout, "dense_exchange"))
         return sent
