@@ -1,6 +1,7 @@
 """The command `tf-redsync`: help without TensorFlow, flags in one style, completion, exit codes."""
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -268,6 +269,9 @@ def test_parts_may_be_imported_first():
 @pytest.mark.timeout(200)
 def test_doctor_checks_two_workers(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "executable", forks.python(ENVIRONMENT, tmp_path))
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}  # of a pod, for example
+    task = {"type": "worker", "index": 1}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
     assert main.main(["doctor", "--check"]) == 0
     out = capsys.readouterr().out
     for name in self_test.CHECKS:

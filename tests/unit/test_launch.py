@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from tests.processes import alive
 from tf_redsync.cli import launch, output, processes
+from tf_redsync.cli.worker_environment import rank_in
 
 ROOT = Path(__file__).resolve().parents[2]
 CLI = [sys.executable, "-m", "tf_redsync.launch"]
@@ -143,6 +145,42 @@ def test_a_log_on_a_full_disk_ends_and_the_workers_go_on(tmp_path):
     assert (logs / "worker_1.log").read_text() == 9 * "I am 1\n"
 
 
+def test_a_log_that_cannot_be_opened_ends_and_the_worker_goes_on(tmp_path):
+    (tmp_path / "logs" / "worker_0.log").mkdir(parents=True)
+    done = cli("-n", "1", "--log-dir", str(tmp_path / "logs"), script(tmp_path, "print('I am')"))
+    assert done.returncode == 0 and done.stdout == "I am\n", done.stderr
+    assert "worker_0.log cannot be written and ends here" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["> /dev/full", "| head -1", ">&-"])
+def test_standard_output_that_cannot_be_written_ends_and_the_workers_go_on(tmp_path, where):
+    body = f"""
+for number in range(5):
+    print('I am', number, flush=True)
+    time.sleep(0.2)
+open({str(tmp_path / "done")!r}, 'w').close()
+"""
+    command = shlex.join([*CLI, "-n", "1", script(tmp_path, body)])
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{command} {where}"],
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and (tmp_path / "done").exists(), done.stderr
+    assert done.stderr.count("standard output cannot be written and ends here") == 1
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_tasks_that_do_not_train_have_numbers_of_their_own():
+    cluster = {"chief": ["a"], "worker": ["b", "c"], "ps": ["d"], "evaluator": ["e"]}
+    tasks = [(kind, i) for kind in cluster for i in range(len(cluster[kind]))]
+    del cluster["evaluator"]  # as Kubeflow writes it
+    found = [
+        rank_in(json.dumps({"cluster": cluster, "task": {"type": kind, "index": i}}))
+        for kind, i in tasks
+    ]
+    assert found == [0, 1, 2, 3, 4]
+
+
 def test_log_dir_prints_worker_0_only(tmp_path):
     path = script(tmp_path, "print('I am', index)")
     done = cli("-n", "2", "--log_dir", str(tmp_path / "logs"), path)
@@ -155,6 +193,21 @@ def test_module(tmp_path):
     script(tmp_path, "print('module', __name__, sys.argv[1:])")
     done = cli("-n", "1", "-m", "script", "--a", cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}:."})
     assert done.stdout == "[worker 0] module __main__ ['--a']\n", done.stderr
+
+
+def test_the_installed_program_finds_modules_of_the_current_directory(tmp_path):
+    (tmp_path / "train_here.py").write_text("print('found')")
+    program = Path(sys.executable).with_name("tf-redsync")
+    done = subprocess.run(
+        [program, "launch", "-n", "1", "-m", "train_here"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.stdout == "[worker 0] found\n", done.stderr
+
+
+def test_two_dashes_may_precede_the_script(tmp_path):
+    done = cli("-n", "1", "--", script(tmp_path, "print(sys.argv[1:])"), "--a", "--", "b")
+    assert done.stdout == "[worker 0] ['--a', '--', 'b']\n", done.stderr
 
 
 def test_last_line_without_newline_and_progress_bar(tmp_path):
@@ -185,6 +238,14 @@ def test_others_may_end_within_the_grace_period(tmp_path):
     assert result.exit_code == 3
     assert result.workers[1].output == "saved" and not result.workers[1].killed
     assert result.workers[1].returncode == 4
+
+
+def test_worker_ended_by_a_real_time_signal(tmp_path):
+    number = signal.SIGRTMIN + 3
+    path = script(tmp_path, f"os.kill(os.getpid(), {number})")
+    result = launch.run([sys.executable, path], 1, timeout=20)
+    assert result.exit_code == 128 + number
+    assert result.cause == f"worker 0 failed first: ended by signal {number}"
 
 
 def test_worker_ended_by_a_signal(tmp_path):
@@ -239,6 +300,23 @@ time.sleep(60)
     assert job.returncode == 128 + number
     assert sorted(out.splitlines()) == ["[worker 0] stopped", "[worker 1] stopped"]
     assert "forwarded to workers 0, 1" in err
+
+
+def test_signals_that_are_ignored_at_the_start(tmp_path):
+    """`nohup` ignores SIGHUP; an ignored SIGCHLD would hide the ends of workers."""
+    body = "print('ready', flush=True)\ntime.sleep(1)\nprint('done')"
+
+    def ignore():
+        for number in (signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_IGN)
+
+    args = [*CLI, "-n", "1", script(tmp_path, body)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(args, preexec_fn=ignore, **pipes) as job:
+        assert job.stdout.readline() == "[worker 0] ready\n"
+        job.send_signal(signal.SIGHUP)
+        out, err = job.communicate(timeout=20)
+    assert (job.returncode, out) == (0, "[worker 0] done\n"), err
 
 
 def test_an_interrupt_shows_places_instead_of_tracebacks(tmp_path):

@@ -80,8 +80,9 @@ def test_a_worker_that_waits_for_longer_than_the_limit_is_ended(starting):
     assert process.wait(10) == -signal.SIGKILL
 
 
-def test_a_worker_that_has_started_may_end(starting):
-    process, other = starting(takes=1.5)
+@pytest.mark.parametrize("seconds", [60.0, float("inf")])
+def test_a_worker_that_has_started_may_end(starting, seconds):
+    process, other = starting(seconds, takes=1.5)
     other.sendall(b'{"started": true}\n')
     other.close()
     out, said = process.communicate(timeout=10)

@@ -241,6 +241,7 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     del parser
     report = examine()
     if args.check:
+        os.environ.pop("TF_CONFIG", None)  # the workers of the test get their own
         report["check"] = self_test.run(report["devices"].get("GPU", 0))
     print(json.dumps(report, indent=2) if args.json else render(report))
     problems = [p for of in report.get("check", {}).values() for p in of.values() if p]

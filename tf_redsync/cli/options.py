@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -176,9 +177,14 @@ def command(args: argparse.Namespace) -> list[str]:
     _check_order(args)
     if args.module:
         # Looks up the top package only: finding a submodule would import its parents.
-        if importlib.util.find_spec(args.module[0].partition(".")[0]) is None:
+        package = args.module[0].partition(".")[0]
+        # `sys.path` of an installed program has no current directory, that of `python -m` has.
+        here = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
+        if here is None and importlib.util.find_spec(package) is None:
             raise ValueError(f"`-m` must be an importable module. Received: -m {args.module[0]}")
         return [sys.executable, "-m", *args.module]
+    if args.script[:1] == ["--"]:
+        del args.script[0]
     if not args.script:
         raise ValueError(
             "the script is missing. Give `script.py` or `-m module` after the launcher's options."

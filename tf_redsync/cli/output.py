@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -12,6 +13,8 @@ from typing import IO, Any
 
 _COLORS = (36, 33, 35, 32, 34, 31)  # by worker: cyan, yellow, magenta, green, blue, red
 _BOLD = "1"
+# A full disk or broken pipe; a closed stream; a descriptor that was closed at the start.
+_UNWRITABLE = (OSError, ValueError, AttributeError)
 
 # The beginning of a line of TensorFlow's C++ code, in its own and in absl's logging. Lines of
 # absl's Python logging differ by the file name only; they belong to the script.
@@ -78,10 +81,21 @@ def paint(text: str, code: str, stream: IO[Any]) -> str:
 
 
 def say(text: str) -> None:
-    """Print a message of the launcher."""
-    # In one write, so that lines of two threads stay apart.
-    sys.stderr.write(f"{paint('[launch]', _BOLD, sys.stderr)} {text}\n")
-    sys.stderr.flush()
+    """Print a message of the launcher, if standard error can be written."""
+    with contextlib.suppress(*_UNWRITABLE):
+        # In one write, so that lines of two threads stay apart.
+        sys.stderr.write(f"{paint('[launch]', _BOLD, sys.stderr)} {text}\n")
+        sys.stderr.flush()
+
+
+def _stop_printing(error: Exception) -> None:
+    """Discard what is printed from now on, since standard output cannot be written."""
+    say(f"standard output cannot be written and ends here: {error}. The workers go on.")
+    if isinstance(error, OSError):  # the buffer that is left would fail again
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    else:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # to the end
 
 
 def printer(index: int, has_log: bool, verbose: bool) -> Callable[[bytes], None] | None:
@@ -100,12 +114,15 @@ def printer(index: int, has_log: bool, verbose: bool) -> Callable[[bytes], None]
     def write(lines: bytes) -> None:
         kept = (line for line in lines.splitlines(keepends=True) if verbose or not is_noise(line))
         text = b"".join(prefix + line for line in kept)
-        # In a notebook or test, sys.stdout may be a text stream without a byte buffer.
-        if hasattr(sys.stdout, "buffer"):
-            sys.stdout.buffer.write(text)
-        else:
-            sys.stdout.write(text.decode("utf-8", "replace"))
-        sys.stdout.flush()
+        try:
+            # In a notebook or test, sys.stdout may be a text stream without a byte buffer.
+            if hasattr(sys.stdout, "buffer"):
+                sys.stdout.buffer.write(text)
+            else:
+                sys.stdout.write(text.decode("utf-8", "replace"))
+            sys.stdout.flush()
+        except _UNWRITABLE as error:
+            _stop_printing(error)
 
     return write
 

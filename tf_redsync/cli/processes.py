@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from tf_redsync import stopping
 from tf_redsync.cli import output, root_cause
@@ -125,7 +126,7 @@ class Worker:
         self._errs = False  # has printed an error after the interrupt
         self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self.failed_at: float | None = None  # time of its last traceback
-        self._log = log.open("ab" if append else "wb", buffering=0) if log else None
+        self._log = self._open(log, append) if log else None
         self._start = time.monotonic()
         self.process = process or spawn(argv, env, cores, stdin)
         assert self.process.stdout is not None
@@ -145,6 +146,19 @@ class Worker:
         self.received(data)
         return len(data)
 
+    def _open(self, log: Path, append: bool) -> IO[bytes] | None:
+        try:
+            return log.open("ab" if append else "wb", buffering=0)
+        except OSError as error:
+            self._say_unwritable(log, error)
+            return None
+
+    def _say_unwritable(self, log: object, error: OSError) -> None:
+        output.say(
+            f"worker {self.index}: {log} cannot be written and ends here: {error}. "
+            "The worker goes on."
+        )
+
     def _write_to_log(self, data: bytes) -> None:
         """Write output to the log file; one that cannot be written ends, and the worker goes on."""
         if self._log is None:
@@ -152,10 +166,7 @@ class Worker:
         try:
             self._log.write(data)
         except OSError as error:
-            output.say(
-                f"worker {self.index}: {self._log.name} cannot be written and ends here: {error}. "
-                "The worker goes on."
-            )
+            self._say_unwritable(self._log.name, error)
             self._log.close()
             self._log = None
 
@@ -400,7 +411,7 @@ class Job:
 
     def _report(self, worker: Worker, code: int) -> None:
         self._exit_code = 128 - code if code < 0 else code
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
+        how = f"was ended by {root_cause.signal_name(-code)}" if code < 0 else "failed"
         tail = worker.tail(TAIL_LINES).replace("\n", "\n    ")
         self.say(
             f"worker {worker.index}{worker.where} {how}: exit code {self._exit_code}. "

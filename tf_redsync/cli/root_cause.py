@@ -91,11 +91,17 @@ def blames_another(cause: str) -> bool:
     return any(f": {kind}" in cause for kind in _VICTIMS) or _OF_VICTIMS.search(cause) is not None
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGTERM; of a real-time signal, its number."""
+    named = number in set(signal.Signals)
+    return signal.Signals(number).name if named else f"signal {number}"
+
+
 def _cause(end: Failure) -> tuple[str, bool]:
     """Return a worker's error, and whether another worker caused it."""
     lines = end.output.splitlines()
     if end.returncode < 0:
-        name = signal.Signals(-end.returncode).name
+        name = signal_name(-end.returncode)
         hint = ", possibly out of memory" if -end.returncode == signal.SIGKILL else ""
         return f"ended by {name}{hint}", False
     starts = [number + 1 for number, line in enumerate(lines) if line.strip() == TRACEBACK]

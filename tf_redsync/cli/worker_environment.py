@@ -88,11 +88,18 @@ def job_secret() -> str:
 
 
 def rank_in(text: str) -> int:
-    """Return the worker's rank in a TF_CONFIG; 0 for a malformed one."""
+    """Return the worker's rank in a TF_CONFIG; 0 for a malformed one.
+
+    Tasks that do not train, such as evaluators, are numbered after the workers.
+    """
     try:
         config = json.loads(text)
-        task, chiefs = config["task"], config["cluster"].get("chief", [])
-        return int(task["index"]) + (len(chiefs) if task["type"] == "worker" else 0)
+        kinds = list(dict.fromkeys(["chief", "worker", *sorted(config["cluster"])]))
+        task = config["task"]
+        if task["type"] not in kinds:  # an evaluator need not be in the cluster
+            kinds.append(task["type"])
+        before = kinds[: kinds.index(task["type"])]
+        return int(task["index"]) + sum(len(config["cluster"].get(kind, ())) for kind in before)
     except (ValueError, KeyError, TypeError, AttributeError):  # the worker reports the error
         return 0
 

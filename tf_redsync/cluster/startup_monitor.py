@@ -78,7 +78,8 @@ def main(text: str) -> None:
         for number in (0, *heard):
             selector.register(number, selectors.EVENT_READ)
         while (now := time.monotonic()) < end:
-            for key, _ in selector.select(max(0.0, (min(end, says) if heard else end) - now)):
+            wait = min(says if heard else now + _EVERY_SECONDS, end) - now  # `end` may be infinite
+            for key, _ in selector.select(max(0.0, wait)):
                 if key.fd == 0:
                     return
                 data = _read(key.fd)
