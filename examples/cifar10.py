@@ -93,7 +93,7 @@ def main(argv):
         penalty = keras.regularizers.L2(FLAGS.weight_decay)
         model = {"resnet20": resnet20, "vgg16": vgg16}[FLAGS.model](penalty)
         steps = FLAGS.epochs * (len(x) // batch)
-        rate = keras.optimizers.schedules.CosineDecay(FLAGS.learning_rate, steps)
+        rate = keras.optimizers.schedules.CosineDecay(FLAGS.learning_rate, max(1, steps))
         optimizer = rs.DistributedOptimizer(
             keras.optimizers.SGD(rate), **tf_redsync.flags.exchange()
         )

@@ -62,6 +62,12 @@ def main(argv):
     workers = strategy.num_replicas_in_sync
     rank = rs.rank()
     (x_train, y_train), (x_test, y_test) = datasets.digits(FLAGS.data_dir)
+    batch = FLAGS.batch_size * workers
+    if len(x_train) < batch:
+        raise app.UsageError(
+            f"--batch_size={FLAGS.batch_size} on {workers} workers is more than the "
+            f"{len(x_train)} examples."
+        )
 
     keras.utils.set_random_seed(FLAGS.seed)
     with strategy.scope():
@@ -83,14 +89,14 @@ def main(argv):
         return loss
 
     @tf.function
-    def train_step(batch):
-        return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
+    def train_step(examples):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=examples), axis=None)
 
     def batches(epoch: int):
         """Global batches, which the strategy divides; in the same order on all workers."""
         data = tf.data.Dataset.from_tensor_slices((x_train, y_train))
         data = data.shuffle(len(x_train), seed=FLAGS.seed + epoch)
-        data = data.batch(FLAGS.batch_size * workers, drop_remainder=True)
+        data = data.batch(batch, drop_remainder=True)
         return strategy.experimental_distribute_dataset(data)
 
     # Each worker saves to a folder of its own: its residuals are in the optimizer's part.
@@ -110,16 +116,16 @@ def main(argv):
         add_progbar=rank == 0,
         model=model,
         epochs=FLAGS.epochs,
-        steps=len(x_train) // (FLAGS.batch_size * workers),
+        steps=len(x_train) // batch,
         verbose=2,
     )
     callbacks.on_train_begin()
     for epoch in range(first, FLAGS.epochs):
         callbacks.on_epoch_begin(epoch)
         losses = []
-        for step, batch in enumerate(batches(epoch)):
+        for step, examples in enumerate(batches(epoch)):
             callbacks.on_train_batch_begin(step)
-            losses.append(train_step(batch))
+            losses.append(train_step(examples))
             callbacks.on_train_batch_end(step, {"loss": losses[-1]})
         callbacks.on_epoch_end(epoch, {"loss": np.mean(losses)})
         manager.save(checkpoint_number=epoch + 1)

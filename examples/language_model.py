@@ -123,7 +123,8 @@ def main(argv):
     with strategy.scope():
         model = LanguageModel(len(number) + 1)
         model(np.zeros((1, FLAGS.window), "int32"))  # builds it
-        rate = keras.optimizers.schedules.CosineDecay(FLAGS.learning_rate, steps * FLAGS.epochs)
+        length = max(1, steps * FLAGS.epochs)
+        rate = keras.optimizers.schedules.CosineDecay(FLAGS.learning_rate, length)
         optimizer = rs.DistributedOptimizer(
             keras.optimizers.SGD(rate), **tf_redsync.flags.exchange()
         )

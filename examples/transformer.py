@@ -94,7 +94,7 @@ def train(inner) -> None:
         model = build_model(len(alphabet))
         rate = keras.optimizers.schedules.CosineDecay(
             0.0,
-            FLAGS.epochs * FLAGS.steps,
+            max(1, FLAGS.epochs * FLAGS.steps),
             alpha=0.1,
             warmup_target=FLAGS.learning_rate,
             warmup_steps=FLAGS.steps // 2,

@@ -99,3 +99,15 @@ def test_the_seed_by_which_keras_shuffles_arrays(seed, shuffle):
     assert tf.random.uniform(()) == before  # nothing was drawn
     expected = -1 if seed == random_seed.DEFAULT_GRAPH_SEED else seed
     assert found == (expected if shuffle else None)
+
+
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_data_without_a_batch_are_an_error(method):
+    with rs.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(), rs.TopK()), "mse")
+    x = np.ones([4, 2], np.float32)
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8, drop_remainder=True)
+    with pytest.raises(ValueError, match="the data have no batch.*drop_remainder"):
+        getattr(model, method)(data, verbose=0)

@@ -69,6 +69,11 @@ def install(model_class: Any) -> None:
         try:
             with first_look(iterator):
                 return build(self, iterator, data_batch)
+        except StopIteration:
+            raise ValueError(
+                "the data have no batch: they are empty, or have fewer rows than one batch and "
+                "`drop_remainder=True`. Received: data without a first batch"
+            ) from None
         finally:
             strategy.reduces_locally = False
 

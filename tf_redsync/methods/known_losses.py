@@ -22,7 +22,7 @@ def _at_3_percent(text: str) -> Callable[[Any], str]:
 
 def _of_redsync(method: Any) -> str:
     as_published = method.density <= 0.001 and method.warm_up is None
-    return "7 points in three epochs" if as_published else _UNKNOWN
+    return "8 points in three epochs" if as_published else _UNKNOWN
 
 
 # By the name of the class, for a method without a wrapper around it or in it.
