@@ -3,6 +3,7 @@
 Seen in the graphs of steps as two real workers trace them, and counted as they run.
 """
 
+import dataclasses
 import json
 
 import numpy as np
@@ -208,6 +209,59 @@ def look(cases, runs):
     counter = count_collectives()
     runs = {run: follow(strategy, *run.split(", "), counter) for run in runs}
     return {"graphs": json.dumps(found), "runs": json.dumps(runs)}
+
+
+def rounds(names):
+    """Weights after two rounds that end within a step, and after two that `fit` ends instead."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tf_redsync import ops
+
+    def weights(model):
+        return np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
+
+    strategy, found = rs.MultiWorkerMirroredStrategy(), {}
+    rng = np.random.default_rng(0)
+    x, y = (
+        rng.normal(size=[ROUND * 4, 6]).astype("f4"),
+        rng.normal(size=[ROUND * 4, 3]).astype("f4"),
+    )
+    data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(4)
+    for backend in ("native", "tensorflow"):
+        ops.set_backend(backend)
+        for name in names:
+            for ends, steps, epochs in (("step", ROUND, 1), ("fit", 5 * ROUND, 2)):
+                keras.utils.set_random_seed(1)
+                with strategy.scope():
+                    model = keras.Sequential([keras.Input([6]), keras.layers.Dense(3)])
+                    method = dataclasses.replace(made(rs, name), steps=steps)
+                    sgd = keras.optimizers.SGD(0.05)
+                    model.compile(rs.DistributedOptimizer(sgd, method), "mse")
+                begun = weights(model)
+                model.fit(data, epochs=epochs, steps_per_epoch=2 * ROUND // epochs, verbose=0)
+                found[f"{backend}, {name}, {ends}"] = weights(model)
+                found[f"{backend}, {name}, moved"] = np.abs(weights(model) - begun).max()
+    return found
+
+
+IN_ROUNDS = ("DiLoCo", "SparseLoCo", "SBC", "CodedTopK")
+
+
+@pytest.fixture(scope="module")
+def ended():
+    return run_workers(rounds, args=(IN_ROUNDS,), timeout=300)
+
+
+@pytest.mark.parametrize("backend", ["native", "tensorflow"])
+@pytest.mark.parametrize("name", IN_ROUNDS)
+def test_a_round_that_ends_within_a_step_is_one_that_fit_ends(ended, backend, name):
+    case = f"{backend}, {name}"
+    for seen in ended:
+        assert seen[f"{case}, moved"] > 0.01
+        np.testing.assert_allclose(seen[f"{case}, step"], seen[f"{case}, fit"], rtol=1e-5)
+        np.testing.assert_array_equal(seen[f"{case}, step"], ended[0][f"{case}, step"])
 
 
 @pytest.fixture(scope="module")

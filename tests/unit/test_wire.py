@@ -7,7 +7,8 @@ import tensorflow as tf
 from tests.loops import loop
 from tf_redsync.exchange import driver
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
-from tf_redsync.ops import wire
+from tf_redsync.ops import native, wire
+from tf_redsync.ops.message_layout import MessageLayout
 
 
 def test_words_keep_every_bit():
@@ -17,6 +18,24 @@ def test_words_keep_every_bit():
     np.testing.assert_array_equal(
         wire.to_words(tf.constant([1.5, -3.0])), [0x3FC00000, -0x3FC00000]
     )
+
+
+@pytest.mark.parametrize("on_cpus", [True, False])
+def test_moved_constants_keep_every_bit(monkeypatch, on_cpus):
+    """As floats they are denormals, which Grappler flushes in functions that are not inlined."""
+    monkeypatch.setattr(native, "are_on_cpus", lambda words: on_cpus)
+
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+    def message(words):
+        layout = MessageLayout.of([2, 1])
+        counts = tf.constant([2, 1])
+        plain = layout.message(tf.reduce_all(words > 0), counts, [words, words[:1]], [
+            tf.bitcast(words, tf.float32), tf.zeros([1])])  # fmt: skip
+        return plain, wire.joined(tf.ones([1], tf.int32), words, tf.constant([7]))
+
+    plain, joined = tf.function(lambda words: message(words))(tf.constant([3, 4]))
+    assert plain.numpy().tolist() == [1, 2, 3, 4, 3, 4, 1, 3, 0]
+    assert joined.numpy().tolist() == [1, 3, 4, 7]
 
 
 @pytest.mark.parametrize(("finite", "flag"), [(True, 1), (False, 0)])

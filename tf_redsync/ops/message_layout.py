@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_redsync.ops.moves import joined, moved
+
 MAX_WORD = 2**32 - 1  # positions are unsigned 32-bit integers
 MAX_COUNT = 2**31 - 1  # counts in messages and in tf.math.top_k are int32
 HEADER_WORDS = 1  # word 0: the finite flag or, sealed, flag and checksum
@@ -180,14 +182,14 @@ class MessageLayout:
 
     def join(self, parts: Parts) -> tf.Tensor:
         """Join the parts that `split` returned."""
-        counts = tf.split(tf.bitcast(parts.counts, tf.float32), len(self.quantized), axis=-1)
-        words = [tf.bitcast(parts.flags, tf.float32)]
-        for count, at, value, one_mean in zip(
+        counts = moved(lambda c: tf.split(c, len(self.quantized), axis=-1), parts.counts)
+        words = [parts.flags]
+        for count, indices, value, one_mean in zip(
             counts, parts.indices, parts.values, self.quantized, strict=True
         ):
-            indices = tf.bitcast(at, tf.float32)
-            words += [count, value, indices] if one_mean else [count, indices, value]
-        return tf.bitcast(tf.concat(words, axis=-1), tf.int32)
+            values = tf.bitcast(value, tf.int32)
+            words += [count, values, indices] if one_mean else [count, indices, values]
+        return joined(*words, axis=-1)
 
     def message(
         self,

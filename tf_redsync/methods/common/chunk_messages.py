@@ -119,14 +119,16 @@ class ChunkMessages:
         """
         lengths = [wire.HEADER_WORDS, *self._lengths]
         flags, *parts = cut(messages, lengths)
-        capacities, workers = self.capacities, tf.shape(messages)[0]
+        capacities = self.capacities
         indices, values, following = [], [], iter(parts)
         for chunks, count in zip(self.chunks, capacities, strict=True):
             at = unpacked(next(following), _bits(chunks), count)
             indices.append(self._unsigned_positions(chunks, at))
             words = [next(following) for _ in self._words(chunks)]
             values.append(self._values(chunks, words))
-        counts = tf.repeat(tf.constant([capacities], tf.int32), workers, axis=0)
+        # Not a constant: TensorFlow's constant folding flushes denormals, and on a GPU these counts
+        # are moved as floats.
+        counts = tf.repeat(flags, len(capacities), axis=1) * tf.constant([capacities], tf.int32)
         layout = MessageLayout.of(capacities)
         like = [tf.zeros([c.number, c.size]) for c in self.chunks]
 

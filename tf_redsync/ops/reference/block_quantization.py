@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_redsync.ops.reference.common import add_rows, opaque
+from tf_redsync.ops.moves import opaque
+from tf_redsync.ops.reference.common import add_rows
 from tf_redsync.ops.reference.quantization import pack, unpack
 
 TOO_LARGE = 2.0**126

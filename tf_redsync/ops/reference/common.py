@@ -51,12 +51,6 @@ def after(checks, tensor: tf.Tensor) -> tf.Tensor:
         return tf.identity(tensor)
 
 
-def opaque(x) -> tf.Tensor:
-    """Hide a tensor from Grappler, which would otherwise turn x / c into x * (1 / c)."""
-    x = tf.convert_to_tensor(x)
-    return tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape)
-
-
 def add_rows(rows: tf.Tensor) -> tf.Tensor:
     """Sum `rows` [P, n] over P, in the order of the rows, starting from 0."""
     _, total = tf.while_loop(
