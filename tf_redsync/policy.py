@@ -196,7 +196,7 @@ def check_together(methods: Sequence[Method]) -> None:
     """Check that `methods` can be combined in one model.
 
     Raises:
-        ValueError: their momenta, local steps, delays or fragments differ.
+        ValueError: their momenta, local steps, delays, intervals or fragments differ.
     """
     momenta = {m.traits.momentum_in_exchange for m in methods}
     if len(momenta) > 1:
@@ -211,6 +211,12 @@ def check_together(methods: Sequence[Method]) -> None:
         raise ValueError(
             "all methods of a policy must have the same number of local steps, and the same "
             f"delay. Received: (local steps, delay) of {sorted(schedules)}"
+        )
+    if len({m.sync_schedule.intervals for m in methods}) > 1:
+        found = ", ".join(f"{type(m).__name__} {m.sync_schedule.intervals}" for m in methods)
+        raise ValueError(
+            "all methods of a policy must have the same growing intervals, or none. Received: "
+            f"intervals of {found}"
         )
     fragments = {f and f.fragmentation for f in (capability(m, Fragmented) for m in methods)}
     if len(fragments) > 1:

@@ -164,6 +164,13 @@ def test_lists_are_taken_as_tuples(made):
             ),
             ["the same momentum", "RedSync 0.9, Dense 0.0"],
         ),
+        (
+            lambda: rs.Policy(
+                default=rs.LocalSGD(steps=4),
+                rules=(rs.Rule(pattern="x", method=rs.contrib.ZeroOneAdam(start=2, steps=4)),),
+            ),
+            ["the same growing intervals", "LocalSGD None", "ZeroOneAdam Intervals("],
+        ),
         (  # momentum correction, and a quantizer without a memory to correct
             lambda: rs.Policy(default=rs.DGC(), rules=(rs.Rule(pattern="x", method=rs.QSGD()),)),
             ["the same momentum", "DGC 0.9, QSGD 0.0"],

@@ -323,14 +323,25 @@ def test_a_fraction_of_the_training_is_saved_and_asked_for():
     assert build(strategy, rs.contrib.ZeroOneAdam()).lengths == ()
 
 
-def compiled(family, **options):
+def compiled(family, gradient_accumulation_steps=None, **options):
     layers = [family.layers.Input((4,)), family.layers.Dense(8), family.layers.Dense(1)]
     model = family.Sequential(layers)
+    every = gradient_accumulation_steps
+    accumulation = {} if every is None else {"gradient_accumulation_steps": every}
     optimizer = rs.DistributedOptimizer(
-        family.optimizers.SGD(0.01), rs.TopK(density=0.1, dense_below=0), **options
+        family.optimizers.SGD(0.01, **accumulation), rs.TopK(density=0.1, dense_below=0), **options
     )
     model.compile(optimizer, "mse")
     return model
+
+
+@pytest.mark.filterwarnings(ONE_WORKER)
+def test_a_fraction_counts_updates_with_gradient_accumulation():
+    model = compiled(keras, warm_up=rs.DenseWarmUp(fraction=0.25), gradient_accumulation_steps=3)
+    model.optimizer.build(model.trainable_variables)
+    x, y = np.ones((40, 4), "float32"), np.ones((40, 1), "float32")
+    model.fit(x, y, batch_size=2, epochs=3, verbose=0)  # 60 steps, 20 updates
+    assert model.optimizer.exchange.warm_up.steps == 5
 
 
 @pytest.mark.filterwarnings(ONE_WORKER)

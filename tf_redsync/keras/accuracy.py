@@ -206,14 +206,14 @@ def _of_factors(inner: Any, method: Method) -> str | None:
     )
 
 
-def of_length(exchange: Any, so_far: int, epochs: int, steps: int) -> str | None:
+def of_length(exchange: Any, so_far: int, epochs: int, steps: float) -> str | None:
     """Return a warning if a training is too short to send every element once, else `None`.
 
     Args:
         exchange: The built exchange.
-        so_far: Number of steps before this training.
+        so_far: Number of updates before this training.
         epochs: Number of epochs.
-        steps: Steps per epoch; 0 if unknown.
+        steps: Updates per epoch; 0 if unknown.
     """
     warm_up = 0 if exchange.warm_up is None else exchange.warm_up.steps
     compressed = so_far + epochs * steps - warm_up
@@ -236,7 +236,7 @@ def of_length(exchange: Any, so_far: int, epochs: int, steps: int) -> str | None
     )
 
 
-def _exchanges(method: Method, steps: int, per_epoch: int) -> float:
+def _exchanges(method: Method, steps: float, per_epoch: float) -> float:
     """Return the number of a method's exchanges in `steps`; rounds end with an epoch."""
     local = method.sync_schedule.local_steps
     rounds = steps / min(local, per_epoch) if local else steps

@@ -149,7 +149,7 @@ class FitHook(ForTfKeras):
     _restores = False  # whether a callback of Keras restores a backup
     _fits = False  # whether `fit` runs
     _skipped = 0  # steps skipped before this epoch
-    _to_run: tuple[int, int, int] | None = None  # steps so far, epochs, steps per epoch
+    _to_run: tuple[int, int, float] | None = None  # updates so far, epochs, updates per epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before the first step of `fit`."""
@@ -178,7 +178,7 @@ class FitHook(ForTfKeras):
         if exchange is not None:
             if self._to_run is None:
                 so_far = int(exchange.step.numpy()) if exchange.built else 0
-                self._to_run = so_far, *training_length.ahead(self.params, epoch)
+                self._to_run = so_far, *training_length.ahead(self.model, self.params, epoch)
             self._warn_of_length(exchange)
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations

@@ -17,6 +17,7 @@ from tf_redsync.cluster import agreement
 from tf_redsync.exchange.capabilities import dense_start
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import accuracy
+from tf_redsync.keras.conflicts import innermost as innermost_optimizer
 from tf_redsync.methods.common.wrapper import innermost
 from tf_redsync.policy import Assignment
 from tf_redsync.schedules import ExponentialWarmUp
@@ -28,14 +29,16 @@ FRACTION = (
 )
 
 
-def ahead(params: Mapping[str, Any], epoch: int) -> tuple[int, int]:
-    """Return the number of epochs ahead and of steps per epoch; 0 if unknown.
+def ahead(model: Any, params: Mapping[str, Any], epoch: int) -> tuple[int, float]:
+    """Return the number of epochs ahead and of updates per epoch; 0 if unknown.
 
     Args:
+        model: The model that is trained.
         params: The `params` of a callback.
         epoch: Epoch that begins, from 0.
     """
-    return (params.get("epochs") or 0) - epoch, params.get("steps") or 0
+    every = getattr(innermost_optimizer(model.optimizer), "gradient_accumulation_steps", None) or 1
+    return (params.get("epochs") or 0) - epoch, (params.get("steps") or 0) / every
 
 
 def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> None:
@@ -53,8 +56,8 @@ def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> N
     unknown = [length for length in exchange.lengths if not length.steps]
     if not unknown:
         return
-    epochs, steps = ahead(params, epoch)
-    own = str(epochs * steps)
+    epochs, steps = ahead(model, params, epoch)
+    own = str(int(epochs * steps))
     told = agreement.gather_texts(model.distribute_strategy, "begin a training of this length", own)
     lengths = [int(text) for text in told]
     if min(lengths) <= 0:
@@ -70,19 +73,19 @@ def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> N
         length.begin(length.steps_so_far + min(lengths), model.distribute_strategy)
 
 
-def warn(exchange: Any, so_far: int, epochs: int, steps: int) -> None:
+def warn(exchange: Any, so_far: int, epochs: int, steps: float) -> None:
     """Warn about elements that are never sent, and stages that never begin.
 
     Args:
         exchange: The built exchange, or its `_Watched`.
-        so_far: Number of steps before this training.
+        so_far: Number of updates before this training.
         epochs: Number of epochs.
-        steps: Steps per epoch.
+        steps: Updates per epoch.
     """
     waiting = accuracy.of_length(exchange, so_far, epochs, steps)
     if waiting is not None:
         warnings.warn(waiting, accuracy.AccuracyWarning, stacklevel=3)
-    late = never_begins(exchange, so_far + epochs * steps)
+    late = never_begins(exchange, so_far + int(epochs * steps))
     if late is not None:
         warnings.warn(late, stacklevel=3)
 
