@@ -220,6 +220,19 @@ def test_too_few_nodes_after_a_loss_wait_as_long_and_name_the_lost():
     assert a.last("end") == NO_ROUND_EXIT_CODE
 
 
+def test_a_node_that_does_not_become_ready_is_left_out_after_the_timeout():
+    job = Job()
+    a, b, c = job.started("a", "b", "c")
+    a.ended(7, "worker 0 failed first: ValueError", failed=False)
+    for peer in (b, c):
+        peer.ended(0)
+    b.ready(), c.ready()
+    job.wait(TIMEOUT - 1)
+    assert b.round.number == 0
+    job.wait(1)
+    assert (b.rank, c.rank, b.round.number) == (0, 1, 1) and a.round.number == 0
+
+
 def test_a_new_rendezvous_takes_a_running_round_over():
     old = Job(max_restarts=1)
     a, b = old.started("a", "b")

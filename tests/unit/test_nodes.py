@@ -179,6 +179,15 @@ def test_failures_count_and_the_cause_is_named_on_all_nodes(hosts):
         assert "worker 1 failed first: ValueError: bad batch" in one.text.splitlines()[-1]
 
 
+def test_a_worker_that_finishes_after_the_stop_takes_part_in_the_next_round(hosts):
+    a, b = (hosts.start("--max-restarts", "1", "--grace", "50", nodes="2") for _ in range(2))
+    hosts.until_round(0, a, b)
+    (hosts.folder / "fail0").touch()
+    hosts.until(lambda: "must end" in a.text + b.text)
+    hosts.end()
+    assert [a.code(), b.code()] == [0, 0] and set(a.rounds) == set(b.rounds) == {0, 1}
+
+
 def test_a_node_that_is_preempted_leaves_with_a_checkpoint(hosts):
     a, b, c = (hosts.start() for _ in range(3))
     hosts.until_round(0, a, b, c)

@@ -348,15 +348,16 @@ class Membership:
 
     def _gather(self, now: float) -> None:
         ready = self._waiting()
+        late = now - self._since >= self._timeout
         if self._settings is None or len(ready) < self._limits.minimum:
-            if now - self._since >= self._timeout:
+            if late:
                 self._finish(
                     NO_ROUND_EXIT_CODE,
                     f"{self._gathering()}, which did not come within {self._timeout:g} s. Start "
                     "more nodes, or pass a smaller --nodes or a larger --rendezvous-timeout.",
                 )
             return
-        if len(ready) < len([node for node in self._nodes.values() if not node.leaves]):
+        if not late and len(ready) < sum(not node.leaves for node in self._nodes.values()):
             return  # the others are ending their workers
         if len(ready) >= self._limits.maximum or now - self._last_joined >= JOIN_SECONDS:
             self._start(ready[: self._limits.maximum])

@@ -340,6 +340,7 @@ class _RunningRound:
         self._round = begun
         self._asks = False  # whether to ask a worker for a checkpoint
         self._asked = False
+        self._stopped = False  # whether the rendezvous has ended the round
         self._saved = False  # whether workers of another node have made a checkpoint
         self._look_at = 0.0
         self._asks_since = 0.0
@@ -385,7 +386,7 @@ class _RunningRound:
         self._link.say(kind="ended", round=self._round.number, **report)
         if self._told_leave:
             return code
-        if not code:
+        if not code and not self._stopped:
             return self._finished()
         self._link.ready()
         return None
@@ -432,6 +433,7 @@ class _RunningRound:
         while words := self._agent.next(0):
             if words.get("stop") == number:
                 limits = self._agent.limits
+                self._stopped = True
                 self._saved = bool(words.get("saves"))
                 seconds = limits.stop_grace if self._saved else limits.grace
                 job.end(seconds, str(words.get("why", "")))
