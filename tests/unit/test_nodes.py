@@ -2,11 +2,13 @@
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,8 +21,10 @@ from tests.loops import loop
 from tests.processes import alive
 from tf_redsync import launch
 from tf_redsync.cli import launch as launcher
-from tf_redsync.cli import node_agent, options
+from tf_redsync.cli import node_agent, node_rendezvous, options
 from tf_redsync.cli.command_line import Parser
+from tf_redsync.cli.membership import Settings
+from tf_redsync.cli.processes import TimeLimits
 from tf_redsync.cluster import handshake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,6 +221,43 @@ def test_a_rendezvous_of_its_own_is_lost_and_taken_over(hosts):
     hosts.until_round(1, a, b, late)
     hosts.end()
     assert [one.code() for one in (a, b, late)] == [0, 0, 0]
+
+
+@pytest.fixture
+def debian(monkeypatch):
+    """A host that resolves its own name, `nodea`, to 127.0.1.1."""
+    real = socket.getaddrinfo
+
+    def resolve(host, *args, **kwargs):
+        return real("127.0.1.1" if host == "nodea" else host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+def test_a_rendezvous_at_a_name_of_a_loopback_address_listens_on_all_addresses(debian):
+    port = launch.free_ports(1)[0]
+    found = {}
+    for host in ("nodea", "localhost", "127.0.1.1"):
+        with asyncio.run(node_rendezvous.own_socket(host, port)) as listening:
+            assert listening is not None
+            found[host] = []
+            for address in ("127.0.0.1", "127.0.1.1", "127.9.9.9"):
+                with socket.socket() as caller:
+                    found[host].append(caller.connect_ex((address, port)) == 0)
+    everywhere = [True, True, True]
+    assert found == {
+        "nodea": everywhere, "localhost": [True, False, False], "127.0.1.1": [False, True, False]
+    }  # fmt: skip
+
+
+@loop(("address", "code"), [(None, 2), ("10.0.0.1", 69)])
+def test_a_node_that_others_cannot_reach_asks_for_its_address(address, code, debian, capfd):
+    port = launch.free_ports(1)[0]
+    nodes = node_agent.Nodes(Settings(2, 2, 0), "nodea", port, 1, 1.0, SECRET, address)
+    limits = TimeLimits(None, 1.0, 1.0)
+    agent = node_agent.NodeAgent(nodes, limits, collections.deque(), lambda *_: print)
+    assert agent.run() == code
+    assert ("--address" in capfd.readouterr().err) == (code == 2)
 
 
 def answers(port):

@@ -25,7 +25,7 @@ from typing_extensions import Self
 from tf_redsync import stopping
 from tf_redsync.cli import output, root_cause, worker_environment
 from tf_redsync.cli.membership import LOST_SECONDS, NO_ROUND_EXIT_CODE, Round, Settings
-from tf_redsync.cli.node_rendezvous import ALIVE_SECONDS, Server, own_socket
+from tf_redsync.cli.node_rendezvous import ALIVE_SECONDS, Server, is_loopback, own_socket
 from tf_redsync.cli.processes import Job, LaunchResult, TimeLimits
 from tf_redsync.cluster import handshake
 from tf_redsync.cluster.handshake import Connection, NoAnswer
@@ -194,10 +194,14 @@ class Link:
         line = await handshake.call(self._nodes.rendezvous, self._nodes.secret)
         beat: asyncio.Task[None] | None = None
         try:
-            begun = self._round
+            begun, host = self._round, self._nodes.address or line.local_host
+            if is_loopback(host) and not is_loopback(self._nodes.address or self._nodes.host):
+                self._job_is_over = True
+                self.inbox.put({"unreachable": host})
+                return
             line.send(
                 node=self.key,
-                host=self._nodes.address or line.local_host,
+                host=host,
                 process=os.getpid(),
                 round=None if begun is None else dataclasses.asdict(begun),
                 rounds=self._rounds,
@@ -304,6 +308,12 @@ class NodeAgent:
         """Return the exit code if a message ends this node."""
         if "refused" in words:
             output.say(f"the rendezvous {self.nodes.rendezvous} refuses it: {words['refused']}.")
+            return 2
+        if "unreachable" in words:
+            output.say(
+                f"this host calls {self.nodes.host} from {words['unreachable']}, where other hosts "
+                "cannot reach its workers: pass its name or IP address for them as --address."
+            )
             return 2
         if "end" in words:
             output.say(f"the job is over: {words.get('text', '')}.")

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import os
 import socket
@@ -28,11 +29,20 @@ _TICK_SECONDS = 0.1
 _logger = logging.getLogger("tf_redsync")
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host is `localhost` or a loopback address; names are not resolved."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 async def own_socket(host: str, port: int) -> socket.socket | None:
     """Return a socket that listens at an address; `None` if it is taken or another machine's.
 
     Args:
-        host: Name or address; only this address is opened.
+        host: Name or address; only this address is opened. A name of a loopback address opens all
+            addresses: Debian resolves a host's own name to 127.0.1.1, and other hosts do not.
         port: Port.
     """
     loop = asyncio.get_running_loop()
@@ -40,9 +50,10 @@ async def own_socket(host: str, port: int) -> socket.socket | None:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    for family, _, _, _, address in found:
+    for *_, address in found:
+        everywhere = is_loopback(str(address[0])) and not is_loopback(host)
         try:
-            return socket.create_server((address[0], port), family=family, backlog=1024)
+            return _open("" if everywhere else str(address[0]), port)
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.EAFNOSUPPORT):
                 raise
@@ -165,15 +176,20 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return 130
 
 
+def _open(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address of this machine, or at all for an empty one."""
+    if not host and socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # IPv6 is off, or the port is in use
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+            )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)
+
+
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        if not host and socket.has_dualstack_ipv6():
-            with contextlib.suppress(OSError):  # IPv6 is off, or the port is in use
-                return socket.create_server(
-                    ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
-                )
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return _open(host, port)
     except OSError as error:
         raise ValueError(
             f"`--port` {port} of {host or 'this machine'} cannot be opened: {error.strerror}. "
