@@ -63,10 +63,11 @@ class StopSignals:
     """Handler of SIGTERM and SIGUSR1 between `listen` and `close`.
 
     While the main thread is in the `fit` that called `listen`, the first signal is a request to
-    stop. A second signal at least `SAME_SECONDS` later ends the process immediately, with exit code
-    128 + its number. A separate thread receives the signals through a socket, because Python runs
-    no handler while the main thread waits in TensorFlow. If an error ends `fit` without `close`,
-    the previous handlers apply again from the next signal on.
+    stop. SIGTERM at least `SAME_SECONDS` later ends the process immediately, with exit code 143.
+    A later SIGUSR1 is ignored, because the launcher of an elastic job repeats it. A separate thread
+    receives the signals through a socket, because Python runs no handler while the main thread
+    waits in TensorFlow. If an error ends `fit` without `close`, the previous handlers apply again
+    from the next signal on.
     """
 
     def __init__(self) -> None:
@@ -147,14 +148,14 @@ class StopSignals:
         if main is not None and not self._in_fit(sys._current_frames().get(main)):
             return
         if self._requested is not None:
-            if time.monotonic() - self._since < SAME_SECONDS:
+            if number == signal.SIGUSR1 or time.monotonic() - self._since < SAME_SECONDS:
                 return
             _logger.error("%s: second signal: this process exits immediately", number.name)
             os._exit(128 + number)
         self._requested, self._since = number.name, time.monotonic()
         _logger.warning(
-            "%s: all workers save a checkpoint after a step and exit with code %d; a second "
-            "signal ends this process immediately",
+            "%s: all workers save a checkpoint after a step and exit with code %d; a later "
+            "SIGTERM ends this process immediately",
             number.name,
             EXIT_CODE,
         )

@@ -23,7 +23,7 @@ from tf_redsync import launch
 from tf_redsync.cli import launch as launcher
 from tf_redsync.cli import node_agent, node_rendezvous, options
 from tf_redsync.cli.command_line import Parser
-from tf_redsync.cli.membership import Settings
+from tf_redsync.cli.membership import Round, Settings
 from tf_redsync.cli.processes import TimeLimits
 from tf_redsync.cluster import handshake
 
@@ -353,6 +353,36 @@ def test_whether_a_process_handles_the_signal():
             assert node_agent.stops_on_request(process.pid) is bool(handles)
             process.stdin.close()
     assert not node_agent.stops_on_request(process.pid)
+
+
+def test_a_checkpoint_is_asked_for_until_the_round_is_stopped(monkeypatch):
+    monkeypatch.setattr(node_agent, "_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(node_agent, "_REPEAT_SECONDS", 0.05)
+    nodes = node_agent.Nodes(Settings(1, 2, 0), "127.0.0.1", 1, 1, 1.0, SECRET)
+    limits = TimeLimits(None, 1.0, 1.0)
+    agent = node_agent.NodeAgent(nodes, limits, collections.deque(), lambda *_: print)
+    running = node_agent._RunningRound(agent, Round(0, (agent.link.key,), (("h:1",),), 0))
+    code = "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('asked', flush=True))\n"
+    code += "print('ready', flush=True)\nwhile True:\n    signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    job = argparse.Namespace(processes=[process.pid], failing=False, end=lambda *_: None)
+
+    def watch(rounds, **words):
+        agent.link.inbox.put(words)
+        for _ in range(rounds):
+            running._watch(job)
+            time.sleep(0.01)
+
+    with process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        process.stdout.readline()
+        os.set_blocking(process.stdout.fileno(), False)
+        watch(50, regroup=0, asks=True)
+        watch(1, stop=0, why="a checkpoint was made", saves=True)
+        time.sleep(0.2)
+        assert process.stdout.read().count(b"asked") > 1
+        watch(30)
+        assert not process.stdout.read()
 
 
 def parsed(*words):

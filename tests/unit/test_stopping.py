@@ -186,3 +186,19 @@ def test_a_second_signal_ends_the_process_at_once_wherever_it_waits(waits):
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("first", stopping.SIGNALS)
+def test_sigusr1_is_ignored_after_a_request(first):
+    """The launcher of an elastic job repeats it."""
+    with script("print('ready', flush=True)\nwhile True:\n    time.sleep(0.01)") as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(first)
+        assert f"{first.name}: all workers" in process.stderr.readline()
+        for _ in range(2):
+            time.sleep(0.4)
+            process.send_signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM

@@ -31,6 +31,7 @@ from tf_redsync.cluster import handshake
 from tf_redsync.cluster.handshake import Connection, NoAnswer
 
 _ASK_SECONDS = 1.0  # between two looks whether a worker can be asked for a checkpoint
+_REPEAT_SECONDS = 15.0  # between two requests for a checkpoint
 _OBSTACLE_SECONDS = 5.0
 _FINISHED_SECONDS = 30.0  # that a node whose workers have finished looks for a lost rendezvous
 _REPORT_SECONDS = 2.0  # within which other nodes report the same checkpoint
@@ -458,19 +459,24 @@ class _RunningRound:
         self._show_missing()
 
     def _ask(self, job: Job) -> None:
-        """Ask a worker for a checkpoint as soon as it can make one."""
+        """Ask a worker for a checkpoint as soon as it can make one, and again until the round ends.
+
+        A handler of the script, such as `faulthandler`, may take a request before `fit` begins.
+        """
         now = time.monotonic()
-        if not self._asks or self._asked or now < self._look_at:
+        if not self._asks or self._stopped or now < self._look_at:
             return
         self._look_at = now + _ASK_SECONDS
         for process in job.processes:
             if stops_on_request(process):
-                self._asked = True
+                self._look_at = now + _REPEAT_SECONDS
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGUSR1)
-                output.say("a node can join: a worker is asked for a checkpoint (SIGUSR1).")
+                if not self._asked:
+                    output.say("a node can join: a worker is asked for a checkpoint (SIGUSR1).")
+                self._asked = True
                 return
-        if not self._told_obstacle and now - self._asks_since >= _OBSTACLE_SECONDS:
+        if not (self._asked or self._told_obstacle) and now - self._asks_since >= _OBSTACLE_SECONDS:
             self._told_obstacle = True
             why = "no worker handles SIGUSR1 now, as `fit` with rs.callbacks.Checkpoint does"
             output.say(f"a node waits to join, and {why}.")
