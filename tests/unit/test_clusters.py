@@ -216,6 +216,36 @@ def test_a_job_goes_on_without_a_host_that_cannot_be_used(ssh, tmp_path):
     assert "without it: host lost:" in ran.stderr
 
 
+@pytest.mark.parametrize("how", ["timeout", signal.SIGINT, signal.SIGTERM])
+def test_a_job_ends_while_it_waits_for_a_host(ssh, tmp_path, how):
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    slow = tmp_path / "ssh"  # one host never answers
+    real = shlex.join(shlex.split(ssh))
+    slow.write_text(
+        '#!/bin/bash\nif [ "$1" = slow ]; then echo $$ > pid; exec sleep 600; fi\n'
+        f'shift; exec {real} localhost "$@"\n'
+    )
+    slow.chmod(0o755)
+    flags = ["--hosts", "here,slow", "--max-restarts", "2", "--min-workers", "1", "--grace", "40"]
+    flags += ["--timeout", "4"] if how == "timeout" else []
+    line, env = words(str(slow), *flags, "train.py"), {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path) as job:
+        limit, pid = time.monotonic() + 20, tmp_path / "pid"
+        try:
+            while not (pid.exists() and pid.read_text()):
+                assert time.monotonic() < limit
+                time.sleep(0.05)
+            if how != "timeout":
+                job.send_signal(how)
+            _, err = job.communicate(timeout=20)
+        finally:
+            job.kill()
+    assert job.returncode == (124 if how == "timeout" else 128 + how), err
+    assert "no worker is started" in err and "restart" not in err
+    assert not (tmp_path / "started").exists()
+    wait_until_dead(int(pid.read_text()))
+
+
 # ------------------------------------------------------------------------------------- hosts
 
 

@@ -254,7 +254,8 @@ class LaunchResult:
     """Result of a job.
 
     Attributes:
-      workers: one `WorkerResult` per worker, in task order.
+      workers: one `WorkerResult` per worker, in task order; empty if the job was cancelled before
+        they began.
       exit_code: 0, or the first failing worker's code (128 + s if signal `s` ended it), 124 after
         the timeout, 128 + s if signal `s` interrupted the launcher, or 75 if the workers stopped
         with a checkpoint on request.
@@ -297,6 +298,14 @@ class TimeLimits:
     start: float = dataclasses.field(default_factory=time.monotonic)
 
 
+class Cancelled(Exception):
+    """A signal or the timeout ends a job before its workers begin."""
+
+    def __init__(self, why: str, exit_code: int):
+        super().__init__(f"{why}: no worker is started.")
+        self.exit_code = exit_code
+
+
 class Job:
     """The workers of one attempt, with supervision and time limits.
 
@@ -334,6 +343,14 @@ class Job:
         self._workers.append(worker)
         self._alive.append(worker)
         self._selector.register(worker.pipe, selectors.EVENT_READ, worker)
+
+    def check(self) -> None:
+        """Raise `Cancelled` after a signal or the timeout; call it while workers cannot begin."""
+        if self._signals:
+            number = self._signals.popleft()
+            raise Cancelled(signal.Signals(number).name, 128 + number)
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise Cancelled(f"timeout of {self._limits.timeout:g} s", TIMEOUT_EXIT_CODE)
 
     def supervise(self) -> LaunchResult:
         """Wait until all workers have ended; return the result."""

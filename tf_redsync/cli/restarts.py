@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from tf_redsync.cli.processes import Job, LaunchResult
+from tf_redsync.cli.processes import Cancelled, Job, LaunchResult
 
 AT_ONCE_SECONDS = 60.0
 
@@ -102,6 +102,10 @@ def run_attempts(
             how = restarts.without(missing.place, str(missing))
             if how is None:
                 raise missing.error from None
+        except Cancelled as early:
+            job.say(str(early))
+            messages.append(str(early))
+            how, result = None, LaunchResult((), early.exit_code, "", interrupted=True)
         finally:
             job.close()
         if how is not None:

@@ -178,19 +178,25 @@ class RemoteWorker(Worker):
         self.where = f" on {host}"
         self._argv = list(argv)
         self._held = b""
+        self._has_job = False
         self._said: dict[str, Any] = {}
         self._kill_at: float | None = None
         super().__init__(index, argv, env, log, None, append, stdin=subprocess.PIPE)
         self._printer_then = printer  # in use once the agent answers: drops output of ssh and shell
 
-    def meet(self, seconds: float) -> None:
+    def meet(self, seconds: float, check: Callable[[], None]) -> None:
         """Wait until the agent answers.
+
+        Args:
+            seconds: Time limit.
+            check: Called many times a second; may raise.
 
         Raises:
             HostError: the agent has ended, or has not answered in time.
         """
         end = time.monotonic() + seconds
         while "version" not in self._said:
+            check()
             select.select([self.pipe], [], [], _POLL_SECONDS)
             at_end = self.read() == 0
             if "version" not in self._said and (at_end or self.ended()):
@@ -204,6 +210,7 @@ class RemoteWorker(Worker):
 
     def begin(self, job: Mapping[str, Any]) -> None:
         """Send the job to the agent, which starts the worker; `cli/remote.py` has its fields."""
+        self._has_job = True
         self._write(json.dumps(job))
 
     def _why_not(self) -> str:
@@ -253,7 +260,9 @@ class RemoteWorker(Worker):
 
     @override
     def send(self, number: int) -> None:
-        if self.returncode is None:
+        if not self._has_job:  # the agent ends with its input
+            super().send(number)
+        elif self.returncode is None:
             self._write(str(int(number)))
             if number == signal.SIGKILL and self._kill_at is None:
                 self._kill_at = time.monotonic() + _KILL_SECONDS
@@ -333,6 +342,7 @@ class SSHStart:
 
         Raises:
             NotStarted: a host cannot be used.
+            Cancelled: a signal or the timeout ends the job before.
         """
         every = [host for host in self.remote.hosts for _ in range(host.workers)]
         places = self.restarts.places
@@ -354,7 +364,7 @@ class SSHStart:
         end = time.monotonic() + _MEET_SECONDS
         for place, worker in zip(places, workers, strict=True):
             try:
-                worker.meet(max(end - time.monotonic(), 1.0))
+                worker.meet(max(end - time.monotonic(), 1.0), job.check)
             except HostError as error:
                 raise NotStarted(place, error) from error
         for i, worker in enumerate(workers):
