@@ -334,6 +334,22 @@ def test_several_workers_of_a_node_have_adjacent_ranks(hosts):
     assert [a.code(), b.code()] == [0, 0]
 
 
+def test_the_timeout_holds_while_a_node_waits_for_others(hosts):
+    one = hosts.start("--timeout", "2", "--rendezvous-timeout", "20")
+    assert one.code() == 124 and "timeout" in one.text
+
+
+def test_the_timeout_holds_after_the_workers_of_a_node(monkeypatch, capfd):
+    monkeypatch.setattr(node_agent, "_FINISHED_SECONDS", 20.0)
+    nodes = node_agent.Nodes(Settings(1, 2, 0), "127.0.0.1", 1, 1, 1.0, SECRET)
+    agent = node_agent.NodeAgent(
+        nodes, TimeLimits(0.1, 1.0, 1.0), collections.deque(), lambda *_: print
+    )
+    begun = Round(0, (agent.link.key,), (("h:1",),), 0)
+    assert node_agent._RunningRound(agent, begun)._finished() == 0
+    assert "timeout" in capfd.readouterr().err
+
+
 def test_a_rendezvous_without_nodes_times_out(hosts):
     ran = hosts.keep(
         Process("rendezvous", "--port", str(hosts.port), "--rendezvous-timeout", "0.5")

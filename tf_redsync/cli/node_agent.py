@@ -26,7 +26,7 @@ from tf_redsync import stopping
 from tf_redsync.cli import output, root_cause, worker_environment
 from tf_redsync.cli.membership import LOST_SECONDS, NO_ROUND_EXIT_CODE, Round, Settings
 from tf_redsync.cli.node_rendezvous import ALIVE_SECONDS, Server, is_loopback, own_socket
-from tf_redsync.cli.processes import Job, LaunchResult, TimeLimits
+from tf_redsync.cli.processes import TIMEOUT_EXIT_CODE, Job, LaunchResult, TimeLimits
 from tf_redsync.cluster import handshake
 from tf_redsync.cluster.handshake import Connection, NoAnswer
 
@@ -284,6 +284,8 @@ class NodeAgent:
                 self.link.say(kind="leaves")
                 asks = number in stopping.SIGNALS
                 return stopping.EXIT_CODE if asks else 128 + number
+            if self.timed_out():
+                return TIMEOUT_EXIT_CODE
             words = self.next(0.1)
             if "round" in words:
                 return Round.of(words["round"])
@@ -295,6 +297,15 @@ class NodeAgent:
             missing = self.link.missing
             if missing is not None and time.monotonic() - missing[0] >= self.nodes.timeout:
                 return self.give_up(missing[1])
+
+    def timed_out(self) -> bool:
+        """Report the job's timeout, if it is over, to the user and the rendezvous."""
+        limits = self.limits
+        if limits.timeout is None or time.monotonic() < limits.start + limits.timeout:
+            return False
+        output.say(f"timeout: this node ends after {limits.timeout:g} s.")
+        self.link.say(kind="leaves")
+        return True
 
     def give_up(self, why: str) -> int:
         """Report that there is no rendezvous; return the exit code."""
@@ -424,6 +435,8 @@ class _RunningRound:
                 return None
             if self._agent.signals:
                 self._link.say(kind="leaves")
+                return 0
+            if self._agent.timed_out():
                 return 0
             missing = self._link.missing
             if missing is not None and time.monotonic() - missing[0] >= _FINISHED_SECONDS:
