@@ -350,6 +350,15 @@ def test_the_timeout_holds_after_the_workers_of_a_node(monkeypatch, capfd):
     assert "timeout" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_rendezvous_by_a_handler(hosts, number):
+    """The kernel ignores signals without a handler for process 1, as in a container."""
+    ran = hosts.keep(Process("rendezvous", "--port", str(hosts.port), "--host", "127.0.0.1"))
+    hosts.until(lambda: answers(hosts.port))
+    ran.kill(number)
+    assert ran.code() == 128 + number and "Traceback" not in ran.text
+
+
 def test_a_rendezvous_without_nodes_times_out(hosts):
     ran = hosts.keep(
         Process("rendezvous", "--port", str(hosts.port), "--rendezvous-timeout", "0.5")

@@ -13,6 +13,7 @@ import errno
 import ipaddress
 import logging
 import os
+import signal
 import socket
 import time
 
@@ -172,8 +173,22 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     with contextlib.suppress(KeyboardInterrupt):
-        return asyncio.run(server.run(listening))[0]
+        return asyncio.run(_serve(server, listening))
     return 130
+
+
+async def _serve(server: Server, listening: socket.socket) -> int:
+    """Serve until the job is over or SIGTERM; return the exit code."""
+    serving = asyncio.create_task(server.run(listening))
+    terminated = asyncio.Event()
+    # The kernel ignores SIGTERM for process 1 of a container if it has no handler.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
+    ending = asyncio.create_task(terminated.wait())
+    await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        return serving.result()[0]
+    output.say("SIGTERM: this rendezvous ends.")
+    return 128 + signal.SIGTERM
 
 
 def _open(host: str, port: int) -> socket.socket:
