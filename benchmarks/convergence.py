@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.metadata
 import math
 import os
@@ -74,8 +73,11 @@ def _loopback(args, settings, found, row, kept, progress) -> dict[str, Any]:
     method, seed = row["method"], row["seed"]
     training = local_training.make(settings, found, exchanged(method), seed)
     name = f"{method}, seed {seed}"
-    if kept.saved is not None and kept.saved.exists():
-        training.restore(kept.saved, name)
+    if kept.saved is not None and kept.saved.exists() and training.restore(kept.saved, name):
+        begun = kept.row(method, seed) or row  # of a state without its commits
+        training.commits = training.commits or [begun["commit"]]
+    training.commits = list(dict.fromkeys(filter(None, [*training.commits, row["commit"]])))
+    row["commit"] = ", ".join(training.commits) or None
     progress.begin(name, training.number)
     if training.number:
         print(f"{name}: goes on at step {training.number}", flush=True)
@@ -102,8 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = TASKS[args.task].load(args.data_dir)
         settings = command_line.settings_of(args, len(found.train[1]))
-        common = {**dataclasses.asdict(settings), "data": found.source}
-        kept = report.Report(common, args.json)
+        kept = report.Report(settings.common(found), args.json)
     except ValueError as error:
         print(f"convergence.py: {error}", file=sys.stderr)
         return 2

@@ -11,7 +11,6 @@ serves all workers if torch sees one. The methods are those of `benchmarks/peers
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import shlex
 import sys
@@ -153,7 +152,7 @@ def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
     found = TASKS[args.task].load(args.data_dir)
     settings = settings_of(args, len(found.train[1]))
     worker = Worker(settings, found, args.methods, args.seed, rank)
-    kept = Report({**dataclasses.asdict(settings), "data": found.source}, args.json)
+    kept = Report(settings.common(found), args.json)
     row: dict[str, Any] = {
         "method": args.methods, "seed": args.seed, "command": command(args),
         "date": time.strftime("%Y-%m-%d"), "device": _device(),

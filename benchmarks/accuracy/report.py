@@ -20,12 +20,16 @@ class Report:
         path: Of the file, or `None`.
 
     Raises:
-        ValueError: for a file with rows of other settings, or with something else.
+        ValueError: for a file with rows of other settings, or with something else, and for a
+            state of other settings beside it.
     """
 
     def __init__(self, settings: dict[str, Any], path: Path | None):
         self.settings, self.path = settings, path
         self.rows: list[Row] = []
+        if self.saved is not None and self.saved.exists():
+            found = state_of(self.saved).get("settings", settings)
+            self._check(found, f"a state, {self.saved.name},")
         if path is None or not path.exists():
             return
         try:
@@ -35,12 +39,17 @@ class Report:
             raise ValueError(
                 f"`--json` is no report of this benchmark. Received: {path}"
             ) from error
-        if found != settings:
-            different = [k for k in {**found, **settings} if found.get(k) != settings.get(k)]
+        self._check(found, "rows")
+
+    def _check(self, found: dict[str, Any], what: str) -> None:
+        """Raise unless settings that were found are those of this call."""
+        settings = self.settings
+        different = [k for k in {**found, **settings} if found.get(k) != settings.get(k)]
+        if different:
             text = ", ".join(f"{k} {found.get(k)} and not {settings.get(k)}" for k in different)
             raise ValueError(
-                f"`--json` has rows of other settings ({text}): give another file, or the flags "
-                f"that it was begun with. Received: --json={path}"
+                f"`--json` has {what} of other settings ({text}): give another file, or the flags "
+                f"that it was begun with. Received: --json={self.path}"
             )
 
     def row(self, method: str, seed: int) -> Row | None:
@@ -62,6 +71,12 @@ class Report:
     def saved(self) -> Path | None:
         """Where the state of the row that is being trained is kept."""
         return None if self.path is None else self.path.with_suffix(".state.npz")
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """Returns what `Training.save` wrote besides the tensors."""
+    with np.load(path, allow_pickle=False) as archive:
+        return json.loads(archive["rest"].tobytes())
 
 
 def summaries(rows: Sequence[Row]) -> list[Row]:

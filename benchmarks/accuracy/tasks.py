@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -130,6 +130,10 @@ class Settings:
         """The numbers of steps after which the test set is evaluated, the last one among them."""
         count = self.evaluations
         return sorted({math.ceil(self.steps * i / count) for i in range(1, count + 1)})
+
+    def common(self, found: Data) -> dict[str, Any]:
+        """Returns the settings with the source of the data, as reports and states hold them."""
+        return {**dataclasses.asdict(self), "data": found.source}
 
     def network(self, found: Data, seed: int) -> keras.Model:
         """Returns the network with the weights of a seed."""

@@ -78,6 +78,7 @@ class Training:
             `train_loss`, the mean since the last time.
         seconds: That it has taken so far, by the clock.
         processor_seconds: That this process has used for it.
+        commits: That the steps were done by, in their order, where the caller names them.
 
     Raises:
         ValueError: for a method whose workers have weights of their own, for named arguments that
@@ -125,6 +126,7 @@ class Training:
         self.elements = sum(s.size for s in specs)
         self.evaluate = Evaluation(settings, found, self.model)
         self.number, self.seconds, self.processor_seconds = 0, 0.0, 0.0
+        self.commits: list[str] = []
         self.curve: dict[str, list[float]] = {
             "steps": [], "loss": [], "metric": [], "train_loss": [],
         }  # fmt: skip
@@ -298,7 +300,8 @@ class Training:
         rest = {
             "name": name, "number": self.number, "seconds": self.seconds, "curve": self.curve,
             "processor_seconds": self.processor_seconds, "counters": counters,
-            "losses": [float(loss) for loss in self._losses],
+            "losses": [float(loss) for loss in self._losses], "commits": self.commits,
+            "settings": self.settings.common(self.found),
         }  # fmt: skip
         temporary = path.with_suffix(".part")
         with temporary.open("wb") as file:
@@ -323,4 +326,5 @@ class Training:
             setattr(self.exchange, name, value)
         self.number, self.curve, self._losses = rest["number"], rest["curve"], rest["losses"]
         self.seconds, self.processor_seconds = rest["seconds"], rest["processor_seconds"]
+        self.commits = rest.get("commits", [])
         return True

@@ -281,6 +281,64 @@ def test_a_state_between_evaluations(tmp_path, text):
         assert found[key] == expected[key], key
 
 
+def killed_at(monkeypatch, number):
+    """Has trainings end, as by Ctrl-C, when they come to a step; returns how to undo it."""
+    step = Training.step
+
+    def killed(training):
+        if training.number == number:
+            raise KeyboardInterrupt
+        step(training)
+
+    monkeypatch.setattr(Training, "step", killed)
+    return lambda: monkeypatch.setattr(Training, "step", step)
+
+
+def without(path, *names):
+    """Removes entries of a state, as versions wrote it that did not have them."""
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    rest = json.loads(arrays["rest"].tobytes())
+    rest = {name: value for name, value in rest.items() if name not in names}
+    arrays["rest"] = np.frombuffer(json.dumps(rest).encode(), np.uint8)
+    np.savez(path, **arrays)
+
+
+def test_a_state_of_other_settings_is_refused(tmp_path, monkeypatch, capsys):
+    """Before the first evaluation there is a state and no file of rows yet."""
+    path, state = tmp_path / "rows.json", tmp_path / "rows.state.npz"
+    flags = ["--workers", "2", "--steps", "4", "--evaluations", "1", "--methods", "Dense()"]
+    flags += ["--json", str(path), "--save_seconds", "1e-9", "--learning_rate"]
+    undo = killed_at(monkeypatch, 2)
+    assert convergence.main([*flags, "1e-9"]) == convergence.INTERRUPTED
+    undo()
+    assert state.exists() and not path.exists()
+    before = state.read_bytes()
+    assert convergence.main([*flags, "0.02"]) == 2
+    (error,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("convergence.py")]
+    assert "learning_rate 1e-09 and not 0.02" in error and "rows.state.npz" in error
+    assert state.read_bytes() == before and not path.exists()
+    without(state, "settings", "commits")
+    assert convergence.main([*flags, "0.02"]) == 0
+    assert "goes on at step 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_row_names_all_commits_that_trained_it(tmp_path, monkeypatch, old):
+    path = tmp_path / "rows.json"
+    flags = ["--workers", "2", "--steps", "4", "--evaluations", "2", "--methods", "Dense()"]
+    flags += ["--json", str(path)]
+    for commit, number in (("first", 3), ("second", 3), ("third", 9)):
+        monkeypatch.setattr(convergence, "_commit", lambda commit=commit: commit)
+        undo = killed_at(monkeypatch, number)
+        assert convergence.main(flags) == (convergence.INTERRUPTED if number == 3 else 0)
+        undo()
+        if old and commit == "first":
+            without(tmp_path / "rows.state.npz", "settings", "commits")
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["commit"] == "first, third"  # the second one kept no state
+
+
 def test_a_rate_that_rises_and_weight_decay():
     flags = ("--steps", "40", "--learning_rate", "0.1", "--schedule", "warm_cosine")
     found = settings(*flags, "--weight_decay", "0.01")
