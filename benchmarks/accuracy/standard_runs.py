@@ -239,35 +239,38 @@ SETUPS = (
 def table(setups: Sequence[Setup], folder: Path) -> str:
     """Returns the results as tables in Markdown: finished full runs, and the grids.
 
-    A rate at an end of the grid is marked with "*": a better one may lie outside.
+    A rate at an end of the grid is marked with "*": a better one may lie outside. "to dense" is
+    the mean difference over the seeds that both have.
     """
     parts = [_table_of(setup, folder, list(runs_of(setups, folder))) for setup in setups]
     return "\n\n".join(part for part in parts if part)
 
 
 def _table_of(setup: Setup, folder: Path, runs: Sequence[Run]) -> str:
-    lines, baseline = [], None
+    lines: list[list[str]] = []
+    dense: dict[int, float] = {}
     for arm in setup.arms:
         own = [run for run in runs if run.setup is setup and run.arm is arm]
         grids = [(run.rate, row_of(run, folder)) for run in own if run.grid]
         cells = [f"{rate:g}: {_result(row)}" for rate, row in grids if row is not None]
-        rows = [row_of(run, folder) for run in own if not run.grid]
-        full = [row for row in rows if row is not None and "metric" in row]
-        if not cells and not full:
+        rows = {run.seed: row_of(run, folder) for run in own if not run.grid}
+        full = {seed: row for seed, row in rows.items() if row and "metric" in row}
+        diverged = sum("error" in row for row in rows.values() if row)
+        if not cells and not full and not diverged:
             continue
         rate = next((run.rate for run in own if not run.grid), None)
         edge = not setup.rates_from and rate in (min(setup.rates), max(setup.rates))
-        metrics = [row["metric"] for row in full]
-        mean = float(np.mean(metrics)) if full else None
-        baseline = mean if arm is setup.arms[0] else baseline
-        difference = None if None in (mean, baseline) else mean - baseline  # type: ignore[operator]
-        bits = np.mean([row["bits"] for row in full]) if full else None
-        spread = np.std(metrics, ddof=1) if len(full) > 1 else None
+        metrics = {seed: row["metric"] for seed, row in full.items()}
+        dense = metrics if arm is setup.arms[0] else dense
+        differences = [metrics[seed] - dense[seed] for seed in metrics if seed in dense]
+        bits = [row["bits"] for row in full.values()]
+        spread = np.std([*metrics.values()], ddof=1) if len(full) > 1 else None
         lines.append([
             f"`{arm.method}`{', beta_1 or momentum 0' if '--momentum' in arm.flags else ''}",
-            "-" if rate is None else f"{rate:g}{'*' if edge else ''}", str(len(full)),
-            _text(mean, ".2f"), _text(spread, ".2f"), _text(difference, "+.2f"),
-            _text(bits, ".3f"), "; ".join(cells) or "-",
+            "-" if rate is None else f"{rate:g}{'*' if edge else ''}",
+            seeds_of(len(full), diverged), _mean([*metrics.values()], ".2f"),
+            _text(spread, ".2f"), _mean(differences, "+.2f"), _mean(bits, ".3f"),
+            "; ".join(cells) or "-",
         ])  # fmt: skip
     if not lines:
         return ""
@@ -281,6 +284,15 @@ def _result(row: Row) -> str:
     if "metric" in row:
         return f"{row['metric']:.2f}"
     return "diverged" if "error" in row else "..."
+
+
+def seeds_of(count: int, diverged: int) -> str:
+    """Returns how many seeds a mean is of, and how many others diverged."""
+    return f"{count}, {diverged} diverged" if diverged else str(count)
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    return _text(np.mean(values) if values else None, form)
 
 
 def _text(value: Any, form: str) -> str:

@@ -138,7 +138,18 @@ def test_table_and_list(tmp_path):
     assert cells[0] == [
         "`Dense()`", "0.04*", "2", "91.00", "1.41", "+0.00", "32.000", "0.02: 52.00; 0.04: 54.00"
     ]  # fmt: skip
-    assert cells[1][2:6] == ["1", "89.00", "-", "-2.00"]
+    assert cells[1][2:6] == ["1", "89.00", "-", "-1.00"]  # to dense with the same seed
+    full = [run for run in runs_of(setups, tmp_path) if run.setup is DIGITS and not run.grid]
+    for run in full:
+        if run.seed == 1:
+            write(tmp_path, run, error="the loss is not finite")
+    lines = table(setups, tmp_path).splitlines()
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines[4:]]
+    assert [row[2:6] for row in cells] == [
+        ["1, 1 diverged", "90.00", "-", "+0.00"], ["1, 1 diverged", "89.00", "-", "-1.00"]
+    ]  # fmt: skip
+    write(tmp_path, next(r for r in full if r.arm.name == "gmc"), error="the loss is not finite")
+    assert "| 0, 2 diverged | - | - | - | - |" in table(setups, tmp_path)
 
 
 @pytest.fixture
