@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import arguments, convergence
+from benchmarks.accuracy.standard_runs import seeds_of
 
 LEARNING_RATE = 3e-3  # the best one for dense AdamW of 1e-3, 3e-3 and 1e-2, and for DeMo
 GROUPS = {
@@ -59,6 +60,7 @@ CONTENDERS = (
     Contender(BASELINE, "", "Dense()"),
     Contender("Dense, beta_1 = 0", "", "Dense()", "without_beta_1"),
     Contender("HalfPrecision", "", "HalfPrecision()"),
+    *(Contender("BlockQuantized", f"{b} bits", f"BlockQuantized(bits={b})") for b in (8, 4)),
     Contender("PowerSGD", "", "PowerSGD()"),
     Contender("ACPSGD", "", "ACPSGD()"),
     Contender("OneBitAdam", "", "OneBitAdam(dense_below=1024)"),
@@ -102,44 +104,53 @@ def path_of(args: argparse.Namespace, group: str) -> Path:
 
 
 def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns a row for each contender that is in the folder, means over seeds."""
+    """Returns a row for each contender that is in the folder.
+
+    Means are over the seeds that ended, and `sd` is their standard deviation (n - 1); a row whose
+    seeds all diverged has neither.
+    """
     found = []
     for c in CONTENDERS:
         path = path_of(args, c.group)
         kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
         own = [r for r in kept if r["method"] == c.method and "metric" in r]
+        diverged = sum(r["method"] == c.method and "error" in r for r in kept)
+        row = {"name": c.name, "setting": c.setting, "seeds": len(own), "diverged": diverged}
         if own:
-            metrics = [r["metric"] for r in own]
-            means = {k: float(np.mean([r[k] for r in own])) for k in ("bits", "sent_bytes")}
-            found.append({
-                "name": c.name, "setting": c.setting, "seeds": len(own),
-                "metric": float(np.mean(metrics)), "spread": float(np.ptp(metrics)),
-                "peak_bytes": float(np.mean([r["peak_bytes"] for r in own])), **means,
-            })  # fmt: skip
+            keys = ("metric", "bits", "sent_bytes", "peak_bytes")
+            row |= {k: float(np.mean([r[k] for r in own])) for k in keys}
+        if len(own) > 1:
+            row["sd"] = float(np.std([r["metric"] for r in own], ddof=1))
+        if own or diverged:
+            found.append(row)
     return found
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """Returns a table in Markdown."""
     lines = [
-        "| method | | seeds | perplexity | spread | bits | sent, KB a step | peak, KB in a step |",
+        "| method | | seeds | perplexity | sd | bits | sent, KB a step | peak, KB in a step |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {r['name']} | {r['setting']} | {r['seeds']} | {r['metric']:.2f} | {r['spread']:.2f} | "
-        f"{r['bits']:.3f} | {r['sent_bytes'] / 1e3:.1f} | {r['peak_bytes'] / 1e3:.1f} |"
-        for r in found
-    ]
+    for r in found:
+        columns = (
+            ("metric", 1.0, ".2f"), ("sd", 1.0, ".2f"), ("bits", 1.0, ".3f"),
+            ("sent_bytes", 1e-3, ".1f"), ("peak_bytes", 1e-3, ".1f"),
+        )  # fmt: skip
+        cells = [format(r[k] * unit, form) if k in r else "-" for k, unit, form in columns]
+        head = [r["name"], r["setting"], seeds_of(r["seeds"], r["diverged"])]
+        lines.append(f"| {' | '.join([*head, *cells])} |")
     return "\n".join(lines)
 
 
 def plot(found: Sequence[dict[str, Any]], title: str, path: str) -> None:
-    """Draws perplexity over the mean and over the most bytes of a step."""
+    """Draws perplexity, with its standard deviation, over the mean and the most bytes of a step."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 6))
     axes = figure.subplots(1, 2, sharey=True)
+    found = [r for r in found if "metric" in r]
     names = list(dict.fromkeys(r["name"] for r in found))
     for axis, key, label in (
         (axes[0], "sent_bytes", "KB that a worker sends in a step, on average"),
@@ -149,7 +160,7 @@ def plot(found: Sequence[dict[str, Any]], title: str, path: str) -> None:
             own = sorted((r for r in found if r["name"] == name), key=lambda r: r[key])
             axis.errorbar(
                 [r[key] / 1e3 for r in own], [r["metric"] for r in own],
-                yerr=[r["spread"] / 2 for r in own], label=name, capsize=3, markersize=7,
+                yerr=[r.get("sd", 0.0) for r in own], label=name, capsize=3, markersize=7,
                 marker="osD^v<>P*Xhd"[i % 12], color=colormaps["tab20"](i % 20), linewidth=1,
             )  # fmt: skip
         for r in found:

@@ -41,6 +41,8 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Returns a row for each method that has been trained, by network.
 
+    A seed that diverged never reaches the perplexity, so its method has no number of steps.
+
     Args:
         measured: What `step_time.py --json` wrote.
         trained: `folder`, `workers` and `steps` of the rows.
@@ -52,10 +54,14 @@ def rows(
             timed = report["methods"].get(contender.method, {})
             path = path_of(trained, contender.group)
             kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-            curves = [r["curve"] for r in kept if r["method"] == contender.method and "curve" in r]
-            if "step_ms" not in timed or not curves:
+            own = [r for r in kept if r["method"] == contender.method]
+            needed = [
+                None if "error" in r else steps_to(r["curve"], perplexity)
+                for r in own
+                if "error" in r or "curve" in r
+            ]
+            if "step_ms" not in timed or not needed:
                 continue
-            needed = [steps_to(curve, perplexity) for curve in curves]
             reached = [n for n in needed if n is not None]
             steps = sum(reached) / len(reached) if len(reached) == len(needed) else None
             mean = timed["step_ms_mean"]

@@ -1,12 +1,15 @@
 """methods/frontier.py: two contenders and few steps; what is undominated; bad arguments."""
 
 import json
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
 from benchmarks.methods import frontier, language_frontier, time_to_loss
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.deep
@@ -81,10 +84,21 @@ def test_rows_of_the_language_model(tmp_path, capsys):
     assert frontier.main([*flags, "--plot", str(picture)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2:] == [
-        "| Dense |  | 3 | 7.00 | 2.00 | 32.000 | 2.0 | 3.0 |",
-        "| DeMo |  | 1 | 6.00 | 0.00 | 32.000 | 2.0 | 3.0 |",
+        "| Dense |  | 3 | 7.00 | 1.00 | 32.000 | 2.0 | 3.0 |",
+        "| ACPSGD |  | 0, 1 diverged | - | - | - | - | - |",
+        "| DeMo |  | 1 | 6.00 | - | 32.000 | 2.0 | 3.0 |",
     ]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("page", "workers"), [("benchmarks.md", 4), ("archive/benchmarks.md", 8)])
+def test_the_pages_show_the_rows(page, workers, capsys):
+    """The documented command prints the published table."""
+    flags = ["--task", "charlm", "--folder", str(DOCS / "accuracy"), "--workers", str(workers)]
+    assert frontier.main(flags) == 0
+    printed = capsys.readouterr().out.strip()
+    assert printed.count("\n") > 20
+    assert f"\n\n{printed}\n\n" in (DOCS / page).read_text(encoding="utf-8")
 
 
 def test_steps_to_a_perplexity():
@@ -113,4 +127,8 @@ def test_seconds_to_a_perplexity(tmp_path, capsys):
     assert head.endswith("| 10mbit, 50 ms, 2 workers | 10mbit, 50 ms, 4 workers |")
     assert found == ["| Dense | 750 | 30 (40) | 75 (100) |"]
     assert time_to_loss.main([*flags, "5"]) == 0
+    assert "| Dense | - | - (40) | - (100) |" in capsys.readouterr().out
+    rows[1] = {"method": "Dense()", "seed": 1, "error": "the loss is not finite"}
+    (tmp_path / "charlm_1000_4_workers_adamw.json").write_text(json.dumps({"rows": rows}))
+    assert time_to_loss.main([*flags, "7"]) == 0
     assert "| Dense | - | - (40) | - (100) |" in capsys.readouterr().out
