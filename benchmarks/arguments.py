@@ -29,11 +29,29 @@ def check_counts(args: argparse.Namespace, names: Iterable[str]) -> None:
             raise ValueError(f"`{flag}` must be at least 1. Received: {flag}={value}")
 
 
-def check_plot(args: argparse.Namespace) -> None:
-    """Checks that a picture that is asked for can be drawn.
+def check_positive(args: argparse.Namespace, names: Iterable[str]) -> None:
+    """Checks that numbers are finite and above 0 where they are given.
 
     Raises:
-        ValueError: says what to install.
+        ValueError: names the flag and its value.
     """
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"`--{name}` must be finite and above 0. Received: --{name}={value:g}")
+
+
+def check_files(args: argparse.Namespace) -> None:
+    """Checks, before the work for them, that `--json` and `--plot` can be written.
+
+    Raises:
+        ValueError: names the flag and its path, or says what to install.
+    """
+    from tf_redsync.cli.command_line import check_output_file
+
+    named = {name: getattr(args, name, None) for name in ("json", "plot")}
+    for name, path in named.items():
+        if path is not None:
+            check_output_file(f"--{name}", str(path))
+    if named["plot"] and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("`--plot` needs matplotlib: pip install matplotlib")

@@ -68,7 +68,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _check(args: argparse.Namespace) -> None:
     arguments.check_counts(args, ("workers", "seeds", "steps", "batch", "evaluations", "threads"))
-    arguments.check_plot(args)
+    arguments.check_positive(args, ("epochs", "learning_rate", "save_seconds"))
+    arguments.check_files(args)
     networks = TASKS[args.task].networks
     if args.model is None:
         args.model = next(iter(networks))
@@ -82,8 +83,6 @@ def _check(args: argparse.Namespace) -> None:
             "`--epochs` and `--steps` say the same. Received: "
             f"--epochs={args.epochs} --steps={args.steps}"
         )
-    if args.epochs is not None and args.epochs <= 0:
-        raise ValueError(f"`--epochs` must be above 0. Received: --epochs={args.epochs}")
     if args.optimizer not in (None, TASKS[args.task].optimizer) and args.learning_rate is None:
         raise ValueError(
             f"`--optimizer` needs a `--learning_rate`: the task's is that of "
@@ -93,10 +92,9 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"`--augment` is for images in colour. Received: --task={args.task}")
     if args.real and args.task == "multi30k":
         raise ValueError(f"`--real` counts padding in the loss. Received: --task={args.task}")
-    if args.save_seconds is not None and (args.save_seconds <= 0 or args.json is None):
+    if args.save_seconds is not None and args.json is None:
         raise ValueError(
-            "`--save_seconds` must be above 0, and needs `--json`. Received: "
-            f"--save_seconds={args.save_seconds}"
+            f"`--save_seconds` needs `--json`. Received: --save_seconds={args.save_seconds:g}"
         )
     for method in args.methods:
         exchanged(method)

@@ -142,7 +142,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         arguments.check_counts(args, ("workers", "steps", "batch", "seeds"))
-        arguments.check_plot(args)
+        arguments.check_files(args)
     except ValueError as error:
         parser.error(str(error))
     return args

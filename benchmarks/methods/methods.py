@@ -166,6 +166,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         arguments.check_counts(args, ("workers", "steps", "batch", "side", "threads"))
+        arguments.check_files(args)
         args.methods = parse_methods(args.methods)
     except ValueError as error:
         parser.error(str(error))

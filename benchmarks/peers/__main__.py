@@ -63,6 +63,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         )
     try:
         arguments.check_counts(args, ("workers", "steps", "rounds", "batch"))
+        arguments.check_positive(args, ["timeout"])
+        arguments.check_files(args)
         args.peers = parse_peers(args.peers)
         args.methods = step_methods.parse(args.methods) if args.methods else runs.OWN_METHODS
         netlab.parse_rate(args.rate)

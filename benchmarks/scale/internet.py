@@ -224,7 +224,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--plot", help="PNG file for a picture")
     args = parser.parse_args(argv)
     try:
-        arguments.check_plot(args)
+        arguments.check_files(args)
     except ValueError as error:
         parser.error(str(error))
     return args

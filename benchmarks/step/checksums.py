@@ -151,6 +151,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         arguments.check_counts(args, ("workers", "width", "batch", "block", "rounds"))
+        arguments.check_positive(args, ["timeout"])
+        arguments.check_files(args)
         if args.rounds < 2:
             raise ValueError(f"`--rounds` must be at least 2. Received: --rounds={args.rounds}")
     except ValueError as error:

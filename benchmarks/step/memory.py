@@ -110,6 +110,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         arguments.check_counts(args, ("workers", "steps", "warmup", "batch", "bucket_bytes"))
+        arguments.check_positive(args, ["timeout"])
+        arguments.check_files(args)
         args.methods = step_methods.parse(args.methods)
     except ValueError as error:
         parser.error(str(error))

@@ -19,7 +19,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ if __name__ == "__main__" and not __package__:
 from benchmarks import arguments, netlab, workers
 from benchmarks.models import WORKLOADS
 from benchmarks.step import step_methods, step_report
+
+INTERRUPTED = 130
 
 
 class Progress:
@@ -74,8 +76,11 @@ def measure(lab: netlab.Lab, model: str, method: str, args: argparse.Namespace) 
 
 def measure_all(
     lab: netlab.Lab, model: str, args: argparse.Namespace, progress: Progress
-) -> dict[str, Any]:
-    """Measures all methods in turn on one network; returns their report. A failure is a row too."""
+) -> Iterator[dict[str, Any]]:
+    """Measures all methods in turn on one network; yields their report after each measurement.
+
+    A failure is a row too.
+    """
     results: dict[str, list[dict[str, Any]]] = {method: [] for method in args.methods}
     errors: dict[str, str] = {}
     width = max(map(len, args.methods))
@@ -93,13 +98,25 @@ def measure_all(
             progress.leave_out(args.rounds - number - 1)
             progress.end(f"failed: {errors[method]}")
             print(f"\n{error}", file=sys.stderr)
-            continue
-        results[method].append(result)
-        progress.end(f"{statistics.median(step_report.step_times(result)):9.1f} ms a step")
+        else:
+            results[method].append(result)
+            progress.end(f"{statistics.median(step_report.step_times(result)):9.1f} ms a step")
+        yield _report(lab, model, args, results, errors)
+
+
+def _report(
+    lab: netlab.Lab,
+    model: str,
+    args: argparse.Namespace,
+    results: dict[str, list[dict[str, Any]]],
+    errors: dict[str, str],
+) -> dict[str, Any]:
+    """Returns the report of the rounds so far, without methods that have none."""
     first = next((rounds[0] for rounds in results.values() if rounds), {})
     rows = {
         method: {"error": errors[method]} if method in errors else step_report.summary(rounds)
         for method, rounds in results.items()
+        if rounds or method in errors
     }
     keys = ("steps", "warmup", "rounds", "density", "bucket_bytes")
     return {
@@ -122,7 +139,7 @@ def run(
 
     Args:
         args: The command line.
-        save: Is given the reports so far, after each of them.
+        save: Is given a report for each combination so far, after each measurement.
 
     Returns:
         A report for each combination.
@@ -133,8 +150,10 @@ def run(
     for count, rate in networks:
         with netlab.network(count, rate, args.latency) as lab:
             for model in args.model:
-                reports.append(measure_all(lab, model, args, progress))
-                save(reports)
+                done = len(reports)
+                for report in measure_all(lab, model, args, progress):
+                    reports[done:] = [report]
+                    save(reports)
     return reports
 
 
@@ -187,7 +206,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         args.methods = step_methods.parse(args.methods)
         counts = ("workers", "steps", "warmup", "rounds", "batch", "bucket_bytes")
         arguments.check_counts(args, counts)
-        arguments.check_plot(args)
+        arguments.check_positive(args, ["timeout"])
+        arguments.check_files(args)
         if args.latency < 0 or (args.latency and "none" in args.rate):
             raise ValueError(
                 "`--latency` must be at least 0, and needs a `--rate`. Received: "
@@ -204,20 +224,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     args = _parse(argv)
     single = len(args.workers) == len(args.rate) == len(args.model) == 1
+    reports: list[dict[str, Any]] = []
+    interrupted = False
 
-    def save(reports: list[dict[str, Any]]) -> None:
+    def save(found: list[dict[str, Any]]) -> None:
+        reports[:] = found
         if args.json:
             text = json.dumps(reports[0] if single else {"runs": reports}, indent=2)
             Path(args.json).write_text(text + "\n", encoding="utf-8")
 
     try:
-        reports = run(args, save)
+        run(args, save)
     except netlab.NetworkError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        interrupted = True
+        print("\ninterrupted: these are the finished rounds" if reports else "\ninterrupted")
     for report in reports:
         print(f"\n{step_report.heading(report)}")
         print(step_report.table(report["methods"]))
+    if interrupted:
+        return INTERRUPTED
     if args.plot:
         step_report.plot(reports, args.plot)
     return int(any("error" in row for r in reports for row in r["methods"].values()))

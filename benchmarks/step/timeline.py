@@ -93,7 +93,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         arguments.check_counts(args, ("workers", "steps", "warmup", "batch", "bucket_bytes"))
-        arguments.check_plot(args)
+        arguments.check_positive(args, ["timeout"])
+        arguments.check_files(args)
         netlab.parse_rate(args.rate)
         chosen = [args.method]
         if "(" in args.method:

@@ -145,6 +145,37 @@ def test_all_combinations(tmp_path, monkeypatch, capsys):
     assert files["plot"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_interruption_keeps_the_finished_rounds(tmp_path, monkeypatch, capsys):
+    """By Ctrl-C in the second round: the first one is printed and saved."""
+    calls = []
+
+    def interrupted(module, lab, flags, timeout):
+        calls.append(flags["method"])
+        if len(calls) == 3 or flags["model"] == "vgg":
+            raise KeyboardInterrupt
+        return pretended(module, lab, flags, timeout)
+
+    monkeypatch.setattr(netlab, "network", Lab)
+    monkeypatch.setattr(workers, "measure", interrupted)
+    Lab.log = []
+    report = tmp_path / "one.json"
+    flags = ["--methods", "none,redsync,dense", "--rounds", "2", "--json", str(report)]
+    assert step_time.main(flags) == step_time.INTERRUPTED == 130
+    assert calls == ["none", "redsync", "dense"] and [what for what, *_ in Lab.log] == [
+        "up",
+        "down",
+    ]
+    rows = json.loads(report.read_text())["methods"]
+    assert {name: row["round_step_ms"] for name, row in rows.items()} == {
+        "none": [2.0], "redsync": [2.0]
+    }  # fmt: skip
+    table = capsys.readouterr().out.split("interrupted")[1]
+    assert "redsync" in table and "median ms" in table
+    report.unlink()
+    assert step_time.main([*flags, "--model", "vgg"]) == 130  # before the first round
+    assert not report.exists()
+
+
 def test_skipped_steps_are_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(netlab, "network", Lab)
     monkeypatch.setattr(workers, "measure", pretended)
@@ -182,6 +213,9 @@ def test_a_latency_is_in_the_report(tmp_path, monkeypatch, capsys):
         (["--methods", "dense", "--plot", "x.png"], "add it to `--methods`"),
         (["--methods", "best"], "--methods=best"),
         (["--model", "unet"], "unet"),
+        (["--timeout", "-1"], "`--timeout` must be finite and above 0. Received: --timeout=-1"),
+        (["--json", "no/such.json"], "Received: --json=no/such.json"),
+        (["--plot", "no/such.png"], "Received: --plot=no/such.png"),
     ],
 )
 def test_bad_arguments(capsys, args, words):

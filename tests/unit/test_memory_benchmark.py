@@ -54,7 +54,12 @@ def test_what_a_worker_reads():
 
 @pytest.mark.parametrize(
     ("args", "words"),
-    [(["--methods", "best"], "unknown best"), (["--steps", "0"], "`--steps` must be at least 1")],
+    [
+        (["--methods", "best"], "unknown best"),
+        (["--steps", "0"], "`--steps` must be at least 1"),
+        (["--timeout", "nan"], "`--timeout` must be finite and above 0. Received: --timeout=nan"),
+        (["--json", "no/such.json"], "`--json` must be a file in an existing directory"),
+    ],
 )
 def test_bad_arguments(capsys, args, words):
     with pytest.raises(SystemExit) as exit_:

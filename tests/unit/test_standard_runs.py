@@ -75,7 +75,7 @@ def test_order_and_rates(tmp_path):
     assert queue.next() is None
 
 
-def test_command_lines():
+def test_command_lines(tmp_path):
     """Every standard run is a command line that the benchmark takes; grid runs are a third."""
     from benchmarks.accuracy import command_line
 
@@ -86,7 +86,7 @@ def test_command_lines():
         for arm in setup.arms:
             for grid in (True, False):
                 run = standard_runs.Run(setup, arm, setup.rates[0], 1, grid)
-                args = command_line.parse(run.flags(standard_runs.Path("x"), None))
+                args = command_line.parse(run.flags(tmp_path, None))
                 settings = command_line.settings_of(args, 28_000)
                 assert (args.methods, args.seed_list) == ([arm.method], [1])
                 assert settings.workers * settings.batch in (16, 128)
@@ -94,7 +94,7 @@ def test_command_lines():
                 assert length == setup.length / (3 if grid else 1)
 
 
-def test_command_lines_of_pytorch(monkeypatch):
+def test_command_lines_of_pytorch(monkeypatch, tmp_path):
     """The same settings as those of the arm that it is compared with."""
     from benchmarks.accuracy import command_line
 
@@ -106,13 +106,11 @@ def test_command_lines_of_pytorch(monkeypatch):
     setup, own = named["resnet9_pytorch"], named["resnet9"]
     assert setup.program == program.__name__
     for arm in setup.arms:
-        flags = standard_runs.Run(setup, arm, 0.2, 1, False).flags(standard_runs.Path("x"), "y")
+        flags = standard_runs.Run(setup, arm, 0.2, 1, False).flags(tmp_path, "y")
         args = program.parse(["--threads", "1", *flags])
         assert (args.methods, args.seed) == (arm.method, 1)
         found = dataclasses.asdict(program.settings_of(args, 50_000))
-        flags = standard_runs.Run(own, own.arms[0], 0.2, 1, False).flags(
-            standard_runs.Path("x"), None
-        )
+        flags = standard_runs.Run(own, own.arms[0], 0.2, 1, False).flags(tmp_path, None)
         other = command_line.settings_of(command_line.parse(flags), 50_000)
         assert found == {**dataclasses.asdict(other), "real": True}
     rates = other.rate()
