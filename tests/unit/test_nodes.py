@@ -250,14 +250,19 @@ def test_a_rendezvous_at_a_name_of_a_loopback_address_listens_on_all_addresses(d
     }  # fmt: skip
 
 
-@loop(("address", "code"), [(None, 2), ("10.0.0.1", 69)])
-def test_a_node_that_others_cannot_reach_asks_for_its_address(address, code, debian, capfd):
-    port = launch.free_ports(1)[0]
-    nodes = node_agent.Nodes(Settings(2, 2, 0), "nodea", port, 1, 1.0, SECRET, address)
-    limits = TimeLimits(None, 1.0, 1.0)
-    agent = node_agent.NodeAgent(nodes, limits, collections.deque(), lambda *_: print)
-    assert agent.run() == code
-    assert ("--address" in capfd.readouterr().err) == (code == 2)
+@pytest.mark.parametrize(
+    ("rendezvous", "called_from", "address", "expected"),
+    [
+        ("nodea", "10.0.0.1", None, "10.0.0.1"),
+        ("nodea", "127.0.0.1", None, "nodea"),  # its own name, which others resolve
+        ("127.0.0.1", "127.0.0.1", None, "127.0.0.1"),
+        ("localhost", "::1", None, "::1"),
+        ("nodea", "127.0.0.1", "10.0.0.1", "10.0.0.1"),
+    ],
+)
+def test_where_other_hosts_find_a_node(rendezvous, called_from, address, expected):
+    nodes = node_agent.Nodes(Settings(2, 2, 0), rendezvous, 1, 1, 1.0, SECRET, address)
+    assert nodes.own_host(called_from) == expected
 
 
 def answers(port):

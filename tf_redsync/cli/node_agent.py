@@ -67,6 +67,20 @@ class Nodes:
         """The address of the rendezvous."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def own_host(self, called_from: str) -> str:
+        """Return the host at which other nodes reach this one.
+
+        Debian resolves a host's own name to 127.0.1.1. The host of the rendezvous then calls from a
+        loopback address, and others reach it by the name.
+
+        Args:
+            called_from: The address from which this node has called the rendezvous.
+        """
+        if self.address:
+            return self.address
+        by_name = is_loopback(called_from) and not is_loopback(self.host)
+        return self.host if by_name else called_from
+
 
 class Link:
     """The connection to the rendezvous, kept up by a thread.
@@ -195,14 +209,10 @@ class Link:
         line = await handshake.call(self._nodes.rendezvous, self._nodes.secret)
         beat: asyncio.Task[None] | None = None
         try:
-            begun, host = self._round, self._nodes.address or line.local_host
-            if is_loopback(host) and not is_loopback(self._nodes.address or self._nodes.host):
-                self._job_is_over = True
-                self.inbox.put({"unreachable": host})
-                return
+            begun = self._round
             line.send(
                 node=self.key,
-                host=host,
+                host=self._nodes.own_host(line.local_host),
                 process=os.getpid(),
                 round=None if begun is None else dataclasses.asdict(begun),
                 rounds=self._rounds,
@@ -320,12 +330,6 @@ class NodeAgent:
         """Return the exit code if a message ends this node."""
         if "refused" in words:
             output.say(f"the rendezvous {self.nodes.rendezvous} refuses it: {words['refused']}.")
-            return 2
-        if "unreachable" in words:
-            output.say(
-                f"this host calls {self.nodes.host} from {words['unreachable']}, where other hosts "
-                "cannot reach its workers: pass its name or IP address for them as --address."
-            )
             return 2
         if "end" in words:
             output.say(f"the job is over: {words.get('text', '')}.")
