@@ -4,6 +4,8 @@ The references are trainings without accumulation on the same rows in batches as
 large, and Keras's own accumulation in one process.
 """
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -118,6 +120,65 @@ def train():
     except Exception as error:
         found["other window"] = f"{type(error).__name__}: {error}"
     return found
+
+
+def resumed(folder, first):
+    """A training that is stopped within a window, or goes on from there; and its accumulators."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy, rank = rs.MultiWorkerMirroredStrategy(), problems.rank()
+    workers = strategy.num_replicas_in_sync
+
+    found = {}
+
+    class Stop(keras.callbacks.Callback):
+        """Notes the accumulators at the second step of a window, and may stop there."""
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == STEPS + 1 and "sums" not in found:
+                sums = [v for v in self.model.optimizer.variables if "accumulator" in v.path]
+                found["sums"] = np.concatenate([np.ravel(v) for v in sums])
+                if first:
+                    raise KeyboardInterrupt
+
+    def trained(*callbacks):
+        with strategy.scope():
+            keras.utils.set_random_seed(1)
+            model = problems.network(keras)
+            rate = keras.optimizers.schedules.CosineDecay(0.1, 9)
+            inner = keras.optimizers.SGD(rate, gradient_accumulation_steps=STEPS)
+            method = rs.TopK(density=0.1, dense_below=16)
+            model.compile(rs.DistributedOptimizer(inner, method), "mse")
+        data = problems.dataset(UPDATES * STEPS * MICRO, MICRO)
+        try:
+            model.fit(data, verbose=0, callbacks=list(callbacks))
+        except KeyboardInterrupt:
+            pass
+        return model
+
+    uninterrupted = trained()
+    model = trained(rs.callbacks.Checkpoint(folder, every=STEPS + 1), Stop())
+    for name, one in (("uninterrupted", uninterrupted), ("resumed", model)):
+        found[name] = np.concatenate([np.ravel(w) for w in one.get_weights()])
+    path = f"{folder}/{workers}-{rank}.keras"
+    model.save(path)
+    with strategy.scope():
+        keras.saving.load_model(path)  # its schedule has an address in Keras's config
+    return found
+
+
+def test_a_checkpoint_within_a_window_has_the_sums_of_all_workers(tmp_path):
+    stopped = run_workers(resumed, args=(str(tmp_path), True), timeout=120)
+    assert (stopped[0]["sums"] != stopped[1]["sums"]).any()
+    alone = tmp_path / "alone"
+    shutil.copytree(tmp_path, alone)
+    for worker in run_workers(resumed, args=(str(tmp_path), False), timeout=120):
+        np.testing.assert_array_equal(worker["resumed"], worker["uninterrupted"])
+    (one,) = run_workers(resumed, workers=1, args=(str(alone), False), timeout=120)
+    np.testing.assert_allclose(one["sums"], stopped[0]["sums"] + stopped[1]["sums"], rtol=1e-5)
 
 
 def plain(kind):

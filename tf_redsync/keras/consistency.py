@@ -25,7 +25,8 @@ from tf_redsync.keras.slots import all_variables
 from tf_redsync.step import strategy_hooks
 from tf_redsync.step.drift import DriftDetector, Shared
 
-_NOT_COMPARED = ("name",)  # contains a counter that depends on earlier objects of the worker
+# A name contains a counter that depends on earlier objects of the worker; the id is an address.
+_NOT_COMPARED = ("name", "shared_object_id")
 _OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly")
 _compiled: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by model
 

@@ -75,7 +75,7 @@ def may_differ(model: Any) -> set[str]:
 
 
 def per_worker(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
-    """Return this worker's own values: of exchanges, metrics, and further replicas.
+    """Return this worker's own values: of exchanges, accumulators, metrics, and further replicas.
 
     Args:
         model: A model between two steps.
@@ -92,6 +92,8 @@ def per_worker(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
             value = copy.numpy()
             if first is not None and value.tobytes() != first.tobytes():
                 values[f"{name}{_REPLICA}{i}"] = value
+    for name in _accumulators(model):
+        values[f"{name}{_REPLICA}0"] = variables(model)[name][0].numpy()
     if with_metrics:
         for name, copies in _metrics(model).items():
             values |= {f"{name}{_REPLICA}{i}": c.numpy() for i, c in enumerate(copies)}
@@ -106,8 +108,12 @@ def take_over(model: Any, found: Found) -> dict[str, np.ndarray]:
     Raises:
         ValueError: the exchange's state belongs to another model or method.
     """
-    as_many = found.manifest.workers == collectives.worker_count(model.distribute_strategy)
-    own = found.own[0] if as_many else {}
+    workers = collectives.worker_count(model.distribute_strategy)
+    own = found.own[0] if found.manifest.workers == workers else {}
+    if not own:  # the update sums the accumulators over the workers
+        for key in (f"{name}{_REPLICA}0" for name in _accumulators(model)):
+            parts = [part[key] for part in found.own if key in part]
+            own |= {key: np.sum(parts, axis=0, dtype=parts[0].dtype) / workers} if parts else {}
     for name, copies in variables(model).items():
         for i, copy in enumerate(copies):
             copy.assign(own.get(f"{name}{_REPLICA}{i}", found.shared[name]))
@@ -182,6 +188,12 @@ def _of_optimizer(model: Any, optimizer: Any) -> list[Any]:
 def variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
     """Return the copies in this process of each variable that steps change, without metrics."""
     return {**_copies(MODEL, model.variables), **_copies(_OPTIMIZER, _of_optimizers(model))}
+
+
+def _accumulators(model: Any) -> list[str]:
+    """Return the names of variables in which optimizers of Keras 3 accumulate gradients."""
+    listed = enumerate(_of_optimizers(model))
+    return [f"{_OPTIMIZER}/{i}" for i, v in listed if "_gradient_accumulator" in _title(v)]
 
 
 def _metrics(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
