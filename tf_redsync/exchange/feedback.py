@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_redsync.ops.moves import opaque
+from tf_redsync.ops.wire import opaque
 
 
 def momentum_step(

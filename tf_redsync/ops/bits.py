@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tf_redsync.ops import native
 from tf_redsync.ops.codec_checks import check_ints
-from tf_redsync.ops.message_layout import MAX_COUNT, packed_words
+from tf_redsync.ops.limits import MAX_COUNT
+from tf_redsync.ops.message_layout import packed_words
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import bits as reference
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.ops.message_layout import MAX_COUNT
+from tf_redsync.ops.limits import MAX_COUNT
 
 
 class Positions(NamedTuple):

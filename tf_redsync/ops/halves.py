@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.ops import native, rows, wire
-from tf_redsync.ops.moves import opaque
+from tf_redsync.ops.wire import opaque
 
 UNIT = 2  # a block's length is a multiple of this
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_redsync.ops import native
 from tf_redsync.ops.codec_checks import check_ints, check_list
-from tf_redsync.ops.message_layout import MAX_COUNT, MAX_WORD
+from tf_redsync.ops.limits import MAX_COUNT, MAX_WORD
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import merging as reference
 

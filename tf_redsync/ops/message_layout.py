@@ -22,11 +22,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.ops.moves import joined, moved
+from tf_redsync.ops.wire import HEADER_WORDS, joined, moved
 
-MAX_WORD = 2**32 - 1  # positions are unsigned 32-bit integers
-MAX_COUNT = 2**31 - 1  # counts in messages and in tf.math.top_k are int32
-HEADER_WORDS = 1  # word 0: the finite flag or, sealed, flag and checksum
 COUNT_WORDS = 1
 MEAN_WORDS = 1
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tf_redsync import checks
-from tf_redsync.ops.message_layout import MAX_COUNT
+from tf_redsync.ops.limits import MAX_COUNT
 
 MODES = ("sign", "two_level", "threshold", "stochastic", "uniform", "natural")
 RANDOM_MODES = ("stochastic", "uniform", "natural")

@@ -13,7 +13,7 @@ from tf_redsync.ops import native
 from tf_redsync.ops.bits import MAX_BITMAP
 from tf_redsync.ops.codec_checks import check_ints
 from tf_redsync.ops.golomb import MAX_RICE
-from tf_redsync.ops.message_layout import MAX_COUNT
+from tf_redsync.ops.limits import MAX_COUNT
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import rice as reference
 

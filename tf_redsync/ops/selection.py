@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tf_redsync.ops import native, sparse
 from tf_redsync.ops.codec_checks import check_ints
-from tf_redsync.ops.message_layout import MAX_WORD, MessageLayout
+from tf_redsync.ops.limits import MAX_WORD
+from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import decode as reference_decode
 from tf_redsync.ops.reference import selection as reference_selection

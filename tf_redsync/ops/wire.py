@@ -4,6 +4,11 @@ A message is a vector of int32 words. Floats are *bit-cast* to words; indices ar
 float, which would round them from 2**24 on. Word 0 is the finite flag; on a network it also carries
 the checksum of the other words, see `sealed`.
 
+TensorFlow's kernels slice, reshape, stack and compare int32 tensors of a GPU in host memory, since
+most of them are shapes. Messages stay on the GPU as floats with the same bits (`moved`). They must
+not be compared or summed as floats: a flag of 1 is the smallest denormal, which TensorFlow's
+constant folding flushes to 0 in functions that are not inlined.
+
 The checksum of words `w` is the sum of `w[i] * g^(i + 1)` modulo the prime `p = 2^32 - 5`. It
 replaces the message's flag, which is one more term of the sum, so messages do not get longer. It
 detects all changes of a single word, except between -5 ... -1 and 0 ... 4, which are equal modulo
@@ -15,24 +20,54 @@ that receivers reject.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_redsync.ops import native
-from tf_redsync.ops.message_layout import HEADER_WORDS as HEADER_WORDS
-from tf_redsync.ops.moves import joined as joined
-from tf_redsync.ops.moves import moved as moved
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import checksums as reference_checksums
 
 BYTES_PER_WORD = 4
+HEADER_WORDS = 1  # word 0: the finite flag or, sealed, flag and checksum
 NOBODY = -1  # the sender of a placeholder
 _ROW = functools.partial(tf.expand_dims, axis=0)
 _ONLY = functools.partial(tf.squeeze, axis=0)
 _FLOAT32 = functools.partial(tf.cast, dtype=tf.float32)
+
+
+def moved(move: Callable[..., Any], *words: tf.Tensor) -> Any:
+    """Apply a function that moves int32 words without changing them; see the module's docstring.
+
+    Args:
+        move: Receives the tensors, as float32 on a GPU, and returns a tensor or a structure of
+            tensors: a slice, a reshape, a concatenation.
+        words: int32 tensors.
+    """
+    if native.are_on_cpus(words):
+        return move(*words)
+    floats = move(*map(_as_floats, words))
+    return tf.nest.map_structure(lambda f: tf.bitcast(f, tf.int32), floats)
+
+
+def opaque(x: Any) -> tf.Tensor:
+    """Hide a tensor from Grappler, which folds constants and turns x / c into x * (1 / c)."""
+    x = tf.convert_to_tensor(x)
+    return tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape)
+
+
+def _as_floats(words: tf.Tensor) -> tf.Tensor:
+    """Return float32 with the same bits, which constant folding does not touch."""
+    if not tf.executing_eagerly() and tf.get_static_value(words) is not None:
+        words = opaque(words)
+    return tf.bitcast(words, tf.float32)
+
+
+def joined(*words: tf.Tensor, axis: int = 0) -> tf.Tensor:
+    """Concatenate int32 words."""
+    return moved(lambda *each: tf.concat(each, axis=axis), *words)
 
 
 def as_row(message: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,8 @@ from tf_redsync import checks
 from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, used
 from tf_redsync.config import register
 from tf_redsync.ops.codecs import Positions, bloom_build, bloom_parameters, bloom_query
-from tf_redsync.ops.message_layout import MAX_COUNT, unsigned
+from tf_redsync.ops.limits import MAX_COUNT
+from tf_redsync.ops.message_layout import unsigned
 from tf_redsync.ops.reference.bloom import probes
 from tf_redsync.ops.wire import (
     as_row,

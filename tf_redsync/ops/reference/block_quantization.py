@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_redsync.ops.moves import opaque
 from tf_redsync.ops.reference.common import add_rows
 from tf_redsync.ops.reference.quantization import pack, unpack
+from tf_redsync.ops.wire import opaque
 
 TOO_LARGE = 2.0**126
 SMALLEST = 2.0**-100

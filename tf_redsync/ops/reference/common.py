@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.ops.message_layout import MAX_COUNT, MAX_WORD
+from tf_redsync.ops.limits import MAX_COUNT, MAX_WORD
 
 
 def check_countable(name: str, tensors: Sequence[tf.Tensor]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.ops.moves import opaque
 from tf_redsync.ops.quantized_format import RANDOM_MODES, max_code, scales_per_bucket
 from tf_redsync.ops.reference.common import add_rows, after, assert_none, assert_shape
+from tf_redsync.ops.wire import opaque
 
 PHILOX = 1  # TensorFlow's number of the algorithm
 INT32_MAX = 2**31 - 1

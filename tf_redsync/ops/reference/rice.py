@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_redsync.ops.message_layout import MAX_COUNT, packed_words
+from tf_redsync.ops.limits import MAX_COUNT
+from tf_redsync.ops.message_layout import packed_words
 from tf_redsync.ops.reference import bits
 from tf_redsync.ops.reference.common import after, assert_none, assert_shape
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_redsync.ops.message_layout import MessageLayout
-from tf_redsync.ops.moves import opaque
 from tf_redsync.ops.reference.common import after, check_countable
+from tf_redsync.ops.wire import opaque
 
 _TRIM_START, _TRIM_STEP = 0.8, 0.2  # ratio of the first trimming threshold, and its decrement
 _PROBES = 10  # bisection steps of the threshold search
