@@ -160,15 +160,14 @@ def run(
 def _forwarding(signals: collections.deque[int]) -> Iterator[None]:
     """Context manager that queues signals for the job, which forwards them to the workers.
 
-    Signals that the launcher was started to ignore, such as SIGHUP by `nohup`, stay ignored.
-    SIGCHLD must not be: the kernel would reap the workers.
+    SIGHUP that `nohup` has had ignored stays so. SIGCHLD must not be ignored: the kernel would reap
+    the workers.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    before = {n: signal.getsignal(n) for n in (*numbers, signal.SIGCHLD)}
-    for number in numbers:
-        if before[number] != signal.SIG_IGN:
-            signal.signal(number, lambda received, _: signals.append(received))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {n: signal.signal(n, lambda number, _: signals.append(number)) for n in numbers}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
     finally:
