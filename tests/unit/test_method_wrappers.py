@@ -30,6 +30,7 @@ OTHER = Traits(
     paper="its own",
     requests="its own",
     bits="its own",
+    exchanges=False,
     state_kinds={"own": "mean"},
     period=3,
     rounds_values=True,
