@@ -172,23 +172,26 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         listening = _listen(args.host, args.port)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    with contextlib.suppress(KeyboardInterrupt):
-        return asyncio.run(_serve(server, listening))
-    return 130
+    return asyncio.run(_serve(server, listening))
 
 
 async def _serve(server: Server, listening: socket.socket) -> int:
-    """Serve until the job is over or SIGTERM; return the exit code."""
+    """Serve until the job is over or a signal comes; return the exit code."""
     serving = asyncio.create_task(server.run(listening))
-    terminated = asyncio.Event()
-    # The kernel ignores SIGTERM for process 1 of a container if it has no handler.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
-    ending = asyncio.create_task(terminated.wait())
-    await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+    signalled: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
+
+    def end(number: signal.Signals) -> None:
+        if not signalled.done():
+            signalled.set_result(number)
+
+    # The kernel ignores signals without a handler for process 1 of a container.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    await asyncio.wait((serving, signalled), return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         return serving.result()[0]
-    output.say("SIGTERM: this rendezvous ends.")
-    return 128 + signal.SIGTERM
+    output.say(f"{signalled.result().name}: this rendezvous ends.")
+    return 128 + signalled.result()
 
 
 def _open(host: str, port: int) -> socket.socket:
