@@ -86,14 +86,15 @@ def per_worker(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
         for prefix, exchange in _exchanges(model).items()
         for name, value in exchange.worker_state().items()
     }
+    accumulators = set(_accumulators(model))
     for name, copies in variables(model).items():
+        if name in accumulators:
+            values[f"{name}{_REPLICA}0"] = copies[0].numpy()
         first = copies[0].numpy() if len(copies) > 1 else None
         for i, copy in enumerate(copies[1:], 1):
             value = copy.numpy()
             if first is not None and value.tobytes() != first.tobytes():
                 values[f"{name}{_REPLICA}{i}"] = value
-    for name in _accumulators(model):
-        values[f"{name}{_REPLICA}0"] = variables(model)[name][0].numpy()
     if with_metrics:
         for name, copies in _metrics(model).items():
             values |= {f"{name}{_REPLICA}{i}": c.numpy() for i, c in enumerate(copies)}
