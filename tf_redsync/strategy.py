@@ -150,7 +150,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._statistics: list[Any] = []  # non-trainable model variables, see `run`
         # See `average_statistics`: the function, and the number of its statistics.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
-        # Set by the exchanges of the step being traced; see `step/strategy_hooks.py`.
+        # Set while a step is traced; see `step/nonfinite.py` and `keras/adapter.py`.
         self.skips: list[tuple[Callable[[], tf.Tensor], bool]] = []
         self.checks: dict[Any, Callable[[], None]] = {}  # comparisons after the step
         # Whether to average the statistics in the step; `None`: in every step.

@@ -20,6 +20,7 @@ LAYERS = (
         "config.py",
         "environment.py",
         "errors.py",
+        "patching.py",
         "requirements.py",
         "stopping.py",
         "tables.py",

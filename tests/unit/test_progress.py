@@ -333,7 +333,7 @@ def test_an_error_shows_the_beginning_of_a_long_action(monkeypatch, length):
     monkeypatch.setattr(
         agreement, "_exchange", lambda _, what, told: (compared.append(what), ("agreed", []))[1]
     )
-    monkeypatch.setattr(agreement.collectives, "counts_steps", lambda _: True)
+    monkeypatch.setattr(agreement.collectives, "is_ours", lambda _: True)
     agreement._agree_and_tell(None, "x" * length, "")
     assert compared == ["x" * length]
     assert (shown == compared) == (length == 20) and len(shown[0]) < 300

@@ -75,7 +75,7 @@ def gather_texts(strategy: tf.distribute.Strategy, what: str, text: str) -> list
 
 
 def _agree_and_tell(strategy: tf.distribute.Strategy, what: str, told: str) -> list[str]:
-    if not collectives.counts_steps(strategy):  # ours starts its watchdog itself
+    if not collectives.is_ours(strategy):  # ours starts its watchdog itself
         watchdog.start(strategy, watchdog.DEFAULT_TIMEOUT_SECONDS)
     with watchdog.waiting_for_agreement(_shortened(what)):
         verdict, all_told = _exchange(strategy, what, told)

@@ -15,27 +15,26 @@ Private name of TensorFlow used here: `_create_device_dataset`, which makes the 
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
+from tf_redsync.patching import patch_once
+
 _NAME = "_create_device_dataset"
-_MARK = "untuned_by_tf_redsync"
 
 
 def install() -> None:
     """Let no strategy tune the iterators on its devices; a second call is a no-op."""
-    create = getattr(multi_device_iterator_ops, _NAME, None)
-    if create is None or hasattr(create, _MARK):
-        return
 
-    @functools.wraps(create)
-    def untuned(*args: Any, **kwargs: Any) -> Any:
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        return create(*args, **kwargs).with_options(options)
+    def untuning(create: Callable[..., Any]) -> Callable[..., Any]:
+        def untuned(*args: Any, **kwargs: Any) -> Any:
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            return create(*args, **kwargs).with_options(options)
 
-    setattr(untuned, _MARK, True)
-    setattr(multi_device_iterator_ops, _NAME, untuned)
+        return untuned
+
+    patch_once(multi_device_iterator_ops, _NAME, untuning)

@@ -46,16 +46,13 @@ def enter_step(arguments: Any) -> None:
     _count(SUPPLIED, arguments)
 
 
-def reach_exchange(gradient: Any, begins: bool) -> None:
+def reach_exchange(gradient: Any) -> None:
     """Count a step whose backward pass has produced `gradient`.
 
     Args:
         gradient: Gradient of the first variable, which comes last in most models. An edge from
             every gradient would cost one message each on a GPU.
-        begins: Whether this is the step's first count. Our own strategy has counted it before.
     """
-    if begins:
-        enter_step(gradient)
     _count(ARRIVED, gradient)
 
 

@@ -8,16 +8,16 @@ library has raised in the step. Other errors pass unchanged.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.cluster import watchdog
 from tf_redsync.errors import DistributedError, main_line
+from tf_redsync.patching import patch_once
 
 # Errors of a collective that is aborted, or whose peer has died.
 _OF_COLLECTIVES = (
@@ -38,7 +38,6 @@ _OF_CHECKS = ("arrived changed", STALE_STEP)
 IN_BACKGROUND = "an exchange in the background failed:"
 _in_background: list[Exception] = []  # the last failure there
 _ASSERTED = re.compile(r"\[(.*?)\]")
-_MARK = "translates_errors"
 
 
 def install() -> None:
@@ -46,18 +45,15 @@ def install() -> None:
 
     A custom loop calls its step as a `tf.function`, without any of the library's code around it.
     """
-    kind = type(tf.function(lambda: None))
-    call = kind.__call__
-    if hasattr(call, _MARK):
-        return
 
-    @functools.wraps(call)
-    def translating(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with translated():
-            return call(self, *args, **kwargs)
+    def translating(call: Callable[..., Any]) -> Callable[..., Any]:
+        def translated_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with translated():
+                return call(self, *args, **kwargs)
 
-    setattr(translating, _MARK, True)
-    kind.__call__ = translating
+        return translated_call
+
+    patch_once(type(tf.function(lambda: None)), "__call__", translating)
 
 
 class translated:  # noqa: N801  # entered in every call: a generator would cost more

@@ -103,7 +103,7 @@ def start(
     if collectives.worker_count(strategy) == 1:
         return
     step_counters.create()
-    if not collectives.counts_steps(strategy):
+    if not collectives.is_ours(strategy):
         step_counters.watch_batches(strategy)
     if _process.thread is not None:
         _process.thread.detector.timeout_seconds = timeout_seconds

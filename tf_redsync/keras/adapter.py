@@ -34,6 +34,7 @@ from tf_redsync.keras import (
     training_length,
     weight_sync,
 )
+from tf_redsync.network import collectives
 from tf_redsync.policy import Policy
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step import flushing, masks
@@ -163,7 +164,9 @@ class Adapter:
             self._on_drift,
         )
         if drift is not None:
-            self._drift = lambda: exchange.in_worker(lambda _: drift.step(), [])
+            self._drift = self._after_averages(
+                lambda: exchange.in_worker(lambda _: drift.step(), [])
+            )
 
     def _attach(self, exchange: GradientExchange) -> None:
         """Give local steps access to the optimizer's variables."""
@@ -200,6 +203,17 @@ class Adapter:
         flushing.deliver(self.exchange, apply)
         training_length.forget(self.exchange)  # everything is delivered
 
+    @staticmethod
+    def _after_averages(check: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that lets our strategy call `check` after it has averaged statistics.
+
+        Under another strategy it is `check`.
+        """
+        strategy: Any = tf.distribute.get_strategy()
+        if not collectives.is_ours(strategy):
+            return check
+        return lambda: strategy.checks.update({check: check})
+
     def finish_step(self) -> None:
         """End a step after the optimizer's update, in a replica context.
 
@@ -211,11 +225,7 @@ class Adapter:
         if self.exchange.consensus is not None:
             self.exchange.finish_step(tf.cast(self.access.rate(), tf.float32))
         if self._drift is not None:
-            checks = getattr(tf.distribute.get_strategy(), "checks", None)
-            if checks is None:
-                self._drift()
-            else:  # the strategy calls it after it has averaged BatchNormalization's statistics
-                checks[self._drift] = self._drift
+            self._drift()
 
     def aggregate(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.

@@ -25,7 +25,6 @@ from tf_redsync.cluster import agreement, coordination
 from tf_redsync.network import collectives
 from tf_redsync.state.checkpoint_store import Store
 from tf_redsync.state.shared_directories import leaders
-from tf_redsync.step import strategy_hooks
 
 _logger = logging.getLogger("tf_redsync")
 
@@ -185,7 +184,7 @@ def compare(model: Any, path: Any, method: str) -> None:
         method: Name of the saving method.
     """
     strategy = getattr(model, "distribute_strategy", None)
-    if isinstance(path, (str, os.PathLike)) and strategy_hooks.is_ours(strategy):
+    if isinstance(path, (str, os.PathLike)) and collectives.is_ours(strategy):
         _compare(strategy, os.fspath(path), method)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange.method import Method
-from tf_redsync.keras import consistency, loss_scaling, models
+from tf_redsync.keras import consistency, loss_scaling
+from tf_redsync.patching import patch_once
 
 
 def install(model_class: Any) -> None:
@@ -35,7 +36,7 @@ def install(model_class: Any) -> None:
 
         return in_scope
 
-    models.replace_once(model_class, "compile", compiling)
+    patch_once(model_class, "compile", compiling)
 
 
 def _scope(model: Any) -> contextlib.AbstractContextManager[Any]:

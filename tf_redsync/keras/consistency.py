@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tf_redsync.cluster import agreement
 from tf_redsync.keras.slots import all_variables
-from tf_redsync.step import strategy_hooks
+from tf_redsync.network import collectives
 from tf_redsync.step.drift import DriftDetector, Shared
 
 # A name contains a counter that depends on earlier objects of the worker; the id is an address.
@@ -150,7 +150,8 @@ def drift_of(
         trainable = [Shared(n, pair, _agreed(consensus, *pair)) for n, *pair in pairs]
 
     def weights() -> list[Shared]:
-        shared = [] if skips_locally else strategy_hooks.shared_statistics(strategy)
+        averaged = collectives.is_ours(strategy) and not skips_locally
+        shared = strategy.shared_statistics if averaged else []
         return trainable + [Shared(v.name, local(v)) for v in shared]
 
     def numbers() -> dict[str, tf.Tensor]:

@@ -21,7 +21,6 @@ from tf_redsync.cluster import agreement
 from tf_redsync.keras import first_batch
 from tf_redsync.keras.accuracy import AccuracyWarning
 from tf_redsync.network import collectives
-from tf_redsync.step import strategy_hooks
 
 _INFINITE = int(tf.data.INFINITE_CARDINALITY)
 _MAX_LINES = 16
@@ -43,7 +42,7 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     """
     strategy = model.distribute_strategy
     steps = _validation_steps(model) if in_fit else params.get("steps")
-    batches, digest, seed = strategy_hooks.taken_data(strategy)
+    batches, digest, seed = _taken(strategy)
     if method == "fit" and steps is None and batches == _INFINITE:
         warnings.warn(
             "`fit` has an infinite dataset and no `steps_per_epoch`, so its first epoch never ends."
@@ -60,6 +59,20 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     found = first_batch.data_warning(digests, method), first_batch.shuffle_warning(seeds, method)
     for warning in filter(None, found):
         warnings.warn(warning, stacklevel=2)
+
+
+def _taken(strategy: Any) -> tuple[int | None, str | None, int | None]:
+    """Return and reset the properties of the data that our strategy recorded; `None` if unknown.
+
+    Returns:
+        The cardinality of the dataset that the strategy distributed last, kind and hash of the
+        first rows of a generator or of arrays, and the seed by which arrays are shuffled.
+    """
+    if not collectives.is_ours(strategy):
+        return None, None, None
+    found = strategy.distributed_batches, strategy.first_digest, strategy.shuffle_seed
+    strategy.distributed_batches = strategy.first_digest = strategy.shuffle_seed = None
+    return found
 
 
 def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:

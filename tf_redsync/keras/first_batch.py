@@ -24,9 +24,8 @@ and `_first_batches` of a generator's adapter, `py_dataset` of a `PyDataset`'s, 
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +34,7 @@ import tensorflow as tf
 
 from tf_redsync.keras import models
 from tf_redsync.network import collectives
+from tf_redsync.patching import patch_once
 
 _NAME = "_maybe_symbolic_build"
 _ROWS = 64  # of arrays that are compared
@@ -47,37 +47,40 @@ def install(model_class: Any) -> None:
     Args:
         model_class: `keras.Model`.
     """
-    owner = next((c for c in model_class.__mro__ if _NAME in vars(c)), None)
-    build = vars(owner)[_NAME] if owner else None
-    if build is None or hasattr(build, "__wrapped__"):  # another backend, or a second call
-        return
 
-    @functools.wraps(build)
-    def alone(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        strategy = self._distribute_strategy
-        if not hasattr(strategy, "reduces_locally"):
-            if iterator is not None and strategy is not None:  # in `fit` or `evaluate`
-                _check_strategy(self, strategy)
-            return build(self, iterator, data_batch)
-        if collectives.worker_count(strategy) > 1:
-            strategy.first_digest = first_digest(iterator)
-            strategy.shuffle_seed = shuffle_seed(iterator)
-        if type(self).call is model_class.call:
-            _build_optimizer(self, strategy)
-            return None
-        strategy.reduces_locally = True
-        try:
-            with first_look(iterator):
+    def inspecting(build: Callable[..., Any]) -> Callable[..., Any]:
+        def inspect(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+            strategy = self._distribute_strategy
+            if not collectives.is_ours(strategy):
+                if iterator is not None and strategy is not None:  # in `fit` or `evaluate`
+                    _check_strategy(self, strategy)
                 return build(self, iterator, data_batch)
-        except StopIteration:
-            raise ValueError(
-                "the data have no batch: they are empty, or have fewer rows than one batch and "
-                "`drop_remainder=True`. Received: data without a first batch"
-            ) from None
-        finally:
-            strategy.reduces_locally = False
+            if collectives.worker_count(strategy) > 1:
+                strategy.first_digest = first_digest(iterator)
+                strategy.shuffle_seed = shuffle_seed(iterator)
+            if type(self).call is model_class.call:
+                return _build_optimizer(self, strategy)
+            with _reducing_locally(strategy), first_look(iterator):
+                return build(self, iterator, data_batch)
 
-    setattr(owner, _NAME, alone)
+        return inspect
+
+    patch_once(model_class, _NAME, inspecting)
+
+
+@contextmanager
+def _reducing_locally(strategy: Any) -> Iterator[None]:
+    """Context of an inspection, in which `strategy.reduce` takes the first replica's value."""
+    strategy.reduces_locally = True
+    try:
+        yield
+    except StopIteration:
+        raise ValueError(
+            "the data have no batch: they are empty, or have fewer rows than one batch and "
+            "`drop_remainder=True`. Received: data without a first batch"
+        ) from None
+    finally:
+        strategy.reduces_locally = False
 
 
 def _check_strategy(model: Any, strategy: Any) -> None:

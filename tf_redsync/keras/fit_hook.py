@@ -11,7 +11,6 @@ Names of Keras used here: `CallbackList.set_model(model)` and its list `callback
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any
 
@@ -30,7 +29,8 @@ from tf_redsync.keras import (
     weight_sync,
 )
 from tf_redsync.keras.closing import closed_on_error
-from tf_redsync.step import strategy_hooks
+from tf_redsync.network import collectives
+from tf_redsync.patching import patch_once
 
 _trained: weakref.WeakSet[Any] = weakref.WeakSet()  # models
 _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
@@ -42,26 +42,23 @@ def install(callbacks_module: Any) -> None:
     Args:
         callbacks_module: `keras.callbacks` or `tf_keras.callbacks`.
     """
-    container = callbacks_module.CallbackList
-    if hasattr(container.set_model, "hook_class"):
-        return
     bar_class = type("_WithoutZeros", (_WithoutZeros, callbacks_module.Callback), {})
     hook_class = type("FitHook", (FitHook, callbacks_module.Callback), {})
-    set_model = container.set_model
 
-    @functools.wraps(set_model)
-    def with_hook(self: Any, model: Any) -> None:
-        concerned = model is not None and concerns(model)
-        if concerned and not any(isinstance(c, FitHook) for c in self.callbacks):
-            hook = hook_class()
-            hook.callbacks, hook.before_bar = self.callbacks, bar_class()
-            self.callbacks.insert(0, hook)
-            self.callbacks += [c.before_bar for c in self.callbacks if hasattr(c, "before_bar")]
-            self.callbacks.sort(key=_order)
-        set_model(self, model)
+    def inserting(set_model: Any) -> Any:
+        def with_hook(self: Any, model: Any) -> None:
+            concerned = model is not None and concerns(model)
+            if concerned and not any(isinstance(c, FitHook) for c in self.callbacks):
+                hook = hook_class()
+                hook.callbacks, hook.before_bar = self.callbacks, bar_class()
+                self.callbacks.insert(0, hook)
+                self.callbacks += [c.before_bar for c in self.callbacks if hasattr(c, "before_bar")]
+                self.callbacks.sort(key=_order)
+            set_model(self, model)
 
-    with_hook.hook_class = hook_class  # type: ignore[attr-defined]
-    container.set_model = with_hook
+        return with_hook
+
+    patch_once(callbacks_module.CallbackList, "set_model", inserting)
 
 
 def _order(callback: Any) -> int:
@@ -79,7 +76,7 @@ def _order(callback: Any) -> int:
 def concerns(model: Any) -> bool:
     """Return whether a model trains with a wrapped optimizer, or under our strategy."""
     strategy = getattr(model, "distribute_strategy", None)
-    return strategy_hooks.is_ours(strategy) or bool(models.exchanges_of(model))
+    return collectives.is_ours(strategy) or bool(models.exchanges_of(model))
 
 
 def trace_again(exchange: Any) -> None:
@@ -290,4 +287,4 @@ def watch_ends(model_class: Any) -> None:
         return watched
 
     for name in ("fit", "evaluate", "predict"):
-        models.replace_once(model_class, name, watching)
+        patch_once(model_class, name, watching)

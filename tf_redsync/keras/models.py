@@ -6,9 +6,8 @@ Names of Keras used here, all public: the function `load_model`, and `compile_fr
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -41,30 +40,6 @@ def skipped_steps(model: Any) -> int:
     """
     skipped = (int(e.skipped.numpy()) for e in exchanges_of(model) if e.built)
     return max(skipped, default=0)
-
-
-_MARK = "replaced_by_tf_redsync"
-
-
-def replace_once(model_class: Any, name: str, around: Callable[[Any], Any]) -> None:
-    """Replace a method of a class by a wrapped one, if it exists; a second call is a no-op.
-
-    The method is replaced in the class that defines it, because Keras 3 would take a method of
-    another class for a user's override.
-
-    Args:
-        model_class: `keras.Model` or `tf_keras.Model`.
-        name: Name of the method.
-        around: Takes the method and returns the new one.
-    """
-    owner = next((c for c in model_class.__mro__ if name in vars(c)), None)
-    if owner is None:
-        return
-    method = getattr(owner, name)
-    if not hasattr(method, _MARK):
-        replaced = functools.wraps(method)(around(method))
-        setattr(replaced, _MARK, True)
-        setattr(owner, name, replaced)
 
 
 _REBUILDS = ("load_model", "compile_from_config")

@@ -14,6 +14,7 @@ from typing import Any
 
 from tf_redsync.keras import backups, models
 from tf_redsync.keras.slots import tf_variable
+from tf_redsync.patching import patch_once
 
 SAVING = ("save", "save_weights", "export")
 # Exchanges with a consensus in the order of building, which is equal on all workers.
@@ -68,8 +69,8 @@ def install(model_class: type) -> None:
         model_class: `keras.Model` or `tf_keras.Model`.
     """
     for name in SAVING:
-        models.replace_once(model_class, name, _synchronizing)
-    models.replace_once(model_class, "load_weights", _ending_rounds)
+        patch_once(model_class, name, _synchronizing)
+    patch_once(model_class, "load_weights", _ending_rounds)
 
 
 def _ending_rounds(method: Any) -> Any:

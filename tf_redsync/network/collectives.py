@@ -331,20 +331,24 @@ def check_one_replica(strategy: tf.distribute.Strategy, network: Network) -> Non
         )
 
 
-def counts_steps(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether `strategy` is that of tf_redsync, which counts the steps that run."""
+def is_ours(strategy: Any) -> bool:
+    """Return whether this is a `tf_redsync.MultiWorkerMirroredStrategy`.
+
+    Only that one has the attributes which `strategy.py` adds to TensorFlow's: it counts steps, and
+    a step that is traced registers checks with it.
+    """
     return hasattr(strategy, "average_statistics")
 
 
 def average_statistics_when(strategy: tf.distribute.Strategy, due: Callable[[], tf.Tensor]) -> None:
     """Average BatchNormalization's statistics after this step if `due()`, under our strategy."""
-    if hasattr(strategy, "statistics_due"):
+    if is_ours(strategy):
         strategy.statistics_due = due
 
 
 def average_statistics(strategy: tf.distribute.Strategy) -> None:
     """Average BatchNormalization's statistics now, under our strategy."""
-    if hasattr(strategy, "average_statistics"):
+    if is_ours(strategy):
         strategy.average_statistics()
 
 

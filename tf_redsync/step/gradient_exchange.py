@@ -87,7 +87,7 @@ class GradientExchange(tf.Module):
         names = [s.name for s in self.specs]
         self.nonfinite = NonFiniteCounter(names, self.network, setup.max_skipped)
         self.skipped = self.nonfinite.total
-        self._counts_steps = not collectives.counts_steps(self.strategy)
+        self._ours = collectives.is_ours(self.strategy)
         self._clipping = clipping(self.policy.default)
         self._counts_elements = False
         self.create_state(setup.resolved, setup.assignments)
@@ -160,8 +160,11 @@ class GradientExchange(tf.Module):
         for check in self._before_steps:
             check(positions)
         self.called = True
-        self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
-        step_counters.reach_exchange(grads[:1], self._counts_steps)
+        if self._ours:  # it has counted the step when it began
+            self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
+        else:
+            step_counters.enter_step(grads[:1])
+        step_counters.reach_exchange(grads[:1])
         checks = self._check_current()
         dense = [as_float(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
         exchange = functools.partial(self.replacement or self._exchange, positions, checks)
@@ -303,7 +306,8 @@ class GradientExchange(tf.Module):
             return not_finite(tensors)
 
         here = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
-        self.nonfinite.watch(tf.distribute.get_strategy(), self.schedule.skips_locally)
+        if self._ours:
+            self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
         return self.in_worker(count, [1.0 - tf.cast(finite, tf.float32), here])
 
     def _skip(self, flags: tf.Tensor) -> None:

@@ -83,12 +83,11 @@ class NonFiniteCounter:
         After a skipped step the strategy restores BatchNormalization's statistics.
 
         Args:
-            strategy: The strategy. Strategies of TensorFlow are left unchanged.
+            strategy: A `tf_redsync.MultiWorkerMirroredStrategy`.
             skips_locally: Whether each worker skips steps by itself.
         """
         streak = self.here if skips_locally else self.in_a_row
-        if hasattr(strategy, "skips"):
-            strategy.skips.append((lambda: streak.read_value() > 0, not skips_locally))
+        strategy.skips.append((lambda: streak.read_value() > 0, not skips_locally))
 
     def flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return which of this worker's gradients are non-finite, by position: float32 0 or 1.
