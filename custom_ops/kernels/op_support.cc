@@ -17,12 +17,15 @@ tensorflow::Status ReadInt(tensorflow::OpKernelConstruction* context, const char
   return CheckList(name, {*value}, 1, low, high);
 }
 
+tensorflow::Status CheckOnePerTensor(const char* name, size_t entries, size_t n) {
+  if (entries == n) return tensorflow::OkStatus();
+  return InvalidArgument("`", name, "` must have one entry per tensor. Received: ", entries,
+                         " for ", n, " tensors.");
+}
+
 tensorflow::Status CheckList(const char* name, const std::vector<int64_t>& values, size_t n,
                              int64_t low, int64_t high) {
-  if (values.size() != n) {
-    return InvalidArgument("`", name, "` must have one entry per tensor. Received: ", values.size(),
-                           " for ", n, " tensors.");
-  }
+  TF_RETURN_IF_ERROR(CheckOnePerTensor(name, values.size(), n));
   for (size_t i = 0; i < n; ++i) {
     if (values[i] >= low && values[i] <= high) continue;
     return InvalidArgument("`", name, "` must be in [", low, ", ", high, "]. Received: ", name, "[",

@@ -17,6 +17,9 @@ namespace redsync {
 tensorflow::Status ReadInt(tensorflow::OpKernelConstruction* context, const char* name, int64_t low,
                            int64_t high, int64_t* value);
 
+// Checks that the list attribute `name` has one entry for each of `n` tensors.
+tensorflow::Status CheckOnePerTensor(const char* name, size_t entries, size_t n);
+
 // Checks that the list attribute `name` has `n` entries, all in [low, high].
 tensorflow::Status CheckList(const char* name, const std::vector<int64_t>& values, size_t n,
                              int64_t low, int64_t high);

@@ -106,23 +106,10 @@ void AccumulateCall::Set(int i, SelectOptions* options, SelectBuffers* buffers) 
 }
 
 tensorflow::Status PartsCall::ReadAttributes(OpKernelConstruction* context) {
-  std::vector<std::string> names;
   int n;
   TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
-  TF_RETURN_IF_ERROR(context->GetAttr("selectors", &names));
   TF_RETURN_IF_ERROR(context->GetAttr("quantized", &quantized));
-  if (static_cast<int>(names.size()) != n || static_cast<int>(quantized.size()) != n) {
-    return InvalidArgument(
-        "`selectors` and `quantized` must have one entry per tensor. Received: ", n, " tensors, ",
-        names.size(), " selectors, ", quantized.size(), " quantized.");
-  }
-  for (const std::string& name : names) {
-    selectors.push_back(name == "exact"     ? Selector::kExact
-                        : name == "trimmed" ? Selector::kTrimmed
-                        : name == "fixed"   ? Selector::kFixed
-                                            : Selector::kThreshold);
-  }
-  return tensorflow::OkStatus();
+  return CheckOnePerTensor("quantized", quantized.size(), n);
 }
 
 tensorflow::Status PartsCall::ComputeParts(const std::string& name, const OpInputList& tensors,
@@ -151,7 +138,16 @@ tensorflow::Status PartsCall::ComputeParts(const std::string& name, const OpInpu
 }
 
 tensorflow::Status SelectCall::ReadAttributes(OpKernelConstruction* context) {
+  std::vector<std::string> names;
   TF_RETURN_IF_ERROR(PartsCall::ReadAttributes(context));
+  TF_RETURN_IF_ERROR(context->GetAttr("selectors", &names));
+  TF_RETURN_IF_ERROR(CheckOnePerTensor("selectors", names.size(), quantized.size()));
+  for (const std::string& name : names) {
+    selectors.push_back(name == "exact"     ? Selector::kExact
+                        : name == "trimmed" ? Selector::kTrimmed
+                        : name == "fixed"   ? Selector::kFixed
+                                            : Selector::kThreshold);
+  }
   return AccumulateCall::ReadAttributes(context);
 }
 

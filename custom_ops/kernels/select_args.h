@@ -64,9 +64,8 @@ struct AccumulateCall {
   void Set(int i, SelectOptions* options, SelectBuffers* buffers) const;
 };
 
-// The attributes `selectors` and `quantized`, and the parts of a message that follow from them.
+// The attribute `quantized`, and the parts of a message that follow from it.
 struct PartsCall {
-  std::vector<Selector> selectors;
   std::vector<bool> quantized;
   std::vector<Part> parts;  // One for each tensor.
 
@@ -82,6 +81,7 @@ struct PartsCall {
 
 // RedsyncAccumulateAndSelect.
 struct SelectCall : AccumulateCall, PartsCall {
+  std::vector<Selector> selectors;
   const tensorflow::Tensor *k = nullptr, *ratios = nullptr, *side = nullptr, *search = nullptr;
   int32_t* message = nullptr;
   float* new_ratios = nullptr;

@@ -1,5 +1,6 @@
 #include "custom_ops/core/message_layout.h"
 #include "custom_ops/kernels/select_args.h"
+#include "custom_ops/ops/shape_support.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -16,15 +17,8 @@ namespace {
 // Words of the message if `k` and all sizes are known, else unknown.
 tensorflow::Status MessageWords(InferenceContext* c, const ::tensorflow::Tensor* k,
                                 const std::vector<ShapeHandle>& shapes, DimensionHandle* words) {
-  std::vector<std::string> selectors;
   std::vector<bool> quantized;
-  TF_RETURN_IF_ERROR(c->GetAttr("selectors", &selectors));
-  TF_RETURN_IF_ERROR(c->GetAttr("quantized", &quantized));
-  if (selectors.size() != shapes.size() || quantized.size() != shapes.size()) {
-    return ::tensorflow::errors::InvalidArgument(
-        "`selectors` and `quantized` must have one entry per tensor. Received: ", shapes.size(),
-        " tensors, ", selectors.size(), " selectors, ", quantized.size(), " quantized.");
-  }
+  TF_RETURN_IF_ERROR(GetListAttr(c, "quantized", shapes.size(), &quantized));
   *words = c->UnknownDim();
   if (k == nullptr || k->NumElements() != static_cast<int64_t>(shapes.size())) {
     return ::tensorflow::OkStatus();
@@ -157,7 +151,6 @@ REGISTER_OP("RedsyncDecode")
     .Input("like: N * float")
     .Output("totals: N * float")
     .Attr("N: int >= 1")
-    .Attr("selectors: list({'exact', 'trimmed', 'threshold', 'fixed'})")
     .Attr("quantized: list(bool)")
     .SetShapeFn(DecodeShape)
     .Doc(R"doc(

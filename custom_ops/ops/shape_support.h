@@ -18,9 +18,10 @@ inline tensorflow::Status GetIntAttr(tensorflow::shape_inference::InferenceConte
                                              "]. Received: ", name, "=", *value, ".");
 }
 
-// Reads the attribute `name`, a list with one integer for each of `n` tensors.
-inline tensorflow::Status GetListAttr(tensorflow::shape_inference::InferenceContext* c,
-                                      const char* name, int n, std::vector<int64_t>* values) {
+// Reads the attribute `name`, a list with one entry for each of `n` tensors.
+template <typename T>
+tensorflow::Status GetListAttr(tensorflow::shape_inference::InferenceContext* c, const char* name,
+                               int n, std::vector<T>* values) {
   values->clear();  // GetAttr appends.
   TF_RETURN_IF_ERROR(c->GetAttr(name, values));
   if (static_cast<int>(values->size()) == n) return tensorflow::OkStatus();

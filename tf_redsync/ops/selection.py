@@ -180,7 +180,6 @@ def decode(
         messages=messages,
         k=layout.k,
         like=like,
-        selectors=["exact"] * len(like),  # the op ignores this attribute
         quantized=layout.quantized,
     )
 
