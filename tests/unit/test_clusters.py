@@ -345,8 +345,10 @@ def test_slurm(monkeypatch, tmp_path):
     assert names == ("n1", "n1", "n2", "n2", "n3", "n3")
     assert int(ports[0]) + 1 == int(ports[1]) and set(ports) == set(ports[:2])
     assert len({share.job for share in shares}) == 1
-    other = schedulers.slurm(2, None, slurm(0, SLURM_JOB_ID="4712"))
-    assert other.configs[0] != shares[0].configs[0] and other.job != shares[0].job
+    for change in ({"SLURM_JOB_ID": "4712"}, {"SLURM_STEP_ID": "1"}):
+        other = schedulers.slurm(2, None, slurm(0, **change))
+        others = json.loads(other.configs[0])["cluster"]["worker"]
+        assert not set(others) & set(addresses) and other.job != shares[0].job
     assert "n1:7000" in schedulers.slurm(1, 7000, slurm(0)).configs[0]
     with pytest.raises(ValueError, match="6 tasks on 3 nodes"):
         schedulers.slurm(1, None, slurm(0, SLURM_STEP_NUM_TASKS="6"))

@@ -98,7 +98,8 @@ def warmed(steps, *methods, sparse_totals=False):
     warm_up = WarmUp(rs.DenseWarmUp(steps))
     warm_up.create(state_variables.counter("step"))
     pairs = list(zip(SPECS, methods, strict=False))
-    return for_buckets(make_buckets(pairs, 2, 1, sparse_totals), 2, 0, plain_variable, warm_up)
+    buckets = make_buckets(pairs, 2, 1, sparse_totals)
+    return for_buckets(buckets, 2, create=plain_variable, warm_up=warm_up)
 
 
 @loop(("traced", "in_branches"), [(True, True), (False, True), (True, False)])

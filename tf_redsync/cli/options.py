@@ -46,7 +46,7 @@ _WHERE: tuple[Flag, ...] = (
     (
         ("--port",),
         {"type": int, "help": "port of the first worker of each machine; further workers have the "
-         "next ports (--hosts: a free port; --slurm: from the job's number; --kubernetes: 12345)"},
+         "next ports (--hosts: a free port; --slurm: by job and step; --kubernetes: 12345)"},
     ),
     (
         ("--ssh",),

@@ -18,7 +18,8 @@ from tf_redsync.cli.worker_environment import tf_config
 
 DEFAULT_PORT = 12345
 _SLURM_PORTS = range(15000, 31000)  # below the kernel's range for outgoing connections
-_PORTS_OF_A_JOB = 16
+_PORTS_OF_A_STEP = 16
+_STEP_STRIDE = 97  # blocks between the ports of two steps: jobs with near numbers share nodes
 _SECONDS = 30
 
 
@@ -40,7 +41,7 @@ def slurm(workers: int, port: int | None, env: Mapping[str, str] = os.environ) -
 
     Args:
         workers: Workers per node.
-        port: Port of a node's first worker; `None` derives it from the job's number.
+        port: Port of a node's first worker; `None` derives it from the numbers of job and step.
         env: Environment variables, as set by `srun`.
 
     Raises:
@@ -66,11 +67,17 @@ def slurm(workers: int, port: int | None, env: Mapping[str, str] = os.environ) -
             f"SLURM_NODEID must be below the number of nodes, {len(names)} ({nodes}). Received: "
             f"SLURM_NODEID={node}"
         )
-    if port is None:
-        digits = int("".join(re.findall(r"\d", job)) or 0)
-        port = _SLURM_PORTS[digits * _PORTS_OF_A_JOB % (len(_SLURM_PORTS) - _PORTS_OF_A_JOB)]
     step = env.get("SLURM_STEP_ID", "0")
+    if port is None:
+        port = _slurm_port(job, step)
     return _share(names, node, workers, port, f"slurm-{job}.{step}")
+
+
+def _slurm_port(job: str, step: str) -> int:
+    """Return the first of `_PORTS_OF_A_STEP` ports that other steps on a node hardly take."""
+    job_number, step_number = (int("".join(re.findall(r"\d", text)) or 0) for text in (job, step))
+    block = (job_number + _STEP_STRIDE * step_number) % (len(_SLURM_PORTS) // _PORTS_OF_A_STEP)
+    return _SLURM_PORTS[block * _PORTS_OF_A_STEP]
 
 
 def kubernetes(

@@ -114,12 +114,12 @@ class GradientExchange(tf.Module):
         self.schedule = for_buckets(
             buckets,
             self.workers,
-            trial_steps,
-            create,
-            self.warm_up,
-            self.training,
-            self.nonfinite,
-            self.step,
+            trial_steps=trial_steps,
+            create=create,
+            warm_up=self.warm_up,
+            training=self.training,
+            nonfinite=self.nonfinite,
+            clock=self.step,
         )
         self._positions = [[s.position for s in b.layout.specs] for b in buckets]
         self._names_in_run = [self.schedule.names_in_run(b) for b in buckets]

@@ -32,6 +32,7 @@ from tf_redsync.step.zero_one import ZeroOne
 def for_buckets(
     buckets: Sequence[Bucket],
     workers: int,
+    *,
     trial_steps: int = 0,
     create: Create = replica_variable,
     warm_up: WarmUp | None = None,
