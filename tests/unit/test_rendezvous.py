@@ -258,6 +258,21 @@ def test_two_that_do_not_reach_each_other_are_named(started, soon, caplog):
     assert f"waiting for worker 1, which cannot reach worker 2 at 127.0.0.1:{closed}" in caplog.text
 
 
+def test_a_name_server_that_does_not_answer_is_named(monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr(handshake, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(10))
+
+    async def call():
+        try:
+            await handshake.call("far-away:1", "")
+        finally:
+            answered.set()  # the event loop joins the thread that resolves the name
+
+    with pytest.raises(handshake.NoAnswer, match="name server"):
+        asyncio.run(call())
+
+
 def test_wrong_addresses_are_said(started):
     three = cluster(3)
     a, b, c = three.addresses

@@ -25,6 +25,7 @@ from typing import Any
 from tf_redsync import environment
 
 ANSWER_SECONDS = 3.0
+_RESOLVED_SECONDS = 0.5  # for a name that was resolved before a connection was tried
 LIMIT = 1 << 20  # bytes in a line: enough for the names of some thousand workers
 _MAGIC = b"tf_redsync "
 _CHALLENGE = re.compile(r"[0-9a-f]{32}")
@@ -210,13 +211,12 @@ class Connection:
 async def call(address: str, secret: str, **words: Any) -> Connection:
     """Connect to "host:port" and send `words`; raise `NoAnswer` with the reason if that fails."""
     host, _, port = address.rpartition(":")
-    connecting = asyncio.open_connection(host.strip("[]"), int(port), limit=LIMIT)
+    host = host.strip("[]")
+    connecting = asyncio.open_connection(host, int(port), limit=LIMIT)
     try:
         line = Connection(*await asyncio.wait_for(connecting, ANSWER_SECONDS))
     except asyncio.TimeoutError:
-        raise NoAnswer(
-            f"no answer within {ANSWER_SECONDS:g} s: a firewall, or the machine is down"
-        ) from None
+        raise await _silence(host) from None
     except OSError as error:
         raise _unreachable(error) from error
     try:
@@ -235,6 +235,20 @@ async def ask(address: str, identity: Identity, secret: str) -> Identity:
         return Identity.of(await line.receive())
     finally:
         line.close()
+
+
+async def _silence(host: str) -> NoAnswer:
+    """Return the error of a host to which no connection was made within `ANSWER_SECONDS`."""
+    resolving = asyncio.get_running_loop().getaddrinfo(host, None)
+    try:
+        await asyncio.wait_for(resolving, _RESOLVED_SECONDS)
+    except asyncio.TimeoutError:
+        cause = "the name server does not answer"
+    except OSError as error:
+        return _unreachable(error)
+    else:
+        cause = "a firewall, or the machine is down"
+    return NoAnswer(f"no answer within {ANSWER_SECONDS:g} s: {cause}")
 
 
 def _unreachable(error: OSError) -> NoAnswer:
