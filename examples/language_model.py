@@ -29,7 +29,7 @@ tf_redsync.flags.define(
 )
 flags.DEFINE_string("data_dir", None, "A text file, or a folder with ptb.train.txt and so on.")
 flags.DEFINE_integer("epochs", 4, "Passes over the text, in all.")
-flags.DEFINE_integer("batch_size", 10, "Streams of text per worker.")
+flags.DEFINE_integer("batch_size", 10, "Streams of text per worker, or per GPU of a worker.")
 flags.DEFINE_integer("window", 35, "Words between two updates.")
 flags.DEFINE_integer("words", 5000, "Size of the vocabulary; others are <unk>.")
 flags.DEFINE_integer("width", 128, "Of the embedding and of both LSTM layers.")
@@ -92,7 +92,7 @@ class Forget(keras.callbacks.Callback):
 
 
 def streams(words: np.ndarray, part: int, parts: int):
-    """A worker's windows, [steps, batch, window] of words and of their successors."""
+    """A replica's windows, [steps, batch, window] of words and of their successors."""
     rows = FLAGS.batch_size * parts
     length = (len(words) - 1) // rows // FLAGS.window * FLAGS.window
 
@@ -102,6 +102,16 @@ def streams(words: np.ndarray, part: int, parts: int):
         return own.reshape(FLAGS.batch_size, -1, FLAGS.window).swapaxes(0, 1)
 
     return cut(0), cut(1)
+
+
+def in_turn(words: np.ndarray, context: tf.distribute.InputContext):
+    """The windows of a worker's replicas: in each step the first replica's, the second's, ..."""
+    replicas = context.num_replicas_in_sync // context.num_input_pipelines
+    first = replicas * context.input_pipeline_id
+    own = [streams(words, first + i, context.num_replicas_in_sync) for i in range(replicas)]
+    return tuple(
+        np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]) for parts in zip(*own, strict=True)
+    )
 
 
 def main(argv):
@@ -133,8 +143,7 @@ def main(argv):
 
     def each_worker(context):
         """Its own streams."""
-        own = streams(train, context.input_pipeline_id, context.num_input_pipelines)
-        return tf.data.Dataset.from_tensor_slices(own).repeat().prefetch(2)
+        return tf.data.Dataset.from_tensor_slices(in_turn(train, context)).repeat().prefetch(2)
 
     model.fit(
         strategy.distribute_datasets_from_function(each_worker),

@@ -94,6 +94,32 @@ def test_language_model(tmp_path):
     assert re.search(r"test perplexity [\d.]+ a word", first)
 
 
+STREAMS = f"""
+import sys
+import numpy as np, tensorflow as tf
+from absl import flags
+sys.path.insert(0, {str(ROOT / "examples")!r})
+import language_model
+
+flags.FLAGS(["", "--batch_size=2", "--window=3"])
+begins = []
+for worker in range(2):
+    context = tf.distribute.InputContext(2, worker, num_replicas_in_sync=4)
+    x, y = language_model.in_turn(np.arange(100), context)
+    steps = x.reshape(-1, 2, 2, 3)  # of replicas, streams and words
+    assert len(steps) > 1 and (steps[1:, ..., 0] == steps[:-1, ..., -1] + 1).all(), steps
+    assert (y == x + 1).all()
+    begins += steps[0, ..., 0].ravel().tolist()
+print(sorted(set(begins)))
+"""
+
+
+def test_streams_go_on_in_each_replica_of_a_worker(tmp_path):
+    (tmp_path / "streams.py").write_text(STREAMS)
+    (output,) = run_example(tmp_path / "streams", workers=1)
+    assert "[0, 12, 24, 36, 48, 60, 72, 84]" in output
+
+
 def test_transformer(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 40)
     flags = ["--epochs=1", "--steps=8", "--width=16", "--window=16", "--blocks=1"]
