@@ -66,6 +66,10 @@ def windows(tokens: np.ndarray, seed: int) -> tf.data.Dataset:
 
 def train_phase(strategy, model, name: str, tokens: np.ndarray) -> None:
     """Compiles and trains: whenever other variables are trained, that takes a new optimizer."""
+    if len(tokens) <= FLAGS.window:
+        raise app.UsageError(
+            f"--window={FLAGS.window} must be less than the tokens of a phase, {len(tokens)}."
+        )
     first = rs.rank() == 0
     with strategy.scope():
         # Without beta_1: gradients that wait in the residual take the place of Adam's momentum.

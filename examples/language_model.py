@@ -129,6 +129,10 @@ def main(argv):
             f"--batch_size={FLAGS.batch_size} on {workers} workers leaves no window of "
             f"{FLAGS.window} words a stream: the text has {len(train)}."
         )
+    if len(test) <= FLAGS.window:
+        raise app.UsageError(
+            f"--window={FLAGS.window} must be less than the words to test with, {len(test)}."
+        )
 
     with strategy.scope():
         model = LanguageModel(len(number) + 1)

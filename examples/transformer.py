@@ -89,6 +89,11 @@ def train(inner) -> None:
     alphabet = sorted(set("".join(texts)))
     number = {c: i for i, c in enumerate(alphabet)}
     text, test = (np.array([number[c] for c in t], "int32") for t in texts)
+    if min(len(text), len(test)) <= FLAGS.window:
+        raise app.UsageError(
+            f"--window={FLAGS.window} must be less than the characters to train with, {len(text)}, "
+            f"and to test with, {len(test)}."
+        )
 
     with strategy.scope():
         model = build_model(len(alphabet))

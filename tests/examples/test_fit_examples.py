@@ -129,6 +129,15 @@ def test_transformer(tmp_path):
     assert "8/8" in first and "perplexity" in first.splitlines()[-1], first
 
 
+@pytest.mark.parametrize(("name", "window"), [("transformer", 200), ("language_model", 60)])
+def test_a_text_too_short_to_test_with_is_refused_before_training(tmp_path, name, window):
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 40)
+    flags = [f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--batch_size=1"]
+    for output in run_example(name, *flags, f"--window={window}", code=1):
+        assert f"--window={window} must be less than" in output and "Traceback" not in output
+    assert not (tmp_path / "run").exists()
+
+
 def test_vae(tmp_path):
     mnist_at(tmp_path)
     flags = [f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--width=16"]
