@@ -32,14 +32,19 @@ flags.DEFINE_integer("seed", 1, "Of the weights, the ratings and their order.")
 
 
 def load_data():
-    """Returns users and movies, int32 [n], and ratings from 1 to 5, float32 [n]."""
+    """Returns users and movies, int32 [n], and ratings up to 5, float32 [n]."""
     rng = np.random.default_rng(FLAGS.seed)
     if FLAGS.data_dir:
         names = ("u.data", "ratings.dat")
-        (path,) = [p for n in names if os.path.exists(p := os.path.join(FLAGS.data_dir, n))]
-        with open(path, encoding="latin-1") as file:
-            rows = np.array([line.replace("::", "\t").split("\t")[:3] for line in file], "int32")
-        users, movies, ratings = rng.permutation(rows).T
+        paths = [p for n in names if os.path.exists(p := os.path.join(FLAGS.data_dir, n))]
+        if len(paths) != 1:
+            raise app.UsageError(
+                f"--data_dir must hold either {names[0]} or {names[1]} of MovieLens. "
+                f"Received: --data_dir={FLAGS.data_dir}, which holds {paths or 'neither'}"
+            )
+        with open(paths[0], encoding="latin-1") as file:
+            rows = np.array([line.replace("::", "\t").split("\t")[:3] for line in file], float)
+        users, movies, ratings = rng.permutation(rows).T  # ratings of MovieLens 10M have halves
     else:
         users = rng.integers(0, 3000, FLAGS.ratings)
         movies = (1500 * rng.random(FLAGS.ratings) ** 2).astype(int)  # some are seen more often

@@ -159,6 +159,14 @@ def test_recommender(tmp_path):
     found = [float(loss) for loss in re.findall(r" - loss: ([\d.]+)", first)]
     assert len(found) == 2 and found[1] < found[0]
     assert "18/18" in first and "val_rmse" in first and "compression_ratio" in first
+    (tmp_path / "u.data").unlink()
+    for output in run_example("recommender", *flags, code=1):
+        assert "--data_dir must hold either u.data or ratings.dat" in output
+    rows = [row.replace("\t", "::").replace("::5::", "::4.5::") for row in rows]
+    (tmp_path / "ratings.dat").write_text("".join(rows))  # as that of MovieLens 10M
+    flags[1] = f"--run_dir={tmp_path / 'halves'}"
+    first, _ = run_example("recommender", *flags, "--batch_size=16", "--width=8")
+    assert "val_rmse" in first
 
 
 def test_hub_lora(tmp_path):
