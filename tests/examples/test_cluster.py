@@ -58,7 +58,7 @@ def test_workers_are_started_over_ssh(tmp_path):
     ssh = tmp_path / "ssh"
     ssh.write_text(FAKE)
     ssh.chmod(0o755)
-    job = start("ssh.sh", tmp_path, HOSTS="localhost:2", FLAGS=f"--ssh {ssh}")
+    job = start("ssh.sh", tmp_path, HOSTS="localhost:2", FLAGS=f'--ssh "{ssh} -4 -p2222"')
     out, _ = job.communicate(timeout=60)
     assert job.returncode == 0, out
     assert all(f"worker {index} of 2 ['--epochs=3']" in out for index in range(2)), out
