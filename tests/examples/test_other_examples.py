@@ -102,7 +102,7 @@ def checksums(outputs, phase):
 @pytest.mark.deep
 def test_head_of_finetune(tmp_path):
     run = [f"--run_dir={tmp_path}", "--batch_size=64", "--head_epochs=1", "--epochs=0"]
-    outputs = run_example("finetune", *run)
+    outputs = run_example("finetune", *run, "--image_size=36")
     assert "No weights are loaded" in outputs[0] and "1,285 of 219,829 weights learn" in outputs[0]
     before, after, _ = checksums(outputs, "head")
     assert before == after
