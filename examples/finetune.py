@@ -2,11 +2,11 @@
 
     python -m tf_redsync launch -n 2 examples/finetune.py
     python -m tf_redsync launch -n 2 examples/finetune.py --lora=4
-    python -m tf_redsync launch -n 2 examples/finetune.py --weights=imagenet --data_dir=flowers
+    ... --weights=imagenet --data_dir=flowers --run_dir=runs/flowers
 
 --data_dir is a folder with a folder of images for each class. Without it, nothing is downloaded:
 the network first learns some classes of the data at hand, and is then fine-tuned for the others.
-Started again, it goes on from its last checkpoint.
+Started again, it goes on from its last checkpoint: give each --weights and --data_dir a --run_dir.
 """
 
 import os

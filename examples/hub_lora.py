@@ -1,12 +1,12 @@
 """Trains a GPT-2 of KerasHub on characters, then fine-tunes it on other text by LoRA.
 
-    pip install keras-hub
     python -m tf_redsync launch -n 2 examples/hub_lora.py
-    python -m tf_redsync launch -n 2 examples/hub_lora.py --preset=gpt2_base_en --data_dir=text.txt
+    ... --preset=gpt2_base_en --data_dir=text.txt --run_dir=runs/gpt2
 
 Without --preset the weights are random: the model first learns the first half of the text, whole.
 With --preset, which KerasHub downloads, there is only LoRA. Without --data_dir it reads the topics
-of Python's own help. Started again, it goes on from its last checkpoint.
+of Python's own help. Started again, it goes on from its last checkpoint. README.md says how to
+install KerasHub.
 """
 
 import os

@@ -2,7 +2,8 @@
 
     python -m tf_redsync launch -n 2 examples/transformer.py
     python -m tf_redsync launch -n 2 examples/transformer.py --data_dir=tinyshakespeare.txt
-    ... --exchange=ACPSGD --beta_1=0.9      ... --exchange="DiLoCo(steps=20)" --beta_1=0.9
+    ... --exchange=ACPSGD --beta_1=0.9 --run_dir=runs/acpsgd
+    ... --exchange="DiLoCo(steps=20)" --beta_1=0.9 --run_dir=runs/diloco
 
 Without --data_dir it reads the topics of Python's own help. Started again, it goes on from its last
 checkpoint.
