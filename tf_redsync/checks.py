@@ -23,10 +23,18 @@ def real(
     low_open: bool = False,
     high_open: bool = False,
 ) -> None:
-    """Check that a hyper-parameter is a number in an interval.
+    """Check that an argument is a number in an interval.
+
+    Args:
+        name: Name of the argument, for the error.
+        value: Value of the argument.
+        low: Lower bound.
+        high: Upper bound.
+        low_open: Whether the interval excludes `low`.
+        high_open: Whether the interval excludes `high`.
 
     Raises:
-        ValueError: naming the argument, its value and the interval.
+        ValueError: `value` is not a number or outside the interval; the message has `name`.
     """
     interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -39,10 +47,10 @@ def real(
 
 
 def integer(name: str, value: Any, *, low: int) -> None:
-    """Check that a hyper-parameter is an integer of at least `low`.
+    """Check that an argument is an integer of at least `low`.
 
     Raises:
-        ValueError: naming the argument and its value.
+        ValueError: `value` is not an integer or below `low`; the message has `name`.
     """
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_integer or value < low:
@@ -50,10 +58,10 @@ def integer(name: str, value: Any, *, low: int) -> None:
 
 
 def steps_or_fraction(name: str, value: Any) -> None:
-    """Check that a hyper-parameter is a number of steps, or a fraction of training in (0, 1).
+    """Check that an argument is a number of steps, or a fraction of training in (0, 1).
 
     Raises:
-        ValueError: naming the argument and its value.
+        ValueError: `value` is neither of them; the message has `name`.
     """
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     is_fraction = isinstance(value, numbers.Real) and 0.0 < float(value) < 1.0
@@ -65,20 +73,20 @@ def steps_or_fraction(name: str, value: Any) -> None:
 
 
 def boolean(name: str, value: Any) -> None:
-    """Check that a hyper-parameter is `True` or `False`.
+    """Check that an argument is `True` or `False`.
 
     Raises:
-        ValueError: naming the argument and its value.
+        ValueError: `value` is not a bool; the message has `name`.
     """
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
 
 
 def choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Check that a hyper-parameter is one of some strings, or of some integers.
+    """Check that an argument is one of some strings, or of some integers.
 
     Raises:
-        ValueError: naming the argument, its value and the choices.
+        ValueError: `value` is not in `choices`; the message has `name`.
     """
     if isinstance(value, bool) or not isinstance(value, type(choices[0])) or value not in choices:
         raise ValueError(f"`{name}` must be one of {choices}. Received: {name}={value!r}")
@@ -88,7 +96,7 @@ def make_tuple(instance: Any, name: str) -> None:
     """Replace the sequence in a field of a frozen dataclass by a tuple, which is hashable.
 
     Raises:
-        ValueError: naming the field and its value, if it is not a list or a tuple.
+        ValueError: the field is neither a list nor a tuple; the message has `name`.
     """
     value = getattr(instance, name)
     if not isinstance(value, (list, tuple)):
@@ -97,10 +105,10 @@ def make_tuple(instance: Any, name: str) -> None:
 
 
 def no_url(name: str, path: str | os.PathLike[str]) -> None:
-    """Check that a path belongs to a mounted file system; `gs://...` would be a local folder.
+    """Check that a path is not a URL; the standard library reads `gs://...` as a local folder.
 
     Raises:
-        ValueError: naming the argument and its value.
+        ValueError: `path` is a URL; the message has `name`.
     """
     if "://" in os.fspath(path):
         raise ValueError(
@@ -113,7 +121,7 @@ def pattern(name: str, value: Any) -> None:
     """Check that an argument is a regular expression.
 
     Raises:
-        ValueError: naming the argument, its value and the error in it.
+        ValueError: `value` is not a valid regular expression; the message has `name`.
     """
     try:
         if not isinstance(value, str):
@@ -129,7 +137,8 @@ def momentum(value: Any, nesterov: bool) -> None:
     """Check a momentum coefficient and its Nesterov flag.
 
     Raises:
-        ValueError: for a momentum outside [0, 1), or Nesterov without momentum.
+        ValueError: `value` is outside [0, 1), `nesterov` is not a bool, or `nesterov` is set and
+            `value` is 0.
     """
     boolean("nesterov", nesterov)
     real("momentum", value, low=0.0, high=1.0, high_open=True)

@@ -15,7 +15,7 @@ def switched_on(variable: str) -> bool:
     """Return whether a variable is 1 or not set.
 
     Raises:
-        ValueError: it is neither 0 nor 1.
+        ValueError: the variable is neither 0 nor 1.
     """
     value = os.environ.get(variable) or "1"
     if value not in ("0", "1"):
@@ -24,10 +24,17 @@ def switched_on(variable: str) -> bool:
 
 
 def seconds(argument: str, value: float | None, variable: str, low: float = 0.0) -> float | None:
-    """Return an argument, or else the value of an environment variable; `None` without either.
+    """Return a number of seconds: an argument, or else an environment variable, or else `None`.
+
+    Args:
+        argument: Name of the argument, for the error.
+        value: Value of the argument; `None` if it is not given.
+        variable: Name of the environment variable.
+        low: Exclusive lower bound in seconds.
 
     Raises:
-        ValueError: the value is not a number above `low`; the message names its origin.
+        ValueError: the value is not a number above `low`. The message names the argument or the
+            variable.
     """
     name: str = argument
     given: object = value

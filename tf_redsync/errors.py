@@ -43,7 +43,7 @@ def main_line(message: str) -> str:
             if line and not line[0].isspace() and not line.startswith(("Detected at", "Node:")):
                 below.append(line)
         found = below[-1] if below else found
-    if found == "in user code:":  # of AutoGraph
+    if found == "in user code:":  # AutoGraph's header of a translated stack
         errors = [match[1] for line in lines if (match := _IN_USER_CODE.match(line))]
         found = errors[-1] if errors else found
     return _NODE.sub("", found)

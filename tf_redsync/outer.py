@@ -104,7 +104,7 @@ class Outer(Configurable):
         Args:
             changes: The mean change of each variable over the workers, float32.
             slots: By name, one tensor per variable.
-            rounds: int64 scalar, number of steps that it has taken.
+            rounds: int64 scalar, number of rounds before this one.
         """
         raise NotImplementedError
 

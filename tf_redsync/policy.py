@@ -196,7 +196,7 @@ def check_together(methods: Sequence[Method]) -> None:
     """Check that `methods` can be combined in one model.
 
     Raises:
-        ValueError: their momenta, local steps, delays, intervals or fragments differ.
+        ValueError: the methods differ in momentum, local steps, delay, interval or fragments.
     """
     momenta = {m.traits.momentum_in_exchange for m in methods}
     if len(momenta) > 1:
@@ -248,7 +248,10 @@ def _in_fragments(assignments: list[Assignment]) -> list[Assignment]:
 
 
 def or_dense(spec: TensorSpec, method: Method, reason: str) -> Assignment:
-    """Return the assignment of a tensor to a method, or to its dense one if it refuses."""
+    """Return the assignment of a tensor to a method, or to the method's dense counterpart.
+
+    The dense counterpart serves tensors that the method refuses.
+    """
     refusal = method.refuses(spec)
     if refusal is None:
         return Assignment(spec, method, reason)

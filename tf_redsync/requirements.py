@@ -50,7 +50,7 @@ def check_backend(backend: str) -> None:
 
 
 def check_keras() -> None:
-    """Raise `ImportError` if another module has taken the name of Keras."""
+    """Raise `ImportError` if a file of the user, such as `keras.py`, hides Keras."""
     _version_of("keras")
 
 

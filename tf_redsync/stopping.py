@@ -34,8 +34,9 @@ def _stop_listening_in_child() -> None:
     """Restore the previous handlers in a forked child, whose signals do not concern the parent.
 
     A pool that loads data ends its children by SIGTERM. A child inherits the handler, which would
-    ignore the signal, and the socket, by which the parent would take it for its own. TensorFlow's
-    handler of several workers, in C, only tells a thread, which a child does not have.
+    ignore the signal. It also inherits the socket, through which the parent would receive the
+    child's signal as its own. TensorFlow's C handler for several workers only wakes a thread, and
+    the child does not have that thread.
     """
     if signal.getsignal(signal.SIGTERM) in (None, signal.SIG_DFL):  # as far as Python knows
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

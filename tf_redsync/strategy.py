@@ -57,7 +57,11 @@ device_iterators.install()
 
 @contextmanager
 def _earlier_use_named() -> Iterator[None]:
-    """Say what to do where TensorFlow has been used before the strategy."""
+    """Context that adds the remedy to TensorFlow's error about ops before the strategy.
+
+    Raises:
+        RuntimeError: TensorFlow has created a tensor or variable before the strategy.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -143,12 +147,12 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if collectives.worker_count(self) > 1:
             self._start_together(number, options, timeout_seconds, heartbeat_seconds)
         self._eager_assignments = statistics.EagerAssignments()
-        self._begun: list[statistics.Before] = []  # of the steps that replicas are in
-        # By the `tf.function` that was passed to `run`; see `_lifted`.
+        self._begun: list[statistics.Before] = []  # one for each replica's running step
+        # Lifted functions by the `tf.function` that was passed to `run`; see `_lifted`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._network = collectives.for_strategy(self)  # for the averages
+        self._network = collectives.for_strategy(self)  # averages the statistics
         self._statistics: list[Any] = []  # non-trainable model variables, see `run`
-        # See `average_statistics`: the function, and the number of its statistics.
+        # The function of `average_statistics`, and the number of statistics that it averages.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
         # Set while a step is traced; see `step/nonfinite.py` and `keras/adapter.py`.
         self.skips: list[tuple[Callable[[], tf.Tensor], bool]] = []
@@ -260,7 +264,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return super().run(fn, args, kwargs, options)
         fn = autograph.as_called(fn)
         step_counters.enter_step((args, kwargs))
-        with step_errors.translated():  # of eager steps
+        with step_errors.translated():  # for eager steps; `tf.function` translates its own
             return super().run(run_and_average, args, kwargs, options)
 
     def _lifted(self, function: Any) -> Any:
