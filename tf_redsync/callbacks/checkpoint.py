@@ -193,14 +193,14 @@ class Checkpoint(OfBothKeras):
             self._due = self._due or f"the end of epoch {epoch + 1}"
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Leave the position; `end` follows when the other callbacks have ended."""
+        """Reset the resume position; `end` runs after the other callbacks."""
         self._position.reset()
 
     def end(self) -> None:
         """Save the last checkpoint, after other callbacks have changed the model.
 
         Raises:
-            Stopped: a worker has got a signal after the last step.
+            Stopped: a worker received SIGTERM or SIGUSR1 after the last step.
         """
         assert self._at is not None
         if self._trained:
@@ -213,7 +213,7 @@ class Checkpoint(OfBothKeras):
             raise stopping.Stopped
 
     def close(self) -> None:
-        """Give up the position, the requests and the signals, and wait for the save in flight.
+        """Stop the step barrier and the signal handlers, and wait for the save in flight.
 
         `fit` calls it when it ends or raises.
         """
@@ -307,7 +307,7 @@ class Checkpoint(OfBothKeras):
 
 
 class _AtTheEnd(ForTfKeras, keras.callbacks.Callback):
-    """Ends a `Checkpoint` after the other callbacks have changed the model for the last time."""
+    """Calls `Checkpoint.end` after the last changes of the other callbacks to the model."""
 
     comes_last = True
 

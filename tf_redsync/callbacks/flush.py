@@ -38,7 +38,7 @@ class Flush(OfBothKeras):
         exchange_of(self)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Flushes, unless no step was trained."""
+        """Flush the residuals, unless no step was trained."""
         optimizer: Any = self.model.optimizer
         if exchange_of(self).built:
             optimizer.flush()

@@ -267,7 +267,7 @@ class CompressionMetrics(OfBothKeras):
 
 
 class _LeaveOut(ForTfKeras, keras.callbacks.Callback):
-    """Shortens the logs for the progress bar; runs before it and after all other callbacks."""
+    """Removes metrics from the progress bar's logs; runs before it and after other callbacks."""
 
     comes_last = True
 
