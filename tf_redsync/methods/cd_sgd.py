@@ -64,7 +64,7 @@ class CDSGD(EvaluationPoint, ThresholdCodes):
         dense_below: Tensors of fewer float32 bytes are sent in full in every step.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     full_every: int = 5

@@ -117,7 +117,7 @@ class CodedTopK(CodedSelection, MomentumCorrected):
         warm_up: `None` or `DenseWarmUp(steps)`, which counts exchanges.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> import tf_redsync as rs

@@ -84,7 +84,7 @@ class DeMo(Method):
             most 256.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> DeMo().describe(TensorSpec("w", (768, 3072)))
@@ -162,7 +162,7 @@ class DeMo(Method):
         totals = [tf.sign(spatial(c, q)) for c, q in zip(form.chunks, means, strict=True)]
         return totals, {"velocity": momenta}
 
-    dense_exchange = exchange  # a single worker also applies signs
+    dense_exchange = exchange  # a single worker applies signs, too
 
 
 def spatial(chunks: Chunks, coefficients: tf.Tensor) -> tf.Tensor:

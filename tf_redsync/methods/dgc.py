@@ -79,7 +79,7 @@ class DGC(MomentumCorrected):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> import tf_redsync as rs

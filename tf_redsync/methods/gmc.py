@@ -48,7 +48,7 @@ class GlobalMomentum(MomentumInExchange, Sparsifier):
         return dataclasses.replace(
             super().traits,
             state_kinds={"residual": "sum", "before": "shared"},
-            # The network returns the sums of blocks, and messages of bounded values
+            # Block sums come from the all-reduce, and messages have bounded values
             totals_may_overflow=False,
         )
 
@@ -132,7 +132,7 @@ class GMC(GlobalMomentum):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely, with the same momentum.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     selection: str = "top_k"
@@ -175,7 +175,7 @@ class GMC(GlobalMomentum):
     def _top_k(
         self, grads: list[tf.Tensor], state: State, ctx: Context
     ) -> Generator[Request, Any, tuple[list[tf.Tensor], list[tf.Tensor]]]:
-        """Return totals and residuals. The last total takes the place of the op's velocity."""
+        """Return totals and residuals; the op receives the last total as its velocity."""
         selection = ops.accumulate_and_select(
             grads,
             state["residual"],
@@ -243,7 +243,7 @@ class CodedGMC(CodedSelection, MomentumInExchange):
         dense_below: Tensors of fewer float32 bytes are small.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> import keras, tf_redsync as rs
@@ -300,5 +300,5 @@ class CodedGMC(CodedSelection, MomentumInExchange):
         return totals, {"residual": selected.residuals}
 
     def _of_each(self, layout: BucketLayout) -> float:
-        """Return beta / K, each worker's share of the momentum."""
+        """Return beta / K, the factor of the total in each worker's residual."""
         return self.momentum / layout.workers

@@ -70,7 +70,7 @@ class RoundingWrapper(MethodWrapper):
             state_kinds=kinds if inside is None else inside.traits.state_kinds,
             conserves=self.rounding.error_feedback
             and (self.method is None or self.method.traits.conserves),
-            # Totals of the wrapper itself are received numbers
+            # Without a delegate, totals are the received values
             totals_may_overflow=inside is not None and inside.traits.totals_may_overflow,
         )
 

@@ -1,4 +1,4 @@
-"""What each method is known to cost in accuracy; docs/accuracy.md has the measurements."""
+"""Measured accuracy losses of the methods; docs/accuracy.md has the measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _by_bits(method: Any) -> str:
 
 
 def _at_3_percent(text: str) -> Callable[[Any], str]:
-    """Return a function for methods that were measured at a density of 3 %."""
+    """Return a function that gives `text` for methods with a density of at least 3 %."""
     return lambda method: text if method.density >= 0.03 else f"{_UNKNOWN} below 3 %"
 
 
@@ -25,7 +25,7 @@ def _of_redsync(method: Any) -> str:
     return "8 points in three epochs" if as_published else _UNKNOWN
 
 
-# By the name of the class, for a method without a wrapper around it or in it.
+# Losses by class name, for methods that neither wrap another method nor are wrapped.
 _LOSSES: dict[str, Callable[[Any], str]] = {
     "Dense": lambda method: _NONE,
     "HalfPrecision": lambda method: _NONE,
@@ -41,8 +41,11 @@ def known_loss(method: Any) -> str:
     """Return a phrase such as "0.5 to 2.6 points" for a method or a policy.
 
     Args:
-        method: A method. For anything else, and for `HalfPrecision` and `BlockQuantized` around
-            another method than `Dense`, nothing was measured.
+        method: A method. Other objects, and wrappers around another method than `Dense`, were not
+            measured.
+
+    Returns:
+        The loss with its unit, "none" with its limits, or "not measured" with its range.
     """
     inside = getattr(method, "method", None)
     if type(method).__name__ not in _LOSSES or type(inside).__name__ not in ("NoneType", "Dense"):

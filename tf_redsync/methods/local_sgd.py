@@ -47,7 +47,7 @@ class LocalSGD(Method):
             `None`: the mean change is added to the weights.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     steps: int = 8
@@ -119,7 +119,7 @@ class DiLoCo(LocalSGD):
         outer: Outer optimizer. `None`: the weights are averaged, as by `LocalSGD`.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     steps: int = 500

@@ -117,11 +117,11 @@ class PowerSGD(_LowRank):
       where n + m is smallest: [in, out] for dense kernels and [height width in, out] for
       convolutions, as in the paper. Convolutions with few outputs are [height width, in out], and
       attention kernels [in, heads, size] are [in, heads size].
-    * P is of the shorter side, whichever axes these are. The orthogonalised factor is then the
-      cheaper one. Its rounding errors turn the subspace, which no residual corrects: so
+    * P belongs to the shorter side of the matrix, so the factor to orthogonalise is the cheaper
+      one. Rounding errors of P rotate the subspace, which no residual corrects, so
       `BlockQuantized` sends P in twice the bits, at most 8.
     * Totals are sums over workers, not averages.
-    * The residual subtracts the local product, not the total's. The sum over workers is the same,
+    * The residual subtracts the local product, not the total. The sum over workers is the same,
       and the authors' later package does so too.
     * The columns of Q are scaled to length 1 before the product. orth(P) is the same, but P keeps
       the magnitude of M; with an unscaled Q it could overflow in `HalfPrecision`.
@@ -136,7 +136,7 @@ class PowerSGD(_LowRank):
         seed: Seed of the initial factors, equal on all workers.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     @property
@@ -206,9 +206,9 @@ class ACPSGD(_LowRank):
       where n + m is smallest: [in, out] for dense kernels and [height width in, out] for
       convolutions, as in the paper. Convolutions with few outputs are [height width, in out], and
       attention kernels [in, heads, size] are [in, heads size].
-    * P is of the shorter side, whichever axes these are.
+    * P belongs to the shorter side of the matrix.
     * Totals are sums over workers, not averages.
-    * The residual subtracts the local product, not the total's. The sum over workers is the same,
+    * The residual subtracts the local product, not the total. The sum over workers is the same,
       and the later package of PowerSGD's authors does so too.
     * orth is the QR decomposition. All workers must compute equal bits, so use the same kind of
       processor on all of them.
@@ -220,7 +220,7 @@ class ACPSGD(_LowRank):
         seed: Seed of the initial factors, equal on all workers.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     @property
@@ -285,10 +285,10 @@ class ACPSGD(_LowRank):
 
 
 def _by_columns(ctx: Context, factors: Factors) -> Factors:
-    """Return the factors as they are summed: transposed for blocks that share a scale.
+    """Return the factors in the layout of the all-reduce: transposed with block quantization.
 
-    The columns of a factor have the magnitudes of singular values. In a block of several columns
-    the small ones would be rounded to 0. Applied twice, it returns the factors.
+    The columns of a factor have the magnitudes of singular values. If columns shared a block, small
+    ones would be rounded to 0. The function is its own inverse.
     """
     blocks = isinstance(ctx.rounding, BlockRounding)
     return [tf.transpose(f) for f in factors] if blocks else factors
@@ -315,10 +315,10 @@ def _cond(condition: tf.Tensor | bool, yes: Callable[..., Any], no: Callable[...
 
 
 def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
-    """Return the shape of a tensor as a matrix: of its first axes, and of the others.
+    """Return the shape of a tensor as a matrix: rows of its first axes, columns of the others.
 
-    The axes are split where the sum of both is smallest, to which the size of the factors is
-    proportional. Ties go to the last split.
+    The split minimizes rows + columns, and with it the size of the factors. Ties go to the last
+    split.
     """
     shape = spec.shape
     if len(shape) < 2:
@@ -328,7 +328,7 @@ def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
 
 
 def sides(spec: TensorSpec) -> tuple[int, int]:
-    """Return n and m: the rows of P and of Q, which are the shorter and the longer side."""
+    """Return n and m, the shorter and the longer side of the matrix: the rows of P and of Q."""
     shape = matrix_shape(spec)
     return min(shape), max(shape)
 
@@ -372,7 +372,7 @@ def times(layout: BucketLayout, matrices: list[tf.Tensor], factors: Factors, sid
 
 
 def products(layout: BucketLayout, p: Factors, q: Factors) -> list[tf.Tensor]:
-    """Return `P Q^T` of every pair of factors, as `as_matrices` lays a tensor out."""
+    """Return `P Q^T` of every pair of factors, in the shapes of `matrix_shape`."""
     return [
         tf.matmul(*((b, a) if _is_transposed(s) else (a, b)), transpose_b=True)
         for s, a, b in zip(layout.specs, p, q, strict=True)

@@ -100,7 +100,7 @@ class RandomK(_SharedRandom):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     @override
@@ -140,7 +140,7 @@ class RandomBlock(_SharedRandom):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     @override

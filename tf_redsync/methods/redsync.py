@@ -81,7 +81,7 @@ class RedSync(MomentumCorrected):
         warm_up: `None`, `DenseWarmUp(steps)` or `ExponentialWarmUp(steps_per_stage)`.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> RedSync(density=0.001, momentum=0.9).density

@@ -53,8 +53,8 @@ class SBC(Sparsifier):
         W <- W + mean over workers of dW*
 
     The Golomb code of a gap d between positions is (d - 1) >> b zeros and a one, and the b low bits
-    of d - 1, which `codings.Golomb` stores apart. For a fraction p of random positions it takes
-    b + 1 / (1 - (1 - p)^(2^b)) bits per position on average, and for any positions at most
+    of d - 1. `codings.Golomb` stores both parts separately. For a fraction p of random positions it
+    takes b + 1 / (1 - (1 - p)^(2^b)) bits per position on average, and for any positions at most
     b + 1 + (1 / p - 1) / 2^b.
 
     Differences from the paper
@@ -75,7 +75,7 @@ class SBC(Sparsifier):
         dense_below: Tensors of fewer float32 bytes are averaged densely.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> SBC.preset(3)  # the paper's SBC (3)
@@ -144,7 +144,7 @@ class SBC(Sparsifier):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Exchange the changes of the weights, which take the place of gradients."""
+        """Exchange the changes of the weights; `grads` are these changes divided by K."""
         specs = ctx.layout.specs
         layout = MessageLayout.of(self.counts(ctx.layout), quantized=True)
         capacities = Capacity(tuple(s.size for s in specs), layout.capacities)
@@ -174,9 +174,13 @@ def _select(
 ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
     """Select the sign with the larger mean magnitude for each tensor.
 
+    Args:
+        sums: Residuals plus changes, float32 tensors.
+        layout: Layout of the message.
+
     Returns:
-        Whether all elements are finite, bool scalar; then for each tensor the signed mean, the
-        positions, int32 `[k]`, and their number, in one int32 `[tensors]`.
+        Whether all elements are finite, bool scalar; for each tensor the signed mean; for each
+        tensor the positions, int32 `[k]`; and their numbers, int32 `[tensors]`.
     """
     zeros = [tf.zeros_like(a) for a in sums]
     above, below = (

@@ -36,10 +36,10 @@ class Scheduled(Staged, MethodWrapper):
 
         total, state <- the method's exchange with density d_i, where b_i <= step < b_(i+1)
 
-    Each stage has its own size of messages and length of codes, and all workers change the stage at
-    the same step. State (residuals, velocities) is kept between stages. A default that depends on
-    the density (`masking`) is chosen in each stage; the stages of `ExponentialWarmUp` use that of
-    the last stage.
+    Each stage has its own message size and code length, and all workers change the stage at the
+    same step. State (residuals, velocities) is kept between stages. A default that depends on the
+    density (`masking`) is chosen in each stage. With `ExponentialWarmUp`, all stages use the
+    default of the last one.
 
     Steps are exchanges (rounds with local steps), counted from 0 or from the end of a dense warm-up
     of all methods. Each stage adds an exchange to the traced graph, so use few stages whose
@@ -131,7 +131,10 @@ class Scheduled(Staged, MethodWrapper):
 
     @override
     def exchange(self, grads: list[Any], state: State, ctx: Context) -> Exchange:
-        """Run the exchange of the stage of a static step. The sync schedule calls `at` instead."""
+        """Run the exchange of the stage that `ctx.step`, a static value, is in.
+
+        The sync schedule calls `at` instead.
+        """
         step = tf.get_static_value(ctx.step)
         if step is None:
             raise ValueError("`ctx.step` must be static. Run `at(step)` in each stage")

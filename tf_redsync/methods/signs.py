@@ -116,7 +116,7 @@ class EFSignSGD(Quantizer):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     @property

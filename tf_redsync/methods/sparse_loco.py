@@ -84,7 +84,7 @@ class SparseLoCo(Method):
             the mean is added, eta = 1. The paper uses rates of 0.7 to 1 without momentum.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> SparseLoCo().describe(TensorSpec("w", (768, 3072)))
@@ -151,7 +151,7 @@ class SparseLoCo(Method):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Exchange the changes of the weights, divided by the number of workers."""
+        """Exchange the changes of the weights; `grads` are these changes divided by K."""
         form, changes = self._messages(ctx.layout), feedback.scaled(grads, ctx.scale)
         errors = [self.decay * e + d for e, d in zip(state["residual"], changes, strict=True)]
         rows = [

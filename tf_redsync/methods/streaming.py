@@ -53,8 +53,8 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
         w <- mixing w + (1 - mixing) W
 
     A step thus sends at most a fragment instead of the whole model, and waits only for a message
-    that takes longer than `overlap` steps. With NCCL step t + 1 waits for it: NCCL needs one order
-    of all collectives of a GPU.
+    that takes longer than `overlap` steps. With NCCL, step t + 1 waits for the message, because
+    NCCL needs one order of all collectives of a GPU.
     `fragments=1, overlap=0, mixing=0, value_bits=32` is `DiLoCo`.
 
     Differences from the paper
@@ -69,16 +69,16 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
             slash, belongs to fragment l mod F. Fragments without a layer are skipped. Or regular
             expressions, one per fragment, searched in the variables' paths; the first match
             decides. `None`: 4, or `steps` if that is smaller.
-        overlap: tau, after how many steps the mean is applied, from 0 to `steps` / F and below
-            `steps`, so that one exchange runs at a time. `None`: 5, as in the paper, or the maximum
-            if that is smaller.
+        overlap: tau, the number of steps between the start of an exchange and its update, from 0 to
+            `steps` / F and below `steps`, so that one exchange runs at a time. `None`: 5, as in the
+            paper, or the maximum if that is smaller.
         mixing: alpha, the weight of the worker's local weights when a fragment is updated, in
             [0, 1).
         value_bits: Bits per value: 4 (E3M0), 8 (E4M3), 16 (bfloat16) or 32. With 32, wrap the
             method in `BlockQuantized` or `HalfPrecision` to round values with error feedback.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> StreamingDiLoCo(outer=None).describe(TensorSpec("block_1/kernel", (64, 64), fragment=1))
@@ -139,12 +139,12 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
 
     @property
     def most_overlap(self) -> int:
-        """The largest `overlap`, since one exchange runs at a time."""
+        """The maximum of `overlap`, with which at most one exchange runs at a time."""
         return min(self.steps // self.count, self.steps - 1)
 
     @property
     def late(self) -> int:
-        """Number of steps that an exchange takes."""
+        """Number of steps between the start of an exchange and its update."""
         return min(_OVERLAP, self.most_overlap) if self.overlap is None else self.overlap
 
     @property
@@ -205,7 +205,7 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Exchange the changes of a fragment's weights, divided by the number of workers."""
+        """Exchange the changes of a fragment's weights; `grads` are these changes divided by K."""
         grads = feedback.scaled(grads, ctx.scale)
         if self.value_bits == 32:
             totals = yield AllReduce(grads)

@@ -57,7 +57,7 @@ class TopK(Sparsifier):
         dense_below: With scope `"layer"`, tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     scope: str = "layer"

@@ -126,8 +126,8 @@ class ChunkMessages:
             indices.append(self._unsigned_positions(chunks, at))
             words = [next(following) for _ in self._words(chunks)]
             values.append(self._values(chunks, words))
-        # Not a constant: TensorFlow's constant folding flushes denormals, and on a GPU these counts
-        # are moved as floats.
+        # The counts depend on the flags, so they are no constants: on a GPU they are moved as
+        # floats, and TensorFlow's constant folding would flush their bits, which are denormals.
         counts = tf.repeat(flags, len(capacities), axis=1) * tf.constant([capacities], tf.int32)
         layout = MessageLayout.of(capacities)
         like = [tf.zeros([c.number, c.size]) for c in self.chunks]

@@ -131,7 +131,7 @@ class CodedSelection(Sparsifier):
             residuals: Residuals.
             velocities: Velocities; empty without momentum.
             ctx: Context of the exchange.
-            total_momentum: The new residuals contain so many times the sums over workers.
+            total_momentum: Factor of the sums over workers that are added to the new residuals.
             **momentum: `momentum`, `nesterov`, `masking` and `keep_velocities` of
                 `ops.accumulate_and_select`.
 

@@ -11,9 +11,9 @@ all-gather. With Q(x) the rounded x, on worker w, for values p:
     error[w] = s - Q(s)
 
 A worker sends as many bytes as in a ring all-reduce of the rounded values. The returned sums plus
-the errors of all workers equal the sum of the values. Two workers that send blocks exchange Q(p)
-in one all-gather, which has the same bytes, one latency instead of two, and a single rounding.
-With 16 bits that was slower: messages twice as long were sent later.
+the errors of all workers equal the sum of the values. With block quantization, two workers exchange
+Q(p) in one all-gather, which has the same bytes, one latency instead of two, and a single rounding.
+With 16 bits the all-gather was slower, because its messages are twice as long and are sent later.
 
 A method declares the trait `rounds_values` if it sums all values here or by `sparsifier.deliver`
 and keeps the errors in its residual. `HalfPrecision` and `BlockQuantized` accept such methods.
@@ -92,11 +92,11 @@ class _Halves:
         return halves.half_encode(values, residuals, blocks, self.dtype)
 
     def reduce(self, messages: tf.Tensor, errors: Any, block: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Return the message of the sum of one block's messages and errors, and all errors."""
+        """Sum one block's messages and errors; return the sum's message and the new errors."""
         return halves.half_reduce(messages, errors, block, self.dtype)
 
     def decode(self, messages: tf.Tensor, like: Sequence[tf.Tensor]) -> Tensors:
-        """Return what the messages of all blocks hold, in the shapes of `like`."""
+        """Return the values in the messages of all blocks, in the shapes of `like`."""
         return halves.half_decode(messages, like, self.dtype)
 
     def errors(self, errors: Any, like: Sequence[tf.Tensor]) -> Tensors:
@@ -109,7 +109,7 @@ class _Halves:
 class _Blocks:
     """Format of few-bit numbers with a shared scale; same methods as `_Halves`.
 
-    A block that one worker adds up is a row here, since the numbers have blocks of their own.
+    The block that one worker sums is called a row here, because "block" is the unit of a scale.
     """
 
     bits: int

@@ -129,7 +129,7 @@ def payloads(size: int, workers: int, bits: int) -> Payloads:
 
 
 def _blocks(workers: int) -> int:
-    """Return into how many blocks a vector is cut; 1 if all workers gather all of it."""
+    """Return the number of blocks of a vector; 1 if all workers gather the whole vector."""
     return workers if workers > 2 else 1
 
 

@@ -26,8 +26,8 @@ from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.selection import coordinates
 from tf_redsync.ops.sparse import SparseTotal
 
-# `sparse.descend` is used from so many elements for each entry of all messages on. At 2 it takes
-# 0.75 of the time of a dense total and a dense update, with one thread or two.
+# Minimum number of elements per message entry at which totals stay sparse (`sparse.descend`). At 2
+# this takes 0.75 of the time of a dense total and a dense update, with one thread or two.
 SPARSE_TOTAL_FACTOR = 2
 DENSE_BELOW = 4096  # bytes; a sparse message saves nothing for smaller tensors
 
@@ -178,9 +178,9 @@ def sum_messages(
 def propagate_nonfinite(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return `values`, with a NaN in the first tensor if any element of `sums` is non-finite.
 
-    For methods that all-reduce selected elements of `sums` and so have no flag in a message: all
-    workers must also skip the step for a non-finite element that is not selected. Finite `sums`
-    leave the values unchanged.
+    Methods that all-reduce selected elements of `sums` have no flag in a message. With the NaN, all
+    workers also skip the step for a non-finite element that is not selected. Finite `sums` leave
+    the values unchanged.
     """
     zero = tf.where(wire.all_finite(sums), 0.0, float("nan"))
     first = next((i for i, v in enumerate(values) if v.shape.num_elements() != 0), None)

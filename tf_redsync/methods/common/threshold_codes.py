@@ -29,7 +29,7 @@ class ThresholdCodes(Quantizer):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     threshold: float = 1.0

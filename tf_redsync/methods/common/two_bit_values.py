@@ -44,9 +44,8 @@ class TwoBitValues(NamedTuple):
 def encode(values: tf.Tensor) -> TwoBitValues:
     """Encode the selected values of a tensor, float32 `[number, k]`.
 
-    Chunks of zeros need no level, and so do not pull the small one down.
-
-    Scales or levels are non-finite if values are, or if the sum of a chunk's magnitudes overflows.
+    The means exclude chunks of zeros, which need no level. Scales or levels are non-finite if a
+    value is, or if the sum of a chunk's magnitudes overflows.
     """
     magnitudes = tf.abs(values)
     scales = tf.math.divide_no_nan(tf.reduce_sum(magnitudes, axis=1), float(values.shape[1]))

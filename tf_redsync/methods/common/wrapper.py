@@ -20,9 +20,9 @@ from tf_redsync.exchange.traits import Traits
 class MethodWrapper(Wrapping, Method):
     """A method that changes the messages of another one.
 
-    It forwards all members but `payloads`, since messages differ, to the wrapped method, or to
-    `Method` without one. Subclasses override the members that they change.
-    `exchange/capabilities.py` finds the capabilities of the wrapped method.
+    It delegates all members except `payloads` to the wrapped method, or to `Method` without one.
+    Subclasses override the members that they change. `exchange/capabilities.py` finds the
+    capabilities of the wrapped method.
 
     Args:
         method: The wrapped method; `None` for a wrapper that is used by itself.
