@@ -25,17 +25,17 @@ from tf_redsync.ops.wire import moved
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockValues(ValueCoding):
-    """Integers of a few bits with a shared scale per block, over the values of all tensors in turn.
+    """Numbers of a few bits with a shared scale per block; blocks span the values of all tensors.
 
-    The row of `ops.block_quantization`, without its flag. Positions ascend, so a block has the
-    values of neighbours in a tensor.
+    The code is the row of `ops.block_quantization`, without its flag. Positions ascend, so a block
+    has the values of neighbours in a tensor. With 4 bits, numbers are floats (E2M1), else integers.
 
     Args:
         bits: 8, 4 or 2.
         block: Values that share a scale, a multiple of 32.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     bits: int = 8
@@ -60,7 +60,7 @@ class BlockValues(ValueCoding):
         message, errors = block_quantize(row, bits=self.bits, block=self.block)
         flag, words = moved(lambda m: tf.split(m[0], [wire.HEADER_WORDS, -1]), message)
         usable = wire.all_ones(flag)
-        # Values that cannot be sent stop the step: the message around this one looks at these.
+        # NaNs make `MessageCoding` send an all-zero message, so all workers skip the step.
         sent = tf.where(usable, (row - errors)[0, :size], float("nan"))
         return CodedValues(words, tf.split(sent, [tf.size(v) for v in values], num=len(values)))
 

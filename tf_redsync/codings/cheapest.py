@@ -1,4 +1,4 @@
-"""Chooses the shortest lossless coding of positions, and compares all of them."""
+"""`Cheapest`, the shortest lossless coding of positions, and a comparison of all of them."""
 
 from __future__ import annotations
 
@@ -140,5 +140,5 @@ class Cheapest(IndexCoding):
 
 
 def _log2_choices(n: int, k: int) -> float:
-    """Return log2 of n over k."""
+    """Return log2 of the binomial coefficient n over k."""
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)

@@ -78,13 +78,14 @@ def _lengths(stream: Stream) -> list[int]:
 
 
 def _widest(groups: int, leaps: int) -> int:
-    """Return the largest sum of the groups' widths, if all differences add up to `leaps`.
+    """Return the maximum sum of the groups' widths if all differences add up to at most `leaps`.
 
-    A message may hold fewer positions than its capacity, so they may skip all but one element.
+    A message may hold fewer positions than its capacity, so the differences may skip all elements
+    but one.
     """
     if not groups:
         return 0
-    width = (leaps // groups).bit_length()  # that all groups reach
+    width = (leaps // groups).bit_length()  # reached by all groups in the worst case
     rest = leaps - groups * (2**width // 2)
     return groups * width + min(rest // (2**width - 2**width // 2), groups)
 

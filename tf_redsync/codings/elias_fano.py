@@ -29,9 +29,9 @@ class EliasFano(IndexCoding):
     Journal of the ACM 21; Robert M. Fano (1971), "On the number of bits required to implement an
     associative memory", MIT.
 
-    Of k ascending positions below n, the low l = floor(log2(n / k)) bits are stored verbatim. The
-    high bits h_i of position i are stored in a bitmap of k + (n >> l) bits, in which bit h_i + i is
-    set. The length does not depend on the positions, and decoding is not sequential.
+    For k ascending positions below n, the low l = floor(log2(n / k)) bits of each are stored
+    verbatim. The high bits h_i of position i are stored in a bitmap of k + (n >> l) bits, in which
+    bit h_i + i is set. The length does not depend on the positions, and decoding is parallel.
     """
 
     paper: ClassVar[str] = "Elias 1974; Fano 1971"

@@ -112,12 +112,13 @@ class Golomb(IndexCoding):
 
 
 def groups(capacity: Capacity) -> list[Group]:
-    """Divide tensors into streams such that the message is shortest; the densest come first."""
+    """Return the division of tensors into streams with the shortest message, densest first."""
     by_rice: dict[int, list[int]] = {}
     for i, (size, slots) in enumerate(zip(capacity.sizes, capacity.slots, strict=True)):
         by_rice.setdefault(golomb_parameter(size, slots), []).append(i)
-    # Tensors of neighboring densities share a stream if that saves more header than it costs code.
-    # Dynamic programming: the best division of the first ones is that of fewer, plus one group.
+    # Tensors of neighboring densities share a stream if the shorter header outweighs the longer
+    # code. Dynamic programming: the best division of a prefix is that of a shorter prefix plus one
+    # group.
     ordered = [by_rice[rice] for rice in sorted(by_rice)]
     shortest: list[tuple[int, list[Group]]] = [(0, [])]
     for last in range(1, len(ordered) + 1):

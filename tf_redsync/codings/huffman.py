@@ -71,7 +71,8 @@ class Huffman(IndexCoding):
         )
         symbol_of, length_of = (tf.constant(t) for t in _lookup(stream.size))
         end = 32 * code.shape[1]
-        # For every bit, where the code after the one that starts there begins; doubled repeatedly.
+        # Pointer jumping: `leap` maps the first bit of a code to that of the next one. Its
+        # composition with itself doubles the distance.
         shape = [tf.shape(code)[0], end + 1]
         every_bit = tf.broadcast_to(tf.range(end + 1, dtype=tf.int64), shape)
         window = bits.read(code, every_bit, tf.fill(tf.shape(every_bit), LONGEST))
@@ -90,8 +91,12 @@ class Huffman(IndexCoding):
 
 @functools.lru_cache(maxsize=64)
 def table(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return lengths and codes of the 256 bytes for positions below `size`, first bit lowest."""
-    # Frequencies are raised such that no code is longer than LONGEST.
+    """Return lengths and codes of the 256 bytes for positions below `size`, first bit lowest.
+
+    Returns:
+        Two int64 arrays `[256]`.
+    """
+    # A minimum frequency bounds the length of all codes by LONGEST.
     often = np.maximum(_often(size), max(1, math.ceil(4 * size / 2 ** (LONGEST - 3))))
     lengths = _code_lengths(often)
     codes, code, before = np.zeros(256, np.int64), 0, 0
@@ -103,7 +108,7 @@ def table(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _often(size: int) -> np.ndarray:
-    """Return how often each byte occurs in the positions below `size`, int64 `[256]`."""
+    """Return the number of occurrences of each byte in positions below `size`, int64 `[256]`."""
     often = np.zeros(256, np.int64)
     for byte in range(4):
         period, step = 256 ** (byte + 1), 256**byte
@@ -126,7 +131,11 @@ def _code_lengths(often: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _lookup(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return byte and length of the code at the start of any `LONGEST` bits."""
+    """Return the byte and the length of the first code in each word of `LONGEST` bits.
+
+    Returns:
+        Two int32 arrays `[2^LONGEST]`.
+    """
     lengths, codes = table(size)
     symbols, found = np.zeros(2**LONGEST, np.int32), np.zeros(2**LONGEST, np.int32)
     for symbol, (length, code) in enumerate(zip(lengths, codes, strict=True)):
@@ -144,7 +153,7 @@ def _longest(size: int) -> int:
     lengths, _ = table(size)
     digits = [(size - 1) >> 8 * byte & 255 for byte in range(4)] if size else []
     longest = sum(int(lengths[digit]) for digit in digits)
-    for byte, digit in enumerate(digits):  # positions that are smaller from this byte on
+    for byte, digit in enumerate(digits):  # smaller positions whose highest lower digit is here
         above = sum(int(lengths[d]) for d in digits[byte + 1 :])
         if digit:
             below = int(lengths[:digit].max()) + byte * int(lengths.max())

@@ -68,7 +68,7 @@ class RunLength(IndexCoding):
 
 
 def _best(stream: Stream) -> tuple[int, int]:
-    """Return the largest number of fields and their width, for the shortest code."""
+    """Return the maximum number of fields and their width in bits, for the shortest code."""
     choices = []
     for width in range(1, 31):
         fields = stream.slots + stream.size // (2**width - 1)

@@ -49,7 +49,7 @@ class SignedLevels(ValueCoding):
             takes 32 bits per tensor.
 
     Raises:
-        ValueError: If a hyper-parameter is out of range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> SignedLevels(bits=2).words([100, 60])  # 2 x 2 levels, 320 bits

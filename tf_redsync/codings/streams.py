@@ -1,4 +1,4 @@
-"""Concatenates the positions of a bucket to one ascending stream, which needs one header."""
+"""The positions of a bucket as one ascending stream, which needs one header."""
 
 from __future__ import annotations
 
