@@ -1,4 +1,4 @@
-"""Chooses the native library for a TensorFlow, and builds it by custom_ops/build_library.py."""
+"""Chooses the native library for a TensorFlow, and builds it with custom_ops/build_library.py."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def op_library(tensorflow: Mapping[str, Any], gpus: Sequence[str], *, show: bool
     """Return the native ops for one TensorFlow, from the cache folder or compiled now.
 
     Args:
-        tensorflow: The result of `custom_ops/installed.py:tensorflow`, and under "build" what
-            distinguishes this TensorFlow from others of its version.
+        tensorflow: The result of `custom_ops/installed.py:tensorflow`; its entry "build"
+            identifies the build among those of the same version.
         gpus: Compute capabilities, such as "80", of the visible GPUs.
         show: Whether to show the compilers' output.
 
@@ -80,7 +80,7 @@ def _there(folder: Path, kind: str = "") -> Path | None:
 
 def _folder(name: str, made_for: Mapping[str, Any]) -> Path:
     """Return the folder of the libraries that this system can load, from any compiler."""
-    places = ("include", "link_flags")  # differ between environments with the same TensorFlow
+    places = ("include", "link_flags")  # paths, which depend on the environment
     kept = {key: value for key, value in made_for.items() if key not in places}
     flags = os.environ.get("CXXFLAGS", "")  # -march=native depends on the host
     system = [platform.machine(), *platform.libc_ver(), flags, flags and platform.node()]
@@ -92,7 +92,7 @@ def _made(target: Path, what: str, request: Mapping[str, Any], show: bool) -> Pa
     def make(lock: int) -> None:
         takes = _COST.get(request["kind"])
         cores = len(os.sched_getaffinity(0))
-        if takes is not None:  # the launcher's library takes a second
+        if takes is not None:  # the launcher's library takes a second and is not announced
             seconds = takes[0] + takes[1] / cores
             say(f"building {what}, once: about {seconds:.0f} s on {cores} cores ({target.parent})")
         started = time.monotonic()

@@ -28,8 +28,8 @@ def make_once(target: Path, what: str, make: Callable[[int], None]) -> None:
     Args:
         target: The file, which exists afterwards.
         what: Its description, for messages.
-        make: Makes it, or raises `BuildError`. Receives the descriptor of the lock for its child
-            processes: while they run, no other process starts to make the file.
+        make: Makes the file, or raises `BuildError`. It receives the descriptor of the lock and
+            passes it to its child processes, so that the lock is held until they end.
 
     Raises:
         BuildError: If this process, or the one that it waited for, cannot make the file.
@@ -49,7 +49,7 @@ def make_once(target: Path, what: str, make: Callable[[int], None]) -> None:
             return
         failure = os.pread(lock, 10_000, 0).decode(errors="replace")
         if failure and os.fstat(lock).st_mtime_ns != before:
-            raise BuildError(failure)  # of the other process: another attempt would fail alike
+            raise BuildError(failure)  # the other process's error: a retry would fail, too
         try:
             make(lock)
         except BuildError as error:
