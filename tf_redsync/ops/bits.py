@@ -77,7 +77,7 @@ def written(codes: tf.Tensor, lengths: tf.Tensor, words: int) -> tf.Tensor:
     Args:
         codes: int64 `[count]`; bits above the low `lengths` are ignored.
         lengths: int32 `[count]`, the bits of each code, in [0, 32].
-        words: Length of the result; bits beyond are dropped.
+        words: Length of the result in words; bits beyond are dropped.
 
     Returns:
         int32 `[words]`.
@@ -119,8 +119,8 @@ def bitmap(positions: tf.Tensor, count: tf.Tensor | int, words: int) -> tf.Tenso
 
     Args:
         positions: int32 `[slots]`, of which the first `count` ascend.
-        count: int32 scalar.
-        words: Length of the result, at most 2^26.
+        count: Number of positions, int32 scalar.
+        words: Length of the result in words, at most 2^26.
 
     Returns:
         int32 `[words]`.

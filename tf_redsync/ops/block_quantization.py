@@ -41,10 +41,10 @@ def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor
         4 bits      0, u, 2 u, 3 u, 4 u, 6 u, 8 u, 12 u             L = 12
         2 bits      0, u                                            L = 1
 
-    and their negatives. An element x becomes the one next to `x (1 / u)`, half to even, at most L.
-    The scale is the largest magnitude of the block, rounded up to bfloat16. With 2 bits it is that
-    one of 1, 0.8, 0.6 and 0.45 times the largest magnitude which leaves the least sum of squares.
-    Scales below 2^-100 are 0.
+    and their negatives. An element x becomes the level nearest to `x (1 / u)`, half to even, at
+    most L. The scale is the largest magnitude of the block, rounded up to bfloat16. With 2 bits it
+    is 1, 0.8, 0.6 or 0.45 times the largest magnitude, whichever has the smallest sum of squared
+    errors. Scales below 2^-100 are 0.
 
     All arithmetic is float32, and sums have a fixed order: messages are equal on every device.
 
@@ -59,13 +59,13 @@ def block_quantize(rows: tf.Tensor, *, bits: int, block: int) -> tuple[tf.Tensor
         magnitude of 2^126 or more.
 
     Raises:
-        TypeError: for a dtype other than float32.
-        ValueError: for a shape, `bits` or `block` out of range.
+        TypeError: If `rows` is not float32.
+        ValueError: If the shape of `rows`, `bits` or `block` is invalid.
 
     Reference:
         Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for blocks;
         Open Compute Project, "OCP Microscaling Formats (MX) Specification" (2023), for the floats
-        of 4 bits; shares as a short search for the scale of least error.
+        of 4 bits. The four fractions of 2 bits are a short search for the scale of least error.
         `benchmarks/methods/block_levels.py` compares levels, scales and blocks on gradients.
 
     Example:
@@ -98,16 +98,16 @@ def block_dequantize(
     Args:
         messages: int32 `[rows, words]`.
         size: n, the number of elements of a row; an int or an int64 scalar.
-        bits: As given to `block_quantize`, like `block`.
-        block: See there.
-        add: Whether the rows are added up, in their order, starting from 0.
+        bits: As given to `block_quantize`.
+        block: As given to `block_quantize`.
+        add: Whether to sum the rows, in their order, starting from 0.
 
     Returns:
-        float32 `[rows, n]`, or `[n]` if they are added up.
+        float32 `[rows, n]`, or `[n]` with `add`.
 
     Raises:
-        ValueError: for `bits` or `block` out of range.
-        tf.errors.InvalidArgumentError: when run, for messages of a wrong length.
+        ValueError: If `bits` or `block` is out of range.
+        tf.errors.InvalidArgumentError: When run, if `messages` have a wrong length.
     """
     check_block_format(bits, block)
     messages = tf.convert_to_tensor(messages, tf.int32)
@@ -123,8 +123,8 @@ def check_block_format(bits: int, block: int) -> None:
     """Check the arguments `bits` and `block` of block quantization.
 
     Raises:
-        ValueError: naming the argument and its value, for `bits` other than 8, 4 and 2, or for a
-            `block` that is not a positive multiple of 32.
+        ValueError: If `bits` is not 8, 4 or 2, or `block` is not a positive multiple of 32. The
+            message names the argument.
     """
     checks.choice("bits", bits, BITS)
     checks.integer("block", block, low=BLOCK_UNIT)

@@ -27,8 +27,8 @@ def check_list(name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType = tf.flo
     """Check the dtype of a list of tensors, and the number of positions in each.
 
     Raises:
-        ValueError: If the list is empty, or a tensor has 2^31 positions or more.
-        TypeError: If a tensor has another dtype.
+        ValueError: If `tensors` is empty, or an int32 tensor has 2^31 positions or more.
+        TypeError: If a tensor does not have `dtype`. The messages have `name`.
     """
     if not tensors:
         raise ValueError(f"`{name}` must hold at least one tensor. Received: an empty list.")
@@ -51,7 +51,8 @@ def check_ints(
     """Check Python ints, one per tensor, and return them as a tuple.
 
     Raises:
-        ValueError: If their number is 0 or not `length`, or a value is outside [low, high].
+        ValueError: If `values` is empty or does not have `length` entries, or a value is outside
+            [low, high]. The message has `name`.
     """
     values = tuple(int(v) for v in values)
     if not values or len(values) != (length or len(values)):

@@ -3,9 +3,9 @@
 A message is a vector of int32 words, for every tensor [count, low bits, bitmap]. A position is
 coded by its gap d >= 1 to the previous one (the first one: to -1): the b low bits of d - 1 (see
 `bits.packed`), and in the bitmap (d - 1) >> b zeros and a one. Bit t is bit t mod 32 of word
-t div 32. Both parts suffice for all positions, and are little longer than the average. All workers
-can compute their lengths, and no message can overflow. To decode is to list ones and to add up low
-bits: no code begins where another ends.
+t div 32. Both parts have capacity for any positions, which is little more than the average length.
+All workers can compute their lengths, and no message can overflow. Decoding lists the ones and sums
+the low bits; it runs in parallel, because no code begins where another ends.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MAX_RICE = 30
 def golomb_parameter(size: int, slots: int) -> int:
     """Return the number of low bits that minimizes the longest code of `slots` positions.
 
-    It equals or neighbors that for random positions, of Sattler, Wiedemann, Müller and Samek,
-    "Sparse Binary Compression", IJCNN 2019.
+    It differs by at most 1 from the optimum for random positions (Sattler, Wiedemann, Müller and
+    Samek, "Sparse Binary Compression", IJCNN 2019).
 
     Args:
         size: Number of elements: positions are below it.
@@ -132,7 +132,7 @@ def golomb_decode(
 
 
 def _worst_bits(size: int, slots: int, rice: int) -> int:
-    """Return the bits of the longest code: rice + 1 per position, and a one per 2^rice in gaps."""
+    """Return the bits of the longest code: rice + 1 per position, and a zero per 2^rice skipped."""
     return slots * (rice + 1) + ((size - slots) >> rice)
 
 

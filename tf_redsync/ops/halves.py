@@ -1,9 +1,9 @@
-"""Sums of vectors in 16 bits: each worker adds up one block.
+"""Sums of vectors in 16 bits: each worker sums one block.
 
-A vector is the concatenation of tensors. It is cut into as many blocks as there are workers, all of
-the same even length; the last one ends in zeros. A block's message is a flag and the rounded
-elements, two in a word, the first one low. Elements are rounded to the nearest number of 16 bits,
-ties to even. All messages of a worker are zero unless all of its rounded elements are finite.
+A vector is the concatenation of tensors. It is cut into one block per worker, all of the same even
+length; the last block is padded with zeros. A block's message is a flag and the rounded elements,
+two in a word, the first one low. Elements are rounded to the nearest 16-bit float, ties to even.
+All messages of a worker are zero unless all of its rounded elements are finite.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def half_encode(
         dtype: `tf.float16` or `tf.bfloat16`.
 
     Returns:
-        Messages, int32 `[blocks, words]`; and errors, what was rounded off from each tensor.
-        Errors are unspecified if the messages are zero because a rounded element is not finite.
+        Messages, int32 `[blocks, words]`; and the rounding errors of each tensor, float32, in its
+        shape. Errors are unspecified if the messages are zero because a rounded element is
+        non-finite.
 
     Example:
         >>> messages, (error,) = half_encode([tf.constant([1.0, 2049.0])], [], 1, tf.float16)
@@ -57,16 +58,16 @@ def half_encode(
 def half_reduce(
     messages: tf.Tensor, errors: Sequence[tf.Tensor], block: tf.Tensor, dtype: tf.DType
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Add up one block of all workers and this worker's errors in it, and round the sum.
+    """Sum one block of all workers and this worker's errors in the block, and round the sum.
 
     Args:
         messages: int32 `[workers, words]`, the block's messages.
-        errors: Of this worker's `half_encode`.
-        block: The block's number, an int32 scalar.
+        errors: Errors from this worker's `half_encode`.
+        block: Index of the block, int32 scalar.
         dtype: As given to `half_encode`.
 
     Returns:
-        The sum's message, int32 `[words]`; and the errors, with those of the sum in this block.
+        The message of the sum, int32 `[words]`; and the errors, in this block those of the sum.
     """
     if _runs_natively([messages]):
         reduce = native.load().redsync_half_reduce
@@ -79,7 +80,7 @@ def half_reduce(
 
 
 def half_decode(messages: tf.Tensor, like: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
-    """Decode the messages of all blocks to float32 tensors; zeros stand for zeros.
+    """Decode the messages of all blocks to float32 tensors; messages of zeros decode to zeros.
 
     Args:
         messages: int32 `[blocks, words]`.
@@ -99,7 +100,7 @@ def _runs_natively(tensors: Sequence[tf.Tensor]) -> bool:
 
 
 def _encode(table: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the messages of rows, and what was rounded off from them."""
+    """Return the messages of rows, and their rounding errors."""
     halves = tf.cast(table, dtype)
     blocks = rows.dimension(table, 0)
     pairs = tf.bitcast(tf.reshape(halves, [blocks, -1, 2]), tf.int32)
@@ -110,13 +111,13 @@ def _encode(table: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _decode(messages: tf.Tensor, dtype: tf.DType) -> Any:
-    """Return the rows of messages."""
+    """Return the decoded rows, float32 `[blocks, n]`."""
     pairs = tf.bitcast(wire.moved(lambda m: m[:, wire.HEADER_WORDS :], messages), dtype)
     return tf.reshape(tf.cast(pairs, tf.float32), [rows.dimension(messages, 0), -1])
 
 
 def _sum_in_order(table: tf.Tensor) -> Any:
-    """Return the sum of rows, in their order also after Grappler's rewrites."""
+    """Return the sum of rows in their order; `opaque` keeps Grappler from reordering it."""
     if table.shape[0] is None:
         return tf.foldl(tf.add, table)
     return functools.reduce(lambda total, row: opaque(total + row), tf.unstack(table))

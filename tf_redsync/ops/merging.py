@@ -45,9 +45,9 @@ def sparse_merge(
 ) -> Merged:
     """Sum the sparse blocks of P workers and keep the `k` sums of largest magnitude.
 
-    The values of one position are added in float32, in the order of the ranks, starting from 0. Of
-    sums of equal magnitude the one of lower index is kept. Sums of 0 are neither kept nor dropped.
-    Kept and dropped sums together are the whole sum.
+    The values of one position are added in float32, in the order of the ranks, starting from 0.
+    Among sums of equal magnitude the lower index comes first. Sums of 0 are neither kept nor
+    dropped. The kept and the dropped sums add up to the sum of the blocks.
 
     Args:
         indices: N int32 tensors [P, slots_i], the bits of unsigned positions; the first

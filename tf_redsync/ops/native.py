@@ -24,11 +24,11 @@ LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")  # built in place
 _log = logging.getLogger("tf_redsync")
 BACKENDS = ("native", "tensorflow")
 _ACCEPT = "TF_REDSYNC_BACKEND=tensorflow accepts the pure-TensorFlow ops without this line."
-# A text in the library, which tells its version of TensorFlow before any of its code runs.
+# A marker in the library file, so that its TensorFlow version can be read before it is loaded.
 _MARKER = re.compile(rb"REDSYNC_BUILT_FOR_TENSORFLOW=([^;\x00]+);")
 
 
-_forced: str | None = None  # by `set_backend`
+_forced: str | None = None  # the argument of `set_backend`
 
 
 class NativeLibraryError(RuntimeError):
@@ -106,8 +106,8 @@ def load() -> Any:
         The module of generated op wrappers.
 
     Raises:
-        NativeLibraryError: If the library cannot be built or loaded, and for an op that it lacks.
-            The message is one line with the reason and the remedy.
+        NativeLibraryError: If the library cannot be built or loaded; later, if the module has no
+            op of a requested name. The message is one line with the reason and the remedy.
     """
     path = library()
     check(path)
@@ -122,7 +122,7 @@ def load() -> Any:
 
     try:
         module = tf.load_op_library(str(path))
-        module.__getattr__ = older  # of names that the module does not have
+        module.__getattr__ = older  # Python calls it for missing names
         return module
     except (tf.errors.OpError, OSError) as error:
         reason = " ".join(str(error).split())
@@ -147,7 +147,7 @@ def has_gpu_kernels() -> bool:
 
 
 def gpu_problem() -> str:
-    """Return why the native ops do not run on the visible GPUs; "" if they do."""
+    """Return the reason why the native ops do not run on the visible GPUs; "" if they do."""
     return _problem_of_gpus() if has_gpu_kernels() else gpu_build().partition(": ")[2]
 
 
@@ -199,7 +199,7 @@ def set_backend(name: str | None) -> None:
             choice.
 
     Raises:
-        ValueError: If `name` is another one.
+        ValueError: If `name` is another value.
         NativeLibraryError: If "native" is requested and cannot be loaded.
     """
     global _forced

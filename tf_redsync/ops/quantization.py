@@ -5,8 +5,8 @@ codes, QSGD, TernGrad, DoReFa and natural compression. A message is a vector of 
 
     [flag] [scales of tensor 0, of tensor 1, ..] [codes of tensor 0] [codes of tensor 1] ..
 
-`flag` is 1 if all elements and scales are finite, and mode "natural" rounds none up to 2^128.
-Otherwise all words are 0. Scales are float32, bit-cast. Code j of a tensor occupies the bits
+`flag` is 1 if all elements and scales are finite and, in mode "natural", no element is rounded up
+to 2^128. Otherwise all words are 0. Scales are bit-cast float32. Code j of a tensor occupies bits
 [j * b, (j + 1) * b) of the tensor's words, where bit 0 is the lowest of the first word. Codes of b
 bits may cross words, so a tensor of n elements takes ceil(n * b / 32) words. The rest of the last
 word is 0.

@@ -77,10 +77,10 @@ def quantized_words(
 
 
 def check_levels(name: str, value: int) -> None:
-    """Check a hyper-parameter that is a number of levels per sign.
+    """Check an argument that is a number of levels per sign.
 
     Raises:
-        ValueError: If it is not an integer in [1, 32767].
+        ValueError: If `value` is not an integer in [1, 32767]; the message has `name`.
     """
     most = MAX_LEVELS["stochastic"]
     checks.integer(name, value, low=1)
@@ -89,10 +89,10 @@ def check_levels(name: str, value: int) -> None:
 
 
 def check_bucket_size(value: int) -> None:
-    """Check a hyper-parameter `bucket_size`.
+    """Check an argument `bucket_size`.
 
     Raises:
-        ValueError: If it is not a positive multiple of 32 below 2^31.
+        ValueError: If `value` is not a positive multiple of 32 below 2^31.
     """
     checks.integer("bucket_size", value, low=BUCKET_UNIT)
     if value % BUCKET_UNIT or value > MAX_BUCKET:

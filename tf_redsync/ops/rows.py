@@ -1,4 +1,4 @@
-"""Several tensors as the rows of one matrix, and back."""
+"""Conversion of several tensors to rows of equal length in one matrix, and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def count(tensors: Sequence[tf.Tensor]) -> Any:
-    """Return the number of all elements: an int if it is static, else an int64 scalar."""
+    """Return the number of elements of all tensors: an int if static, else an int64 scalar."""
     return sum(map(_size, tensors))
 
 
@@ -20,19 +20,19 @@ def dimension(tensor: tf.Tensor, axis: int) -> Any:
 
 
 def length(elements: Any, rows: Any, unit: int) -> Any:
-    """Return the length of `rows` equal rows for all elements, a multiple of `unit`."""
+    """Return the smallest length, a multiple of `unit`, of `rows` rows that hold `elements`."""
     return unit * -(-elements // (unit * rows))
 
 
 def added(tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the sums of the tensors of two lists; `tensors` if the other list is empty."""
+    """Return the elementwise sums of two lists of tensors; `tensors` if `others` is empty."""
     if not others:
         return list(tensors)
     return [a + b for a, b in zip(tensors, others, strict=True)]
 
 
 def from_tensors(tensors: Sequence[tf.Tensor], rows: Any, unit: int) -> tf.Tensor:
-    """Concatenate tensors, add zeros, and cut: `[rows, length]`, see `length`."""
+    """Return the flattened tensors, concatenated, padded with zeros and cut: `[rows, length]`."""
     elements = count(tensors)
     columns = length(elements, rows, unit)
     padding = tf.zeros([rows * columns - elements])
@@ -54,9 +54,9 @@ def in_shape_of(like: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
 
 
 def replaced(table: tf.Tensor, row: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-    """Return rows, of which number `row` is the only row of `new`."""
-    new = new[: dimension(table, 1)]  # none without columns: a scatter would fail
-    # Unlike `tf.where`, this can write into `table`
+    """Return `table` `[rows, n]` with row number `row`, a scalar, replaced by `new` `[1, n]`."""
+    new = new[: dimension(table, 1)]  # no row if n is 0, for which a scatter fails
+    # Unlike `tf.where`, a scatter can reuse the memory of `table`.
     return tf.tensor_scatter_nd_update(table, tf.fill([dimension(new, 0), 1], row), new)
 
 

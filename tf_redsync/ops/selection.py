@@ -79,9 +79,10 @@ def accumulate_and_select(
 
     Selected elements of the residual are set to zero, and those of the velocity too if `masking`.
 
-    If an accumulated value is non-finite or has a magnitude of 2^96 or more, or the threshold of
-    "fixed" is NaN, the message is all zero, the ratios stay, and the new residuals and velocities
-    are unspecified: keep the old ones. So sums of messages over workers cannot overflow.
+    The message is all zero if an accumulated value is non-finite or has a magnitude of 2^96 or
+    more, or if the threshold of "fixed" is NaN. The ratios are then unchanged, and the new
+    residuals and velocities are unspecified, so the caller keeps the old ones. Because of the
+    bound, sums of messages over workers cannot overflow.
 
     Args:
         grads: N float32 or bfloat16 tensors of any shape, n_i elements each; n_i may be 0.
@@ -97,7 +98,8 @@ def accumulate_and_select(
         momentum: Factor >= 0; 0 for no velocity.
         nesterov: Whether the momentum is Nesterov's.
         masking: Whether selected elements of the velocity are set to zero.
-        keep_velocities: Whether to return the new velocities. Nesterov's are always kept.
+        keep_velocities: Whether to return the new velocities. With `nesterov` they are always
+            returned.
         scale: float32 scalar, factor of the gradients (local clipping); 1 for `None`.
         side: int32 scalar, +1 or -1: the sign that quantized tensors send; +1 for `None`.
         search: Bool scalar: bisect again (True) or try `ratios` first (False); True for `None`.
@@ -208,7 +210,7 @@ def descended(start: tf.Tensor, total: SparseTotal, learning_rate: float | tf.Te
     """Return `start - learning_rate * total`; `sparse.descend` for a tensor.
 
     Args:
-        start: float32 tensor of any shape. The result takes its memory if no other op needs it.
+        start: float32 tensor of any shape. The result reuses its buffer if no other op needs it.
         total: The direction; positions refer to the flattened tensor.
         learning_rate: A number, or a float32 scalar.
     """
@@ -294,7 +296,7 @@ def _check_tensors(
     like: Sequence[tf.Tensor] | None = None,
     dtypes: Sequence[tf.DType] = _FLOAT32,
 ) -> None:
-    """Check number, shapes and dtypes of tensors, and that their positions have 32 bits."""
+    """Check number, shapes and dtypes of tensors, and that positions in them fit 32 bits."""
     if not tensors or (like is not None and len(tensors) != len(like)):
         raise _wrong_number(name, len(tensors), like)
     for i, tensor in enumerate(tensors):

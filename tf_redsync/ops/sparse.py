@@ -1,4 +1,4 @@
-"""Totals in coordinate form, and an update of only their elements.
+"""Totals in coordinate form, and updates of only the elements at their coordinates.
 
 At a density of 0.1 % a dense total is almost all zeros. Some optimizers, such as plain SGD, are
 linear in the gradient and do not change elements with a zero gradient. Their update can be applied
@@ -22,8 +22,8 @@ class SparseTotal(NamedTuple):
 
     Attributes:
         indices: float32 `[workers, entries]`, the bits of unsigned positions in the flattened
-            tensor; with int32, conditionals would move them from a GPU to host memory. They may
-            repeat.
+            tensor. They may repeat. They are not int32, which conditionals would move from a GPU
+            to host memory.
         values: float32 `[workers, entries]`, summed per position; 0 in unused entries.
     """
 
@@ -83,7 +83,7 @@ def descended(start: tf.Tensor, total: SparseTotal, rate: tf.Tensor) -> tf.Tenso
 
 
 def _unravel(indices: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Return indices of a total as int64 `[..., rank]`; invalid ones stay out of range."""
+    """Return flat indices as int64 coordinates `[..., rank]`; invalid ones stay out of range."""
     positions, columns = unsigned(indices), []
     for axis in range(shape.rank):
         stride = math.prod(shape[axis + 1 :])

@@ -11,10 +11,10 @@ constant folding flushes to 0 in functions that are not inlined.
 
 The checksum of words `w` is the sum of `w[i] * g^(i + 1)` modulo the prime `p = 2^32 - 5`. It
 replaces the message's flag, which is one more term of the sum, so messages do not get longer. It
-detects all changes of a single word, except between -5 ... -1 and 0 ... 4, which are equal modulo
-p, and any two inverted bits in messages of up to 2^25 words. It misses one in 2^32 of all other
-changes. On a GPU, `sealed` does not check the flag: any flag other than 0 and 1 yields a checksum
-that receivers reject.
+detects any two inverted bits in messages of up to 2^25 words. It also detects all changes of a
+single word, except between -5 ... -1 and 0 ... 4, which are equal modulo p. It misses one in 2^32
+of all other changes. On a GPU, `sealed` does not check the flag: any flag other than 0 and 1 yields
+a checksum that receivers reject.
 """
 
 from __future__ import annotations
@@ -32,19 +32,24 @@ from tf_redsync.ops.reference import checksums as reference_checksums
 
 BYTES_PER_WORD = 4
 HEADER_WORDS = 1  # word 0: the finite flag or, sealed, flag and checksum
-NOBODY = -1  # the sender of a placeholder
+NOBODY = -1  # sender of the placeholder for a missing worker's message; see `absent`
 _ROW = functools.partial(tf.expand_dims, axis=0)
 _ONLY = functools.partial(tf.squeeze, axis=0)
 _FLOAT32 = functools.partial(tf.cast, dtype=tf.float32)
 
 
 def moved(move: Callable[..., Any], *words: tf.Tensor) -> Any:
-    """Apply a function that moves int32 words without changing them; see the module's docstring.
+    """Apply a function that moves int32 words without changing them, on a GPU as floats.
+
+    See the module's docstring.
 
     Args:
-        move: Receives the tensors, as float32 on a GPU, and returns a tensor or a structure of
-            tensors: a slice, a reshape, a concatenation.
+        move: Slices, reshapes or concatenates the tensors that it receives, which are float32 on a
+            GPU; returns a tensor or a structure of tensors.
         words: int32 tensors.
+
+    Returns:
+        The result of `move`, with int32 tensors.
     """
     if native.are_on_cpus(words):
         return move(*words)
@@ -117,7 +122,7 @@ def all_ones(flags: tf.Tensor) -> tf.Tensor:
     """Return whether all flags, int32, are 1: a bool scalar."""
     if native.are_on_cpus([flags]):
         return tf.reduce_all(tf.equal(flags, 1))
-    return tf.reduce_all(tf.equal(tf.cast(flags, tf.float32), 1.0))  # converts, keeps no bits
+    return tf.reduce_all(tf.equal(tf.cast(flags, tf.float32), 1.0))  # a conversion, not a bit-cast
 
 
 def before_cast(tensor: tf.Tensor) -> tf.Tensor:

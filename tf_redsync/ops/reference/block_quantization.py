@@ -53,12 +53,12 @@ def block_dequantize(
 
 
 def _limit(bits: int) -> float:
-    """Return the scale of a block in units."""
+    """Return L, the scale of a block divided by the unit of its values."""
     return float(FLOATS[-1]) if bits == 4 else 2.0 ** (bits - 1) - 1
 
 
 def _rounded(steps: tf.Tensor, bits: int) -> tf.Tensor:
-    """Return the levels next to multiples of the unit, half to even, int64."""
+    """Round values in units to the nearest levels, half to even, int64."""
     distance = tf.ones_like(steps)
     if bits == 4:
         sizes = tf.abs(steps)
@@ -67,7 +67,7 @@ def _rounded(steps: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _codes(levels: tf.Tensor, bits: int) -> tf.Tensor:
-    """Return the codes of levels: with 4 bits a sign and a place, else the level itself."""
+    """Return the codes of levels: with 4 bits a sign and an index in `FLOATS`, else the level."""
     if bits != 4:
         return levels & (2**bits - 1)
     places = tf.searchsorted(
@@ -86,13 +86,13 @@ def _levels(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _largest(blocks: tf.Tensor) -> tf.Tensor:
-    """Largest magnitudes, compared as bits: those of denormals and NaNs count."""
+    """Return the largest magnitude of each block, compared as bits, denormals and NaNs included."""
     bits = tf.bitwise.bitwise_and(tf.bitcast(blocks, tf.int32), 0x7FFFFFFF)
     return tf.bitcast(tf.maximum(tf.reduce_max(bits, axis=-1), 0), tf.float32)
 
 
 def _rounded_up(scales: tf.Tensor) -> tf.Tensor:
-    """Scale as the next bfloat16, 0 if too small."""
+    """Return scales rounded up to bfloat16; 0 for those below `SMALLEST`."""
     bits = tf.bitcast(scales, tf.uint32)
     up = tf.bitwise.bitwise_and(bits + 0xFFFF, tf.constant(0xFFFF0000, tf.uint32))
     up = tf.bitcast(up, tf.float32)
@@ -119,7 +119,11 @@ def _scales(blocks: tf.Tensor, largest: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _saved(blocks: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
-    """Return the sum of scale (2 |x| - scale) over |x| > scale / 2: in 16 lanes, then by lane."""
+    """Return the sum of scale (2 |x| - scale) over |x| > scale / 2 in each block.
+
+    It is the reduction of the sum of squares by a scale. The order of the additions is fixed: 16
+    lanes, then pairs of lanes.
+    """
     scale = scales[..., tf.newaxis]
     magnitudes = tf.abs(blocks)
     saved = tf.where(magnitudes > 0.5 * scale, magnitudes + magnitudes - scale, 0.0)

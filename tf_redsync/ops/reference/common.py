@@ -11,7 +11,11 @@ from tf_redsync.ops.limits import MAX_COUNT, MAX_WORD
 
 
 def check_countable(name: str, tensors: Sequence[tf.Tensor]) -> None:
-    """Check that tensors suit `tf.math.top_k`, which counts in int32."""
+    """Check that int32, in which `tf.math.top_k` counts, can count the elements of each tensor.
+
+    Raises:
+        ValueError: If a tensor has more than 2^31 - 1 elements; the message has `name`.
+    """
     for i, tensor in enumerate(tensors):
         size = tensor.shape.num_elements()
         if size is not None and size > MAX_COUNT:
@@ -46,7 +50,7 @@ def assert_shape(name: str, tensor: tf.Tensor, shape) -> tf.Operation | None:
 
 
 def after(checks, tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor after all checks."""
+    """Return `tensor` with control dependencies on `checks`."""
     with tf.control_dependencies([c for c in checks if c is not None]):
         return tf.identity(tensor)
 

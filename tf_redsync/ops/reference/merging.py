@@ -1,4 +1,4 @@
-"""Pure-TensorFlow reference of `ops/merging.py`, by the sums at all received positions."""
+"""Pure-TensorFlow reference of `ops/merging.py`: sums at all received positions, then a top-k."""
 
 from __future__ import annotations
 

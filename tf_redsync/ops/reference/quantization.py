@@ -98,7 +98,7 @@ def _scale_count(size, mode: str, bucket_size: int | None):
 
 
 def _per_element(scales, size, mode: str, bucket_size: int | None):
-    """Return the scale of each element, `[.., size]` or `[.., 1]`, for every kind of scale."""
+    """Return the scale of each element, `[.., size]` or `[.., 1]`; one tensor per kind of scale."""
     step = scales_per_bucket(mode)
     kinds = [scales[..., kind::step] for kind in range(step)]
     if bucket_size is None:
