@@ -45,9 +45,9 @@ from tf_redsync.methods.gmc import CodedGMC
 from tf_redsync.network import collectives
 from tf_redsync.policy import Policy, check_together
 
-# A candidate must take less than this fraction of the all-reduce's time and save this many seconds,
-# because a small bucket's time is latency, which is measured with an error of that order. Each
-# tensor must save time too: that of its operations in the branches of a trial's step.
+# A candidate must take less than CLEARLY of the all-reduce's time and save WORTHWHILE_SECONDS. A
+# small bucket's time is latency, whose measurement has an error of that order. It must also save
+# SECONDS_PER_TENSOR, the time of a tensor's operations in the branches of a trial's step.
 CLEARLY, WORTHWHILE_SECONDS, SECONDS_PER_TENSOR = 0.9, 5e-4, 3e-5
 _NO_MOMENTUM = (
     "it applies no momentum; use Auto() with the momentum in the optimizer to consider it"
@@ -101,7 +101,7 @@ class Auto(Configurable):
     max_overhead: float | None = None
     step_seconds: float | None = None
 
-    # Set by `suited`.
+    # Default candidates that do not suit the optimizer; set by `suited`.
     left_out: ClassVar[tuple[LeftOut, ...]] = ()
     movable: ClassVar[float] = 0.0
 
@@ -217,12 +217,12 @@ class Auto(Configurable):
 
 
 def wins(seconds: float, dense: float, tensors: int = 0) -> bool:
-    """Return whether a time is so much shorter than the all-reduce's that it is chosen.
+    """Return whether a candidate's time is clearly shorter than the all-reduce's.
 
     Args:
-        seconds: The time.
-        dense: The all-reduce's time.
-        tensors: The number of tensors that are exchanged.
+        seconds: Time of the candidate's exchange, in seconds.
+        dense: Time of the all-reduce, in seconds.
+        tensors: Number of tensors that are exchanged.
     """
     saved = WORTHWHILE_SECONDS + SECONDS_PER_TENSOR * tensors
     return seconds <= min(CLEARLY * dense, dense - saved)
@@ -235,8 +235,8 @@ def measure(auto: Auto, network: Network, announce: bool, sparse_totals: bool = 
         auto: The `Auto` with the candidates.
         network: The network.
         announce: Whether to log progress.
-        sparse_totals: Whether the optimizer updates at coordinates what a method has in that form,
-            and saves the update of all weights.
+        sparse_totals: Whether the optimizer applies totals in coordinate form at their coordinates
+            only, instead of updating all weights.
     """
     nothing = Measured(network.workers, cost.Link.of(float("inf"), 0.0), {})
     if network.workers == 1 or len(auto.considered) == 1:

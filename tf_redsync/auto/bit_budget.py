@@ -1,4 +1,4 @@
-"""The method of each variable under a budget of bits, by measured errors."""
+"""`BitBudget`: chooses each variable's method under a budget of bits, by measured errors."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ _NO_GRADIENTS = (
     "choice is loaded"
 )
 
-# Settings of the field that a default method is varied in.
+# Values of the field in which the default method is varied, by the field's name.
 LADDERS: dict[str, tuple[float, ...]] = {
     "bits": (2, 4, 8),
     "rank": (1, 2, 4, 8, 16),
     "density": (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2),
 }
-UNITS = 20_000  # of the budget; costs are rounded up to them
-_WORKERS = 2  # of the measurement
+UNITS = 20_000  # parts of the budget, to which costs are rounded up
+_WORKERS = 2  # number of workers in the measurement
 Gradients = Callable[[], Iterable[Sequence[Any]]]
 
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BitBudget(Policy):
-    """A policy that gives each variable the setting with which the errors are smallest.
+    """A policy that minimizes the compression error under a budget of bits per element.
 
-    Layers differ in how well their gradients compress. With gradients g_1 .. g_T of a few steps,
-    and d_t what the exchange delivers of them with its error feedback, for variable l and
-    candidate c:
+    Some layers' gradients compress better than others. With the gradients g_1 .. g_T of a few
+    steps and the totals d_t that the exchange delivers for them, with error feedback, for variable
+    l and candidate c:
 
         error(l, c) = | sum over t of (g_t - d_t) |^2           the residual after T steps
         cost(l, c)  = bits that one of two workers sends per step
@@ -61,8 +61,8 @@ class BitBudget(Policy):
     With `relative` the errors of a variable are divided by the mean square of its gradients, as an
     adaptive optimizer divides its updates.
 
-    The minimum is found by dynamic programming over 20,000 parts of the budget. The errors are
-    means over the workers, so all choose the same. `explain()` has the table, and a run that loads
+    Dynamic programming over 20,000 parts of the budget finds the minimum. The errors are means over
+    the workers, so all workers make the same choice. `explain()` prints the table. A run that loads
     the exchange's state keeps the saved choice.
 
     Ilia Markov, Kaveh Alimohammadi, Elias Frantar, Dan Alistarh (2024), "L-GreCo:
@@ -71,24 +71,27 @@ class BitBudget(Policy):
 
     Differences from the paper
 
-    * The paper minimises the bits under a bound of the error, and chooses again in training. Here
-      the bits are given, and the choice is made once.
+    * The paper minimises the bits under a bound of the error, and repeats the choice during
+      training. Here the user sets the bits, and the choice is made once.
 
     Args:
         default: The method whose `density`, `rank` or `bits` is chosen, from `LADDERS`.
-        bits: Mean bits per element that a worker sends per step, at most; with two workers.
+        bits: Maximum mean bits per element that a worker sends per step, with two workers.
         gradients: Called when the optimizer is built. Yields the gradients of a few steps, each a
             list in the order of the trainable variables, with `None` for variables without one.
             With several workers compute them within `strategy.run`; see docs/policy.md.
             Without it all variables have `default`, until a saved choice is loaded.
-        candidates: In place of the settings of `default`; they must have the same momentum.
-        relative: Whether errors are relative to the variable's gradients; for Adam and the like.
-        rules: Variables with a method of their own; they count for the budget too.
+        candidates: Methods to choose from, instead of `default` with other settings. They must have
+            the same momentum.
+        relative: Whether errors are relative to the variable's gradients, for optimizers such as
+            Adam.
+        rules: Rules for variables with a fixed method. Their bits count towards the budget.
         output_layer: See `Policy`.
 
     Raises:
-        ValueError: for an argument out of its range, or, when the optimizer is built, if even the
-            smallest settings take more than `bits`.
+        ValueError: an argument is out of range; the message names it. When the optimizer is built:
+            `gradients` yields no step or an invalid one, or even the smallest settings take more
+            than `bits`.
 
     Example:
         >>> import tf_redsync as rs
@@ -148,7 +151,7 @@ class BitBudget(Policy):
 
     @override
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor but `gradients`."""
+        """Return the arguments of the constructor except `gradients`."""
         config = super().get_config()
         del config["gradients"]
         return config
@@ -218,7 +221,7 @@ class Allocation:
 
     @property
     def trial_steps(self) -> int:
-        """Nothing is tried in training."""
+        """0, because the choice needs no trial in training."""
         return 0
 
     @property
@@ -252,22 +255,25 @@ class Allocation:
 def allocate(
     errors: Sequence[Sequence[float]], costs: Sequence[Sequence[float]], budget: float
 ) -> list[int]:
-    """Return each row's option so that the sum of errors is smallest within the budget.
+    """Return the option of each row that minimizes the sum of errors within the budget.
 
     Args:
-        errors: For each row the errors of its options. An option whose error is not finite, because
-            the exchange overflows, is never chosen.
-        costs: Their costs, at least 0; rounded up to `budget / UNITS`.
-        budget: Largest sum of costs.
+        errors: For each row the errors of its options. Options with a non-finite error, whose
+            exchange overflows, are never chosen.
+        costs: The costs of these options, at least 0; rounded up to multiples of `budget / UNITS`.
+        budget: Maximum sum of costs.
+
+    Returns:
+        For each row the index of its option.
 
     Raises:
-        ValueError: even the cheapest options cost more.
+        ValueError: even the cheapest options cost more than `budget`.
     """
     least = sum(
         min((c for e, c in zip(*row, strict=True) if np.isfinite(e)), default=np.inf)
         for row in zip(errors, costs, strict=True)
     )
-    best = np.zeros(UNITS + 1)  # the smallest error of the rows so far, by the units they may take
+    best = np.zeros(UNITS + 1)  # minimum error of the rows so far, by the units that they may use
     taken = np.zeros((len(errors), UNITS + 1), np.int16)
     units = [[int(np.ceil(UNITS * c / budget - 1e-9)) for c in row] for row in costs]
     for i, (error, cost) in enumerate(zip(errors, units, strict=True)):
@@ -313,7 +319,7 @@ def _dense(gradients: Sequence[Any], specs: Sequence[TensorSpec]) -> list[tf.Ten
 def _measure(
     spec: TensorSpec, methods: Sequence[Method], grads: Sequence[tf.Tensor]
 ) -> list[tuple[float, float]]:
-    """Return each method's squared error after some steps, and its bits per step."""
+    """Return each method's squared error after the steps of `grads`, and its bits per step."""
     served = [or_dense(spec, method, "").method for method in methods]
     exact = {m: _exchanged(spec, m, grads)[0] for m in set(map(_unrounded, served))}
     found = []
@@ -342,7 +348,7 @@ def _relative(errors: list[list[float]], steps: Sequence[Sequence[tf.Tensor]]) -
 
 
 def _mean_square(grads: Sequence[tf.Tensor]) -> float:
-    """Return the mean square of a variable's gradients; 1 if all are 0, as their errors are."""
+    """Return the mean square of a variable's gradients; 1 if all are 0, which have no error."""
     return float(sum(tf.reduce_mean(g * g) for g in grads)) / len(grads) or 1.0
 
 

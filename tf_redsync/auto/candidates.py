@@ -82,7 +82,7 @@ def every_step(density: float) -> tuple[Method, ...]:
 
 
 def names(methods: Sequence[Method]) -> list[str]:
-    """Return a name of each method: its class, and the arguments in which equal classes differ."""
+    """Return the names of methods: the class, and the arguments in which equal classes differ."""
     classes = collections.defaultdict(list)
     for method in methods:
         classes[type(method)].append(method)
@@ -107,7 +107,7 @@ def check_candidate(method: Method, alone: bool) -> None:
         alone: Whether one method serves all variables in the whole training.
 
     Raises:
-        ValueError: `Auto` cannot choose the candidate.
+        ValueError: `Auto` cannot choose `method`; the message has the reason.
     """
     if not isinstance(method, Method):
         raise ValueError(

@@ -127,7 +127,7 @@ class Kept:
         """Return the method of each of `specs`; see `Policy.assign`.
 
         Raises:
-            ValueError: the decision has another number of variables.
+            ValueError: the decision is for another number of variables than `specs`.
         """
         if len(specs) != len(self.methods):
             raise ValueError(
@@ -171,7 +171,8 @@ def check_budget(max_overhead: float | None, step_seconds: float | None, momentu
     """Check the budget's arguments of `Auto`.
 
     Raises:
-        ValueError: one is given without the other, a value is not positive, or `momentum` is given.
+        ValueError: one of `max_overhead` and `step_seconds` is given without the other or is not
+            positive, or `momentum` is given with them.
     """
     if (max_overhead is None) != (step_seconds is None):
         raise ValueError(

@@ -114,9 +114,9 @@ def work(
         method: The method.
         workers: Numbers of workers to measure with. With one number all work counts per element;
             two or more separate selection from decoding.
-        sparse_totals: Whether totals may be in coordinate form. Their update is then added, and
-            that of all weights, which it saves, is taken off.
-        repeats: Number of measurements, each of a period of steps. Their median counts.
+        sparse_totals: Whether totals may be in coordinate form. The time of their update is then
+            added, and that of a dense update, which they replace, is subtracted.
+        repeats: Number of measurements, each of a period of steps. The result is their median.
     """
     most, fewest = max(workers), min(workers)
     sparse = sparse_totals and not method.sync_schedule.local_steps
