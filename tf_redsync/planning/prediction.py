@@ -8,9 +8,9 @@ times add up. With T the predicted time of a bucket's exchange, the schedules ta
     H local steps, then one    mean = T / H                      longest = T, of all buckets at once
     fragments                  the same                          longest = T, of one bucket alone
 
-A step is the model's computation followed by the exchange, without overlap. Only a fragment that is
-applied d steps late travels beside their computation: of its network's time, d times that of a step
-is hidden.
+A step is the model's computation followed by the exchange, without overlap. The exception is a
+fragment that is applied d steps late: the computation of d steps hides that much of its network
+time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Proposals of methods whose exchange fits a budget, `--max-overhead`.
 
-Their loss of accuracy is a measured one; see `tf_redsync/auto/candidates.py`.
+Their losses of accuracy were measured; see `tf_redsync/auto/candidates.py`.
 """
 
 from __future__ import annotations

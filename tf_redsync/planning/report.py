@@ -52,7 +52,7 @@ def advise(plan: Plan) -> Advice:
 
 
 def _chosen(plan: Plan) -> Method | Policy | Auto:
-    """Return the optimizer's argument: the only method that `Auto` chose, else the policy."""
+    """Return the argument for `DistributedOptimizer`: `Auto`'s only method, else the policy."""
     if isinstance(plan.policy, Policy):
         return plan.policy if plan.policy.rules else plan.policy.default
     method, *others = plan.methods

@@ -295,7 +295,7 @@ def parse_method(text: str, density: float | None = None) -> Method | Policy | A
         density: Density of methods in the expression that have one and are given without it.
 
     Raises:
-        PlanError: the expression is malformed, or a hyper-parameter is out of range.
+        PlanError: the expression is malformed, or an argument in it is out of range.
 
     Example:
         >>> parse_method("TopK", 0.01).density
@@ -366,7 +366,7 @@ def check_patterns(policy: Policy | Auto, specs: Sequence[TensorSpec]) -> None:
     """Check that each pattern of a policy matches a variable.
 
     Raises:
-        PlanError: a pattern matches none.
+        PlanError: a pattern of `policy` matches none of `specs`.
     """
     if isinstance(policy, Policy):
         try:
