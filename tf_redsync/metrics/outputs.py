@@ -244,7 +244,7 @@ class Events:
         if writer is not None:
             try:
                 writer.close()
-            except (tf.errors.OpError, OSError):  # has been reported, or nothing is lost
+            except (tf.errors.OpError, OSError):  # an earlier write reported it, or nothing is lost
                 pass
 
     def _give_up(self, why: str) -> None:

@@ -147,7 +147,7 @@ def methods_of(worker: Worker) -> list[str]:
 
 
 def _answer(history: History) -> str:
-    """Return what compression has saved, what it is known to cost, and where the time went."""
+    """Return the head's text: saved bytes, measured accuracy losses, and the parts of a step."""
     worker = history.first
     sent, dense, _ = _sent_and_dense(worker)
     found = []

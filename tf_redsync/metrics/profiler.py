@@ -135,8 +135,8 @@ class Profiler:
     def stop(self, steps: int) -> None:
         """Stop recording, between two steps, and start the evaluation.
 
-        TensorFlow gathers what its threads have recorded, in some 70 ms for ResNet50. A process
-        crashed where another thread did so beside a step.
+        TensorFlow collects the recordings of its threads, in about 70 ms for ResNet50. Do not call
+        it from another thread during a step, which has crashed a process.
 
         Args:
             steps: Training steps per recorded step.

@@ -51,7 +51,7 @@ def interval(every: int, steps: int) -> int:
 
     Args:
         every: Maximum number of steps.
-        steps: Steps of the whole `fit`, as far as known.
+        steps: Number of steps of the whole `fit`, as far as known.
     """
     return max(1, min(every, steps // _LEAST_SAMPLES))
 
@@ -107,7 +107,7 @@ class Sampler:
 
     @property
     def stale(self) -> bool:
-        """Whether the exchange has new variables, because a restored `Auto` chose other methods."""
+        """Whether the exchange has new variables since `Auto` restored other methods."""
         return self.exchange.schedule is not self._schedule
 
     def sample(self) -> Sample:
