@@ -5,7 +5,7 @@ same one. The workers exchange texts; there are no collectives.
 
 A save copies the values between two steps. A thread of each worker then writes its part, and the
 threads agree: the leaders commit the checkpoint when all parts are on disk. So a save completes
-even if a main thread waits in a step, or has left it by an error.
+even if a main thread waits in a step or has raised.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from tf_redsync.state.shared_directories import by_worker, leaders
 
 Arrays = dict[str, np.ndarray]
 _SHARED, _OWN = "shared/", "own/"
-# Limits of a part's size, per byte of the model and the optimizer and in total: a method's state
-# has a few times as many elements as the model, for each replica of the process.
+# Maximum size of a part: _MOST_BYTES, plus _MOST_PER_BYTE for each byte of the model and the
+# optimizer. A method's state is a few times as large as the model, for each replica of the process.
 _MOST_PER_BYTE, _MOST_BYTES = 100, 1 << 30
 _NO_ANSWER = ["the other workers do not answer"]
 _logger = logging.getLogger("tf_redsync")
@@ -56,7 +56,7 @@ class _Save(threading.Thread):
         write: The thread's work; it sets `failed`.
 
     Attributes:
-        failed: What failed, by rank, or `_NO_ANSWER`; empty texts if the checkpoint is committed.
+        failed: Error messages by rank, or `_NO_ANSWER`; empty texts after a commit.
     """
 
     def __init__(self, number: int, step: int, write: Callable[[_Save], None]):
@@ -76,9 +76,9 @@ class Found:
     Attributes:
         path: Its folder.
         manifest: Its manifest.
-        shared: The values for this worker of what the workers have in common.
-        own: The values of this worker alone; or, if another number of workers wrote it, of each of
-            them, by rank.
+        shared: This worker's values of the variables that all workers have in common.
+        own: Values of this worker alone. If another number of workers wrote the checkpoint, the
+            values of each of them, by rank.
     """
 
     path: Path
@@ -95,11 +95,11 @@ class Checkpoints:
     Args:
         strategy: The strategy of the workers.
         directory: The directory, as this worker sees it.
-        keep: How many checkpoints stay.
-        when: When they are saved, on which the workers must agree.
+        keep: Number of checkpoints to keep.
+        when: Text for when they are saved, equal on all workers.
 
     Raises:
-        OSError: On all workers, if one of them cannot write to the directory.
+        OSError: On all workers, if one of them cannot write to `directory`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Checkpoints:
         self._store = Store(directory)
         self._rank = collectives.worker_rank(strategy)
         self._workers = collectives.worker_count(strategy)
-        # The leader of a directory writes the values that its workers have in common.
+        # The leader of a directory writes the values that the directory's workers have in common.
         what = f"keep {keep} checkpoints, one {when}"
         self._leaders = leaders(strategy, self._store, what)
         told = [self._store.numbers(), self._store.next_number(), uuid.uuid4().hex]
@@ -245,8 +245,7 @@ class Checkpoints:
     ) -> None:
         """Begin to save a checkpoint: copy the values, and write them in a thread.
 
-        At most one save is in flight, hence at most one copy is in memory: it first waits for the
-        previous one.
+        The call first waits for the previous save, so at most one copy is in memory.
 
         Args:
             manifest: Its manifest, without parts; the same on all workers.
@@ -255,8 +254,8 @@ class Checkpoints:
             own: Copies the values of this worker alone.
             compared: Names in `shared` whose values may differ between workers. A worker whose
                 value differs from its leader's writes it, too.
-            problem: Returns why the values in `shared` must not be saved, or `""`. It runs in the
-                thread.
+            problem: Returns the reason why the values in `shared` must not be saved, or `""`. It
+                runs in the thread.
         """
         self.finish()
         number, step = self._next, manifest.step
@@ -289,7 +288,7 @@ class Checkpoints:
         if not any(save.failed):
             self._last = path
             return True
-        if watchdog.verdict() is None:  # else the main thread raises it
+        if watchdog.verdict() is None:  # otherwise the main thread raises the verdict
             last = (
                 f"The last checkpoint is {self._last}"
                 if self._last
@@ -337,7 +336,7 @@ class Checkpoints:
     def _values(
         self, what: str, shared: Mapping[str, Callable[[], np.ndarray]], compared: Collection[str]
     ) -> Arrays:
-        """Return the values that this worker writes of those that workers have in common."""
+        """Return the shared values that this worker writes: all, or those unlike its leader's."""
         read = {n: shared[n]() for n in compared}
         digests = {n: _digest(value) for n, value in read.items()}
         told = self._gather(what, json.dumps(digests) if self.leads else "")

@@ -1,11 +1,11 @@
 """Atomic files: each exists completely or not at all, whenever the process or the machine dies.
 
-Every change of the disk goes through one of the functions of `os` that are called here by name, so
-that a test can kill the process after each of them.
+Every change on disk is a call of a function of `os` in this module, so that a test can kill the
+process after each of them.
 
 Named arrays are written as one `.npz` file without pickle. numpy stores dtypes that it does not
-know, such as bfloat16, as bytes without a name. They are written as unsigned integers of the same
-size, with their names in an array of their own.
+know, such as bfloat16, as bytes without a name. Here they are written as unsigned integers of the
+same size, with the dtypes' names in a separate array.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def write(path: Path, content: Callable[[IO[bytes]], None]) -> None:
         content: Writes to the open file that it receives.
 
     Raises:
-        OSError: If that fails. The temporary file is then removed, if possible.
+        OSError: If the file cannot be written. The temporary file is then removed, if possible.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     try:
@@ -95,7 +95,7 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
         most: Its largest allowed size in bytes.
 
     Raises:
-        OSError: If it is not a regular file, or is larger.
+        OSError: If `path` is not a regular file, or larger than `most`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -123,7 +123,7 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write named arrays to an `.npz` file, atomically; see `write`.
 
     Raises:
-        TypeError: For arrays of objects.
+        TypeError: If an array has dtype object.
     """
     plain, named = {}, {}
     for name, value in arrays.items():
@@ -153,7 +153,7 @@ def read_arrays(
         dtype_of: Maps the name of a dtype that numpy does not know to the dtype.
 
     Raises:
-        OSError: If it is not a regular file of this size.
+        OSError: If `path` is not a regular file, or larger than `most`.
         ValueError: If the file is corrupted, or was not written by `write_arrays`.
     """
     with opened(path, most) as file:

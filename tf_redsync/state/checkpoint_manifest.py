@@ -16,7 +16,7 @@ from tf_redsync.state import checkpoint_files
 
 NAME = "manifest.json"
 FORMAT = 1
-_CHECKSUM = "checksum"  # of all other values in the file
+_CHECKSUM = "checksum"  # key of the checksum of all other values in the file
 _MOST_BYTES = 1 << 26  # the file has about 100 bytes for each variable and each worker
 _COUNTS = ("step", "epoch", "batch", "first_epoch", "finished")
 
@@ -33,8 +33,8 @@ class Part:
         rank: The worker's rank.
         size: The file's size in bytes.
         sha256: The file's SHA-256 in hexadecimal digits.
-        whole: Whether it has all variables of the model and the optimizer, rather than only those
-            that differ from another worker's.
+        whole: Whether it has all variables of the model and the optimizer, or only those that
+            differ from the leader's.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class Manifest:
         versions: Versions of the packages that wrote the checkpoint, for debugging.
         first_epoch: Epoch in which training started.
         finished: The number of epochs of a `fit` that ended; 0 while it runs.
-        reason: Why it was saved.
+        reason: Reason for the save, as text.
     """
 
     step: int
@@ -105,7 +105,7 @@ def read(directory: Path) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        Refused: If it is missing, corrupted, of another format, or has invalid values.
+        Refused: If the manifest is missing, corrupted, of another format, or has invalid values.
     """
     try:
         with checkpoint_files.opened(directory / NAME, _MOST_BYTES) as file:
@@ -149,7 +149,7 @@ def _digest(values: dict[str, Any]) -> str:
 
 
 def _objections(values: dict[str, Any]) -> Iterator[str]:
-    """Yield the reasons why the values of a file are no manifest."""
+    """Yield the violations of the manifest's schema, as text."""
     names = {field.name for field in dataclasses.fields(Manifest)}
     if values.keys() != names:
         yield f"it must have {sorted(names)}. Received: {sorted(values)}"
@@ -216,7 +216,7 @@ def _is_variable(value: Any) -> bool:
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """Return how the subject of a checkpoint differs from that of this run; `""` if it does not.
+    """Return the differences between this run's subject and a checkpoint's, as text; `""` if equal.
 
     A subject has `"kind"`, a dict of texts, and `"variables"`, a dict of lists of
     `[name, dtype, shape]`. The names are for messages only.

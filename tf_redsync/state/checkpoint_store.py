@@ -4,9 +4,8 @@
                                 part-00001.npz
                                 manifest.json      written by the chief after all parts
 
-A checkpoint without a manifest does not exist. A removal runs in the opposite order: the manifest
-goes first. So a process may be killed at any moment, and the next run recognizes the leftovers by
-their missing manifest.
+A checkpoint without a manifest does not exist. A removal deletes the manifest first. So a process
+may be killed at any moment, and the next run recognizes the leftovers by their missing manifest.
 
 Only files that this package wrote are removed. The directory may also hold foreign files under
 similar names: other frameworks call a folder `checkpoint-100000`, too. So only regular files with
@@ -115,7 +114,8 @@ class Store:
             whole: See `Part`.
 
         Raises:
-            OSError: If that fails; the message has the remedy. The part then does not exist.
+            OSError: If the part cannot be written; the message has the remedy. The part then does
+                not exist.
         """
         directory = self.path(number)
         path = directory / checkpoint_manifest.part_name(rank)
@@ -131,7 +131,7 @@ class Store:
         """Commit a checkpoint whose parts are all written.
 
         Raises:
-            OSError: If that fails. The checkpoint then does not exist.
+            OSError: If the manifest cannot be written. The checkpoint then does not exist.
         """
         try:
             checkpoint_manifest.write(self.path(number), manifest)
@@ -207,7 +207,7 @@ class Store:
         """Read the manifest of a checkpoint.
 
         Raises:
-            Refused: If it cannot be used.
+            Refused: If the manifest cannot be used; see `checkpoint_manifest.read`.
         """
         return checkpoint_manifest.read(self.path(number))
 
@@ -241,7 +241,7 @@ class Store:
         """Read a verified part; see `checkpoint_files.read_arrays`.
 
         Raises:
-            Refused: If it cannot be read.
+            Refused: If the part cannot be read.
         """
         path = self.path(number) / part.name
         try:
@@ -275,7 +275,7 @@ def _remove_checkpoint(directory: Path) -> None:
     """Remove a checkpoint, complete or not: its manifest first.
 
     Raises:
-        _Foreign: If the folder holds anything else. All of it then stays.
+        _Foreign: If the folder holds foreign files. It then stays unchanged.
         OSError: If a file cannot be removed.
     """
     if not os.path.lexists(directory):

@@ -55,7 +55,7 @@ def restore(exchange: GradientExchange, found: Callable[[], Sequence[Mapping[str
         Whether any worker has a snapshot; otherwise the state is unchanged.
     """
     snapshots: list[Snapshot] = []
-    exchange.schedule.settle()  # it would overwrite what is restored
+    exchange.schedule.settle()  # a transfer in the background would overwrite the restored state
 
     def read() -> dict[str, Any]:
         snapshots.extend(map(Snapshot.of, found()))
@@ -85,7 +85,7 @@ def restore_or_warn(
 
 
 def mark_restored(exchange: GradientExchange) -> None:
-    """Tell the parts of an exchange that its variables have been restored."""
+    """Notify the parts of an exchange that its variables have been restored."""
     exchange.fresh = False
     exchange.schedule.resumed()
     for length in exchange.lengths:
@@ -101,7 +101,7 @@ def _common_fingerprint(brought: list[list[Any]]) -> dict[str, Any]:
         brought: By process, the ranks and fingerprints of its snapshots.
 
     Raises:
-        ValueError: If they are of different saves.
+        ValueError: If the snapshots are of different saves.
     """
     listed = [(p, rank, values) for p, found in enumerate(brought) for rank, values in found]
     first = listed[0]
@@ -121,7 +121,7 @@ def _common_fingerprint(brought: list[list[Any]]) -> dict[str, Any]:
 
 
 def _keep_decision(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
-    """Use what `Auto` decided in the saved run, unless a step has been traced already.
+    """Create the state for `Auto`'s decision in the saved run, unless a step has been traced.
 
     Args:
         exchange: The exchange, whose state is created again.
@@ -134,11 +134,11 @@ def _keep_decision(exchange: GradientExchange, saved: dict[str, Any] | None) -> 
     momenta = {a.method.traits.momentum_in_exchange for a in assignments}
     policy = exchange.policy
     if isinstance(policy, Auto) and not momenta <= {policy.momentum, policy.movable}:
-        return  # the optimizer has changed
+        return  # the optimizer's momentum has changed
     local = {
         bool(a.method.sync_schedule.local_steps) for a in (*assignments, *exchange.assignments)
     }
-    if len(local) > 1:  # the consensus would have to change too: the residuals are dropped
+    if len(local) > 1:  # the consensus cannot change here, so the residuals are dropped
         return
     with agreement.agreed(exchange.strategy, "create the state that Auto chose in another run"):
         with exchange.strategy.scope():
@@ -197,7 +197,7 @@ class _Restoration:
         mark_restored(exchange)
 
     def _from_the_first(self, answer: Callable[[Snapshot], Any]) -> Any:
-        """Return `answer` of the first worker with a snapshot; an error raises on all workers."""
+        """Return the first snapshot owner's `answer`; an error in it raises on all workers."""
 
         def report() -> dict[str, Any]:
             found = [answer(snapshot) for snapshot in self.by_rank.values()]
@@ -222,7 +222,7 @@ class _Restoration:
             other methods.
 
         Raises:
-            ValueError: If it belongs to another model or method, or has invalid values.
+            ValueError: If the snapshot belongs to another model or method, or has invalid values.
         """
         owner = f"the part of rank {snapshot.rank}, saved at step {snapshot.step},"
         one = {name: snapshot.row(name, snapshot.ranks.start) for name in snapshot.arrays}
@@ -252,7 +252,7 @@ class _Restoration:
                 "run, so the saved residuals (undelivered gradients) are dropped.",
                 stacklevel=2,
             )
-        elif missing and self.exchange.workers > 1:  # a single worker mostly evaluates
+        elif missing and self.exchange.workers > 1:  # a single worker usually only evaluates
             warnings.warn(
                 f"the exchange's state was saved by {self.workers} workers, and the parts of ranks "
                 f"{shortened([str(rank) for rank in missing])} are missing: their undelivered "
@@ -288,7 +288,7 @@ class _Restoration:
         return np.frombuffer(received, entry.dtype).reshape(entry.shape)
 
     def _share(self, entry: Entry) -> np.ndarray:
-        """Return this worker's share of a sum, or the mean."""
+        """Return this worker's share of an array of kind "sum", or the mean of kind "mean"."""
         total = np.zeros(entry.shape, np.float64)
         for rank, process in self.contributors.items():
             if self.alike or process == self.rank:

@@ -45,7 +45,7 @@ def arrays_of(archive: bytes) -> dict[str, np.ndarray]:
         archive: The checkpoint's value.
 
     Raises:
-        ValueError: If it is not an archive of arrays.
+        ValueError: If `archive` is not an `.npz` archive of arrays.
     """
     try:
         with np.load(io.BytesIO(archive), allow_pickle=False) as arrays:
@@ -86,8 +86,8 @@ class SaveableExchange(GradientExchange):
             parts: Dicts that `worker_state` returned. May be empty if another worker has one.
 
         Raises:
-            ValueError: On all workers, if no worker has a part, or for parts of different saves, of
-                another model or method, or with invalid values.
+            ValueError: On all workers, if no worker has a part, or if `parts` are of different
+                saves, of another model or method, or have invalid values.
             Disagreement: If the workers restore at different steps.
         """
         if not restore.restore(self, lambda: parts):

@@ -1,4 +1,4 @@
-"""Finds the workers that see the same directory; a write error of one worker raises on all."""
+"""Groups the workers that see the same directory; a write error of one worker raises on all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def leaders(strategy: tf.distribute.Strategy, store: Store, what: str) -> list[i
         what: The purpose, on which the workers must agree.
 
     Raises:
-        OSError: On all workers, if one of them cannot write there.
+        OSError: On all workers, if one of them cannot write to its directory.
     """
     rank = collectives.worker_rank(strategy)
     job = agreement.gather_texts(strategy, what, uuid.uuid4().hex)[0]
@@ -50,7 +50,7 @@ def os_error(action: Callable[[], Any]) -> str:
 
 
 def by_worker(messages: list[str]) -> str:
-    """Return the workers' messages in one text, or the only one if all are equal."""
+    """Return the workers' messages as one text; a single message if all are equal."""
     if len(set(messages)) == 1:
         return messages[0]
     return "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(messages) if text)

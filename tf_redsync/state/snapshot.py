@@ -1,15 +1,16 @@
-"""A snapshot: everything of one process that later steps of an exchange depend on, as arrays.
+"""A snapshot: all state of one process that later steps of an exchange depend on, as arrays.
 
 A snapshot is a flat dict from names to numeric arrays. Taking one needs no communication, so each
 worker may write its own at any time, and the chief alone may write one. `restore.py` gives the
 snapshots of a run to any number of workers.
 
     format, rank, workers, rows   int64: version of this layout; rank of the process; number of the
-                                  exchange's workers; how many of them run in this process
+                                  exchange's workers; number of them in this process
     about                         uint8, JSON: the run, the kind of each array, `Auto`'s decision
     step, skipped, ...            counters, equal on all workers
-    warm_up_steps                 length of a warm-up of all methods; 0 while unknown
-    training_steps                length of the training, likewise; if settings are fractions of it
+    warm_up_steps                 length of a warm-up of all methods in steps; 0 while unknown
+    training_steps                length of the training in steps, if settings are fractions of it;
+                                  0 while unknown
     consensus/..., trial/...      state of the sync schedules that have it
     bucket_0/residual/0, ...      states of the methods
 
@@ -43,7 +44,7 @@ LENGTHS = ("warm_up_steps", "training_steps")
 _SCALARS = ("format", "rank", "workers", "rows")
 # State of sync schedules that a single worker does not run.
 _OF_SCHEDULES = ("consensus/", "trial/", "skips/", "optimizer/")
-_PENDING = "/pending/"  # gradients that may be non-finite: the step that sends them is then skipped
+_PENDING = "/pending/"  # gradients, possibly non-finite: the step that sends them is then skipped
 _OF_BUCKETS = (_PENDING, "/outer_", "/moving")  # of a delay, an outer optimizer, fragments
 _SHOWN = 5  # names in a message
 
@@ -105,7 +106,7 @@ class Entry:
             array: The array.
 
         Raises:
-            ValueError: If it has another dtype, or values that are non-finite.
+            ValueError: If `array` has another dtype, or non-finite values.
         """
         if array.dtype != self.dtype:
             raise ValueError(
@@ -207,7 +208,7 @@ def auto_decision(exchange: GradientExchange) -> dict[str, Any] | None:
 
 
 def workers_here(exchange: GradientExchange) -> int:
-    """Return how many of the exchange's workers run in this process."""
+    """Return the number of the exchange's workers in this process."""
     return exchange.workers // collectives.worker_count(exchange.strategy)
 
 
@@ -221,7 +222,7 @@ class Snapshot:
     Attributes:
         rank: Rank of the process that took it.
         workers: Number of the exchange's workers in that run.
-        rows: How many of them ran in that process.
+        rows: Number of them in that process.
         about: The JSON object `about`.
         arrays: All other arrays, by name.
     """
@@ -237,7 +238,7 @@ class Snapshot:
         """Validate the dict that `capture` returned.
 
         Raises:
-            ValueError: If it is not such a dict.
+            ValueError: If `found` is not the result of `capture`.
         """
         missing = [n for n in (*_SCALARS, "about", "step") if n not in found]
         if missing:
@@ -260,7 +261,7 @@ class Snapshot:
         """Check that ranks, names and rows agree with each other.
 
         Raises:
-            ValueError: If they do not.
+            ValueError: If they are inconsistent.
         """
         if not self.rows or not self.workers or (self.rank + 1) * self.rows > self.workers:
             raise ValueError(
@@ -301,7 +302,7 @@ class Snapshot:
         return array if self.about["kinds"][name] == "shared" else array[rank - self.ranks.start]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return values that are equal in all snapshots of one save, by their description."""
+        """Return the values that all snapshots of one save have in common, by description."""
         digest = hashlib.blake2b(digest_size=8)
         for name in sorted(self.arrays):
             digest.update(name.encode())
@@ -324,7 +325,7 @@ class Snapshot:
             owner: This snapshot, for the message.
 
         Raises:
-            ValueError: If a counter is out of its range.
+            ValueError: If a counter is out of range; the message names it.
         """
         counters = [n for n, a in self.arrays.items() if not a.shape and a.dtype.kind == "i"]
         # Counters of methods may begin below 0.
@@ -402,6 +403,6 @@ def incompatible_message(
 
 
 def shortened(words: Sequence[str], separator: str = ", ", last: str = " and") -> str:
-    """Return the first words of a list, and how many follow."""
+    """Return the first `_SHOWN` words as text, with the number of the others."""
     more = f"{last} {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return separator.join(words[:_SHOWN]) + more
