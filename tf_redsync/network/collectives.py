@@ -43,12 +43,12 @@ _COLLECTIVES = {
 }
 _STRATEGY_KEYS = 100  # group keys reserved for a strategy, for its devices and hosts
 _strategies = itertools.count(1)
-_STRIDE = 7919  # between the keys of sizes that differ by one
-_TOKENS = 256  # a function with more collectives uses tokens several times
+_STRIDE = 7919  # difference between the keys of sizes that differ by one
+_TOKENS = 256  # a function with more collectives reuses tokens
 
-# A collection of a graph: operations that the collectives traced after them wait for. If a step
-# fails while one worker waits for a message, the next collective with the same key may meet it:
-# TensorFlow reports a "second consumer", or delivers an old message.
+# A graph collection of operations that all collectives traced after them depend on. Without them, a
+# step that fails while a worker waits for a message could leave a pending collective. The next one
+# with the same key could raise ("second consumer") or receive a stale message.
 CHECKS = "redsync_checks"
 
 # A variable on one device. `tf.Variable` in the scope of a strategy has a copy on each device.
@@ -148,9 +148,9 @@ class DirectCollectives(PublicCollectives):
         self._purpose = new_purpose(strategy)
         keep_keys(strategy)
         launchers = strategy.extended._cross_device_ops._launchers
-        self._launcher = launchers[0]  # of the only replica, see `has_launchers`
+        self._launcher = launchers[0]  # the only replica's, see `has_launchers`
         self._by_nccl = transport.by_nccl(self._launcher._options, self._launcher._device)
-        self._pairs: dict[int, Any] = {}  # launchers, by the partner's distance
+        self._pairs: dict[int, Any] = {}  # launchers by the partner's distance
         self._tokens: list[tf.Variable] = []  # see `_own_token`
         self._calls = itertools.count()
 
@@ -173,7 +173,7 @@ class DirectCollectives(PublicCollectives):
         """Sum every tensor over the workers, packed into one collective."""
         if tf.executing_eagerly():  # packing costs more than it saves
             return [self._launch("reduce", t) for t in tensors]
-        flat = tf.constant([-1])  # the same for all tensors
+        flat = tf.constant([-1])  # one constant for the reshapes of all tensors
         vectors = [t if t.shape.rank == 1 else tf.reshape(t, flat) for t in tensors]
         sizes = [t.shape.num_elements() or tf.size(t) for t in tensors]
         sums = tf.split(self._launch("reduce", tf.concat(vectors, axis=0)), sizes)
@@ -196,9 +196,10 @@ class DirectCollectives(PublicCollectives):
         return moved(lambda g: order.by_rank(tf.ensure_shape(g, shape)), gathered)
 
     def in_background(self) -> DirectCollectives | None:
-        """Return the same collectives in a group of their own, which may run beside the others.
+        """Return the same collectives in a separate group, which can run concurrently.
 
-        `None` with NCCL, whose collectives of a device need one order on all workers.
+        Returns:
+            The collectives; `None` with NCCL, which needs one order of all collectives of a device.
         """
         if self._by_nccl:
             return None
@@ -225,9 +226,10 @@ class DirectCollectives(PublicCollectives):
             )
 
     def _new_key(self, launcher: Any, kind: str, value: tf.Tensor) -> Any:
-        """Return the key of an eager collective, or of one of dynamic size: a key for each size.
+        """Return the instance key of an eager collective, or of one with a dynamic size.
 
-        TensorFlow accepts one shape for a key. All workers have equal sizes.
+        TensorFlow accepts one shape per key, so the key depends on the size, which is equal on all
+        workers.
         """
         if tf.executing_eagerly():
             return launcher._next_instance_key()
@@ -237,10 +239,10 @@ class DirectCollectives(PublicCollectives):
             return tf.cast(2**30 + number % 2**30, tf.int32)
 
     def _own_token(self, launcher: Any) -> tf.Tensor:
-        """Return a token that at most few other collectives of this function use.
+        """Return an ordering token that few or no other collectives of this function share.
 
         Without a token, a collective is a stateful operation and waits for the previous one. The
-        launcher's token enforces one order, which NCCL needs; over gRPC it would only delay.
+        launcher's token enforces one order, which NCCL needs; over gRPC it would only add latency.
         """
         number = next(self._calls) % _TOKENS
         if number == len(self._tokens):
@@ -286,7 +288,7 @@ def check_supported(strategy: tf.distribute.Strategy) -> None:
     """Check that `strategy` exchanges gradients by collectives between its replicas.
 
     Raises:
-        ValueError: If it does not, as for parameter servers and TPUs.
+        ValueError: If `strategy` does not, for example a parameter server or TPU strategy.
     """
     default = not tf.distribute.has_strategy()
     supported = (
@@ -321,7 +323,8 @@ def check_one_replica(strategy: tf.distribute.Strategy, network: Network) -> Non
     """Check that every process has one replica, and that collectives may stand in branches.
 
     Raises:
-        ValueError: If not.
+        ValueError: If `strategy` has several replicas in a process, or `network` does not support
+            collectives in branches.
     """
     if not network.in_branches or local_replicas(strategy) > 1:
         raise ValueError(
@@ -341,13 +344,16 @@ def is_ours(strategy: Any) -> bool:
 
 
 def average_statistics_when(strategy: tf.distribute.Strategy, due: Callable[[], tf.Tensor]) -> None:
-    """Average BatchNormalization's statistics after this step if `due()`, under our strategy."""
+    """Average BatchNormalization's statistics after this step if `due()`.
+
+    Applies to tf_redsync's strategy only; a no-op for others.
+    """
     if is_ours(strategy):
         strategy.statistics_due = due
 
 
 def average_statistics(strategy: tf.distribute.Strategy) -> None:
-    """Average BatchNormalization's statistics now, under our strategy."""
+    """Average BatchNormalization's statistics now; a no-op for other strategies than ours."""
     if is_ours(strategy):
         strategy.average_statistics()
 
@@ -368,7 +374,7 @@ def worker_rank(strategy: tf.distribute.Strategy) -> int:
 
 
 def compiling_with_xla() -> bool:
-    """Return whether XLA compiles the function being traced; it has no collectives on CPUs."""
+    """Return whether XLA compiles the function being traced; on CPUs XLA has no collectives."""
     graph = tf.compat.v1.get_default_graph()
     return bool(_control_flow_util.GraphOrParentsInXlaContext(graph))
 
@@ -391,11 +397,11 @@ def with_python_function(function: Any, python_function: Callable[..., Any]) -> 
 
 
 def when_saved(value: Callable[[], tf.Tensor], variable: tf.Variable) -> Any:
-    """Return an entry of a checkpoint whose tensor is computed when the checkpoint is written.
+    """Return a checkpoint entry whose tensor is computed when the checkpoint is written.
 
     Args:
         value: Computes the tensor.
-        variable: A variable of its dtype, on its device.
+        variable: A variable with the dtype and the device of the tensor.
     """
     return _tensor_callable.Callable(value, dtype=variable.dtype, device=variable.device)
 
@@ -459,7 +465,7 @@ class KeysOfLauncher:
 
     @contextmanager
     def described(self, kind: str, value: tf.Tensor, purpose: int = 0) -> Iterator[None]:
-        """Within this context, the next key is that of the described collective.
+        """Context in which the next key is that of the described collective.
 
         Args:
             kind: The kind of collective.
@@ -508,7 +514,7 @@ def _description(kind: str, value: tf.Tensor, purpose: int) -> tuple[Any, ...] |
     return purpose, kind, value.dtype.name, tuple(value.shape)
 
 
-# By function, the number of its collectives by device and description.
+# Number of collectives by device and description, for each function being traced.
 _seen: weakref.WeakKeyDictionary[Any, collections.Counter[Any]] = weakref.WeakKeyDictionary()
 _lasting: dict[int, tuple[Any, ...]] = {}  # the collective of each key
 
@@ -542,7 +548,7 @@ def _same_key(first: Any, second: Any) -> RuntimeError:
 
 
 def _graphs_being_traced() -> list[Any]:
-    """Return the graphs of the innermost branch or loop, and so on outwards to its function."""
+    """Return the nested graphs being traced, from the innermost branch or loop to its function."""
     graphs: list[Any] = [tf.compat.v1.get_default_graph()]
     while getattr(graphs[-1], "is_control_flow_graph", False):
         graphs.append(graphs[-1].outer_graph)

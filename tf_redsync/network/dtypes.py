@@ -42,7 +42,7 @@ def summed(reduce_one: Callable[[Any], Any], on_replicas: Map, value: Any, part:
         part: The value of this process's first replica.
 
     Raises:
-        TypeError: For strings, bools, and ragged and sparse tensors.
+        TypeError: If `value` has strings or bools, or is a ragged or sparse tensor.
         tf.errors.InvalidArgumentError: If a sum of integers overflows its dtype.
     """
     dtype = getattr(part, "dtype", None)

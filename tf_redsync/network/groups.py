@@ -1,7 +1,7 @@
 """Groups of hosts and of pairs of workers for collectives, and the order of a group's members.
 
 TensorFlow identifies a group by its group key, and the collectives of a group by their instance
-keys. It counts the group keys of its strategies up from 1 and would merge groups with the same key,
+keys. It numbers the group keys of its strategies from 1 and would merge groups with the same key,
 so the keys of these groups start far above.
 
 Within a group TensorFlow orders the members itself: tasks by their names as text, so that "task:10"
@@ -37,8 +37,8 @@ class Order:
     """
 
     def __init__(self, keys: Sequence[str] | Sequence[int]):
-        self._ranks = sorted(range(len(keys)), key=keys.__getitem__)  # by row
-        self._rows = sorted(range(len(keys)), key=self._ranks.__getitem__)  # by rank
+        self._ranks = sorted(range(len(keys)), key=keys.__getitem__)  # rank of each row
+        self._rows = sorted(range(len(keys)), key=self._ranks.__getitem__)  # row of each rank
 
     @property
     def is_that_of_ranks(self) -> bool:
@@ -76,7 +76,7 @@ class GatherByRank:
 def gather_by_rank(strategy: tf.distribute.Strategy) -> None:
     """Make `gather` and `all_gather` of a strategy concatenate by rank; idempotent.
 
-    With several replicas per process all workers must call it, outside of functions.
+    With several replicas per process it runs a collective: all workers must call it, eagerly.
     """
     extended = strategy.extended
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -97,7 +97,10 @@ def _put_in_order(launchers: Sequence[Any], order: Order) -> None:
 
 
 def order_of_devices(strategy: tf.distribute.Strategy) -> Order:
-    """Return TensorFlow's order of the replicas, by a collective; GPUs are ordered by links."""
+    """Return TensorFlow's order of the replicas, which depends on the links between GPUs.
+
+    It runs a collective, so all workers must call it.
+    """
     number = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant([context.replica_id_in_sync_group])
     )
@@ -142,7 +145,7 @@ def of_hosts(replica: Any, hosts: int) -> _cross_device_utils.CollectiveReplicaL
 
 
 def in_background(replica: Any, workers: int) -> _cross_device_utils.CollectiveReplicaLauncher:
-    """Return a launcher of collectives between all workers, which run beside those of `replica`.
+    """Return a launcher of collectives between all workers, concurrent with those of `replica`.
 
     Args:
         replica: The launcher of this worker's other collectives.

@@ -1,4 +1,4 @@
-"""Initial values of variables: which are broadcast by the chief, and in which dtype.
+"""Initial values of variables: whether the chief broadcasts them, and in which dtype.
 
 Private name of TensorFlow used here: `_get_variable_creator_initial_value` of `extended`.
 """
@@ -13,19 +13,19 @@ import tensorflow as tf
 
 from tf_redsync.network.dtypes import CARRIED
 
-_own: list[bool] = []  # `only_zeros` of the contexts `own` that are entered
+_own: list[bool] = []  # `only_zeros` of the entered `own` contexts
 
 
 @contextmanager
 def own(only_zeros: bool = False) -> Iterator[None]:
     """Context in which variables start with each worker's own initial value.
 
-    Without it `tf.distribute` broadcasts each value. For the zeros of a residual that takes as long
-    as for the weights.
+    By default `tf.distribute` broadcasts each value. For a residual's zeros, the broadcast would
+    take as long as for the weights.
 
     Args:
-        only_zeros: Broadcast values that are not zero. All workers must have zeros for the same
-            variables.
+        only_zeros: Whether to broadcast values that are not all zero. All workers must have zeros
+            for the same variables.
     """
     _own.append(only_zeros)
     try:
@@ -35,9 +35,9 @@ def own(only_zeros: bool = False) -> Iterator[None]:
 
 
 def install(strategy: tf.distribute.Strategy) -> None:
-    """Let the strategy's variables follow `own`, and have any dtype, such as bfloat16.
+    """Make the strategy's variables respect `own`, and allow all dtypes, such as bfloat16.
 
-    A value of a dtype that TensorFlow cannot broadcast is sent in one that represents all values.
+    A value whose dtype TensorFlow cannot broadcast is sent in a dtype that represents all values.
     """
     extended = strategy.extended
     broadcast = extended._get_variable_creator_initial_value
@@ -49,7 +49,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
         def initial_value() -> tf.Tensor:
             value = kwargs["initial_value"]
             value = value() if callable(value) else value
-            value = getattr(value, "wrapped_value", value)  # of a checkpoint
+            value = getattr(value, "wrapped_value", value)  # a value from a checkpoint is wrapped
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
             if _own and (not _own[-1] or _is_zero(value)):
                 return value
@@ -64,6 +64,6 @@ def install(strategy: tf.distribute.Strategy) -> None:
 
 
 def _is_zero(value: tf.Tensor) -> bool:
-    """Whether all elements are known to be zero."""
+    """Return whether all elements are known to be zero."""
     known = tf.get_static_value(value)
     return known is not None and not known.any()

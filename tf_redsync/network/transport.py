@@ -38,7 +38,7 @@ def described(options: Any) -> str:
 def own_gpus(driver: str = _DRIVER) -> list[str]:
     """Return the UUIDs of this process's GPUs; "" for a GPU whose UUID is unknown.
 
-    Slices of one GPU have the same UUID: NCCL also treats them as one GPU.
+    Slices of one GPU have the same UUID, and NCCL also treats them as one GPU.
 
     Args:
         driver: The file name of NVIDIA's driver library.
@@ -79,8 +79,8 @@ def choose(options: Any, all_told: Sequence[str]) -> None:
         all_told: By rank, the results of `told`.
 
     Raises:
-        ValueError: If the workers have different numbers of GPUs, or the user requests NCCL where
-            it cannot run.
+        ValueError: If the workers have different numbers of GPUs, or `options` request NCCL and it
+            cannot run.
     """
     gpus: list[list[str]] = [json.loads(text) for text in all_told]
     counts = [len(of_worker) for of_worker in gpus]
