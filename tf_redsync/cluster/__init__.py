@@ -1,6 +1,6 @@
 """The worker processes of a job: membership, agreement, and failure detection.
 
-Here live TF_CONFIG, the rendezvous before TensorFlow starts, the agreement on configurations, the
-watchdog with its stall detector, the step barrier and the errors of a step. Nothing here exchanges
-gradients.
+The modules cover TF_CONFIG, the rendezvous before TensorFlow starts, the agreement on
+configurations, the watchdog with its stall detector, the step barrier and the errors of a step.
+They do not exchange gradients.
 """

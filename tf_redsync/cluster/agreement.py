@@ -1,4 +1,4 @@
-"""Agreement: workers that are about to do different things raise instead of deadlocking.
+"""Agreement: workers that are about to run different operations raise instead of deadlocking.
 
 The workers compare texts through the coordination service, without a collective.
 """
@@ -23,16 +23,16 @@ from tf_redsync.network import collectives
 
 _Answer = TypeVar("_Answer")
 _logger = logging.getLogger("tf_redsync")
-_SLICE_SECONDS = 5  # of waiting, between two checks of the watchdog's verdict
+_SLICE_SECONDS = 5  # waiting time between two checks of the watchdog's verdict
 _WARN_SECONDS = 20
 _RETRY_SECONDS = 0.2
-_LOST_SECONDS = 30.0  # without an answer of the service, when no watchdog gives a verdict
+_LOST_SECONDS = 30.0  # limit without an answer of the service, if no watchdog gives a verdict
 _MOST_SHOWN = 200  # characters of an action
 _PREFIX = "tf_redsync/agree"
 _CHANNELS = "tf_redsync/channel"
 _sequence = itertools.count()
-_covered: list[str] = []  # the outer agreements that are open
-_created: list[str] = []  # variables since the last agreement
+_covered: list[str] = []  # open `agreed` contexts
+_created: list[str] = []  # variables created since the last agreement
 
 
 class Disagreement(DistributedError, ValueError):
@@ -42,10 +42,10 @@ class Disagreement(DistributedError, ValueError):
 def agree(strategy: tf.distribute.Strategy, what: str) -> None:
     """Check that all workers are about to do `what`, without a collective.
 
-    Calls are numbered, so the check also finds a worker that makes *another* call at this point,
+    Calls are numbered, so the check also detects a worker that makes *another* call at this point,
     or has created other variables since the last call. The chief compares the texts and publishes
-    the verdict, hence either all workers return or all raise. The others wait for a late worker,
-    with regular warnings, until the watchdog gives it up.
+    the verdict, so either all workers return or all raise. The workers wait for a late one, with
+    regular warnings, until the watchdog declares it lost or stalled.
 
     Args:
         strategy: A multi-worker strategy. With one worker this is a no-op.
@@ -75,7 +75,7 @@ def gather_texts(strategy: tf.distribute.Strategy, what: str, text: str) -> list
 
 
 def _agree_and_tell(strategy: tf.distribute.Strategy, what: str, told: str) -> list[str]:
-    if not collectives.is_ours(strategy):  # ours starts its watchdog itself
+    if not collectives.is_ours(strategy):  # tf_redsync's strategy has started its watchdog
         watchdog.start(strategy, watchdog.DEFAULT_TIMEOUT_SECONDS)
     with watchdog.waiting_for_agreement(_shortened(what)):
         verdict, all_told = _exchange(strategy, what, told)
@@ -86,13 +86,13 @@ def _agree_and_tell(strategy: tf.distribute.Strategy, what: str, told: str) -> l
 
 
 def _shortened(what: str) -> str:
-    """Return the beginning of a text, such as of a configuration, for errors of other workers."""
+    """Return the beginning of a text, such as a configuration, for other workers' errors."""
     return what if len(what) <= _MOST_SHOWN else f"{what[:_MOST_SHOWN]}..."
 
 
 @contextmanager
 def agreed(strategy: tf.distribute.Strategy, what: str) -> Iterator[None]:
-    """Context that agrees on `what` once, instead of the agreements made within it."""
+    """Context that agrees on `what` once, in place of the agreements within it."""
     agree(strategy, what)
     _covered.append(what)
     try:
@@ -151,7 +151,7 @@ def _exchange(strategy: tf.distribute.Strategy, what: str, told: str) -> tuple[s
     texts = {r: _wait_for(f"{number}/{r}", r) for r in range(1, workers)}
     reports = [json.loads(text) for text in (what, *texts.values())]
     verdict, all_told = _verdict(reports), [said[-1] for said in reports]
-    if number:  # all have come here, so all have read the last verdict
+    if number:  # all workers have reached this call, so all have read the last verdict
         store.delete_config_key_value(f"{_PREFIX}/{number - 1}")
     store.set_config_key_value(f"{_PREFIX}/{number}/verdict", json.dumps([verdict, all_told]))
     return verdict, all_told
@@ -178,7 +178,7 @@ def _compared(said: list[Any]) -> tuple[str, list[str]]:
 
 
 def _first_difference(all_said: list[list[Any]]) -> list[str]:
-    """Return the first variable that differs, by worker, or else every worker's next action."""
+    """Return the first differing variable of each worker; without one, each next action."""
     rows = itertools.zip_longest(*(created for _, created, _ in all_said))
     for row in rows:
         if len({text and _without_numbers(text) for text in row}) > 1:
@@ -187,7 +187,7 @@ def _first_difference(all_said: list[list[Any]]) -> list[str]:
 
 
 def _without_numbers(text: str) -> str:
-    """Strip Keras's numbering of names, which layers of one worker alone can shift."""
+    """Strip Keras's numbers of names, which differ if one worker has created further layers."""
     return re.sub(r"_\d+\b", "", text)
 
 
@@ -207,13 +207,13 @@ def _wait_for(key: str, rank: int) -> str:
 
 
 class Channel:
-    """Texts that a thread of each worker exchanges, while the main threads do anything else.
+    """Exchange of texts between a thread of each worker, independent of the main threads.
 
-    Its calls are not numbered with the agreements of the main threads, and raise nothing.
+    Its calls have their own numbers, not those of the main threads' agreements, and do not raise.
 
     Args:
         strategy: Strategy of the workers.
-        name: A name that no other channel has, the same on all workers.
+        name: A unique name, the same on all workers.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, name: str):
@@ -245,13 +245,14 @@ class Channel:
             return _insist(lambda: store.get_config_key_value(path, 1000 * _SLICE_SECONDS))
 
         def put(key: str, value: str) -> None:
-            with contextlib.suppress(tf.errors.AlreadyExistsError):  # its answer was lost
+            # The key exists if an earlier request succeeded and its answer was lost.
+            with contextlib.suppress(tf.errors.AlreadyExistsError):
                 _insist(lambda: store.set_config_key_value(f"{self._prefix}/{number}/{key}", value))
 
         put(str(self._rank), text)
         if self._rank == 0:
             texts = [get(str(rank)) for rank in range(self._workers)]
-            if number:  # all have come here, so all have read the last texts
+            if number:  # all workers have reached this call, so all have read the last texts
                 _insist(lambda: store.delete_config_key_value(f"{self._prefix}/{number - 1}"))
             put("all", json.dumps(texts))
         found: list[str] = json.loads(get("all"))
@@ -259,7 +260,7 @@ class Channel:
 
 
 def _insist(action: Callable[[], _Answer]) -> _Answer:
-    """Repeat a request to the service until it is answered or a worker is lost.
+    """Retry a request to the service until it is answered or a worker is lost.
 
     Raises:
         tf.errors.OpError: the watchdog has given a verdict, or the service does not answer.

@@ -20,10 +20,10 @@ from tf_redsync.cluster import tcp_timeout
 from tf_redsync.cluster.tf_config import Cluster
 
 ANSWER_SECONDS = 3.0
-_RETRY_SECONDS = 1.1  # TensorFlow lets gRPC connect again after one second
-_REFUSED_SECONDS = 0.5  # a stopped process does not hold up the watchdog for longer
+_RETRY_SECONDS = 1.1  # TensorFlow lets gRPC reconnect after one second
+_REFUSED_SECONDS = 0.5  # limits the time that a stopped process delays the watchdog
 _DAY_SECONDS = 24 * 3600.0
-# By process, the cluster that it belongs to until it ends, with the arguments of `time_limits`.
+# The cluster that each process belongs to until it ends, with the arguments of `time_limits`.
 _joined: dict[int, tuple[Cluster, float | None, str]] = {}
 
 
@@ -56,14 +56,14 @@ def abort_collectives(message: str) -> None:
 
 
 def is_alive(task: str) -> bool:
-    """Whether a worker's process is alive: its server answers whatever Python is doing."""
+    """Return whether a worker's process is alive: its server answers even while Python is busy."""
     return _ask(task, ANSWER_SECONDS) is None
 
 
 def is_gone(task: str) -> bool:
-    """Whether a worker's process has ended: its machine refuses connections to its port.
+    """Return whether a worker's process has ended: its machine refuses connections to its port.
 
-    It asks twice, because gRPC repeats the error of a failed attempt until it tries again.
+    It asks twice, because gRPC returns the error of a failed attempt again until it reconnects.
     """
     if not _refuses(task):
         return False
@@ -85,7 +85,7 @@ def _ask(task: str, seconds: float) -> tf.errors.OpError | None:
 
 
 def joined() -> bool:
-    """Whether this process has started TensorFlow's server, which later strategies share."""
+    """Return whether this process has started TensorFlow's server, which later strategies share."""
     return os.getpid() in _joined
 
 
@@ -95,7 +95,7 @@ def time_limits(
 ) -> Iterator[None]:
     """Context in which a strategy starts the service with these time limits.
 
-    Later strategies of the process share the service, hence its cluster and limits.
+    Later strategies of the process share the service, its cluster and its limits.
 
     Args:
         cluster: The workers; `None` for one worker.
@@ -103,7 +103,7 @@ def time_limits(
             the collectives of all workers, with a message that names no steps. `None`: never.
             TensorFlow's default is 10 s.
         start: Seconds to wait for all processes to start. TensorFlow's default is one hour.
-        given: The user's arguments that `heartbeat` follows from, for the error message.
+        given: The user's arguments that determine `heartbeat`, for the error message.
 
     Raises:
         ValueError: if the cluster or `heartbeat` differs from the first strategy's.

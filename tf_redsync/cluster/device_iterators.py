@@ -1,16 +1,17 @@
-"""No tuner for the iterators that fetch batches to a device: it may let `fit` return late.
+"""Disables autotuning of the iterators that fetch batches to a device, since it can delay `fit`.
 
-A `tf.data` iterator has a thread that tunes it and sleeps between two rounds, for up to a minute.
-The iterator's destructor wakes that thread, and only then sets the flag that tells it to end
+A `tf.data` iterator has an autotuning thread that sleeps between two rounds, for up to a minute.
+The iterator's destructor wakes that thread, and only then sets the flag that ends it
 (`CancellationManager::StartCancelWithStatus` of TensorFlow 2.16 to 2.21). On a busy core the thread
-reads the flag first and sleeps on, and the destructor waits for it. So `fit`, `evaluate`, and each
-epoch whose data end, returned late by as long as the iterator had lived, up to a minute.
+reads the flag first and continues to sleep, and the destructor waits for it. So `fit`, `evaluate`
+and the end of an epoch's data were delayed by the iterator's age, up to a minute.
 
-A distributed dataset has an iterator of the user's pipeline on the host, and on each device one
-that fetches its batches, in which there is nothing to tune. The host's keeps its tuner and may
-still end late, more rarely; `autotune.enabled = False` in the dataset's options prevents this.
+A distributed dataset has an iterator of the user's pipeline on the host, and one on each device
+that fetches its batches and has nothing to tune. The host's iterator keeps its autotuning and can
+still be late, more rarely. To prevent this, set `autotune.enabled = False` in the dataset's
+options.
 
-Private name of TensorFlow used here: `_create_device_dataset`, which makes the device's iterator.
+Private name of TensorFlow used here: `_create_device_dataset`, which creates the device's iterator.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NAME = "_create_device_dataset"
 
 
 def install() -> None:
-    """Let no strategy tune the iterators on its devices; a second call is a no-op."""
+    """Disable autotuning of the device iterators of all strategies; idempotent."""
 
     def untuning(create: Callable[..., Any]) -> Callable[..., Any]:
         def untuned(*args: Any, **kwargs: Any) -> Any:

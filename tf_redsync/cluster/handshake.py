@@ -40,7 +40,7 @@ class NoAnswer(Exception):
     Attributes:
         serves: Whether the peer is a gRPC server, such as TensorFlow's.
         calls: Whether the peer is a gRPC client, such as TensorFlow's.
-        unsigned: Whether a line lacks the signature of this job's secret.
+        unsigned: Whether a line has no valid signature with this job's secret.
     """
 
     def __init__(self, why: str, serves: bool = False, calls: bool = False, unsigned: bool = False):
@@ -56,7 +56,7 @@ class Identity:
 
     Attributes:
         rank: Rank of the worker.
-        tasks: Names of all tasks, by rank. Addresses are left out: behind proxies they differ.
+        tasks: Names of all tasks, by rank. Addresses are omitted, since they differ behind proxies.
         nonce: Random text that is unique to this process.
     """
 
@@ -94,7 +94,7 @@ class _Signer:
 
 
 class Connection:
-    """A connection on which both sides send signed lines of JSON."""
+    """A TCP connection on which both sides send signed lines of JSON."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._reader = reader
@@ -113,7 +113,7 @@ class Connection:
             NoAnswer: if no challenge arrives.
         """
         mine = os.urandom(16).hex()
-        if calls:  # first: TensorFlow's server would send at once
+        if calls:  # the caller sends first; a TensorFlow server sends without waiting for it
             self.send(challenge=mine)
         theirs = (await self.receive()).get("challenge")
         if not isinstance(theirs, str) or not _CHALLENGE.fullmatch(theirs):
@@ -192,7 +192,7 @@ class Connection:
     async def finish(self) -> None:
         """Send pending lines, and wait some seconds until the peer has read them and closed.
 
-        To close with lines of the peer unread would reset the connection, and the peer could lose
+        Closing with unread lines of the peer would reset the connection, and the peer could lose
         the last line.
         """
         with contextlib.suppress(OSError, asyncio.TimeoutError):

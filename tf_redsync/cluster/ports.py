@@ -20,7 +20,7 @@ def reserve(port: int) -> socket.socket | None:
         A socket, or `None` on systems other than Linux, which have no abstract sockets.
 
     Raises:
-        OSError: if a process of this machine has reserved the port.
+        OSError: if another process of this machine has reserved `port`.
     """
     if not sys.platform.startswith("linux"):
         return None

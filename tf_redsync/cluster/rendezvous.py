@@ -1,16 +1,16 @@
 """Rendezvous of the workers before TensorFlow starts its servers.
 
 TensorFlow waits for workers silently, and a second process with the same task index ends the first
-one's job. So each worker first listens on its own port of TF_CONFIG, which TensorFlow's server
-takes over afterwards, and identifies itself to every caller (`handshake.py`).
+one's job. So each worker first listens on its own port of TF_CONFIG and identifies itself to every
+caller (`handshake.py`). TensorFlow's server takes over the port afterwards.
 
 1. Each worker calls its own address. If another process answers, this process is a duplicate.
 2. Each worker joins the chief, which calls back at the worker's address, for the same reason.
 3. When all have joined, each worker calls all others: collectives need every pair.
-4. When every worker reaches every other one, the chief says so. All close their ports and start
-   TensorFlow, under the eyes of `startup_monitor.py`.
+4. When every worker reaches every other one, the chief announces it. All close their ports and
+   start TensorFlow, which `startup_monitor.py` monitors.
 
-Until then every worker logs which workers are missing and why. A worker that finds TensorFlow's
+Until then every worker logs the missing workers with reasons. A worker that finds TensorFlow's
 server at the chief's address waits, too: an earlier run of the job may be about to end.
 """
 
@@ -40,19 +40,19 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 _logger = logging.getLogger("tf_redsync")
 
 
-_held: dict[tuple[int, str], socket.socket | None] = {}  # by process and port, see `reserve_port`
+_held: dict[tuple[int, str], socket.socket | None] = {}  # reservations by process and port
 
 
 class StartError(DistributedError):
-    """Some worker is missing, unreachable, started twice, or of another job."""
+    """A worker is missing, unreachable, started twice, or belongs to another job."""
 
 
 @contextmanager
 def startup(cluster: Cluster | None, start_timeout: float | None = None) -> Iterator[float]:
     """Context in which TensorFlow starts, entered when all workers reach each other.
 
-    Logs the missing workers meanwhile. Ends the process if another worker is lost while TensorFlow
-    starts.
+    It logs the missing workers meanwhile, and ends the process if another worker is lost while
+    TensorFlow starts.
 
     Args:
         cluster: The same tasks on all workers. With `None`, or without the handshake, there is no
@@ -109,7 +109,7 @@ def _run(rendezvous: Rendezvous) -> None:
         thread.join()
         raise
     if failures:
-        told = isinstance(failures[0], StartError)  # its text is complete without asyncio's frames
+        told = isinstance(failures[0], StartError)  # complete without asyncio's stack frames
         raise failures[0].with_traceback(None) if told else failures[0]
 
 
@@ -157,7 +157,7 @@ def already_running(cluster: Cluster, how: str) -> StartError:
 
 
 class Rendezvous:
-    """One worker's side: listens, answers, checks its own address, logs the missing workers."""
+    """One worker's rendezvous: listens, answers, checks its own address, logs missing workers."""
 
     def __init__(self, cluster: Cluster, timeout: float):
         self.cluster = cluster
@@ -165,7 +165,7 @@ class Rendezvous:
         self.connections: dict[str, socket.socket] = {}  # by worker, for the startup monitor
         self.me = Identity(cluster.rank, cluster.tasks)
         self._secret = os.environ.get(environment.JOB, "")
-        self._strangers: set[str] = set()  # hosts that were reported
+        self._strangers: set[str] = set()  # reported hosts of unauthenticated callers
         self._started = time.monotonic()
         self._main: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
@@ -193,11 +193,11 @@ class Rendezvous:
                 loop.call_soon_threadsafe(task.cancel)
 
     async def connect(self) -> None:
-        """Do this role's part until all workers reach each other."""
+        """Run this role, chief or member, until all workers reach each other."""
         raise NotImplementedError
 
     def end(self, text: str) -> None:
-        """Tell the other workers that the rendezvous has failed, with the reason."""
+        """Send the reason of a failed rendezvous to the other workers."""
         raise NotImplementedError
 
     def waits(self) -> list[tuple[str, str]]:
@@ -295,7 +295,7 @@ class Rendezvous:
             )
 
     def heard_of_tensorflow(self) -> None:
-        """Note that some worker has started TensorFlow without a rendezvous."""
+        """Handle the news that a worker has started TensorFlow without a rendezvous."""
 
     async def _log_missing(self) -> None:
         for seconds in _report_times():
@@ -307,7 +307,7 @@ class Rendezvous:
                 _logger.warning("and for %d more workers", len(waits) - _MAX_NAMES)
 
     def differs(self, other: Identity) -> str:
-        """Return why another process belongs to another job; empty if it does not."""
+        """Return the reason why another process belongs to another job; empty if it does not."""
         if other.tasks != self.me.tasks:
             return (
                 f"its cluster has {len(other.tasks)} workers ({_shortened(other.tasks)}), and this "
@@ -317,7 +317,7 @@ class Rendezvous:
 
 
 async def _unreachable_reason(rendezvous: Rendezvous, rank: int) -> str:
-    """Return why a worker is unreachable; empty if it is reachable."""
+    """Return the reason why a worker is unreachable; empty if it is reachable."""
     try:
         other = await rendezvous.ask(rendezvous.cluster.addresses[rank])
     except NoAnswer as error:
@@ -379,7 +379,7 @@ class _JoinedWorker:
 
 
 class Chief(Rendezvous):
-    """Worker 0: accepts each other worker once, and tells all when everyone reaches everyone."""
+    """Worker 0: accepts each other worker once, and announces when all reach each other."""
 
     def __init__(self, cluster: Cluster, timeout: float):
         super().__init__(cluster, timeout)
@@ -445,7 +445,8 @@ class Chief(Rendezvous):
         while True:
             if rank not in self._joined:
                 found = await _unreachable_reason(self, rank)
-                if not (found and self._reasons[rank].startswith(_CALLED)):  # that says more
+                # The reason that follows a call of the worker is more informative.
+                if not (found and self._reasons[rank].startswith(_CALLED)):
                     self._reasons[rank] = found or (
                         "it answers and has not joined; does its TF_CONFIG name worker 0 at "
                         f"{self.cluster.addresses[0]}?"
@@ -516,15 +517,15 @@ class Chief(Rendezvous):
         )
 
 
-_LOST_SECONDS = 10.0  # without a status from the chief
+_LOST_SECONDS = 10.0  # limit without a status from the chief
 
 
 class Member(Rendezvous):
-    """Any other worker: joins the chief, then calls all others when all have joined."""
+    """Any other worker: joins the chief, and calls all others once all have joined."""
 
     def __init__(self, cluster: Cluster, timeout: float):
         super().__init__(cluster, timeout)
-        self._called = asyncio.Event()  # by the chief
+        self._called = asyncio.Event()  # set when the chief calls
         self._line: Connection | None = None
         self._waits = [(cluster.name(0), "it has not answered yet")]
 
@@ -590,7 +591,7 @@ class Member(Rendezvous):
         return line
 
     async def _stay(self, line: Connection) -> None:
-        """Follow the chief's messages until it says that everyone reaches everyone."""
+        """Follow the chief's messages until it announces that all workers reach each other."""
         reaching: asyncio.Task[Any] | None = None
         try:
             while True:

@@ -26,14 +26,14 @@ class WorkerReport:
         broadcasts: Size in bytes of the variable that it broadcasts, if any.
         failed: The broadcast that failed, with the reason.
         error: The uncaught error that ended its program, if any.
-        broken: Whether a collective has failed there for an unknown reason.
+        broken: Whether one of its collectives has failed for an unknown reason.
         exchanged: The last step in which it received the messages of all others.
-        supplied: Number of steps whose arguments, the batch included, were available.
+        supplied: Number of steps whose arguments, including the batch, were available.
         asked: Number of batches that it has requested from finite datasets.
-        answered: Number of those requests that its dataset has answered.
+        answered: Number of requests in `asked` that its dataset has answered.
         arrived: Number of steps whose gradients were available.
         departed: Number of exchanges that it has begun in the background.
-        delivered: Number of those that are complete.
+        delivered: Number of exchanges in `departed` that are complete.
     """
 
     step: int = 0
@@ -55,7 +55,7 @@ class WorkerReport:
 
     @property
     def place(self) -> int:
-        """Progress within the program; comparable, since all workers run the same program."""
+        """Progress in the program, comparable because all workers run the same program."""
         return self.step + self.supplied + self.asked + self.answered + self.arrived
 
     @property
@@ -87,13 +87,13 @@ class WorkerReport:
         return f"is at step {self.step}{data}{beside}{after}"
 
 
-STALLED_SECONDS = 10.0  # two workers that wait for each other are deadlocked after it
-FAILURE_SECONDS = 2.0  # for a failed broadcast to be reported by all
+STALLED_SECONDS = 10.0  # after which two workers that wait for each other are deadlocked
+FAILURE_SECONDS = 2.0  # time for all workers to report a failed broadcast
 GONE_SECONDS = 5.0  # limit of a wait for a worker whose program has ended
-SLOW_NETWORK = 10e6  # bytes a second
-SILENT_SECONDS = 30.0  # a worker without a report for as long must answer
-LATE_SECONDS = 2.0  # the same: its process must not have ended
-BROKEN_SECONDS = 0.5  # the same after a failed collective: time for a last report
+SLOW_NETWORK = 10e6  # bytes per second
+SILENT_SECONDS = 30.0  # without a report, after which a worker's process is asked whether it lives
+LATE_SECONDS = 2.0  # without a report, after which it is checked whether the process has ended
+BROKEN_SECONDS = 0.5  # the same after a failed collective, with time for a last report
 _MAX_LINES = 16
 
 
@@ -104,16 +104,16 @@ class _WorkerState:
     moved: float = 0.0  # when its report last changed
     lost: bool = False  # its process does not answer
     behind: float | None = None  # since when another worker has been ahead
-    warned: int = 0  # quarters of the limit that have been warned of
+    warned: int = 0  # number of quarters of the limit with a warning
 
 
 class StallDetector:
-    """Detects workers that wait for each other, or for a worker that does not come.
+    """Detects deadlocked workers, and workers that wait for a lost or stalled one.
 
     Args:
         ranks: Ranks of the workers that report.
-        timeout_seconds: Seconds that one worker may wait for another; `None`: no limit, hence no
-            verdict.
+        timeout_seconds: Seconds that one worker may wait for another. `None`: no limit, so no
+            verdicts and warnings.
         answers: Returns whether the process of a rank is alive; takes some seconds.
         gone: Returns whether the process of a rank has certainly ended; takes up to 2 s.
         silent_seconds: Seconds without a report after which the detector calls `answers`. It calls
@@ -142,11 +142,11 @@ class StallDetector:
         worker.report, worker.heard = report, now
 
     def is_lost(self, rank: int) -> bool:
-        """Return whether the process of a rank has been found not to answer."""
+        """Return whether the process of a rank does not answer."""
         return self._workers[rank].lost
 
     def verdict(self, now: float) -> str | None:
-        """Return why the workers cannot continue, with each one's step, or `None`."""
+        """Return the reason why the workers cannot continue, with each one's step, or `None`."""
         if self.timeout_seconds is None:
             return None
         self._mark_behind(now)
@@ -193,7 +193,7 @@ class StallDetector:
                 worker.behind = now
 
     def _stopped(self, rank: int, seconds: float, now: float) -> bool:
-        """Whether a worker's recent reports show no progress for `seconds`.
+        """Return whether a worker's recent reports show no progress for `seconds`.
 
         The last report of a stopped process does not count, since it is stale.
         """
@@ -202,7 +202,7 @@ class StallDetector:
         return reports and not worker.report.ended and now - worker.moved >= seconds
 
     def _others_may_fail(self, now: float) -> bool:
-        """Whether a broadcast has just failed, and a worker has not yet said what it does."""
+        """Return whether a broadcast has just failed and some worker's next report is pending."""
         since = [w.moved for w in self._workers.values() if w.report.failed]
         reports = [w.report for w in self._workers.values()]
         pending = any(not (r.failed or r.ended or r.waits) for r in reports)
@@ -220,7 +220,7 @@ class StallDetector:
     def _ended(self, now: float, limit: float) -> str | None:
         for gone, other in self._pairs():
             end, rest = self._workers[gone].report, self._workers[other].report
-            if end.ended and end.error and not rest.ended:  # even within a step that all have begun
+            if end.ended and end.error and not rest.ended:  # also in a step that all have begun
                 return f"worker {gone} has failed: {end.error}"
             needed = rest.waits is not None or rest.place > end.place
             if end.ended and needed and self._stopped(other, min(GONE_SECONDS, limit), now):
@@ -246,9 +246,9 @@ class StallDetector:
         return None
 
     def _others_current(self, rank: int, seconds: float, now: float) -> bool:
-        """Whether all others have reported since `rank` had been silent for `seconds`.
+        """Return whether all others have reported since `rank` had been silent for `seconds`.
 
-        So the steps in a verdict are recent. Workers that are silent themselves do not count.
+        The steps in a verdict are then recent. Workers that are silent, too, do not count.
         """
         heard = {r: w.heard for r, w in self._workers.items() if w.heard is not None}
         since, silence = heard.pop(rank) + seconds, max(seconds, GONE_SECONDS)

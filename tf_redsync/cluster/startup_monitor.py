@@ -1,12 +1,12 @@
 """Monitors TensorFlow start-up and reports failures to the other workers.
 
-After the rendezvous TensorFlow's servers wait for each other once more: for an hour, silently, deaf
-to SIGTERM and Ctrl-C, and holding Python's lock. If a worker failed just then, for lack of a GPU,
-say, the others would hang for that hour.
+After the rendezvous, TensorFlow's servers wait for each other once more, for up to an hour. They
+wait silently, ignore SIGTERM and Ctrl-C, and hold Python's global interpreter lock. If a worker
+failed at that point, for example without a GPU, the others would hang for that hour.
 
 So the connections of the rendezvous, from the chief to every other worker, stay open, and a
-separate process monitors them. A connection that closes before its worker has reported a started
-TensorFlow means that the worker has ended. This file is the program of that process; it imports
+separate process monitors them. If a connection closes before its worker has reported that
+TensorFlow is started, the worker has ended. This file is the program of the monitor; it imports
 only Python's standard library.
 """
 
@@ -25,8 +25,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-GRACE_SECONDS = 10.0  # after the loss of another worker: TensorFlow may raise by itself
-_FIRST_SECONDS, _EVERY_SECONDS = 10, 30  # of waiting, between reports
+GRACE_SECONDS = 10.0  # from the loss of another worker to SIGKILL; TensorFlow may raise before
+_FIRST_SECONDS, _EVERY_SECONDS = 10, 30  # time to the first report, and between later ones
 _STARTED = b'"started"'
 _LOST = re.compile(rb'{"lost": "(.*?)"}')
 _logger = logging.getLogger("tf_redsync")
@@ -38,7 +38,7 @@ def watching(lines: Mapping[str, socket.socket], seconds: float) -> Iterator[Non
 
     Args:
         lines: Connections by the names of the other workers; closed at the end.
-        seconds: Limit, after which the monitor ends a process that still waits.
+        seconds: Time limit, after which the monitor kills this process if it still waits.
     """
     process = _start(lines, seconds) if lines else None
     try:
@@ -68,11 +68,16 @@ def _start(lines: Mapping[str, socket.socket], seconds: float) -> subprocess.Pop
 
 
 def main(text: str) -> None:
-    """Monitor until the parent closes the pipe, or until the parent must be killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    """Monitor until the parent closes the pipe, or until the parent must be killed.
+
+    Args:
+        text: JSON list of the parent's process ID, the time limit in seconds, and the names of the
+            other workers by file descriptor.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     parent, seconds, names = json.loads(text)
     began = time.monotonic()
-    heard = {int(number): b"" for number in names}  # without those whose TensorFlow has started
+    heard = {int(number): b"" for number in names}  # of workers whose TensorFlow has not started
     end, says = began + seconds, began + _FIRST_SECONDS
     with selectors.DefaultSelector() as selector:
         for number in (0, *heard):
@@ -107,7 +112,7 @@ def main(text: str) -> None:
 
 
 def _read(number: int) -> bytes:
-    """Return the bytes received on a connection; none once it is closed or broken."""
+    """Return the bytes received on a connection; empty if it is closed or broken."""
     try:
         return os.read(number, 1 << 16)
     except OSError:

@@ -3,13 +3,13 @@
 Ordinary steps need no collective, no network and no clock for it:
 
 1. A worker publishes a request in the coordination service, where a thread of every worker listens.
-2. That thread publishes how many steps its worker has ended. From then on the worker waits at the
-   end of its step until it knows the target step, so it ends at most one more step.
+2. That thread publishes the number of steps that its worker has ended. From then on the worker
+   waits at the end of its step until it knows the target step, so it ends at most one more step.
 3. The chief's thread publishes the largest count plus one as the target. No worker has passed that
    step, and all act at its end.
 
-The threads answer whatever their workers do. So a worker that waits for the target cannot deadlock
-with a worker that waits for it in a collective.
+The threads answer even while their workers are in a step. So a worker that waits for the target
+cannot deadlock with a worker that waits for it in a collective.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tensorflow as tf
 from tf_redsync.cluster import agreement, coordination, watchdog
 from tf_redsync.network import collectives
 
-# The service keeps a query whose client has given up, so there should be few of them.
+# Long, because the service keeps each query whose client has timed out.
 _SLICE_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
 _PREFIX = "tf_redsync/step_barrier"
@@ -49,9 +49,9 @@ class StepBarrier:
         self._workers = collectives.worker_count(strategy)
         self._prefix = f"{_PREFIX}/{next(_instances)}"
         self._changed = threading.Condition()
-        self._steps = 0  # ended by this worker
-        self._number = 0  # of the next request
-        self._reason: str | None = None  # of the request that is being agreed on
+        self._steps = 0  # number of steps that this worker has ended
+        self._number = 0  # number of the next request
+        self._reason: str | None = None  # reason of the request in progress
         self._target: int | None = None  # the step at whose end to act
         self._acted = ""  # reason of the last request
         self._asked: deque[str] = deque()  # used with one worker only
@@ -76,7 +76,7 @@ class StepBarrier:
         """Count the end of a step; return the reason if all workers must act now, else `None`.
 
         Raises:
-            Disagreement: if the watchdog finds that some worker will not come.
+            Disagreement: if the watchdog finds a lost or stalled worker.
         """
         if self._workers == 1:
             return self._asked.popleft() if self._asked else None
@@ -94,7 +94,7 @@ class StepBarrier:
             return self._acted
 
     def stop(self) -> None:
-        """End the barrier: no step follows, and all workers have synchronized since the last."""
+        """End the barrier; call it after the last step, when all workers have synchronized."""
         self._over.set()
 
     def _publish(self, reason: str) -> None:

@@ -87,7 +87,7 @@ def note_reduce(value: Any, axis: Any) -> None:
 
 
 def watch_batches(strategy: tf.distribute.Strategy) -> None:
-    """Count the batch requests of TensorFlow's strategy; our own counts its requests itself."""
+    """Count the batch requests of TensorFlow's strategy; tf_redsync's strategy counts its own."""
     reduce = strategy.reduce
     if hasattr(reduce, "counts_batches"):
         return

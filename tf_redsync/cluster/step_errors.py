@@ -1,9 +1,9 @@
 """Translates TensorFlow's errors of a step into `DistributedError`, with the original as cause.
 
 TensorFlow reports a failure in a step as "Graph execution error", with the graph's stack before the
-reason; for a lost worker it names a socket only. So a step raises a `DistributedError` instead:
-with the watchdog's verdict for a lost worker, or with the plain message of an error that this
-library has raised in the step. Other errors pass unchanged.
+reason. For a lost worker, the reason is only a socket error. So a step raises a `DistributedError`
+instead: with the watchdog's verdict for a lost worker, or with the plain message of an error that
+this library has raised in the step. Other errors pass unchanged.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ STALE_STEP = (
 # Messages of this library's assertions in the graph.
 _OF_CHECKS = ("arrived changed", STALE_STEP)
 IN_BACKGROUND = "an exchange in the background failed:"
-_in_background: list[Exception] = []  # the last failure there
+_in_background: list[Exception] = []  # the last failure of a background thread
 _ASSERTED = re.compile(r"\[(.*?)\]")
 
 
 def install() -> None:
     """Translate the errors of every `tf.function`; a second call is a no-op.
 
-    A custom loop calls its step as a `tf.function`, without any of the library's code around it.
+    A custom loop calls its step as a `tf.function`, so no code of this library surrounds the call.
     """
 
     def translating(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +56,7 @@ def install() -> None:
     patch_once(type(tf.function(lambda: None)), "__call__", translating)
 
 
-class translated:  # noqa: N801  # entered in every call: a generator would cost more
+class translated:  # noqa: N801  # a class, because a generator would cost more per call
     """Context that translates the errors of a step."""
 
     def __enter__(self) -> None:
@@ -70,7 +70,7 @@ class translated:  # noqa: N801  # entered in every call: a generator would cost
 
 
 def fail_in_background(error: Exception) -> str:
-    """Keep the error of a thread for the step that waits for it; return its reason."""
+    """Store the error of a thread for the step that waits for the thread; return its reason."""
     _in_background[:] = [error]
     return main_line(str(error))
 
@@ -78,7 +78,7 @@ def fail_in_background(error: Exception) -> str:
 def library_error(error: tf.errors.OpError) -> Exception | None:
     """Return the error to raise instead of TensorFlow's; `None` to leave it unchanged.
 
-    After a failed collective, waits some seconds for the watchdog to find the lost worker.
+    After a failed collective, it waits some seconds for the watchdog to find the lost worker.
     """
     if isinstance(error, DistributedError):
         return None

@@ -1,9 +1,9 @@
 """Raises the TCP timeout of TensorFlow's server, so that a job survives a broken link.
 
-gRPC servers set TCP_USER_TIMEOUT to 20 s on every connection that they accept: the kernel resets a
-connection whose data stay unacknowledged for longer. TensorFlow passes no channel argument that
-changes it, and gRPC has no environment variable for it. So a thread sets the option on the sockets
-of this process. On systems other than Linux this is a no-op.
+gRPC servers set TCP_USER_TIMEOUT to 20 s on every connection that they accept. The kernel resets a
+connection whose data stay unacknowledged for longer. TensorFlow has no channel argument and gRPC no
+environment variable for this timeout. So a thread sets the option on the sockets of this process.
+On systems other than Linux this is a no-op.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def keep(port: int, seconds: float) -> None:
 
     Args:
         port: The port of TensorFlow's server.
-        seconds: How long data may stay unacknowledged.
+        seconds: Maximum time that data may stay unacknowledged.
     """
     if sys.platform.startswith("linux"):
         milliseconds = min(int(1000 * seconds), _MAX_MILLISECONDS)

@@ -1,13 +1,13 @@
 """Watchdog: detects deadlocked workers and reports every worker's step.
 
 A collective that some worker does not join never returns. So a thread of each process reports its
-steps and waits to the chief every two seconds, and after a failed collective at once, through the
-coordination service. The chief's thread runs the `StallDetector` and answers all workers. After a
-verdict every worker's thread aborts the collectives of its process, and the waiting step raises
-with the verdict.
+steps and waits to the chief through the coordination service, every two seconds and immediately
+after a failed collective. The chief's thread runs the `StallDetector` and answers all workers.
+After a verdict every worker's thread aborts the collectives of its process, and the waiting step
+raises with the verdict.
 
-Keys are numbered and deleted after reading: the service does not overwrite keys, and keeps a query
-whose client has given up. So no thread asks for a key that will not come.
+Keys are numbered and deleted after reading, because the service does not overwrite keys. It also
+keeps each query whose client has timed out, so no thread asks for a key that nobody will publish.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 PERIOD_SECONDS = 2.0
 _NO_ANSWER_SECONDS = 5.0  # without the chief's answer, a worker runs its own detector
 _READ_SECONDS = 0.25  # the chief's wait for a report that should be there
-_LINGER_SECONDS = 2.0  # for the others to read a verdict before the chief ends
-_FAILURE_SECONDS = 15.0  # for a report, a verdict, and its delivery to all
-_STUCK_SECONDS = 20.0  # for a step to end by itself after a verdict
+_LINGER_SECONDS = 2.0  # time for the others to read a verdict before the chief ends
+_FAILURE_SECONDS = 15.0  # time for a report, a verdict, and its delivery to all workers
+_STUCK_SECONDS = 20.0  # time for a step to end by itself after a verdict
 _MAX_TEXT = 300
 _PREFIX = "tf_redsync/watchdog"
 _logger = logging.getLogger("tf_redsync")
@@ -78,7 +78,7 @@ class _Process:
 
 
 def _inside_tensorflow() -> bool:
-    """Whether the main thread is inside TensorFlow, where no exception reaches it."""
+    """Return whether the main thread is inside TensorFlow, where no exception reaches it."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame is not None and frame.f_globals.get("__name__", "").startswith("tensorflow.")
 
@@ -118,7 +118,7 @@ def heartbeat(heartbeat_seconds: float | None) -> float | None:
     """Return the heartbeat seconds of the argument or the environment variable, if any.
 
     Raises:
-        ValueError: if they are not at least 10 s.
+        ValueError: if the argument or the variable is not a number above 10 s.
     """
     return environment.seconds(
         "heartbeat_seconds", heartbeat_seconds, environment.HEARTBEAT, low=5 * PERIOD_SECONDS
@@ -126,10 +126,10 @@ def heartbeat(heartbeat_seconds: float | None) -> float | None:
 
 
 def lost_after(timeout_seconds: float | None, heartbeat_seconds: float | None) -> float | None:
-    """Return after how many seconds without a heartbeat TensorFlow itself ends a training.
+    """Return the seconds without a heartbeat after which TensorFlow itself ends a training.
 
-    TensorFlow is the fallback when the watchdog is gone. The watchdog, whose message names causes
-    and steps, comes earlier: after half of `heartbeat_seconds` if they are given.
+    TensorFlow is the fallback for a missing watchdog. The watchdog, whose message names causes and
+    steps, reacts earlier: after half of `heartbeat_seconds` if they are given.
 
     Args:
         timeout_seconds: The watchdog's limit; `None` without a watchdog.
@@ -156,12 +156,12 @@ def waiting_for_agreement(what: str) -> Iterator[None]:
 
 
 def begin_broadcast(what: str, size: int) -> None:
-    """Record that this worker broadcasts `size` bytes with all others, to do `what`."""
+    """Record that this worker takes part in a broadcast of `size` bytes, for the action `what`."""
     _process.waits, _process.broadcasts = what[:_MAX_TEXT], size
 
 
 def end_broadcast() -> None:
-    """Record that the broadcast is over, if there was one."""
+    """Record the end of the broadcast, if there was one."""
     _process.waits, _process.broadcasts = None, None
 
 
@@ -192,7 +192,7 @@ def _wait_for_verdict() -> str | None:
 
 
 def verdict() -> str | None:
-    """Return the verdict, the reason why the workers cannot continue, if there is one."""
+    """Return the verdict, which is the reason why the workers cannot continue, or `None`."""
     return _process.verdict
 
 
@@ -222,7 +222,7 @@ class _Thread(threading.Thread):
 
     def end(self) -> None:
         """Report the end of the program to the other workers."""
-        if os.getpid() == self._pid:  # a fork does not have the thread
+        if os.getpid() == self._pid:  # a forked child does not have the thread
             self._over.set()
             self.hurry()
             self.join(_LINGER_SECONDS + PERIOD_SECONDS)
@@ -242,17 +242,17 @@ class _Thread(threading.Thread):
                 self._run_chief()
             else:
                 self._run_member()
-        except Exception as error:  # must not disturb the user's program
+        except Exception as error:  # the watchdog must not disturb the user's program
             _logger.debug("the watchdog ends: %s", error)
 
     def _clock(self) -> float:
-        """Return the seconds that this thread has run, without pauses of the process."""
+        """Return the seconds that this thread has run, excluding pauses of the process."""
         before, self._tick = self._tick, time.monotonic()
         self._now += min(self._tick - before, 2 * PERIOD_SECONDS)
         return self._now
 
     def _run_chief(self) -> None:
-        numbers = dict.fromkeys(self._others, 0)  # of each worker's next report, until its last one
+        numbers = dict.fromkeys(self._others, 0)  # number of the next report of each live worker
         while True:
             over = self._over.is_set()
             own = _process.report(over)
@@ -262,7 +262,7 @@ class _Thread(threading.Thread):
             for text in self.detector.warnings(self._now).values():
                 _logger.warning("%s", text)
             for rank, report in told.items():
-                # The last answer is for workers that have still to ask.
+                # A last answer also serves workers that ask later.
                 if report is not None or found or over:
                     words = {"verdict": found, **vars(own)}
                     self._publish(f"answer/{rank}/{numbers[rank]}", words)
@@ -280,7 +280,7 @@ class _Thread(threading.Thread):
             self._pause(BROKEN_SECONDS if own.broken else PERIOD_SECONDS)
 
     def _read(self, rank: int, number: int) -> WorkerReport | None:
-        """Return a worker's next report, if it has arrived."""
+        """Return a worker's next report if it has arrived, else `None`."""
         key = f"report/{rank}/{number}"
         text = self._query(key, _READ_SECONDS)
         if text is None:
@@ -296,7 +296,7 @@ class _Thread(threading.Thread):
             over = self._over.is_set()
             own, now = _process.report(over), self._clock()
             self.detector.hear(self._rank, own, now)
-            if over and pending:  # the last report follows one that is still unread
+            if over and pending:  # the last report has its own number, after the unread one
                 number, pending = number + 1, False
             if not pending and not chief.ended:
                 pending = self._publish(f"report/{self._rank}/{number}", vars(own))
@@ -318,7 +318,7 @@ class _Thread(threading.Thread):
             if found:
                 self._abort(found)
                 return
-            if not pending:  # reports are fresh when the chief reads them
+            if not pending:  # a late report is up to date when the chief reads it
                 self._pause(PERIOD_SECONDS / 2)
 
     def _abort(self, found: str) -> None:
@@ -328,7 +328,7 @@ class _Thread(threading.Thread):
         self._exit_if_stuck_for_data()
 
     def _exit_if_stuck_for_data(self) -> None:
-        """End the process if its step still waits for data, which no abort reaches."""
+        """End the process if its step still waits for data, since an abort does not reach it."""
         before, ends = _process.report(False), time.monotonic() + _STUCK_SECONDS
         while time.monotonic() < ends:
             if (
@@ -354,7 +354,7 @@ class _Thread(threading.Thread):
         return True
 
     def _query(self, key: str, seconds: float) -> str | None:
-        """Return a text that another worker publishes within `seconds`, if any."""
+        """Return a text that another worker publishes within `seconds`, else `None`."""
         try:
             return self._store.get_config_key_value(f"{_PREFIX}/{key}", int(1000 * seconds))
         except tf.errors.DeadlineExceededError:

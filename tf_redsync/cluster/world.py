@@ -1,4 +1,4 @@
-"""The workers of this run as a script sees them, and the batch that belongs to each."""
+"""The number of workers, this worker's rank, and the batch size per worker, for scripts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class World:
     Attributes:
         rank: Rank of this worker, as `rank()`.
         size: Number of workers, as `size()`.
-        restarts: How often the launcher has started the workers again, from 0. With
-            `tf-redsync launch --nodes` it also counts starts because hosts came or went.
+        restarts: Number of restarts by the launcher, from 0. With `tf-redsync launch --nodes` it
+            also counts restarts because hosts joined or left.
     """
 
     rank: int
@@ -56,8 +56,8 @@ def per_worker_batch(global_batch: int) -> int:
     `fit` divides the batches of other datasets itself: batch those by `global_batch`.
 
     Args:
-        global_batch: Examples of all workers in a step. If their number does not divide it, the
-            nearest multiple is used, and a warning names it.
+        global_batch: Examples of all workers in a step. If it is not divisible by the number of
+            workers, the nearest multiple is used, and a warning names it.
 
     Raises:
         ValueError: `global_batch` is not an integer, or there is less than one example per worker.
@@ -83,7 +83,7 @@ def per_worker_batch(global_batch: int) -> int:
 
 @functools.cache
 def _warn(global_batch: int, batch: int, workers: int) -> None:
-    """Warn once of a global batch that the workers do not divide."""
+    """Warn once of a global batch that is not divisible by the number of workers."""
     warnings.warn(
         f"{workers} workers do not divide global_batch={global_batch}: with {batch} examples each, "
         f"the global batch is {batch * workers}",
