@@ -3,8 +3,8 @@
 The function build_model of train.py takes no arguments and returns a built Keras model, or
 (model, (inputs, labels)), or (model, (inputs, labels), loss), as for `tf-redsync plan`. Each round
 trains the model for some steps with each method in turn, so that other load on the machines affects
-all methods alike. Worker 0 prints medians, the hours of a whole training, what each method is known
-to cost in accuracy, and a recommendation. The flags for workers are those of `tf-redsync launch`.
+all methods alike. Worker 0 prints medians, the hours of a whole training, each method's known loss
+of accuracy, and a recommendation. The flags for workers are those of `tf-redsync launch`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `tf-redsync bench` has measured: a table, a sentence, a picture, a file."""
+"""Results of `tf-redsync bench`: table, recommendation, plot and JSON file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Measured:
 
     Attributes:
         method: The method's expression, as given.
-        loss: What the method is known to cost in accuracy.
+        loss: The method's measured loss of accuracy, from `known_loss`.
         seconds: Mean seconds per step, one entry for each round.
         bytes: Bytes that a worker sends per step.
     """
@@ -34,11 +34,11 @@ class Measured:
 
     @property
     def milliseconds(self) -> float:
-        """Median over the rounds, in milliseconds per step."""
+        """Median over the rounds of the milliseconds per step."""
         return 1e3 * statistics.median(self.seconds)
 
     def hours(self, steps: int) -> float:
-        """Hours that so many steps take."""
+        """Return the hours that `steps` steps take."""
         return steps * self.milliseconds / 3.6e6
 
 
@@ -61,7 +61,7 @@ def table(rows: Sequence[Measured], steps: int) -> str:
 
 
 def sentence(rows: Sequence[Measured], steps: int) -> str:
-    """Return whether compression pays, with hours and the known loss; empty without `Dense`."""
+    """Return the recommendation, with hours and the known loss; empty without `Dense`."""
     dense = _find(rows, _DENSE)
     others = [row for row in rows if row.method not in (*_DENSE, *_NONE)]
     if dense is None or not others:
@@ -109,7 +109,14 @@ def figure(rows: Sequence[Measured], steps: int) -> Any:
 
 
 def show(rows: Sequence[Measured], steps: int, plot: str | None, path: str | None) -> None:
-    """Print the table and the sentence; write the picture and the JSON file if they are wanted."""
+    """Print the table and the recommendation, and write the requested files.
+
+    Args:
+        rows: The results.
+        steps: Number of steps of the whole training, for the hours.
+        plot: HTML file for the plot; `None` for none.
+        path: JSON file for the results; `None` for none.
+    """
     print(f"\n{table(rows, steps)}\n\n{sentence(rows, steps)}", flush=True)
     if path:
         found = [{"method": r.method, "seconds": r.seconds, "bytes": r.bytes} for r in rows]

@@ -69,7 +69,7 @@ def cuda_compiler() -> str:
 
 
 def bytecode() -> str:
-    """Say whether Python finds Keras compiled, or compiles it anew at every start."""
+    """Return whether Python finds Keras's bytecode, or compiles Keras at every start, as text."""
     import keras
 
     if not sys.dont_write_bytecode or os.path.exists(
@@ -119,7 +119,7 @@ def _backend_on_cpus() -> dict[str, str]:
 
 
 def _backend_on_gpus(on_cpus: dict[str, str]) -> dict[str, str]:
-    """Return the backend on GPUs: of this machine if it has any, else of the library."""
+    """Return the backend on this machine's GPUs; without a GPU, that of the library's build."""
     from tf_redsync.ops import native
 
     if on_cpus["backend"] != "native":
@@ -241,7 +241,7 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     del parser
     report = examine()
     if args.check:
-        os.environ.pop("TF_CONFIG", None)  # the workers of the test get their own
+        os.environ.pop("TF_CONFIG", None)  # the self-test sets it for its workers
         report["check"] = self_test.run(report["devices"].get("GPU", 0))
     print(json.dumps(report, indent=2) if args.json else render(report))
     problems = [p for of in report.get("check", {}).values() for p in of.values() if p]

@@ -33,14 +33,14 @@ def isolate(choice: str) -> dict[str, str]:
     """Isolate the workers that this process will start; return variables for them.
 
     Args:
-      choice: "yes" enters a network namespace with this process. "auto" binds ports to the loopback
-        address if possible, and otherwise prints a warning. "no" does nothing.
+        choice: "yes" enters a network namespace with this process. "auto" binds ports to the
+            loopback address if possible, and otherwise prints a warning. "no" does nothing.
 
     Returns:
-      Variables for the workers' environment.
+        Variables for the workers' environment.
 
     Raises:
-      ValueError: for "yes" if this process may not create a network namespace.
+        ValueError: `choice` is "yes", and this process may not create a network namespace.
     """
     if choice == "yes":
         enter_namespace()
@@ -86,9 +86,9 @@ def enter_namespace() -> None:
     """Move this process into a network namespace with only a loopback interface.
 
     Raises:
-      ValueError: if the process may not create one; then nothing has changed.
+        ValueError: the process may not create a namespace. Its state is then unchanged.
     """
-    # A failure half-way would leave this process without a network, so a child tries first.
+    # A partial failure would leave this process without a network, so a child tries first.
     problem = _problem_of_a_child()
     if problem:
         raise ValueError(

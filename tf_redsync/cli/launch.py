@@ -80,44 +80,44 @@ def run(
     """Run `command` once per worker; return when all workers have ended.
 
     Args:
-      command: the program and its arguments, equal for all workers.
-      workers: number of workers, at least 1. `None` starts the one worker that this process's
-        TF_CONFIG names, and other launchers start the others.
-      env: variables added to this process's environment, for all workers.
-      timeout: seconds until SIGTERM, then `grace` seconds until SIGKILL; `None` for no limit.
-      grace: seconds between the failure of a worker and SIGKILL for the others.
-      threads: intra-op and inter-op threads per worker. Default: the variables in
-        `THREAD_VARIABLES` if they are set, else cores // workers.
-      log_dir: directory for `worker_<i>.log`; only worker 0 is then echoed.
-      echo: whether to print the workers' output, with the prefix `[worker i]`.
-      addresses: "host:port" per worker; default: free ports of 127.0.0.1, new ones at a restart.
-      wrappers: per worker, words before the command, such as `ip netns exec NAME`.
-      worker_env: per worker, variables added after `env`.
-      forward_signals: whether SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed on to the workers
-        (main thread only). Otherwise an interrupt kills the workers at once with SIGKILL.
-      max_restarts: maximum number of restarts of the job after failures.
-      min_workers: minimum number of workers for a restart; default: all. See `Restarts`.
-      start_timeout: default of the strategy's `start_timeout`, in seconds.
-      stop_grace: seconds between SIGTERM or SIGUSR1 and SIGKILL, for a checkpoint.
-      cores_per_worker: number of cores that each worker has to itself, and of its threads unless
-        `threads` is given. Default: workers share all cores.
-      verbose: whether to print TensorFlow's start-up messages; log files always have them.
-      configs: TF_CONFIG of each worker on this machine, if other launchers start the other workers.
-        Requires `workers=None`.
-      remote: other machines to run the workers on. Requires `workers=None`; `remote.python`
-        replaces the first word of `command`.
-      prewarm: whether to import TensorFlow for a restart in advance, in a spare process for each
-        worker on this machine. `command` must be a script or module of this interpreter.
-      stream: function that gets the output of worker 0 on this machine as it arrives, with
-        incomplete lines.
+        command: The program and its arguments, equal for all workers.
+        workers: Number of workers, at least 1. `None` starts the one worker that this process's
+            TF_CONFIG names, and other launchers start the others.
+        env: Variables added to this process's environment, for all workers.
+        timeout: Seconds until SIGTERM, then `grace` seconds until SIGKILL; `None` for no limit.
+        grace: Seconds between the failure of a worker and SIGKILL for the others.
+        threads: Intra-op and inter-op threads per worker. Default: the variables in
+            `THREAD_VARIABLES` if they are set, else cores // workers.
+        log_dir: Directory for `worker_<i>.log`; only worker 0 is then echoed.
+        echo: Whether to print the workers' output, with the prefix `[worker i]`.
+        addresses: "host:port" per worker; default: free ports of 127.0.0.1, new ones at a restart.
+        wrappers: Words before the command, per worker, such as `ip netns exec NAME`.
+        worker_env: Variables added after `env`, per worker.
+        forward_signals: Whether to forward SIGINT, SIGTERM, SIGHUP and SIGUSR1 to the workers (main
+            thread only). Otherwise an interrupt kills the workers at once with SIGKILL.
+        max_restarts: Maximum number of restarts of the job after failures.
+        min_workers: Minimum number of workers for a restart; default: all. See `Restarts`.
+        start_timeout: Default of the strategy's `start_timeout`, in seconds.
+        stop_grace: Seconds between SIGTERM or SIGUSR1 and SIGKILL, for a checkpoint.
+        cores_per_worker: Number of cores reserved for each worker, and of its threads unless
+            `threads` is given. Default: workers share all cores.
+        verbose: Whether to print TensorFlow's start-up messages; log files always have them.
+        configs: TF_CONFIG of each worker on this machine, if other launchers start the other
+            workers. Requires `workers=None`.
+        remote: Other machines to run the workers on. Requires `workers=None`; `remote.python`
+            replaces the first word of `command`.
+        prewarm: Whether to import TensorFlow for a restart in advance, in a spare process for each
+            worker on this machine. `command` must be a script or module of this interpreter.
+        stream: Function that receives the output of worker 0 on this machine as it arrives, with
+            incomplete lines.
 
     Returns:
-      A `LaunchResult`. A worker's failure does not raise.
+        A `LaunchResult`. A worker's failure does not raise.
 
     Raises:
-      ValueError: an argument is out of range, TF_CONFIG is set although `workers` is given, or
-        TF_CONFIG is missing although it is not.
-      HostError: a machine of `remote` cannot be used.
+        ValueError: an argument is out of range, or TF_CONFIG is set with `workers`, `configs` or
+            `remote`, or missing without them.
+        HostError: a machine of `remote` cannot be used.
     """
     elsewhere = bool(configs or remote)
     options.check(workers, timeout, grace, threads, stop_grace, start_timeout, elsewhere)
@@ -160,8 +160,8 @@ def run(
 def _forwarding(signals: collections.deque[int]) -> Iterator[None]:
     """Context manager that queues signals for the job, which forwards them to the workers.
 
-    SIGHUP that `nohup` has had ignored stays so. SIGCHLD must not be ignored: the kernel would reap
-    the workers.
+    A SIGHUP that `nohup` ignores stays ignored. SIGCHLD must not be ignored, because the kernel
+    would then reap the workers.
     """
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -236,7 +236,7 @@ def _log_folder(log_dir: str | os.PathLike[str] | None) -> Path | None:
     """Create the directory of the log files; `None` without one.
 
     Raises:
-        ValueError: it cannot be created.
+        ValueError: the directory `log_dir` cannot be created.
     """
     if not log_dir:
         return None

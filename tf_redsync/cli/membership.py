@@ -1,12 +1,12 @@
-"""Membership of an elastic job: which nodes train together, and what follows when that changes.
+"""Membership of an elastic job: the nodes that train together, and reactions to changes.
 
 A *node* is the launcher of one host, and a *round* is one start of the workers of some nodes. This
 module has no input or output: `node_rendezvous.py` passes messages, lost connections and the time
 in, and `send` carries messages out. A job is always in one of four states:
 
-* joining: nodes gather. The round starts when `maximum` nodes are ready, or when `minimum` are and
-  no other has come for `JOIN_SECONDS`.
-* running: a node that comes now waits. The others are asked for a checkpoint, unless the round has
+* joining: nodes join. The round starts when `maximum` nodes are ready, or when `minimum` are ready
+  and no other has joined for `JOIN_SECONDS`.
+* running: a node that joins waits. The other nodes are asked for a checkpoint, unless the round has
   `maximum` nodes.
 * ending: a worker failed, a node was lost, or a checkpoint was made. The workers of all nodes end.
 * over: every node gets the job's exit code.
@@ -23,8 +23,8 @@ from typing_extensions import override
 from tf_redsync import stopping
 from tf_redsync.version import __version__
 
-JOIN_SECONDS = 5.0  # without a further node, before a round starts with fewer than the maximum
-LOST_SECONDS = 10.0  # without a sign of life of a node or of the rendezvous
+JOIN_SECONDS = 5.0  # without another node, after which a round starts below the maximum
+LOST_SECONDS = 10.0  # without a heartbeat, after which a node or the rendezvous is lost
 NO_ROUND_EXIT_CODE = 69  # EX_UNAVAILABLE of sysexits.h
 
 Send = Callable[..., None]
@@ -132,13 +132,13 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class _Report:
-    """How a node's workers ended in a round.
+    """Outcome of a node's workers in a round.
 
     Attributes:
         code: Exit code of the node's workers.
         failed: Whether a worker failed by itself.
         cause: A line with the first failure.
-        victim: Whether that error is a consequence of another worker's end.
+        victim: Whether the first failure is a consequence of another worker's end.
     """
 
     code: int
@@ -152,7 +152,7 @@ class Membership:
 
     Args:
         timeout: Seconds that nodes wait for the minimum.
-        now: The time in seconds; every method gets it.
+        now: The time in seconds of a monotonic clock; every method receives the current one.
         say: Prints a line about the job.
 
     Attributes:
@@ -168,30 +168,33 @@ class Membership:
         self._settings: Settings | None = None
         self._nodes: dict[str, Node] = {}
         self._names: dict[str, str] = {}
-        self._order: tuple[str, ...] = ()  # of the last round
-        self._number = 0  # of the next round
-        self._led = False  # whether this rendezvous has had a round
+        self._order: tuple[str, ...] = ()  # nodes of the last round, in the order of ranks
+        self._number = 0  # number of the next round
+        self._led = False  # whether this rendezvous has led a round
         self._failures = 0
-        self._since = now  # when the nodes began to gather
+        self._since = now  # time at which the nodes began to join
         self._last_joined = now
         self._ending = ""  # "failed", "lost" or "checkpoint"
         self._reports: dict[str, _Report] = {}
         self._regrouping = False
-        self._obstacle = ""  # why no checkpoint can be asked for
-        self._expected_until: float | None = None  # of nodes of a round that was taken over
+        self._obstacle = ""  # reason why no checkpoint can be requested
+        self._expected_until: float | None = None  # deadline of the nodes of an adopted round
 
-    # ------------------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------------------------ events
 
     def join(self, words: Mapping[str, Any], send: Send, now: float) -> Node:
-        """Add a node that has connected, or connected again.
+        """Add a node that has connected or reconnected.
 
         Args:
-            words: Its first message.
-            send: Sends it a message.
+            words: The node's first message.
+            send: Sends the node a message.
             now: The time.
 
+        Returns:
+            The node.
+
         Raises:
-            Refused: it cannot take part.
+            Refused: `words` are malformed, or the node's settings differ from the other nodes'.
         """
         settings = Settings.of(words)
         key, host, process = (words.get(name) for name in ("node", "host", "process"))
@@ -201,7 +204,7 @@ class Membership:
         rounds, failures = words.get("rounds"), words.get("failures")
         if type(rounds) is not int or type(failures) is not int:
             raise Refused("the message of this node is malformed: another version of tf_redsync?")
-        if not self._led:  # an earlier rendezvous has counted
+        if not self._led:  # the node has the counts of an earlier rendezvous
             self._number, self._failures = (
                 max(self._number, rounds),
                 max(self._failures, failures),
@@ -222,7 +225,7 @@ class Membership:
 
     def lose(self, node: Node, now: float) -> None:
         """Remove a node whose connection is lost."""
-        if self._nodes.get(node.key) is not node:  # it has connected again
+        if self._nodes.get(node.key) is not node:  # the node has reconnected
             return
         del self._nodes[node.key]
         if self.over is not None:
@@ -235,10 +238,10 @@ class Membership:
         self._conclude(now)
 
     def receive(self, node: Node, words: Mapping[str, Any], now: float) -> None:
-        """Take a message of a node.
+        """Handle a message of a node.
 
         Raises:
-            Refused: the message is malformed.
+            Refused: `words` are malformed.
         """
         handlers: dict[str, Callable[[Node, Mapping[str, Any], float], None]] = {
             "ready": self._ready,
@@ -255,7 +258,7 @@ class Membership:
             raise Refused(f"the node {node.name} has sent a malformed message") from None
 
     def tick(self, now: float) -> None:
-        """Do what is due: start a round, ask for a checkpoint, or give up."""
+        """Run due actions: start a round, request a checkpoint, or end the job."""
         if self.over is not None:
             return
         if self._expected_until is not None and now >= self._expected_until:
@@ -269,7 +272,7 @@ class Membership:
                 self._regroup()
 
     def status(self, node: Node) -> str:
-        """Return what a node waits for; empty if it does not wait."""
+        """Return the text for a node about what it waits for; empty if it does not wait."""
         if not node.ready or self.over is not None:
             return ""
         if self.round is None:
@@ -358,7 +361,7 @@ class Membership:
                 )
             return
         if not late and len(ready) < sum(not node.leaves for node in self._nodes.values()):
-            return  # the others are ending their workers
+            return  # the other nodes' workers are ending
         if len(ready) >= self._limits.maximum or now - self._last_joined >= JOIN_SECONDS:
             self._start(ready[: self._limits.maximum])
 
@@ -401,13 +404,13 @@ class Membership:
                 self._nodes[key].send(regroup=self.round.number, asks=rank == 0)
 
     def _end_round(self, how: str, why: str, but: Node | None = None, saves: bool = False) -> None:
-        """Let the workers of all nodes end.
+        """End the round: stop the workers of all nodes.
 
         Args:
-            how: Why the round ends, see `_ending`; the first reason counts.
-            why: The reason in words.
-            but: A node that knows.
-            saves: Whether the workers may be saving.
+            how: Kind of the end, see `_ending`; the first one counts.
+            why: The reason as text.
+            but: A node that has ended the round itself, so it receives no message.
+            saves: Whether the workers may be saving a checkpoint.
         """
         if self._ending or self.round is None:
             return
@@ -419,7 +422,7 @@ class Membership:
                 node.send(stop=self.round.number, why=why, saves=saves)
 
     def _conclude(self, now: float) -> None:
-        """Decide what follows when the workers of all nodes have ended."""
+        """End the job or start the next round, once the workers of all nodes have ended."""
         if self.round is None:
             return
         here = [key for key in self.round.nodes if key in self._nodes]
@@ -465,10 +468,10 @@ class Membership:
         for node in self._nodes.values():
             node.send(end=code, text=text)
 
-    # ------------------------------------------------------------------- a rendezvous that was lost
+    # ------------------------------------------------------------ takeover from a lost rendezvous
 
     def _attach(self, node: Node, claimed: Round, now: float) -> None:
-        """Let a node that has connected again go on with its round, or stop it."""
+        """Let a reconnected node continue its round, or stop it."""
         if self.round is None and not self._led:
             self._led, self.round = True, claimed
             self._order, self._failures = claimed.nodes, claimed.failures
@@ -480,7 +483,7 @@ class Membership:
             node.send(stop=claimed.number, why=why, saves=False)
 
     def _miss_absent(self, now: float) -> None:
-        """End a round that was taken over if one of its nodes has not come."""
+        """End an adopted round if one of its nodes has not reconnected in time."""
         if self.round is None:
             return
         absent = [key for key in self.round.nodes if key not in self._nodes]

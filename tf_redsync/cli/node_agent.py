@@ -1,8 +1,8 @@
 """A node of an elastic job: the launcher of one host, which starts its workers in every round.
 
-A thread holds the connection to the rendezvous, and serves the rendezvous if its address belongs
-to this host and is free. The main thread supervises the workers. Without the connection the
-workers go on, and the thread tries again: its first messages say which round is running.
+A thread holds the connection to the rendezvous. It also serves the rendezvous if the rendezvous
+address belongs to this host and is free. The main thread supervises the workers. If the connection
+is lost, the workers continue and the thread reconnects; its first messages name the running round.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tf_redsync.cli.processes import TIMEOUT_EXIT_CODE, Job, LaunchResult, TimeL
 from tf_redsync.cluster import handshake
 from tf_redsync.cluster.handshake import Connection, NoAnswer
 
-_ASK_SECONDS = 1.0  # between two looks whether a worker can be asked for a checkpoint
+_ASK_SECONDS = 1.0  # between two checks whether a worker can take a request for a checkpoint
 _REPEAT_SECONDS = 15.0  # between two requests for a checkpoint
 _OBSTACLE_SECONDS = 5.0
-_FINISHED_SECONDS = 30.0  # that a node whose workers have finished looks for a lost rendezvous
-_REPORT_SECONDS = 2.0  # within which other nodes report the same checkpoint
+_FINISHED_SECONDS = 30.0  # limit of the search for a lost rendezvous after the workers finished
+_REPORT_SECONDS = 2.0  # limit for other nodes to report the same checkpoint
 _USR1_EXIT_CODE = 128 + signal.SIGUSR1
 _STOP_EXIT_CODES = tuple(128 + number for number in stopping.SIGNALS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """The part of a node in its job.
+    """Configuration of one node of an elastic job.
 
     Attributes:
         settings: Settings that all nodes share.
@@ -68,10 +68,10 @@ class Nodes:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def own_host(self, called_from: str) -> str:
-        """Return the host at which other nodes reach this one.
+        """Return the host name or address at which other nodes reach this one.
 
         Debian resolves a host's own name to 127.0.1.1. The host of the rendezvous then calls from a
-        loopback address, and others reach it by the name.
+        loopback address, and the other nodes reach it by its name.
 
         Args:
             called_from: The address from which this node has called the rendezvous.
@@ -83,14 +83,14 @@ class Nodes:
 
 
 class Link:
-    """The connection to the rendezvous, kept up by a thread.
+    """The connection to the rendezvous, which a thread keeps open.
 
     Attributes:
         key: This node's key.
         inbox: Messages of the rendezvous.
-        missing: Since when the rendezvous does not answer, by `time.monotonic`, and why; `None`
-            while it does.
-        status: What the rendezvous waits for; empty while a round is running.
+        missing: Time since which the rendezvous has not answered, by `time.monotonic`, and the
+            reason; `None` while it answers.
+        status: Text about what the rendezvous waits for; empty while a round is running.
     """
 
     def __init__(self, nodes: Nodes):
@@ -100,8 +100,8 @@ class Link:
         self.status = ""
         self._nodes = nodes
         self._round: Round | None = None
-        self._rounds = self._failures = 0  # of the job, as far as this node knows
-        self._said: list[dict[str, Any]] = []  # since the round began, or since this node waits
+        self._rounds = self._failures = 0  # the job's counts that this node knows
+        self._said: list[dict[str, Any]] = []  # messages since this node's round or waiting began
         self._line: Connection | None = None
         self._server: asyncio.Task[tuple[int, str]] | None = None
         self._serving: Server | None = None
@@ -119,17 +119,17 @@ class Link:
         self._thread.join(3 * LOST_SECONDS)
 
     def ready(self) -> None:
-        """Tell that this node can start workers, on new ports."""
+        """Report that this node can start workers, on new ports."""
         ports = worker_environment.free_ports(self._nodes.workers)
         self._loop.call_soon_threadsafe(self._begin, None)
         self.say(kind="ready", ports=ports)
 
     def begin(self, begun: Round) -> None:
-        """Note the round that this node's workers are started for."""
+        """Record the round in which this node's workers start."""
         self._loop.call_soon_threadsafe(self._begin, begun)
 
     def say(self, **words: Any) -> None:
-        """Send a message now, and again after the connection was lost."""
+        """Send a message, and resend it after a lost connection."""
         self._loop.call_soon_threadsafe(self._send, words)
 
     def _begin(self, begun: Round | None) -> None:
@@ -146,9 +146,9 @@ class Link:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._main())
-        except Exception as error:  # shown by the main thread, which would wait otherwise
+        except Exception as error:  # the main thread would wait forever, so it shows the error
             self.inbox.put({"end": 1, "text": f"{type(error).__name__}: {error}"})
-        finally:  # asyncio would print a warning about tasks that are pending at the exit
+        finally:  # asyncio warns about tasks that are pending at the exit
             left = asyncio.all_tasks(self._loop)
             for task in left:
                 task.cancel()
@@ -159,7 +159,7 @@ class Link:
         closing = asyncio.create_task(self._over.wait())
         await asyncio.wait((talking, closing), return_when=asyncio.FIRST_COMPLETED)
         if talking.done():
-            talking.result()  # its error
+            talking.result()  # raises the task's error
         if self._line is not None:
             await self._line.flush()
         talking.cancel()
@@ -168,7 +168,7 @@ class Link:
             await self._end_server(self._server)
 
     async def _end_server(self, server: asyncio.Task[tuple[int, str]]) -> None:
-        """Let a server that has told the end of the job finish, and cancel any other."""
+        """Let a server that has announced the job's end finish; cancel any other server."""
         await asyncio.sleep(0)
         if self._serving is not None and self._serving.membership.over is None:
             output.say(
@@ -201,7 +201,7 @@ class Link:
             self._server = asyncio.create_task(self._serving.run(listening))
 
     async def _talk(self) -> None:
-        """Join, and take messages until the job is over.
+        """Join the job, and receive messages until it is over.
 
         Raises:
             NoAnswer: the connection is lost.
@@ -248,9 +248,9 @@ class NodeAgent:
     """Runs the workers of one node in all rounds of its job.
 
     Args:
-        nodes: The part of this node.
+        nodes: Configuration of this node.
         limits: Time limits of the job.
-        signals: Received by the launcher.
+        signals: Signals that the launcher has received.
         start: Returns a function that starts workers. Its arguments are the TF_CONFIG of each
             worker and the number of the round.
         prepare: Prepares processes for the next round; `None` for none.
@@ -309,7 +309,7 @@ class NodeAgent:
                 return self.give_up(missing[1])
 
     def timed_out(self) -> bool:
-        """Report the job's timeout, if it is over, to the user and the rendezvous."""
+        """Return whether the job's timeout has passed; report it to the user and the rendezvous."""
         limits = self.limits
         if limits.timeout is None or time.monotonic() < limits.start + limits.timeout:
             return False
@@ -318,7 +318,7 @@ class NodeAgent:
         return True
 
     def give_up(self, why: str) -> int:
-        """Report that there is no rendezvous; return the exit code."""
+        """Report a missing rendezvous; return the exit code."""
         output.say(
             f"no rendezvous at {self.nodes.rendezvous} within {self.nodes.timeout:g} s: {why}. "
             "Start the launcher on that host, or `tf-redsync rendezvous`; or pass a larger "
@@ -337,14 +337,14 @@ class NodeAgent:
         return None
 
     def next(self, seconds: float) -> dict[str, Any]:
-        """Return the next message of the rendezvous; empty if none comes within some seconds."""
+        """Return the next message of the rendezvous; empty if none arrives within `seconds`."""
         try:
             return self.link.inbox.get(timeout=seconds)
         except queue.Empty:
             return {}
 
     def _show(self, began: float) -> None:
-        """Print what this node waits for: when it changes, and every 30 s."""
+        """Print the reason for waiting, whenever it changes and every 30 s."""
         now, missing = time.monotonic(), self.link.missing
         text = self.link.status
         if missing is not None:
@@ -364,20 +364,21 @@ class _RunningRound:
         self._nodes = agent.nodes
         self._link = agent.link
         self._round = begun
-        self._asks = False  # whether to ask a worker for a checkpoint
+        self._asks = False  # whether to request a checkpoint from a worker
         self._asked = False
         self._stopped = False  # whether the rendezvous has ended the round
         self._saved = False  # whether workers of another node have made a checkpoint
         self._look_at = 0.0
         self._asks_since = 0.0
-        self._successor: Round | None = None  # begun by a rendezvous that has lost this node
+        self._successor: Round | None = None  # the next round, if it began without this node
         self._told_failure = self._told_leave = self._told_missing = self._told_obstacle = False
 
     def run(self) -> Round | int | None:
         """Run the workers until they end.
 
         Returns:
-            An exit code if this node ends, too; a round that has begun already; else `None`.
+            An exit code if this node ends, too; the next round if it has already begun; else
+            `None`.
         """
         agent, begun = self._agent, self._round
         ranks = begun.ranks(self._link.key)
@@ -418,9 +419,9 @@ class _RunningRound:
         return None
 
     def _is_saved(self) -> bool:
-        """Return whether a worker of another node has made the checkpoint.
+        """Return whether a worker of another node has made the requested checkpoint.
 
-        Then the signal has ended a worker here that was about to exit for that reason.
+        In that case the signal has only ended workers here that were about to exit anyway.
         """
         limit = time.monotonic() + _REPORT_SECONDS
         while not self._saved and time.monotonic() < limit:
@@ -476,9 +477,10 @@ class _RunningRound:
         self._show_missing()
 
     def _ask(self, job: Job) -> None:
-        """Ask a worker for a checkpoint as soon as it can make one, and again until the round ends.
+        """Request a checkpoint from a worker that can make one, repeatedly until the round ends.
 
-        A handler of the script, such as `faulthandler`, may take a request before `fit` begins.
+        A request is lost if the script's own handler, such as `faulthandler`, receives it before
+        `fit` begins.
         """
         now = time.monotonic()
         if not self._asks or self._stopped or now < self._look_at:
@@ -512,7 +514,7 @@ class _RunningRound:
 
 
 def stops_on_request(process: int) -> bool:
-    """Return whether a process handles SIGUSR1, which would end it otherwise."""
+    """Return whether a process has a handler for SIGUSR1, whose default action ends it."""
     try:
         lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -42,8 +42,9 @@ async def own_socket(host: str, port: int) -> socket.socket | None:
     """Return a socket that listens at an address; `None` if it is taken or another machine's.
 
     Args:
-        host: Name or address; only this address is opened. A name of a loopback address opens all
-            addresses: Debian resolves a host's own name to 127.0.1.1, and other hosts do not.
+        host: Name or address; the socket listens on this address only. For a name of a loopback
+            address it listens on all addresses, because Debian resolves a host's own name to
+            127.0.1.1 and other hosts do not.
         port: Port.
     """
     loop = asyncio.get_running_loop()
@@ -96,7 +97,7 @@ class Server:
         beat: asyncio.Task[None] | None = None
         try:
             await line.open(self._secret, calls=False)
-            await line.receive()  # empty: the caller's address was not known before
+            await line.receive()  # an empty message, since the caller did not know its address yet
             words = await line.receive()
             self._connected.add(line)
             node = self.membership.join(words, line.send, time.monotonic())
@@ -195,7 +196,7 @@ async def _serve(server: Server, listening: socket.socket) -> int:
 
 
 def _open(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address of this machine, or at all for an empty one."""
+    """Return a socket that listens at an address of this machine; at all of them if it is empty."""
     if not host and socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # IPv6 is off, or the port is in use
             return socket.create_server(

@@ -1,9 +1,9 @@
 """`notebook_launcher`: runs a function of a notebook on worker processes of this machine.
 
-A function of a cell lives in the notebook's `__main__`, which a worker cannot import. So it is
-pickled by value with cloudpickle. The pickles travel between processes of one user on one machine:
-in files of mode 600 in a new folder of mode 700, which is removed at the end. Nothing else is ever
-unpickled. `notebook_worker.py` is the program of a worker.
+A function of a cell belongs to the notebook's `__main__`, which a worker cannot import. So it is
+pickled by value with cloudpickle. Processes of one user on one machine exchange the pickles, in
+files of mode 600 in a new folder of mode 700, which is removed at the end. No other pickles are
+loaded. `notebook_worker.py` is the program of a worker.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NO_FILE = "<dynamic-code>"
 def notebook_launcher(train: Callable[..., Any], workers: int = 2, args: Sequence[Any] = ()) -> Any:
     """Call a function on worker processes of this machine; return the result of rank 0.
 
-    For notebooks, and for scripts as well. Every worker is a new process with its own `TF_CONFIG`,
-    and calls `train(*args)`, which makes its own `MultiWorkerMirroredStrategy`:
+    It works in notebooks and in scripts. Every worker is a new process with its own `TF_CONFIG`,
+    and calls `train(*args)`, which creates its own `MultiWorkerMirroredStrategy`:
 
         def train(epochs):
             strategy = rs.MultiWorkerMirroredStrategy()
@@ -45,30 +45,31 @@ def notebook_launcher(train: Callable[..., Any], workers: int = 2, args: Sequenc
 
         history = rs.notebook_launcher(train, workers=2, args=(5,))
 
-    The cell shows the output of rank 0 as it arrives. All workers end with the cell: by an
-    interrupt, by an error of one of them, or when the notebook's process ends.
+    The cell shows the output of rank 0 as it arrives. All workers end with the cell: after an
+    interrupt, after an error of one of them, or when the notebook's process ends.
 
     `train` is copied with the functions, classes and variables of the notebook that it uses. It
-    sees their values, but its assignments stay in the worker. Make strategy, datasets and model in
-    it: a tensor or a model from outside starts TensorFlow before the strategy does. Pass arrays.
-    Imported modules are imported again, by `sys.path` and the variables of `os.environ`.
+    sees their values, but its assignments stay in the worker. Create the strategy, datasets and
+    model inside `train`: a tensor or a model from outside starts TensorFlow before the strategy
+    does. Pass arrays instead. Workers import modules again, with the notebook's `sys.path` and
+    environment variables.
 
-    Needs the package cloudpickle (extra `notebook`).
+    Requires the package cloudpickle (extra `notebook`).
 
     Args:
-      train: function that every worker calls.
-      workers: number of worker processes, at least 1. They share the cores of this machine.
-      args: positional arguments of `train`, equal for all workers.
+        train: Function that every worker calls.
+        workers: Number of worker processes, at least 1. They share the cores of this machine.
+        args: Positional arguments of `train`, equal for all workers.
 
     Returns:
-      The result of rank 0, pickled and restored. Results of other workers are dropped.
+        The result of rank 0, pickled and restored. Results of other workers are dropped.
 
     Raises:
-      ImportError: cloudpickle is not installed.
-      TypeError: `train` or `args` cannot be pickled, or the result of rank 0 cannot.
-      ValueError: `workers` is below 1, or TF_CONFIG is set.
-      DistributedError: a worker was ended by a signal, exited, or its error cannot be restored.
-      Exception: the error of the worker that failed first, with its rank and traceback as a note.
+        ImportError: cloudpickle is not installed.
+        TypeError: `train`, `args` or the result of rank 0 cannot be pickled.
+        ValueError: `workers` is below 1, or TF_CONFIG is set.
+        DistributedError: a worker was ended by a signal, exited, or its error cannot be restored.
+        Exception: the error of the worker that failed first, with its rank and traceback as a note.
     """
     call = _pickled(train, args)
     with tempfile.TemporaryDirectory(prefix="tf_redsync_notebook_") as name:
@@ -79,7 +80,7 @@ def notebook_launcher(train: Callable[..., Any], workers: int = 2, args: Sequenc
         command = [sys.executable, PROGRAM, name]
         try:
             result = launch.run(command, workers, env=isolation.isolate("auto"), stream=_Cell())
-        except KeyboardInterrupt:  # without the launcher's frames
+        except KeyboardInterrupt:  # raised again without the launcher's stack frames
             raise KeyboardInterrupt("all workers have been ended") from None
         if result.exit_code:
             _raise(result, folder)
@@ -92,9 +93,9 @@ def notebook_launcher(train: Callable[..., Any], workers: int = 2, args: Sequenc
 class _Cell:
     """Prints output as it arrives, without TensorFlow's log noise.
 
-    A progress bar has no complete lines before its end. TensorFlow writes its lines whole, so they
-    are recognized at the beginning of a chunk, too. The traceback of rank 0 is a note of the error
-    that the launcher raises, and not printed as well.
+    A progress bar has no complete lines before its end. TensorFlow writes whole lines, so its lines
+    are recognized at the beginning of a chunk, too. The traceback of rank 0 is not printed, because
+    it is a note of the error that the launcher raises.
     """
 
     def __init__(self) -> None:
@@ -126,7 +127,7 @@ def _pickled(train: Callable[..., Any], args: Sequence[Any]) -> bytes:
         ) from error
 
     class Pickler(cloudpickle.Pickler):
-        """Keeps the file names of code, by which sources are found; cloudpickle 3.1 drops them."""
+        """Keeps the file names of code, which locate its source; cloudpickle 3.1 drops them."""
 
         @override
         def reducer_override(self, obj: Any) -> Any:
@@ -148,7 +149,7 @@ def _pickled(train: Callable[..., Any], args: Sequence[Any]) -> bytes:
 
 
 def _cells() -> dict[str, list[str]]:
-    """Return the sources that are in no file: those of the cells."""
+    """Return the sources of the notebook's cells, which are not in files, by name."""
     cached = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4}
     return {name: list(entry[2]) for name, entry in cached.items() if entry[1] is None}
 
@@ -167,7 +168,7 @@ def _raise(result: LaunchResult, folder: Path) -> NoReturn:
     if worker.index and (first := folder / notebook_worker.error_file(0)).exists():
         _, text = pickle.loads(first.read_bytes())
         notes.append(f"Worker 0 failed after it:\n{text.rstrip()}")
-    error.__notes__ = [*getattr(error, "__notes__", ()), *notes]  # as `add_note` of Python 3.11
+    error.__notes__ = [*getattr(error, "__notes__", ()), *notes]  # `add_note` needs Python 3.11
     raise error
 
 
@@ -178,14 +179,14 @@ def _restored(pickled: bytes | None) -> Exception | None:
             kind, arguments, attributes = error
             error = kind.__new__(kind, *arguments)
             error.__dict__.update(attributes)
-    except Exception:  # as of a class whose constructor takes other arguments
+    except Exception:  # for example a class whose constructor takes other arguments
         return None
     return error if isinstance(error, Exception) else None
 
 
 def _earlier_lines(worker: WorkerResult, traceback: str) -> list[str]:
-    """Return a note with a worker's last lines before its traceback, if they were not streamed."""
-    count = traceback.count(root_cause.TRACEBACK)  # one for each error of a chain
+    """Return a note with a worker's last lines before its traceback, unless they were streamed."""
+    count = traceback.count(root_cause.TRACEBACK)  # one for each chained error
     lines = worker.output.rsplit(root_cause.TRACEBACK, count)[0].rstrip().splitlines()
     kept = [line for line in lines if not output.is_noise(line.encode())][-TAIL_LINES:]
     return ["\n".join(["Its last lines before:", *kept])] if worker.index and kept else []

@@ -1,7 +1,7 @@
 """Program of a worker of `notebook_launcher`: calls the function, and saves its result or error.
 
-The argument is the launcher's private folder; `notebook.py` is the launcher's side. At the top only
-modules of the standard library are imported: the others are found from the notebook's `sys.path`.
+The argument is the launcher's private folder; `notebook.py` is the launcher's side. The top of the
+module imports only the standard library, because other modules need the notebook's `sys.path`.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 RESULT = "result.pickle"
 CALL = "call.pickle"
 SURROUNDINGS = "surroundings.json"
-# In the output of rank 0, before the traceback of an error that the launcher raises.
+# Marks, in the output of rank 0, the traceback of an error that the launcher raises itself.
 ERROR_FOLLOWS = b"\x1etf_redsync: error of rank 0\n"
 
 
@@ -32,7 +32,7 @@ def error_file(rank: int) -> str:
 
 
 def _adopt(folder: Path) -> None:
-    """Take over the notebook's `sys.path`, and the sources of its cells.
+    """Set the notebook's `sys.path`, and the sources of its cells.
 
     AutoGraph and tracebacks read the source of a function from `linecache`.
     """
@@ -63,8 +63,8 @@ def _dump_result(result: Any) -> bytes:
 def _dump_error(error: Exception) -> bytes:
     """Return a pickled pair: the pickled error, and its traceback as text.
 
-    An error whose constructor does not take its `args` cannot be unpickled. It becomes its class,
-    `args` and attributes, else `None`.
+    An error whose constructor does not take its `args` cannot be unpickled. Instead of it, the pair
+    has its class, `args` and attributes, or `None` if these cannot be pickled either.
     """
     own = error.__traceback__ and error.__traceback__.tb_next  # without this module's frame
     text = "".join(traceback.format_exception(type(error), error, own))

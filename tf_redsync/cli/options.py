@@ -173,12 +173,16 @@ def configure_workers(parser: Parser) -> None:
 
 
 def command(args: argparse.Namespace) -> list[str]:
-    """Return the workers' command; raises ValueError without a script or module."""
+    """Return the workers' command: the interpreter, and the script or module with its arguments.
+
+    Raises:
+        ValueError: the script or the module is missing, or flags follow the script.
+    """
     _check_order(args)
     if args.module:
-        # Looks up the top package only: finding a submodule would import its parents.
+        # Only the top-level package is looked up: finding a submodule would import its parents.
         package = args.module[0].partition(".")[0]
-        # `sys.path` of an installed program has no current directory, that of `python -m` has.
+        # `sys.path` of an installed program lacks the current directory, unlike with `python -m`.
         here = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
         if here is None and importlib.util.find_spec(package) is None:
             raise ValueError(f"`-m` must be an importable module. Received: -m {args.module[0]}")
@@ -215,7 +219,11 @@ def _check_order(args: argparse.Namespace) -> None:
 
 
 def restarts(workers: int, max_restarts: int, min_workers: int | None) -> Restarts:
-    """Return the restart policy; raises ValueError for arguments that are out of range."""
+    """Return the restart policy.
+
+    Raises:
+        ValueError: `max_restarts` is negative, or `min_workers` is not in [1, `workers`].
+    """
     if max_restarts < 0:
         raise ValueError(
             f"`max_restarts` must be at least 0. Received: max_restarts={max_restarts}"
@@ -237,9 +245,19 @@ def check(
     start_timeout: float | None,
     elsewhere: bool = False,
 ) -> None:
-    """Raise ValueError for an argument of `run` that is out of range or conflicts with TF_CONFIG.
+    """Check the arguments of `run`, and that they do not conflict with TF_CONFIG.
 
-    `elsewhere`: whether `configs` or `remote` selects the workers instead of `workers`.
+    Args:
+        workers: See `run`.
+        timeout: See `run`.
+        grace: See `run`.
+        threads: See `run`.
+        stop_grace: See `run`.
+        start_timeout: See `run`.
+        elsewhere: Whether `configs` or `remote` selects the workers instead of `workers`.
+
+    Raises:
+        ValueError: an argument is out of range or conflicts with TF_CONFIG; the message names it.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"`workers` (-n) must be at least 1. Received: workers={workers}.")
@@ -284,7 +302,7 @@ def worker_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `run` that select the workers, from the command line.
 
     Raises:
-        ValueError: for flags that exclude each other, or malformed hosts.
+        ValueError: flags exclude each other, or hosts are malformed; the message names the flags.
     """
     _check(args)
     if args.hosts is not None or args.hostfile is not None:
@@ -370,7 +388,7 @@ def nodes(args: argparse.Namespace) -> Nodes | None:
     """Return this host's part of an elastic job; `None` without `--nodes`.
 
     Raises:
-        ValueError: for flags that exclude each other, or are out of range.
+        ValueError: flags exclude each other or are out of range; the message names them.
     """
     if args.nodes is None:
         for name in ("rendezvous", "workers_per_node", "rendezvous_timeout", "address"):

@@ -16,14 +16,14 @@ _BOLD = "1"
 # A full disk or broken pipe; a closed stream; a descriptor that was closed at the start.
 _UNWRITABLE = (OSError, ValueError, AttributeError)
 
-# The beginning of a line of TensorFlow's C++ code, in its own and in absl's logging. Lines of
+# The beginning of a log line of TensorFlow's C++ code, in its own format and in absl's. Lines of
 # absl's Python logging differ by the file name only; they belong to the script.
 _LINE = re.compile(
     rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?P<own>[IWEF]) "
     rb"|(?P<absl>[IWEF])\d{4} [\d:.]+ +\d+ (?!\S+\.py:\d+\] )"
 )
-# Warnings and errors without a meaning for the training: duplicate registrations, no GPU in this
-# machine. Errors about an existing GPU that cannot be used are not among them.
+# Warnings and errors that are irrelevant to the training: duplicate registrations, no GPU in this
+# machine. The list excludes errors about an existing GPU that cannot be used.
 _HARMLESS = re.compile(
     rb"Unable to register cu\w+ factory: Attempting to register factory for plugin"
     rb"|computation placer already registered"
@@ -76,22 +76,22 @@ def is_colored(stream: IO[Any], environment: Mapping[str, str] = os.environ) -> 
 
 
 def paint(text: str, code: str, stream: IO[Any]) -> str:
-    """Return the text, colored if the stream shows colors."""
+    """Return the text, with ANSI color `code` if the stream shows colors."""
     return f"\x1b[{code}m{text}\x1b[0m" if is_colored(stream) else text
 
 
 def say(text: str) -> None:
-    """Print a message of the launcher, if standard error can be written."""
+    """Print a message of the launcher; a no-op if standard error cannot be written."""
     with contextlib.suppress(*_UNWRITABLE):
-        # In one write, so that lines of two threads stay apart.
+        # A single write, so that lines of two threads do not mix.
         sys.stderr.write(f"{paint('[launch]', _BOLD, sys.stderr)} {text}\n")
         sys.stderr.flush()
 
 
 def _stop_printing(error: Exception) -> None:
-    """Discard what is printed from now on, since standard output cannot be written."""
+    """Discard all later output, because standard output cannot be written."""
     say(f"standard output cannot be written and ends here: {error}. The workers go on.")
-    if isinstance(error, OSError):  # the buffer that is left would fail again
+    if isinstance(error, OSError):  # flushing the remaining buffer would fail again
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     else:

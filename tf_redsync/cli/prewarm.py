@@ -57,7 +57,8 @@ class Spares:
         Args:
             place: Place of the worker.
             variables: Variables of the attempt.
-            cores: Cores of the worker. Libraries have counted those of the spare.
+            cores: Cores of the worker, which must equal the spare's, since libraries have counted
+                them.
 
         Returns:
             The process; `None` if no spare has these cores, or it has ended.
@@ -91,7 +92,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def can_run(command: Sequence[str]) -> bool:
-    """Return whether a spare can run a command: a script or a module with this interpreter."""
+    """Return whether a spare can run a command, which is a script or module of this interpreter."""
     if len(command) < 2 or command[0] != sys.executable:
         return False
     if command[1] == "-m":

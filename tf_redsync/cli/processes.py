@@ -34,11 +34,11 @@ class WorkerResult:
     """Result of one worker.
 
     Attributes:
-      index: task index in TF_CONFIG.
-      returncode: exit code; `-s` if signal `s` ended the worker.
-      output: its last lines of standard output and standard error.
-      killed: whether the launcher sent SIGKILL.
-      seconds: wall time from start to end.
+        index: Task index in TF_CONFIG.
+        returncode: Exit code; `-s` if signal `s` ended the worker.
+        output: The last lines of its standard output and standard error.
+        killed: Whether the launcher sent SIGKILL.
+        seconds: Wall time from start to end, in seconds.
     """
 
     index: int
@@ -59,8 +59,8 @@ def before_exec(parent: int, cores: Sequence[int] | None) -> None:
     The kernel kills the child when the launcher dies, even by SIGKILL.
 
     Args:
-      parent: process ID of the launcher.
-      cores: cores that the child may use; `None` for those of the launcher.
+        parent: Process ID of the launcher.
+        cores: Cores that the child may use; `None` for those of the launcher.
     """
     if cores:
         os.sched_setaffinity(0, cores)
@@ -93,11 +93,11 @@ def spawn(
 class Worker:
     """A worker process in its own session, and its output.
 
-    It is `process`, if given, else a new one. `printer` gets complete lines, `stream` all output as
-    it arrives.
+    The constructor uses `process`, or starts a new one. `printer` receives complete lines, and
+    `stream` all output as it arrives.
 
     Attributes:
-      where: "" on this machine, else " on HOST", for messages.
+        where: "" on this machine, else " on HOST", for messages.
     """
 
     where = ""
@@ -137,7 +137,7 @@ class Worker:
         """Read at most 64 KiB from the pipe.
 
         Returns:
-            The number of bytes; 0 at the end of the pipe, -1 if it is open and empty.
+            The number of bytes read; 0 at the end of the pipe, -1 if it is open and empty.
         """
         try:
             data = os.read(self.pipe, 1 << 16)
@@ -160,7 +160,7 @@ class Worker:
         )
 
     def _write_to_log(self, data: bytes) -> None:
-        """Write output to the log file; one that cannot be written ends, and the worker goes on."""
+        """Write output to the log file; after an error the log ends and the worker continues."""
         if self._log is None:
             return
         try:
@@ -192,7 +192,7 @@ class Worker:
                 self._printer(self._before_errors(lines) if self._interrupted else lines)
 
     def interrupt(self) -> None:
-        """Print no error messages and tracebacks from now on: the interrupt causes them."""
+        """Stop printing error messages and tracebacks, which the interrupt causes."""
         self._interrupted = True
 
     def _before_errors(self, lines: bytes) -> bytes:
@@ -243,9 +243,9 @@ class Worker:
         return WorkerResult(self.index, self.returncode, output, self.killed, self.seconds)
 
 
-TAIL_LINES = 20  # printed of a failed worker
+TAIL_LINES = 20  # last lines of a failed worker that are printed
 TIMEOUT_EXIT_CODE = 124  # like timeout(1)
-PREPARE_SECONDS = 60.0  # a training has started by then, and does not share the cores with imports
+PREPARE_SECONDS = 60.0  # delay of the spares' imports, so that they do not slow down the start
 _POLL_SECONDS = 0.05
 
 
@@ -254,17 +254,17 @@ class LaunchResult:
     """Result of a job.
 
     Attributes:
-      workers: one `WorkerResult` per worker, in task order; empty if the job was cancelled before
-        they began.
-      exit_code: 0, or the first failing worker's code (128 + s if signal `s` ended it), 124 after
-        the timeout, 128 + s if signal `s` interrupted the launcher, or 75 if the workers stopped
-        with a checkpoint on request.
-      message: the error, with the failing worker's last lines; empty after success.
-      restarts: number of restarts.
-      first_failed: position in `workers` of the worker that failed first; `None` if no worker has
-        failed, or only after the launcher began to end the job.
-      cause: a line with the first failure; empty if no worker has failed.
-      interrupted: whether a signal or the timeout ended the job.
+        workers: One `WorkerResult` per worker, in task order; empty if the job was cancelled before
+            they began.
+        exit_code: 0, or the first failing worker's code (128 + s if signal `s` ended it), 124 after
+            the timeout, 128 + s if signal `s` interrupted the launcher, or 75 if the workers
+            stopped with a checkpoint on request.
+        message: The error, with the failing worker's last lines; empty after success.
+        restarts: Number of restarts.
+        first_failed: Position in `workers` of the worker that failed first; `None` if no worker has
+            failed, or only after the launcher began to end the job.
+        cause: A line with the first failure; empty if no worker has failed.
+        interrupted: Whether a signal or the timeout ended the job.
     """
 
     workers: tuple[WorkerResult, ...]
@@ -286,10 +286,10 @@ class TimeLimits:
     """Time limits of a job.
 
     Attributes:
-      timeout: seconds from `start` until the job is ended; `None` for no limit.
-      grace: seconds between the failure of a worker and SIGKILL for the others.
-      stop_grace: seconds between SIGTERM or SIGUSR1 and SIGKILL.
-      start: start of the timeout, by `time.monotonic()`.
+        timeout: Seconds from `start` until the job is ended; `None` for no limit.
+        grace: Seconds between the failure of a worker and SIGKILL for the others.
+        stop_grace: Seconds between SIGTERM or SIGUSR1 and SIGKILL.
+        start: Start of the timeout, by `time.monotonic()`.
     """
 
     timeout: float | None
@@ -334,9 +334,9 @@ class Job:
         self._messages: list[str] = []
         self._exit_code = 0
         self._failed: list[root_cause.Failure] = []
-        self._signals = signals  # received by the launcher
+        self._signals = signals  # signals that the launcher has received
         self._asked_at: float | None = None  # time of the last request for a checkpoint
-        self._ending = False  # by a signal or the timeout, not by a failed worker
+        self._ending = False  # whether a signal or the timeout, not a failed worker, ends the job
 
     def add(self, worker: Worker) -> None:
         """Add a started worker."""
@@ -379,7 +379,7 @@ class Job:
         )
 
     def _say_where(self) -> None:
-        """Print the line of each worker that an interrupt has ended by an error."""
+        """Print, for each worker that raised after an interrupt, the line of the user's program."""
         places = [(w.index, root_cause.place(w.tail(KEPT_LINES))) for w in self._workers]
         told = ", ".join(f"worker {index} at {place}" for index, place in places if place)
         if told:
@@ -408,7 +408,7 @@ class Job:
         worker.finish()
 
     def _after(self, worker: Worker) -> None:
-        """Report the first failure only: the others follow from it."""
+        """Report a worker's end; of failures only the first, since the others follow from it."""
         code = worker.returncode or 0
         if not code or worker.killed:
             return

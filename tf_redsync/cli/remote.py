@@ -1,9 +1,9 @@
 """The launcher's agent on another machine: starts one worker and forwards signals to it.
 
-The agent reads lines from its standard input: first the job, as JSON, then signal numbers. When the
-input ends, because the launcher or the connection is gone, it kills the worker with SIGKILL. Its
-own lines begin with `MARK`; all other output is the worker's. It must start quickly, so it imports
-only the standard library and modules that do the same.
+The agent reads lines from its standard input: first the job, as JSON, then signal numbers. The
+input ends when the launcher or the connection is lost; the agent then kills the worker with
+SIGKILL. The agent's own lines begin with `MARK`; all other output is the worker's. The agent must
+start quickly, so it imports only the standard library and modules that do the same.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ if __name__ == "__main__":
     for _number in (
         signal.SIGINT,
         signal.SIGHUP,
-    ):  # not SIG_IGN, which is inherited
+    ):  # a handler, because child processes inherit SIG_IGN
         signal.signal(_number, lambda *_: None)
     _code = main()
     sys.stdout.flush()

@@ -82,7 +82,7 @@ def run_attempts(
     """Run a job until it succeeds, stop on request, or may not restart.
 
     Args:
-        make: Returns the job of an attempt, without workers.
+        make: Returns the job of an attempt, before its workers are started.
         start: Starts the workers of a job.
         restarts: Restart policy.
 

@@ -1,8 +1,8 @@
 """Root cause of a failed job: finds the worker that failed first in the workers' output.
 
-A failing worker makes the others fail, some of them before its own process has ended. The last
-traceback tells cause and consequence apart: when it was printed, and whether its error is one that
-TensorFlow or the watchdog raises because another worker is gone.
+A failing worker makes the others fail, some of them before its own process has ended. Two
+properties of the last traceback separate cause from consequence: its time, and whether its error
+is one that TensorFlow or the watchdog raises because another worker is lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)')
 _ERROR = re.compile(r"^([A-Za-z_][\w.<>]*)(?:: (.*))?$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|__autograph_generated_file")
-# Errors that TensorFlow and the watchdog raise in workers whose peer is gone.
+# Errors that TensorFlow and the watchdog raise in workers whose peer is lost.
 _VICTIMS = ("AbortedError", "UnavailableError", "CancelledError", "DeadlineExceededError")
 _OF_VICTIMS = re.compile(
     r"worker \d+ has failed: |has ended its program, and worker|does not answer: its process"
@@ -35,7 +35,7 @@ _OF_VICTIMS = re.compile(
 )
 _OF_WORKER = re.compile(r"worker \d+(?:, \d+)*:? ")
 _UNPARSED = re.compile(r"^(?:Syntax|Indentation|Tab)Error: ", re.MULTILINE)
-# Python's errors of a module that is another one than the importer expects.
+# Python's errors for an import of an unexpected module of the same name.
 _UNEXPECTED_MODULE = re.compile(
     r"module '(\w+)'.* has no attribute|cannot import name '\w+' from .*'(\w+)'"
     r"|'(\w+)' is not a package"
@@ -105,7 +105,7 @@ def _cause(end: Failure) -> tuple[str, bool]:
         hint = ", possibly out of memory" if -end.returncode == signal.SIGKILL else ""
         return f"ended by {name}{hint}", False
     starts = [number + 1 for number, line in enumerate(lines) if line.strip() == TRACEBACK]
-    if not starts and _UNPARSED.search(end.output):  # of the script itself
+    if not starts and _UNPARSED.search(end.output):  # a syntax error in the script itself
         starts = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     found = _of_traceback(lines[starts[-1] :]) if starts else None
     if found is None:
@@ -127,7 +127,7 @@ def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str, str] | None:
             places.append((frame[1], frame[2]))
         elif line and not line[0].isspace():
             error = _ERROR.match(line)
-            if error is None and not line.strip("^~"):  # marks below a line without indent
+            if error is None and not line.strip("^~"):  # position marks without an indent
                 continue
             if error is None:
                 return None

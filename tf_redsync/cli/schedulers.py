@@ -45,7 +45,7 @@ def slurm(workers: int, port: int | None, env: Mapping[str, str] = os.environ) -
         env: Environment variables, as set by `srun`.
 
     Raises:
-        ValueError: outside of `srun`, or with several tasks per node.
+        ValueError: `env` is not that of `srun`, or the step has several tasks per node.
     """
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     job = env.get("SLURM_JOB_ID")
@@ -92,7 +92,8 @@ def kubernetes(
         env: Environment variables, as set by the kubelet.
 
     Raises:
-        ValueError: outside of an indexed Job, or if the pods have no host names in a subdomain.
+        ValueError: `env` is not that of an indexed Job, or the pods have no host names in a
+            subdomain.
     """
     index = env.get("JOB_COMPLETION_INDEX", "")
     if not index.isdecimal():

@@ -85,7 +85,7 @@ def _collectives(strategy: Any) -> dict[str, str]:
 
 
 def _train(strategy: Any) -> str:
-    """Return the problem of a training of six steps that compares weights; "" if it works."""
+    """Run six training steps with comparisons of weights; return the problem, or "" for none."""
     import keras
     import numpy as np
 

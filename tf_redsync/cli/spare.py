@@ -1,9 +1,9 @@
 """Program of a spare process: imports TensorFlow, waits, and becomes a worker.
 
-The command line is the worker's, without the interpreter. The input is one line of JSON, the
-variables of the attempt; at its end without a line the process exits. The launcher's side is
-`prewarm.py`. At the top only modules that Python has loaded by itself are imported: those of the
-worker are found from its own `sys.path`.
+The command line is the worker's, without the interpreter. The input is one line of JSON with the
+variables of the attempt; if it ends without a line, the process exits. The launcher's side is
+`prewarm.py`. The top of the module imports only modules that Python has already loaded, because
+the worker's modules need its own `sys.path`.
 """
 
 import os
@@ -16,7 +16,7 @@ def _import() -> None:
 
     try:
         importlib.import_module("tf_redsync")
-    except Exception:  # the script meets it, and reports it
+    except Exception:  # the script will raise the same error
         pass
 
 

@@ -182,14 +182,14 @@ class RemoteWorker(Worker):
         self._said: dict[str, Any] = {}
         self._kill_at: float | None = None
         super().__init__(index, argv, env, log, None, append, stdin=subprocess.PIPE)
-        self._printer_then = printer  # in use once the agent answers: drops output of ssh and shell
+        self._printer_then = printer  # used once the agent answers, to drop output of ssh and shell
 
     def meet(self, seconds: float, check: Callable[[], None]) -> None:
         """Wait until the agent answers.
 
         Args:
             seconds: Time limit.
-            check: Called many times a second; may raise.
+            check: Called many times per second; may raise.
 
         Raises:
             HostError: the agent has ended, or has not answered in time.
@@ -254,7 +254,7 @@ class RemoteWorker(Worker):
             elif whole.startswith(MARK) or MARK.startswith(whole):
                 self._held = whole
                 return
-            else:  # the worker's output happens to contain the mark's first byte
+            else:  # output of the worker that contains the first byte of the mark
                 super().received(mark)
                 text = after
 

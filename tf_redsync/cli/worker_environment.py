@@ -14,8 +14,8 @@ from pathlib import Path
 from tf_redsync import environment
 from tf_redsync.cluster import ports
 
-# Each step makes tensors of the size of the model, in memory that glibc returns to the system. In
-# huge pages this costs 512 times fewer page faults.
+# Each step allocates tensors of the size of the model, in memory that glibc returns to the system.
+# Huge pages cause 512 times fewer page faults.
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 
@@ -113,7 +113,12 @@ def variables(
 ) -> dict[str, str]:
     """Return the workers' environment: this process's, `env`, and defaults.
 
-    `all_here`: whether this launcher starts all workers of the job.
+    Args:
+        workers: Number of workers on this machine.
+        threads: Threads per worker; `None` for the default.
+        start_timeout: Default of the strategy's `start_timeout`, in seconds; `None` for none.
+        env: Variables added to this process's environment.
+        all_here: Whether this launcher starts all workers of the job.
     """
     merged = {"PYTHONUNBUFFERED": "1", **_HUGE_PAGES, **os.environ, **(env or {})}
     for name in THREAD_VARIABLES:
