@@ -2,11 +2,12 @@
 
 They pass the same tests as the methods in `methods`, but their names, arguments and files may
 change in any release. Every class with `@register` in a module of this folder becomes an attribute,
-such as `rs.contrib.SIDCo`; no list names it. No other folder imports this one: saved configs, the
-command line and `rs.methods.table()` find the classes by name, see `config.registered`.
+such as `rs.contrib.SIDCo`, without further declarations. No other folder imports this one. Saved
+configs, the command line and `rs.methods.table()` find the classes by name; see
+`config.registered`.
 
-`codings` has codings of positions and values that only these methods use; `common` has building
-    blocks that several methods share.
+`codings` has codings of positions and values that only these methods use. `common` has building
+blocks that several methods share.
 """
 
 from __future__ import annotations

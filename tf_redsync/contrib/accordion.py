@@ -51,7 +51,7 @@ class Accordion(Sparsifier):
 
     * The accumulated gradients are the delivered totals. All workers have these totals, so they
       detect the same regime without a further message. The norm excludes the residuals.
-    * An interval is a number of steps instead of an epoch, which the exchange does not know.
+    * An interval is a number of steps, because the exchange does not know the epochs.
     * The paper also compresses less when the learning rate is about to decay. The exchange does not
       know the learning rate. A decay has an effect in the next interval, if it changes the norm.
     * The compressor is layer-wise top-k. The paper also adapts PowerSGD and the batch size.
@@ -68,7 +68,7 @@ class Accordion(Sparsifier):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> spec = TensorSpec("kernel", (100, 100))

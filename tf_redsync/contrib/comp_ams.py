@@ -58,7 +58,7 @@ class CompAMS(Sparsifier):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> import tf_redsync as rs

@@ -60,7 +60,7 @@ class EF21(Sparsifier):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> EF21(density=0.01).traits.waiting_steps

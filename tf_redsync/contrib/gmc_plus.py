@@ -52,7 +52,7 @@ class GMCPlus(EvaluationPoint, GMC):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely, with the same momentum.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     detached: float = 0.3

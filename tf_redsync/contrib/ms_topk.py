@@ -63,7 +63,7 @@ class MSTopK(Sparsifier):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> MSTopK(density=0.01).describe(TensorSpec("w", (100, 100)))

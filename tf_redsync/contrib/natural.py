@@ -52,7 +52,7 @@ class NaturalCompression(StochasticQuantizer):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> NaturalCompression().traits.conserves

@@ -26,8 +26,8 @@ from tf_redsync.ops.wire import as_row, cut, joined, leading, moved, only_row
 
 SLACK = 1.25  # capacity for elements, relative to their mean number
 DRIFT = 1.012  # factor of a threshold after a step with too many or too few elements
-FEWEST = 2 / 3  # of k elements, below which a threshold shrinks
-PIECES = 64  # of equal shares, which the state `regions` stores for any number of workers
+FEWEST = 2 / 3  # fraction of k elements below which a threshold shrinks
+PIECES = 64  # number of pieces in the state `regions`, which is independent of the workers' number
 
 
 @register
@@ -84,7 +84,7 @@ class OkTopk(Sparsifier):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> OkTopk(density=0.02).threshold_interval
@@ -317,7 +317,7 @@ class RowsByRegion(NamedTuple):
 def rows_by_region(
     positions: tf.Tensor, indices: tf.Tensor, values: tf.Tensor, ends: tf.Tensor, slots: int
 ) -> RowsByRegion:
-    """Put every element into the row of its region; the largest ones if a row is too short.
+    """Put every element into the row of its region; the largest ones if a row has too few slots.
 
     Args:
         positions: int64 `[capacity]`, ascending; the size of the vector in unused slots.

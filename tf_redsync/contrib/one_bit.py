@@ -61,15 +61,15 @@ class OneBitSGD(Quantizer):
       phase.
     * The means are those of the blocks of a tensor, not those of the columns of a matrix.
     * Biases, norms and small tensors are all-reduced densely.
-    * The residual is that of the gradient; AdaGrad, momentum and similar rules follow in the
-      optimizer.
+    * The residual is in units of the gradient. The optimizer applies AdaGrad, momentum and similar
+      rules afterwards.
 
     Args:
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
         warm_up: `None` or `DenseWarmUp(steps)`: dense first steps, which the paper recommends.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     warm_up: DenseWarmUp | None = None

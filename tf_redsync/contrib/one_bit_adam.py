@@ -61,7 +61,7 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> import keras
@@ -206,7 +206,7 @@ class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
         epsilon: epsilon of the inner optimizer, at least 0.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> import keras

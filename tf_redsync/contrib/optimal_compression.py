@@ -100,7 +100,7 @@ class SparseDithering(Quantizer):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> SparseDithering(alpha=0.1).describe(TensorSpec("w", (100, 100)))
@@ -255,7 +255,7 @@ class SphericalCompression(Quantizer):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> SphericalCompression(block_size=64, index_bits=10).describe(TensorSpec("w", (64, 64)))

@@ -89,7 +89,7 @@ class PacTrain(Masked, Waiting, Method):
         dense_below: Tensors of fewer float32 bytes are neither pruned nor compressed.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> import tf_redsync as rs
@@ -187,8 +187,7 @@ class PacTrain(Masked, Waiting, Method):
                     f"{math.floor(1e4 * (1 - kept.size / spec.size)) / 1e4}.",
                     stacklevel=2,
                 )
-            # If fewer are kept, pruned positions fill up the rest, so positions are always
-            # distinct.
+            # If a mask keeps fewer, pruned positions fill the rest, so positions are distinct.
             positions.append(np.concatenate([kept, np.flatnonzero(~flat)])[:capacity])
         return {
             "mask": [tf.convert_to_tensor(m, tf.bool) for m in masks],

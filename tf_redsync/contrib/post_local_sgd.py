@@ -27,9 +27,9 @@ class PostLocalSGD(DenseStart, LocalSGD):
         steps before `start`:   W <- optimizer(W, mean gradient)        the same on all workers
         from `start` on:         as `LocalSGD`
 
-    It equals `LocalSGD` with `warm_up=DenseWarmUp(steps=start)` of `DistributedOptimizer`, which
-    must not have another warm-up then. With an outer optimizer it is DiLoCo that starts from a
-    partly trained model.
+    It equals `LocalSGD` with `warm_up=DenseWarmUp(steps=start)` of `DistributedOptimizer`, and
+    excludes another warm-up there. With an outer optimizer it is DiLoCo that starts from a partly
+    trained model.
 
     Args:
         start: Number of synchronous steps at the start, at least 1. A value below 1 is a fraction
@@ -38,7 +38,7 @@ class PostLocalSGD(DenseStart, LocalSGD):
         outer: Outer optimizer, see `LocalSGD`.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     start: int | float = 1000

@@ -76,7 +76,7 @@ class QuantizedFW(StochasticQuantizer):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> QuantizedFW(levels=1, sum_levels=7).traits.conserves

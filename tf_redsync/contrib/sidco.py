@@ -75,7 +75,7 @@ class SIDCo(Sparsifier):
             thousand elements are poor.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> SIDCo(density=0.001, distribution="exponential").max_stages(1_000_000)

@@ -75,7 +75,7 @@ class SparDL(Sparsifier):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     @property
@@ -123,7 +123,13 @@ def _select(
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Return a message with the k largest elements of each `grads + residuals`, and residuals.
 
-    In this step the messages are number `first`, `first + 1`, ... of this worker.
+    Args:
+        grads: Gradients, float32.
+        residuals: Residuals, float32.
+        k: Number of elements to select of each tensor.
+        ctx: Context of the exchange.
+        first: Number of the first message among this worker's messages in the step, for the random
+            streams of codings.
     """
     n, coding = len(grads), message_coding(ctx)
     found = ops.accumulate_and_select(grads, residuals, [], [k] * n)

@@ -33,7 +33,7 @@ _INDEX = tf.int32.max  # the index, in bits 0 to 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Threshold(Sparsifier):
-    """Base class of the sparse methods, which differ in the form of the message."""
+    """Base class of the sparse methods, whose messages differ."""
 
     threshold: float = 0.001
 
@@ -86,7 +86,7 @@ class FixedThreshold(_Threshold):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> FixedThreshold(threshold=0.01, density=0.05).threshold
@@ -144,7 +144,7 @@ class Strom(_Threshold):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> Strom(threshold=0.01, density=0.05).threshold
@@ -239,7 +239,7 @@ class TwoBit(ThresholdCodes):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     @property

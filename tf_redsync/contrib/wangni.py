@@ -60,7 +60,7 @@ class Wangni(Sparsifier):
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> Wangni(density=0.05).traits.conserves

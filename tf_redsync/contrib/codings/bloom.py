@@ -71,7 +71,7 @@ class Bloom(IndexCoding):
         false_positive_rate: e, in (0, 1). `None`: a tenth of the density.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     policy: str = "p0"
@@ -163,7 +163,7 @@ class Bloom(IndexCoding):
         load = hashes * max(slots, 1) / (32 * words)
         held = 1.0 - math.exp(-load)  # fraction of bits that are set, `spread` its deviation
         spread = math.sqrt(max(math.exp(-load) - (1 + load) * math.exp(-2 * load), 0) / 32 / words)
-        # More than the rate that was asked for, because the number of hashes is rounded.
+        # The actual rate exceeds the requested one, because the number of hashes is rounded.
         false = held**hashes * max(size - slots, 0)
         deviation = math.sqrt(false + (false * hashes * spread / held) ** 2)
         return min(slots + math.ceil(false + 6 * deviation) + 4, size)
@@ -204,7 +204,7 @@ def by_conflicts(
     hashes: int,
     limit: int,
 ) -> tf.Tensor:
-    """Order positives by policy P2 of DeepReduce; those that are not taken come last.
+    """Order positives by policy P2 of DeepReduce, the untaken ones last.
 
     Xu et al. (2021), "DeepReduce", NeurIPS, policy P2. For every bit j of the filter, the conflict
     set C_j has the positives that set bit j. At least one element of C_j is a true positive, since

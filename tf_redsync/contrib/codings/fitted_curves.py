@@ -23,11 +23,11 @@ from tf_redsync.ops.wire import leading
 
 # Segments of N values of one sign end at N / divisor.
 DIVISORS = (100_000, 30_000, 10_000, 3_000, 1_000, 300, 100, 30, 10, 5, 1)
-SHORTEST = 30  # values of a segment
+SHORTEST = 30  # minimum number of values of a segment
 COEFFICIENTS = 6  # of a polynomial of degree 5
 
 STEEPEST = 80.0  # bound of |b| and |d|: e^80 is finite in float32
-CLOSEST = 0.1  # distance of b and d, below which large a and c would cancel
+CLOSEST = 0.1  # minimum distance of b and d; below it, large a and c would cancel
 
 
 class Sorted(NamedTuple):
@@ -67,7 +67,7 @@ def in_place(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 
     Args:
         values: float32 `[workers, slots]`.
-        places: int32 `[workers, slots]`; places out of range, which no encoder makes, are ignored.
+        places: int32 `[workers, slots]`; places out of range are ignored.
     """
     workers, slots = values.shape[0], values.shape[1]
     row = tf.repeat(tf.range(workers), slots)
@@ -178,7 +178,7 @@ class PolynomialFit(FittedCurve):
             fit would be longer, send them as float32.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     @override
@@ -315,7 +315,7 @@ class DoubleExponentialFit(FittedCurve):
             fit would be longer, send them as float32.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     FEWEST: ClassVar[int] = 4

@@ -34,7 +34,7 @@ class QSGDValues(ValueCoding):
         bucket_size: Values that share a norm, which is their largest magnitude; a multiple of 32.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
     """
 
     levels: int = 127

@@ -119,7 +119,7 @@ class LGC(Sparsifier):
         seed: Seed of the initial parameters; the same on all workers.
 
     Raises:
-        ValueError: for a hyper-parameter out of its range.
+        ValueError: If an argument is out of range; the message names it.
 
     Example:
         >>> import tf_redsync as rs
