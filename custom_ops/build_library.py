@@ -1,14 +1,15 @@
-"""Compiles and links the native library, in parallel and only what has changed.
+"""Compiles and links the native library, in parallel and incrementally.
 
-setup.py imports this file; tf_redsync/building/ runs it, with what is to be made as JSON on
-standard input: "target", "kind" ("cpu", "cuda" or "preload") and, found already, "tensorflow" and
-"cuda". The kind "core" makes only the objects that need no TensorFlow, while that is installed.
+setup.py imports this file. tf_redsync/building/ runs it with a JSON request on standard input:
+"target", "kind" ("cpu", "cuda" or "preload"), and the results of installed.py as "tensorflow" and
+"cuda". The kind "core" compiles only the objects that need no TensorFlow, for example while
+TensorFlow is being installed.
 
 Objects are kept in a cache folder (TF_REDSYNC_CACHE, else tf_redsync/ in XDG_CACHE_HOME, else in
-~/.cache) by a hash of all that goes into them: the source and what it includes, flags, compiler,
-version of TensorFlow. So another clone or a new .venv compile nothing again, and a build that was
-ended goes on where it was. All ops are compiled as one source, and so are all kernels: TensorFlow's
-headers take longer than what includes them.
+~/.cache) by a hash of all their inputs: the source and its includes, flags, compiler, and version
+of TensorFlow. So another clone or a new .venv reuses them, and an interrupted build resumes. All
+ops are compiled as one source, and so are all kernels, because TensorFlow's headers take longer
+than the sources that include them.
 """
 
 import functools
@@ -28,40 +29,40 @@ import installed
 from installed import LISTS, NativeBuildError, run_compiler
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-VERSION = "custom_ops/kernels/version.cc"  # It says what was built.
+VERSION = "custom_ops/kernels/version.cc"  # describes the build
 KEEP_DAYS = 30
-# What is in the folder of objects: those, sources that include others, and parts of both.
+# Files in the folder of objects: objects, sources that include others, and incomplete files.
 KEPT = re.compile(r".+\.[0-9a-f]{32}\.(o|cc|\d+\.partial)")
 
 
 def find_pattern(pattern):
-    """Files under custom_ops/ that match, relative to ROOT."""
+    """Return the files under custom_ops/ that match `pattern`, relative to ROOT."""
     found = (ROOT / "custom_ops").glob(pattern)
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
 def find(*lists):
-    """Files that match the patterns of these lists."""
+    """Return the files that match the patterns of these lists in sources.bzl."""
     return sorted({file for name in lists for p in LISTS[name] for file in find_pattern(p)})
 
 
 SOURCES = find("CORE_SOURCES", "OP_SOURCES")
-CORE_SOURCES = find("CORE_SOURCES")  # which know no TensorFlow
+CORE_SOURCES = find("CORE_SOURCES")  # do not include TensorFlow
 CUDA_SOURCES = find("CUDA_SOURCES")
 PRELOAD_SOURCES = find("PRELOAD_SOURCES")
 
 
 @functools.cache
 def reads(source):
-    """The file and all of this project that it includes, directly or not."""
-    # A source names what `versions_inl.h` is to compile in a macro.
+    """Return a file and all files of this project that it includes, directly or indirectly."""
+    # A source names the file that `versions_inl.h` compiles in a macro.
     words = r'^#(?:include|define REDSYNC_SOURCE) "((?:custom_ops|tests)/.+?)"'
     included = re.findall(words, (ROOT / source).read_text(), re.M)
     return frozenset({source}).union(*map(reads, included))
 
 
 class Objects:
-    """A folder of objects, each under a hash of what it is made of."""
+    """A folder of objects, each named by a hash of its inputs."""
 
     def __init__(self, fallback):
         folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -70,16 +71,16 @@ class Objects:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self._folder).close()
-        except OSError:  # A user without a home.
+        except OSError:  # for example a user without a home directory
             self._folder = fallback
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, source, made_with, *others):
-        """Where the object of a source is or will be.
+        """Return the path of a source's object, which may not exist yet.
 
         Args:
-            source: Its name is in the object's.
-            made_with: What else goes into it, as JSON.
+            source: The source, whose name is part of the object's name.
+            made_with: Other inputs of the object, JSON-serializable.
             *others: Further sources of the same object.
         """
         text, files = [json.dumps(made_with)], map(reads, (source, *others))
@@ -88,7 +89,7 @@ class Objects:
         return self._folder / f"{pathlib.Path(source).name}.{digest}.o"
 
     def including(self, name, sources):
-        """Writes a source that includes others; returns its path."""
+        """Write a source that includes others; return its path."""
         text = "".join(f'#include "{source}"\n' for source in sources)
         digest = hashlib.sha256(text.encode()).hexdigest()[:32]
         path = self._folder / f"{name}.{digest}.cc"
@@ -98,10 +99,10 @@ class Objects:
         return str(path)
 
     def make(self, path, command):
-        """Compiles with `command`, to which the output is added, if `path` is not there."""
+        """Compile with `command`, extended by the output file, unless `path` exists."""
         if path.exists():
             return os.utime(path)
-        partial = path.with_suffix(f".{os.getpid()}.partial")  # Others may be at it, too.
+        partial = path.with_suffix(f".{os.getpid()}.partial")  # other processes may build it, too
         try:
             run_compiler([*command, "-o", str(partial)], ROOT)
             os.replace(partial, path)
@@ -109,7 +110,7 @@ class Objects:
             partial.unlink(missing_ok=True)
 
     def clean(self):
-        """Removes what no build has asked for in `KEEP_DAYS` days, and nothing of others."""
+        """Remove files that no build has used for `KEEP_DAYS` days; keep foreign files."""
         for path in self._folder.iterdir():
             ours = KEPT.fullmatch(path.name) and path.is_file() and not path.is_symlink()
             if ours and path.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
@@ -117,7 +118,7 @@ class Objects:
 
 
 class CoreBuild:
-    """Makes the objects that need no TensorFlow.
+    """Builds the objects that need no TensorFlow.
 
     Args:
         folder: For objects, where there is no cache folder.
@@ -128,12 +129,12 @@ class CoreBuild:
         compiler = run_compiler([*self._cxx, "--version"])
         extra = shlex.split(os.environ.get("CXXFLAGS", ""))
         self._flags = [*LISTS["FLAGS"], *LISTS["QUIET"], *extra]
-        machine = platform.node() if extra else ""  # -march=native is another one's elsewhere
+        machine = platform.node() if extra else ""  # -march=native depends on the machine
         self._made_with = [compiler, self._cxx, machine]
         self._objects = Objects(fallback=folder)
 
     def _core_plans(self):
-        """For each source its object, and the command that makes it; the longest come first."""
+        """Return object and compile command by source, the largest source first."""
         made_with = [*self._made_with, *self._flags]
         command = [*self._cxx, *self._flags, "-I.", "-c"]
         size = {s: sum((ROOT / file).stat().st_size for file in reads(s)) for s in CORE_SOURCES}
@@ -143,7 +144,7 @@ class CoreBuild:
         }
 
     def _compile(self, plans):
-        """Makes the objects of `plans`; returns what failed, by source."""
+        """Build the objects of `plans`; return the errors by source."""
         failed = {}
 
         def make(source):
@@ -157,30 +158,34 @@ class CoreBuild:
         return failed
 
     def run(self):
-        """Makes the objects."""
+        """Build the objects.
+
+        Raises:
+            NativeBuildError: A source cannot be compiled.
+        """
         for problem in self._compile(self._core_plans()).values():
             raise NativeBuildError(problem)
 
 
 class NativeBuild(CoreBuild):
-    """One build of the library; the GPU kernels may fail without the rest failing.
+    """One build of the library; without GPU kernels if those fail.
 
     Args:
         folder: For objects, where there is no cache folder.
-        found: What `installed.tensorflow` finds, if that is known.
-        cuda: What `installed.cuda` finds, if that is known.
+        found: Result of `installed.tensorflow`; `None` to call it.
+        cuda: Result of `installed.cuda`; `None` to call it.
 
     Attributes:
-        version: TensorFlow that the library is built for.
-        gpu: What GPUs it has kernels for, or "none: " and the reason.
+        version: TensorFlow version that the library is built for.
+        gpu: GPUs of the kernels, as text, or "none: " and the reason.
     """
 
     def __init__(self, folder, found=None, cuda=None):
-        super().__init__(folder)  # A compiler is cheaper to miss than TensorFlow.
+        super().__init__(folder)  # first, because it fails faster than the search for TensorFlow
         found = found or installed.tensorflow()
         self.version, self._link_flags = found["version"], found["link_flags"]
         self._flags_of_ops = [*found["compile_flags"], *self._flags]
-        # Without the warnings of TensorFlow's headers, which we cannot fix.
+        # -isystem suppresses warnings in TensorFlow's headers.
         self._folders = ["-isystem", found["include"], "-I."]
         self._made_with_tensorflow = [*self._made_with, found["version"], found["commit"]]
         if not CUDA_SOURCES:
@@ -188,13 +193,13 @@ class NativeBuild(CoreBuild):
         self._cuda = cuda or installed.cuda()
 
     def _plan(self, source, *defines):
-        """The object of a source that includes TensorFlow, and the command that makes it."""
+        """Return object and compile command of a source that includes TensorFlow."""
         flags = [*self._flags_of_ops, *defines]
         path = self._objects.path(source, [*self._made_with_tensorflow, *flags])
         return path, [*self._cxx, *flags, *self._folders, "-c", source]
 
     def _plans(self, name):
-        """A source for each pattern of one of the lists, which includes all that match."""
+        """Return plans by unit: one source per pattern of a list, which includes all matches."""
         plans = {}
         for pattern in LISTS[name]:
             sources = [s for s in find_pattern(pattern) if s != VERSION]
@@ -218,18 +223,22 @@ class NativeBuild(CoreBuild):
         partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
         output = ["-shared", "-o", str(partial)]
         run_compiler([*self._cxx, *output, *inputs, *cuda_flags, *self._link_flags], ROOT)
-        with open(partial, "rb") as file:  # Else a crash of the machine could leave it empty.
+        with open(partial, "rb") as file:  # a crash of the machine could leave it empty otherwise
             os.fsync(file.fileno())
-        os.replace(partial, target)  # A process that has the old one loaded keeps it.
+        os.replace(partial, target)  # processes that have loaded the old file keep it
 
     def run(self, target):
-        """Makes `target`, with GPU kernels if there is a CUDA compiler."""
+        """Build `target`, with GPU kernels if there is a CUDA compiler.
+
+        Raises:
+            NativeBuildError: The CPU part cannot be built.
+        """
         has_cuda = "missing" not in self._cuda
         if "error" in self._cuda:
             say(f"tf_redsync: THE GPU KERNELS ARE NOT BUILT. {self._cuda['error']}")
         plans = {**self._plans("OP_SOURCES"), **self._core_plans()}
         for_gpu = {}
-        if has_cuda:  # CUDA sources take longest, once for each architecture.
+        if has_cuda:  # first, because they take longest: once per architecture
             for_gpu = {source: self._cuda_plan(source) for source in CUDA_SOURCES}
             for_gpu |= self._plans("GPU_OP_SOURCES")
         failed = self._compile({**for_gpu, **plans})
@@ -251,7 +260,7 @@ class NativeBuild(CoreBuild):
 
 
 def build_preload(target):
-    """Makes the library that the launcher preloads into workers."""
+    """Build the library that the launcher preloads into workers."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     cxx = shlex.split(os.environ.get("CXX", "g++"))
@@ -261,17 +270,17 @@ def build_preload(target):
 
 
 def processors():
-    """Returns the number of processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def say(text):
-    """Prints a message for users."""
+    """Print a message for users."""
     print(text, file=sys.stderr, flush=True)
 
 
 def main():
-    """Makes what standard input asks for."""
+    """Run the build that the JSON on standard input requests."""
     wanted = json.load(sys.stdin)
     if wanted["kind"] == "core":
         return CoreBuild(ROOT / "build" / "objects").run()

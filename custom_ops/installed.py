@@ -1,12 +1,13 @@
-"""What there is to build the native library with: TensorFlow, and a CUDA compiler if any.
+"""Finds the dependencies of the native library: TensorFlow, and a CUDA compiler if any.
 
-setup.py imports this file; Bazel and tf_redsync/building/ run it, with "tensorflow" or "cuda", for
-the same as JSON.
+setup.py imports this file. Bazel and tf_redsync/building/ run it with the argument "tensorflow" or
+"cuda", and it prints the result as JSON.
 
 The CUDA compiler is `nvcc` in the folder CUDA_HOME/bin if that variable is set, else on PATH, else
-in /usr/local/cuda/bin. TF_REDSYNC_CUDA=0 leaves it alone. REDSYNC_CUDA_ARCHITECTURES, such as
-"80 90", replaces the list in sources.bzl: fewer compile faster, and GPUs older than all of them
-have no kernels. Those that nvcc does not know are left out: newer GPUs run the PTX of the newest.
+in /usr/local/cuda/bin. TF_REDSYNC_CUDA=0 disables it. REDSYNC_CUDA_ARCHITECTURES, such as "80 90",
+replaces the list in sources.bzl. Fewer architectures compile faster, but GPUs older than all of
+them have no kernels. Architectures that nvcc does not know are omitted; newer GPUs run the PTX of
+the newest one.
 """
 
 import json
@@ -21,7 +22,7 @@ import sys
 import tempfile
 
 LISTS = runpy.run_path(str(pathlib.Path(__file__).with_name("sources.bzl")))
-TENSORFLOW_TIMEOUT = 300  # Seconds; its import takes a few, on a cold disk many.
+TENSORFLOW_TIMEOUT = 300  # seconds; an import takes a few, from a cold disk many
 _CUDA_FOLDER = "/usr/local/cuda"
 _LAST_LINES = 20
 _DESCRIBE = """
@@ -37,11 +38,15 @@ print("\\n" + json.dumps({
 
 
 class NativeBuildError(Exception):
-    """The native library, or a part of it, cannot be built; the text says why."""
+    """The native library, or a part of it, cannot be built; the message has the reason."""
 
 
 def run_compiler(command, cwd=None):
-    """What a compiler says, on both streams; `NativeBuildError` if it is missing or fails."""
+    """Run a compiler; return its standard output and standard error.
+
+    Raises:
+        NativeBuildError: The compiler is missing or fails.
+    """
     try:
         run = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     except OSError as error:
@@ -55,9 +60,13 @@ def run_compiler(command, cwd=None):
 
 
 def tensorflow():
-    """Version, headers and flags of the TensorFlow that this interpreter imports."""
+    """Return version, headers and flags of the TensorFlow that this interpreter imports.
+
+    Raises:
+        NativeBuildError: TensorFlow cannot be imported.
+    """
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    # In a process of its own: importing TensorFlow here would slow down and disturb every command.
+    # In a child process, because importing TensorFlow here would slow down every command.
     run = subprocess.run(
         [sys.executable, "-c", _DESCRIBE], env=env, cwd=tempfile.gettempdir(), capture_output=True,
         text=True, timeout=TENSORFLOW_TIMEOUT,
@@ -72,12 +81,12 @@ def tensorflow():
 
 
 def _number(architecture):
-    """Of "90", and of "90a"."""
+    """Return the number of an architecture: 90 for "90" and "90a"."""
     return int(architecture.rstrip("af"))
 
 
 def cuda():
-    """What nvcc is to be called with and linked to, or `{"missing": why}`."""
+    """Return the command and link flags for nvcc, or `{"missing": reason}`."""
     if os.environ.get("TF_REDSYNC_CUDA") == "0":
         return {"missing": "left out by TF_REDSYNC_CUDA=0"}
     home = os.environ.get("CUDA_HOME")
@@ -88,7 +97,7 @@ def cuda():
     try:
         version = run_compiler([nvcc, "--version"])
         known = re.findall(r"compute_(\d+)\b", run_compiler([nvcc, "--list-gpu-arch"]))
-        # nvcc may be a script in another place than the toolkit; it knows where its libraries are.
+        # nvcc may be a script outside of the toolkit, so ask it for its libraries.
         plan = run_compiler([nvcc, "--dryrun", "-c", "-x", "cu", "-o", os.devnull, os.devnull])
     except NativeBuildError as error:
         return {"missing": f"{nvcc} does not run", "error": str(error)}
@@ -108,7 +117,7 @@ def cuda():
     return {
         "command": [nvcc, *LISTS["CUDA_FLAGS"], *codes],
         "compiler": version,
-        # Before TensorFlow, which exports the names of a CUDA run-time library of its own.
+        # Before TensorFlow, which exports the names of its own CUDA runtime library.
         "link_flags": [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"],
         "text": f"CUDA {number.group(1) if number else '?'}: {names} and PTX for newer ones",
     }

@@ -1,4 +1,4 @@
-"""Macros that build the native library out of the sources named in sources.bzl."""
+"""Macros that build the native library from the sources in sources.bzl."""
 
 load("@local_config_cuda//:config.bzl", "CUDA")
 load("@local_config_tf//:config.bzl", "TENSORFLOW")
@@ -18,23 +18,23 @@ load(
 )
 
 def _glob(patterns):
-    """Files that match; a pattern may match nothing. tests/unit/test_build.py checks the outcome."""
+    """Returns matching files; a pattern may match none. tests/unit/test_build.py checks them."""
     return native.glob(patterns, allow_empty = True)
 
 def core_library(name):
-    """The algorithms for the CPU, without TensorFlow."""
+    """Defines the library of the CPU algorithms, without TensorFlow."""
     native.cc_library(
         name = name,
         srcs = _glob(CORE_SOURCES),
         hdrs = _glob(CORE_HEADERS),
         copts = FLAGS + QUIET,
-        # Its symbols are hidden: it cannot be a shared library of its own.
+        # Its symbols are hidden, so it cannot be a shared library.
         linkstatic = True,
         visibility = ["//visibility:public"],
     )
 
 def core_test(name, srcs):
-    """One C++ test program of the core: its source, and the headers that tests share."""
+    """Defines a C++ test program of the core from its source and shared headers."""
     native.cc_test(
         name = name,
         size = "small",
@@ -46,7 +46,7 @@ def core_test(name, srcs):
     )
 
 def _cuda_objects():
-    """Names of the object files of the CUDA sources; empty where there is no nvcc."""
+    """Returns the names of the object files of the CUDA sources; empty without nvcc."""
     if "missing" in CUDA:
         return []
     headers = _glob(CUDA_HEADERS + CORE_HEADERS)
@@ -64,7 +64,7 @@ def _cuda_objects():
     return objects
 
 def _together(name, pattern):
-    """One source that includes all that match: TensorFlow's headers take longer than all the rest."""
+    """Defines one source that includes all matches, since TensorFlow's headers compile slowly."""
     sources = _glob([pattern])
     native.genrule(
         name = name,
@@ -78,7 +78,7 @@ def _together(name, pattern):
     )
 
 def op_library(name, core):
-    """The shared library that TensorFlow loads."""
+    """Defines the shared library that TensorFlow loads."""
     objects = _cuda_objects()
     patterns = OP_SOURCES + (GPU_OP_SOURCES if objects else [])
     units = []
@@ -93,7 +93,7 @@ def op_library(name, core):
         copts = TENSORFLOW["compile_flags"] + FLAGS + QUIET,
         linkopts = (CUDA["link_flags"] if objects else []) + TENSORFLOW["link_flags"],
         linkshared = True,
-        # Each one word of a shell.
+        # Quoted, so that each is one word for the shell.
         local_defines = [
             "REDSYNC_TENSORFLOW_VERSION='\"%s\"'" % TENSORFLOW["version"],
             "REDSYNC_GPU_BUILD='\"%s\"'" % gpu,
@@ -103,7 +103,7 @@ def op_library(name, core):
     )
 
 def preload_library(name):
-    """The library that the launcher preloads into workers."""
+    """Defines the library that the launcher preloads into workers."""
     native.cc_binary(
         name = name,
         srcs = _glob(PRELOAD_SOURCES),

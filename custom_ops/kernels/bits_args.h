@@ -9,7 +9,7 @@
 
 namespace redsync {
 
-// Rows of codes with a fixed number of bits, and the words that they fill.
+// Rows of codes of a fixed number of bits, and their words.
 struct PackedCodes {
   int64_t bits = 0;
   int64_t count = 0;  // Codes of a row.
@@ -53,7 +53,7 @@ struct BitmapCall {
 };
 
 struct SetBitsCall {
-  int64_t slots = 0;  // Of a row.
+  int64_t slots = 0;  // Slots of a row.
   int64_t rows = 0;
   int64_t size = 0;  // Words of a row.
   const uint32_t* words = nullptr;

@@ -13,9 +13,9 @@ namespace {
 
 using ::tensorflow::OpKernelContext;
 
-constexpr int64_t kBlock = 32 * 512;  // Codes that a thread packs at a time: they fill whole words.
-constexpr int64_t kCodeCost = 4;      // Cycles to pack or unpack one.
-constexpr int64_t kNumberCost = 8;    // Cycles to read one of a Rice code.
+constexpr int64_t kBlock = 32 * 512;  // Codes of a thread's task, which fill whole words.
+constexpr int64_t kCodeCost = 4;      // Cycles to pack or unpack a code.
+constexpr int64_t kNumberCost = 8;    // Cycles to read a number from a Rice code.
 
 // Calls body(row, first, count) for blocks of the codes of all rows.
 template <class Body>

@@ -8,7 +8,7 @@
 
 namespace redsync {
 
-// The attributes `bits` and `block`; also for inferring shapes.
+// Reads the attributes `bits` and `block`; also in shape functions.
 template <class Context>
 tensorflow::Status ReadBlockFormat(Context* context, BlockFormat* format) {
   TF_RETURN_IF_ERROR(context->GetAttr("bits", &format->bits));

@@ -1,4 +1,4 @@
-// The kernel class of most ops. An op is a struct, the same on all devices, and a function for each
+// The kernel class of most ops. An op has a struct, which all devices share, and a function per
 // device:
 //
 //   struct PackCall {

@@ -36,7 +36,7 @@ struct SealCall {
 };
 
 struct OpenCall : SealCall {
-  const int32_t* senders = nullptr;   // [rows]; below 0: the row has no sender and stays as it is.
+  const int32_t* senders = nullptr;   // [rows]; below 0: no sender, the row is unchanged.
   const int32_t* receiver = nullptr;  // Scalar, in host memory.
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
@@ -49,7 +49,7 @@ struct OpenCall : SealCall {
     return tensorflow::OkStatus();
   }
 
-  // The error of a message from `sender` whose checksum is wrong.
+  // Returns the error for a message from `sender` with a wrong checksum.
   tensorflow::Status Corrupted(int32_t sender) const {
     return tensorflow::errors::InvalidArgument(
         "a message arrived changed: its checksum is not that of its ", words,

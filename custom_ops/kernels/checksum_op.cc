@@ -15,7 +15,7 @@ namespace {
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-constexpr int64_t kWordCost = 1;  // Cycles.
+constexpr int64_t kWordCost = 1;  // Cycles per word.
 constexpr int64_t kWordBytes = sizeof(uint32_t);
 
 // Copies the messages into the output and calls body(row, message) for each.
@@ -41,7 +41,7 @@ tensorflow::Status SealMessages(OpKernelContext* context, const SealCall& call) 
 
 tensorflow::Status OpenMessages(OpKernelContext* context, const OpenCall& call) {
   const int64_t words = call.words - kHeaderWords;
-  std::vector<char> corrupted(call.rows, 0);  // Not bool: threads write to neighbours.
+  std::vector<char> corrupted(call.rows, 0);  // Not bool: threads write neighbouring elements.
   ForMessages(context, call, [&](int64_t row, uint32_t* message) {
     if (call.senders[row] < 0) return;
     const int flag = OpenSeal(*message, message + kHeaderWords, words);
@@ -54,7 +54,7 @@ tensorflow::Status OpenMessages(OpKernelContext* context, const OpenCall& call) 
   return tensorflow::OkStatus();
 }
 
-// Reads variables in place: ops that read them first would be hundreds in a large model.
+// Seals variables in place. Separate read ops would be hundreds of ops in a large model.
 class SealVariablesOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -72,7 +72,7 @@ class SealVariablesOp : public tensorflow::OpKernel {
   }
 
  private:
-  static constexpr int64_t kVariableCost = 100000;  // Cycles, as of one with as many words.
+  static constexpr int64_t kVariableCost = 100000;  // Cycles per variable.
 
   static tensorflow::Status SealVariable(OpKernelContext* context, int i, uint32_t* seal) {
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;

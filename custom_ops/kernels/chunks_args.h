@@ -9,7 +9,7 @@ namespace redsync {
 
 struct ChunkedTopKCall {
   int64_t k = 0;
-  int64_t number = 0, size = 0;  // Of the chunks.
+  int64_t number = 0, size = 0;  // Number and size of the chunks.
   const float* chunks = nullptr;
   int32_t* positions = nullptr;
   float* values = nullptr;

@@ -9,7 +9,7 @@
 namespace redsync {
 namespace {
 
-constexpr int64_t kElementCost = 2;  // Cycles to look at one.
+constexpr int64_t kElementCost = 2;  // Cycles per element.
 
 tensorflow::Status SelectInChunks(tensorflow::OpKernelContext* context,
                                   const ChunkedTopKCall& call) {

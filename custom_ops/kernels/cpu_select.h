@@ -11,20 +11,20 @@
 
 namespace redsync {
 
-// Accumulates and selects in one tensor after the other.
+// Accumulates and selects in the tensors of an op, one at a time.
 class TensorSelector {
  public:
   TensorSelector(tensorflow::OpKernelContext* context, const AccumulateCall& call)
       : call_(call), threads_(IntraOpThreads(context)) {}
 
-  // Allocates scratch memory for selections that need at most so many bytes.
+  // Allocates `bytes` of scratch memory, the maximum that a selection needs.
   tensorflow::Status Allocate(tensorflow::OpKernelContext* context, int64_t bytes) {
     return context->allocate_temp(tensorflow::DT_UINT8, tensorflow::TensorShape({bytes}),
                                   &scratch_);
   }
 
-  // Selects in tensor `i`. The caller sets what is selected in `options`, and in `buffers` where
-  // indices and values go.
+  // Selects in tensor `i`. The caller sets the selection in `options`, and the outputs of indices
+  // and values in `buffers`.
   tensorflow::Status Select(int i, SelectOptions options, SelectBuffers buffers,
                             SelectResult* result) const {
     call_.Set(i, &options, &buffers);

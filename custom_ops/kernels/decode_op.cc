@@ -9,7 +9,7 @@ namespace {
 
 using ::tensorflow::OpKernelContext;
 
-// Checks the messages and adds them up, one tensor after the other.
+// Checks the messages and sums them, tensor by tensor.
 tensorflow::Status Decode(OpKernelContext* context, const DecodeCall& call) {
   const Messages messages = {call.messages, call.ranks, call.words()};
   const auto n = static_cast<int64_t>(call.parts.size());

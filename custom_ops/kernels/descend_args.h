@@ -7,14 +7,15 @@
 
 namespace redsync {
 
-// It has no CallOp: the variable stays locked while the kernel runs, or is queued.
+// Inputs of the op. It is not a CallOp, because the variable must stay locked while the kernel runs
+// or is queued.
 struct DescendInputs {
   const uint32_t* indices = nullptr;
   const float* values = nullptr;
   const float* learning_rate = nullptr;
   int64_t entries = 0;
 
-  // Checks shapes alone: the values may be on a device.
+  // Checks only shapes, because the values may be on a device.
   tensorflow::Status Read(tensorflow::OpKernelContext* context) {
     const tensorflow::Tensor &at = context->input(1), &along = context->input(2), *rate;
     if (at.shape() != along.shape()) {
@@ -38,7 +39,7 @@ struct DescendInputs {
         "`variable` must be an initialized float32 variable.");
   }
 
-  // The error of indices[at], which is not a position in a variable of `size` elements.
+  // Returns the error for indices[at] = `index`, which is out of range for `size` elements.
   static tensorflow::Status OutOfRange(int64_t size, int64_t at, int64_t index) {
     return tensorflow::errors::InvalidArgument("`indices` must be in [0, ", size,
                                                "). Received: indices[", at, "]=", index, ".");

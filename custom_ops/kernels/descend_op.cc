@@ -20,7 +20,7 @@ tensorflow::Status DescendAlong(OpKernelContext* context, const DescendInputs& i
   return in.OutOfRange(size, bad, Shown(in.indices[bad], size));
 }
 
-// Works on the variable's own memory.
+// Updates the variable in place.
 class DescendOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -39,7 +39,7 @@ class DescendOp : public tensorflow::OpKernel {
   }
 
  private:
-  // Copies the variable if an op that has read it still holds its memory.
+  // Copies the variable if another op still references its buffer.
   static tensorflow::Status MakeSoleOwner(OpKernelContext* context, Tensor* tensor) {
     if (tensor->RefCountIsOne()) return tensorflow::OkStatus();
     Tensor copy;
@@ -50,7 +50,7 @@ class DescendOp : public tensorflow::OpKernel {
   }
 };
 
-// Works in the memory of its input where it can, else on a copy.
+// Updates its input in place if no other op needs it, else a copy.
 class DescendedOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;

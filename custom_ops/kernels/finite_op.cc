@@ -33,7 +33,7 @@ class AllFiniteOp : public tensorflow::OpKernel {
         return AllFinite<uint16_t>(static_cast<const uint16_t*>(data), n, 0x7c00, threads);
       case tensorflow::DT_BFLOAT16:
         return AllFinite<uint16_t>(static_cast<const uint16_t*>(data), n, 0x7f80, threads);
-      default:  // The op has no other type than float.
+      default:  // Float, the only other dtype of the op.
         return AllFinite<uint32_t>(static_cast<const uint32_t*>(data), n, 0x7f800000, threads);
     }
   }

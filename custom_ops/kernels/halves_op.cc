@@ -15,7 +15,7 @@ using ::tensorflow::Tensor;
 using ::tensorflow::TensorShape;
 using ::tensorflow::errors::InvalidArgument;
 
-// What the three ops have in common: the type, and the tensors of a vector.
+// Common part of the three ops: the dtype, and the tensors of a vector.
 struct HalfCall {
   Half half = Half::kFloat16;
   int64_t blocks = 0, size = 0;

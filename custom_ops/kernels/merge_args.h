@@ -15,7 +15,7 @@ struct SparseMergeCall {
   std::vector<int64_t> sizes, k;
   tensorflow::OpInputList indices, values;
   const int32_t* counts = nullptr;  // [ranks, tensors]
-  std::vector<int64_t> slots;       // Of a rank.
+  std::vector<int64_t> slots;       // Slots of a rank.
   int64_t ranks = 0;
   std::vector<SparseOutput> kept, dropped;
 
@@ -34,7 +34,7 @@ struct SparseMergeCall {
     TF_RETURN_IF_ERROR(CheckMatrix("counts", *of_each, kAnyRows, indices.size()));
     counts = of_each->flat<int32_t>().data();
     ranks = of_each->dim_size(0);
-    std::vector<int64_t> entries;  // Of all ranks.
+    std::vector<int64_t> entries;  // Entries of all ranks.
     for (int i = 0; i < indices.size(); ++i) {
       slots.push_back(indices[i].dims() == 2 ? indices[i].dim_size(1) : 0);
       entries.push_back(ranks * slots[i]);

@@ -11,7 +11,7 @@ namespace {
 
 using ::tensorflow::OpKernelContext;
 
-constexpr int64_t kEntryCost = 60;  // Cycles to sort an entry in.
+constexpr int64_t kEntryCost = 60;  // Cycles to merge an entry.
 
 tensorflow::Status Merge(OpKernelContext* context, const SparseMergeCall& call) {
   const int64_t n = call.indices.size();

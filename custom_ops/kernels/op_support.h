@@ -43,7 +43,7 @@ tensorflow::Status CheckMatrix(const char* name, const tensorflow::Tensor& tenso
 tensorflow::Status ReadScalar(tensorflow::OpKernelContext* context, const char* name,
                               const tensorflow::Tensor** tensor);
 
-// Reads the inputs `indices`, vectors, and `counts`, with one entry for each vector.
+// Reads the inputs `indices`, a list of vectors, and `counts`, which has one entry per vector.
 tensorflow::Status ReadPositions(tensorflow::OpKernelContext* context,
                                  tensorflow::OpInputList* indices,
                                  const tensorflow::Tensor** counts);
@@ -72,29 +72,29 @@ tensorflow::Status AllocateOutput(tensorflow::OpKernelContext* context, const st
   return tensorflow::OkStatus();
 }
 
-// Allocates the output `name` in the shape [rows, columns], which may be too large.
+// Allocates the output `name` in the shape [rows, columns]; fails if that is too large.
 template <class T>
 tensorflow::Status AllocateMatrix(tensorflow::OpKernelContext* context, const std::string& name,
                                   int64_t rows, int64_t columns, T** memory) {
-  tensorflow::TensorShape shape;  // Its constructor would end the process.
+  tensorflow::TensorShape shape;  // Its constructor ends the process for sizes that overflow.
   TF_RETURN_IF_ERROR(tensorflow::TensorShape::BuildTensorShape({rows, columns}, &shape));
   return AllocateOutput(context, name, shape, memory);
 }
 
 // Allocates output number `output` as float32 in the shape of input number `input`, in that input's
-// memory if nothing else needs it.
+// buffer if no other op needs it.
 tensorflow::Status ForwardOrAllocate(tensorflow::OpKernelContext* context, int input, int output,
                                      float** memory);
 
 // --------------------------------------------------------------------------------------- running
 
-// TensorFlow's intra-op threads.
+// Returns a parallel loop on TensorFlow's intra-op threads.
 ParallelFor IntraOpThreads(tensorflow::OpKernelContext* context);
 
-// InvalidArgument that says what is wrong with the argument `name`, and where.
+// Returns InvalidArgument with the invalid field of the argument `name` and its position.
 tensorflow::Status Describe(const char* name, const CodecError& error);
 
-// Describes `error` if the core has returned a failure.
+// Describes `error` if `status` is a failure.
 inline tensorflow::Status StatusOf(Status status, const char* name, const CodecError& error) {
   return status == Status::kOk ? tensorflow::OkStatus() : Describe(name, error);
 }

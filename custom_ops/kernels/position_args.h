@@ -14,7 +14,7 @@ namespace redsync {
 struct GolombLayout {
   std::vector<int64_t> sizes, rice, slots;
   std::vector<GolombFormat> formats;
-  std::vector<int64_t> offsets;  // Of each tensor's code.
+  std::vector<int64_t> offsets;  // Offset of each tensor's code.
   int64_t words = 0;
 
   // Reads `sizes` and `rice`.
@@ -25,7 +25,7 @@ struct GolombLayout {
 
 // Positions of several tensors, on each of several workers.
 struct PositionsOutput {
-  std::vector<uint32_t*> positions;  // Of each tensor, [ranks, slots].
+  std::vector<uint32_t*> positions;  // Positions of each tensor, [ranks, slots].
   int32_t* counts = nullptr;         // [ranks, tensors]
 
   // Allocates the outputs `indices` and `counts`.
@@ -50,10 +50,10 @@ struct GolombDecodeCall : GolombLayout {
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 
-// The Bloom filters of several tensors, one after the other.
+// The concatenated Bloom filters of several tensors.
 struct BloomLayout {
   std::vector<BloomFormat> formats;  // Without the seed, which is an input.
-  std::vector<int64_t> offsets;      // Of each filter.
+  std::vector<int64_t> offsets;      // Offset of each filter.
   int64_t words = 0;
   const int32_t* seed = nullptr;
 

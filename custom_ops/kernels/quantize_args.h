@@ -18,7 +18,7 @@ namespace redsync {
 constexpr const char* kModes[] = {"sign",       "two_level", "threshold",
                                   "stochastic", "uniform",   "natural"};
 
-// The attributes `mode`, `levels` and `bucket_size`; also for inferring shapes.
+// Reads the attributes `mode`, `levels` and `bucket_size`; also in shape functions.
 template <class Context>
 tensorflow::Status ReadFormat(Context* context, QuantizeFormat* format) {
   std::string mode;
@@ -43,7 +43,7 @@ tensorflow::Status ReadFormat(Context* context, QuantizeFormat* format) {
 // The message [flag, scales.., codes..] of several tensors.
 struct QuantizedLayout {
   QuantizeFormat format;
-  std::vector<int64_t> sizes, scale_offsets, code_offsets;  // Of each tensor.
+  std::vector<int64_t> sizes, scale_offsets, code_offsets;  // One entry per tensor.
   int64_t words = kHeaderWords;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context) {
@@ -62,9 +62,9 @@ struct QuantizedLayout {
     }
   }
 
-  // Number of tensors.
+  // Returns the number of tensors.
   int count() const { return static_cast<int>(sizes.size()); }
-  // Scales of all tensors.
+  // Returns the number of scales of all tensors.
   int64_t scales() const { return code_offsets[0] - kHeaderWords; }
 };
 
@@ -73,7 +73,7 @@ struct QuantizeCall : QuantizedLayout {
   const float* scales_in = nullptr;
   const int32_t* stream = nullptr;  // Seed, worker and step of the random numbers.
   int32_t* message = nullptr;
-  std::vector<float*> errors;  // Null where they are not asked for.
+  std::vector<float*> errors;  // Null if not requested.
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
     tensorflow::OpInputList inputs;

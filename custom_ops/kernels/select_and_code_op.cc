@@ -15,9 +15,9 @@ namespace {
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::Tensor;
 
-constexpr int64_t kSlotCost = 16;  // Cycles to decode one.
+constexpr int64_t kSlotCost = 16;  // Cycles to decode a slot.
 
-// Selects in one tensor after the other, and then encodes what is selected in all of them.
+// Selects tensor by tensor, and then encodes the selected elements of all tensors.
 tensorflow::Status SelectAndCode(OpKernelContext* context, SelectAndCodeCall& call) {
   TensorSelector selector(context, call);
   int64_t bytes = 0;
@@ -38,7 +38,7 @@ tensorflow::Status SelectAndCode(OpKernelContext* context, SelectAndCodeCall& ca
     SelectOptions options;
     SelectBuffers buffers;
     options.k = tensor.slots;
-    options.clear_residual = false;  // EncodeTopK() leaves the coding errors there.
+    options.clear_residual = false;  // EncodeTopK() stores the coding errors there.
     tensor.indices = buffers.indices = indices;
     tensor.values = buffers.values = values;
     SelectResult result;

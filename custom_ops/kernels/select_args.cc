@@ -32,8 +32,8 @@ tensorflow::Status CheckShapes(const char* name, const OpInputList& tensors,
   return tensorflow::OkStatus();
 }
 
-// Allocates an output list. Each tensor takes the memory of the input at its place in one of the
-// lists `inputs`, the first that nothing else needs.
+// Allocates an output list. Each tensor reuses the buffer of the input at the same index in the
+// first list of `inputs` whose tensor no other op needs.
 tensorflow::Status AllocateList(OpKernelContext* context, const std::vector<const char*>& inputs,
                                 const char* output, std::vector<Tensor*>* tensors) {
   int begin, end, output_begin, output_end;

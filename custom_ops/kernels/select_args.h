@@ -1,5 +1,5 @@
-// Attributes, inputs and outputs of the ops that select elements, and of those that take messages
-// of selected elements apart or apply them; see call_op.h.
+// Attributes, inputs and outputs of the ops that select elements, and of those that decode or apply
+// messages of selected elements; see call_op.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_SELECT_ARGS_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_SELECT_ARGS_H_
 
@@ -17,8 +17,8 @@ inline bool IsBfloat16(const tensorflow::Tensor& tensor) {
   return tensor.dtype() == tensorflow::DT_BFLOAT16;
 }
 
-// Checks how many velocities an op takes, `M`: one per gradient if it uses momentum; and returns,
-// `U`: as many or, without Nesterov's momentum, none. Also for inferring shapes.
+// Checks the number of velocities: the inputs `M`, one per gradient with momentum, and the outputs
+// `U`, as many or, without `nesterov`, none. Also in shape functions.
 template <class Context>
 tensorflow::Status CheckVelocities(Context* context) {
   int n, given, kept;
@@ -42,10 +42,10 @@ tensorflow::Status CheckVelocities(Context* context) {
       kept, " for ", given, " velocities, nesterov=", nesterov, ".");
 }
 
-// Gradients, of float or bfloat16, that are accumulated into residuals and velocities.
+// Accumulation of float or bfloat16 gradients into residuals and velocities.
 struct AccumulateCall {
   Momentum momentum = Momentum::kNone;
-  float factor = 0;  // Of the momentum.
+  float factor = 0;  // Momentum coefficient.
   bool masking = true;
   tensorflow::OpInputList grads, residuals, velocities;
   const tensorflow::Tensor* scale = nullptr;
@@ -53,18 +53,18 @@ struct AccumulateCall {
 
   // Reads `momentum`, `nesterov` and `masking`, and checks the numbers of velocities.
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
-  // Reads and checks all but the value of `scale`, which may be on a device.
+  // Reads and checks the inputs, except the value of `scale`, which may be on a device.
   tensorflow::Status ReadInputs(tensorflow::OpKernelContext* context);
-  // Allocates `new_residuals` and `new_velocities`, in the memory of an input if nothing else needs
-  // it. In training variables hold the old state, so that a step that is not finite can keep it,
-  // and gradients give their memory.
+  // Allocates `new_residuals` and `new_velocities`, in the buffer of an input if no other op needs
+  // it. In training, variables reference the old state, which a skipped step keeps, so the buffers
+  // of the gradients are reused.
   tensorflow::Status AllocateState(tensorflow::OpKernelContext* context);
 
-  // Fills what AccumulateAndSelect() needs to know of tensor `i`, except what is selected.
+  // Fills the arguments of AccumulateAndSelect() for tensor `i`, except those of the selection.
   void Set(int i, SelectOptions* options, SelectBuffers* buffers) const;
 };
 
-// The attribute `quantized`, and the parts of a message that follow from it.
+// The attribute `quantized`, and the resulting parts of a message.
 struct PartsCall {
   std::vector<bool> quantized;
   std::vector<Part> parts;  // One for each tensor.
@@ -87,7 +87,7 @@ struct SelectCall : AccumulateCall, PartsCall {
   float* new_ratios = nullptr;
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
-  // Checks all but the values of ratios, side and search, which may be on a device.
+  // Checks the inputs, except the values of ratios, side and search, which may be on a device.
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 
@@ -100,7 +100,8 @@ struct DecodeCall : PartsCall {
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
 };
 
-// Says what is wrong with a received message, as DecodeError and RedsyncGpuError name it.
+// Returns the error for a received message; the arguments are the fields of DecodeError and
+// RedsyncGpuError.
 tensorflow::Status InvalidMessage(const std::string& field, int64_t tensor, int64_t rank,
                                   int64_t slot, int64_t value, int64_t limit);
 

@@ -12,7 +12,7 @@ namespace {
 using ::tensorflow::OpKernelContext;
 using ::tensorflow::errors::InvalidArgument;
 
-// Checks the values of inputs that are in host memory here.
+// Checks the values of inputs, which are in host memory on a CPU.
 tensorflow::Status CheckValues(const SelectCall& call) {
   const int32_t sign = call.side->scalar<int32_t>()();
   const bool any_quantized = std::count(call.quantized.begin(), call.quantized.end(), true) > 0;

@@ -10,18 +10,18 @@
 
 namespace redsync {
 
-// The attributes `k`, `streams`, `rice` and `value_bits`, and the format that follows from them.
+// The attributes `k`, `streams`, `rice` and `value_bits`, and the resulting format.
 struct TopKCall {
   std::vector<int64_t> k, streams, rice;
   int value_bits = 1;
   TopKFormat format;
   std::vector<TopKTensor> tensors;
-  int64_t slots = 0;  // Of all tensors.
-  int64_t words = 0;  // Of a message.
+  int64_t slots = 0;  // Slots of all tensors.
+  int64_t words = 0;  // Words of a message.
 
   // Reads the attributes for `n` tensors.
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context, size_t n);
-  // Computes the rest for tensors of these sizes; checks `k` and the limits of the format.
+  // Computes the format for tensors of these sizes; checks `k` and the limits of the format.
   tensorflow::Status ComputeFormat(const std::vector<int64_t>& sizes);
 };
 

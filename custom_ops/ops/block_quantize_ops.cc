@@ -10,7 +10,7 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// Words of a row's message, if its size is known.
+// Sets `words` to the words of a row's message, or unknown if the row's size is.
 tensorflow::Status BlockWords(InferenceContext* c, DimensionHandle size, DimensionHandle* words) {
   BlockFormat format;
   TF_RETURN_IF_ERROR(ReadBlockFormat(c, &format));

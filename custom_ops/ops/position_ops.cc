@@ -15,14 +15,14 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// Inputs 0 .. n - 1 are vectors, input n has one entry for each.
+// Checks that inputs 0 .. n - 1 are vectors, and that input n has one entry for each.
 tensorflow::Status VectorsAndCounts(InferenceContext* c, int n) {
   ShapeHandle unused;
   for (int i = 0; i < n; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
   return c->Merge(c->input(n), c->Vector(n), &unused);
 }
 
-// Outputs `indices` [P, slots[i]] and `counts` [P, N]; input 0 is [P, words].
+// Sets the outputs `indices` [P, slots[i]] and `counts` [P, N]; input 0 is [P, words].
 tensorflow::Status PositionsShape(InferenceContext* c, int n, DimensionHandle words) {
   ShapeHandle messages;
   std::vector<int64_t> slots;

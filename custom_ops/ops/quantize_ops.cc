@@ -10,7 +10,7 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// Words of a message, if all sizes are known: [flag, scales.., codes..].
+// Sets `words` to the words of a message [flag, scales.., codes..], or unknown if a size is.
 tensorflow::Status QuantizedWords(InferenceContext* c, const std::vector<ShapeHandle>& shapes,
                                   DimensionHandle* words) {
   QuantizeFormat format;

@@ -17,7 +17,8 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// Words of the codes of positions; unknown if a shape is, or an attribute that the kernel refuses.
+// Sets `words` to the words of the codes of positions, or unknown if a shape is unknown or the
+// kernel refuses an attribute.
 tensorflow::Status PositionWords(InferenceContext* c, const std::vector<ShapeHandle>& grads,
                                  const std::vector<int64_t>& k, const std::vector<int64_t>& streams,
                                  const std::vector<int64_t>& rice, DimensionHandle* words) {

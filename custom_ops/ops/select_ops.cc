@@ -14,7 +14,7 @@ using ::tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// Words of the message if `k` and all sizes are known, else unknown.
+// Sets `words` to the words of the message, or unknown if `k` or a size is.
 tensorflow::Status MessageWords(InferenceContext* c, const ::tensorflow::Tensor* k,
                                 const std::vector<ShapeHandle>& shapes, DimensionHandle* words) {
   std::vector<bool> quantized;

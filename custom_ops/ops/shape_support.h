@@ -1,5 +1,5 @@
-// Checks of attributes, for the shape functions of all ops. They come before those of the kernels:
-// a wrong attribute fails while the graph is built.
+// Checks of attributes for the shape functions of all ops, so that an invalid attribute fails while
+// the graph is built, before the kernel checks it.
 #ifndef TF_REDSYNC_CUSTOM_OPS_OPS_SHAPE_SUPPORT_H_
 #define TF_REDSYNC_CUSTOM_OPS_OPS_SHAPE_SUPPORT_H_
 

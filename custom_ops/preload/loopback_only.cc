@@ -1,6 +1,6 @@
-// Preloaded (LD_PRELOAD) into workers that all run on one machine. TensorFlow's server listens on
-// all interfaces, whatever TF_CONFIG says, and whoever reaches it can run operations. With this, a
-// port that TF_CONFIG lists as 127.0.0.1:port is bound to 127.0.0.1 alone.
+// Preloaded (LD_PRELOAD) into workers that all run on one machine. TensorFlow's server always
+// listens on all interfaces, and any process that connects to it can run operations. This library
+// binds a port that TF_CONFIG lists as 127.0.0.1:port to 127.0.0.1 only.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <netinet/in.h>
@@ -19,7 +19,7 @@ bool IsListed(in_port_t port) {
   return config != nullptr && std::strstr(config, address) != nullptr;
 }
 
-// Takes "all addresses" for the loopback one.
+// Replaces "all addresses" by the loopback address.
 void Narrow(sockaddr_in* address) {
   if (address->sin_addr.s_addr != htonl(INADDR_ANY) || !IsListed(address->sin_port)) return;
   address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);

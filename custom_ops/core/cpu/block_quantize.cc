@@ -9,19 +9,19 @@
 namespace redsync {
 namespace {
 
-constexpr int kPiece = 512;                 // Elements whose codes are kept in the first cache.
-constexpr int64_t kShard = 1 << 14;         // Elements that a thread takes at a time, about.
+constexpr int kPiece = 512;                 // Elements whose codes stay in the L1 cache.
+constexpr int64_t kShard = 1 << 14;         // Approximate number of elements of a thread's task.
 constexpr int32_t kTooLarge = 0x7e800000;   // The bits of 2^126.
 constexpr float kSmallest = 0x1p-100f;      // Blocks below it are zeros: no unit is denormal.
 constexpr float kRound = 0x1.8p23f;         // x + kRound rounds x to an integer, in its low bits.
 constexpr int32_t kRoundBits = 0x4b400000;  // The bits of kRound.
-// Of the largest magnitude: the scales that are tried where codes are -1, 0 and 1.
+// Number of scales to try with 2 bits, as fractions of the largest magnitude.
 constexpr int kScales = 4;
 constexpr float kShares[kScales] = {1.0f, 0.8f, 0.6f, 0.45f};
 
 inline int32_t MagnitudeBits(float x) { return BitsOf(x) & 0x7fffffff; }
 
-// The unit of a block's values, and its inverse; 0 for a block of zeros.
+// The unit of a block's values, and its inverse; both 0 for a block of zeros.
 struct Step {
   float unit, inverse;
   int32_t limit;
@@ -73,7 +73,7 @@ float ScaleOf(const BlockFormat& format, const Loops& loops, const float* x, int
   float scales[kScales], saved[kScales];
   for (int s = 0; s < kScales; ++s) scales[s] = RoundedUp(kShares[s] * largest);
   loops.saved(x, n, scales, saved);
-  return scales[std::max_element(saved, saved + kScales) - saved];  // The first of equal ones.
+  return scales[std::max_element(saved, saved + kScales) - saved];  // The first of equal maxima.
 }
 
 // Calls body(row, first, last) for all pairs of blocks of all rows, from several threads.

@@ -9,7 +9,7 @@
 
 namespace redsync {
 
-constexpr int64_t kBlockUnit = 32;  // A block and a row have a multiple of so many elements.
+constexpr int64_t kBlockUnit = 32;  // Blocks and rows have a multiple of this number of elements.
 
 // The layout of a row's message: [flag, scales (two bfloat16 in a word).., codes..].
 struct BlockFormat {

@@ -11,9 +11,9 @@ static int32_t Largest(const float* x, int n) {
   return largest;
 }
 
-// What each of some scales of one step saves of the sum of squares: the sum of scale (2 |x| -
-// scale) over the elements above half of it. Sums of 16 lanes, then of pairs of lanes: the same
-// order everywhere. n is a multiple of 16.
+// For each of kScales scales, writes the reduction of the sum of squares: the sum of scale (2 |x| -
+// scale) over the elements above scale / 2. It adds in 16 lanes, then pairs of lanes, so the order
+// is the same on all devices. n is a multiple of 16.
 static void Saved(const float* x, int64_t n, const float* scales, float* saved) {
   for (int s = 0; s < kScales; ++s) {
     const float half = 0.5f * scales[s];
@@ -32,7 +32,7 @@ static void Saved(const float* x, int64_t n, const float* scales, float* saved) 
   }
 }
 
-// x / unit, in [-limit, limit].
+// Returns x / unit, clamped to [-limit, limit].
 static float Steps(float x, const Step& step) {
   const float most = static_cast<float>(step.limit);
   const float steps = x * step.inverse;
@@ -60,7 +60,7 @@ static void EncodeFloats(const float* x, int n, const Step& step, int8_t* codes,
     const float value = x[i];
     const float steps = Steps(value, step);
     const float size = FloatOf(MagnitudeBits(steps));
-    // Leaves multiples of 1, 2 and 4.
+    // Adding and subtracting it rounds to multiples of 1, 2 and 4.
     const float round = size < 4.0f ? kRound : size < 8.0f ? 2.0f * kRound : 4.0f * kRound;
     const float level = (steps + round) - round;
     const int32_t units = static_cast<int32_t>(FloatOf(MagnitudeBits(level)));
@@ -96,7 +96,7 @@ static void Pack(int bits, const int8_t* codes, int n, uint8_t* packed) {
   }
 }
 
-// The multiples of a unit that packed codes stand for.
+// Decodes packed codes to multiples of the unit.
 static void Unpack(int bits, const uint8_t* packed, int n, int8_t* codes) {
   if (bits == 8) {
     __builtin_memcpy(codes, packed, n);
@@ -116,7 +116,7 @@ static void Unpack(int bits, const uint8_t* packed, int n, int8_t* codes) {
     for (int i = 0; i < n / 4; ++i) {
       const uint32_t four = packed[i];
       uint32_t spread = (four & 3) | (four & 0xc) << 6 | (four & 0x30) << 12 | (four & 0xc0) << 18;
-      spread = (spread ^ 0x02020202u) + 0x7e7e7e7eu;  // A byte's code less 2, plus 128.
+      spread = (spread ^ 0x02020202u) + 0x7e7e7e7eu;  // Each byte's code minus 2, plus 128.
       spread ^= 0x80808080u;
       __builtin_memcpy(codes + 4 * i, &spread, sizeof(spread));
     }

@@ -5,9 +5,8 @@
 namespace redsync {
 namespace {
 
-constexpr int64_t kBlockWords =
-    512;                           // Words of the map of positives that a thread takes at a time.
-constexpr int64_t kProbeCost = 8;  // Cycles to see whether a position is in the filter.
+constexpr int64_t kBlockWords = 512;  // Words of the map of positives in a thread's task.
+constexpr int64_t kProbeCost = 8;     // Cycles to query a position.
 
 struct Probes {
   uint32_t at;
@@ -22,7 +21,7 @@ struct Probes {
     at = static_cast<uint32_t>(h);
     step = static_cast<uint32_t>(h >> 32) | 1;
   }
-  // The bit of this probe; goes on to the next.
+  // Returns the bit of this probe, and advances to the next probe.
   uint64_t Next(uint64_t bits) {
     const uint64_t bit = at * bits >> 32;
     at += step;
@@ -40,7 +39,7 @@ bool Holds(const BloomFormat& format, const uint32_t* filter, int64_t position) 
   return true;
 }
 
-// Which of the 32 positions from `first` on are positive.
+// Returns a mask of the positives among the 32 positions from `first` on.
 uint32_t Positives(const BloomFormat& format, const uint32_t* filter, int64_t first) {
   uint32_t map = 0;
   const int64_t n = std::min<int64_t>(32, format.size - first);
@@ -84,7 +83,7 @@ int64_t BloomScratchBytes(int64_t size) {
 int64_t BloomQuery(const BloomFormat& format, const int32_t* filter, int64_t slots, void* scratch,
                    const ParallelFor& parallel_for, uint32_t* positions) {
   const int64_t words = CeilDiv(format.size, 32), blocks = CeilDiv(words, kBlockWords);
-  auto* counts = static_cast<int64_t*>(scratch);  // Positives before a block.
+  auto* counts = static_cast<int64_t*>(scratch);  // Number of positives before each block.
   auto* map = reinterpret_cast<uint32_t*>(counts + blocks + 1);
   const auto* bits = reinterpret_cast<const uint32_t*>(filter);
   counts[0] = 0;

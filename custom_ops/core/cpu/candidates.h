@@ -9,23 +9,23 @@
 
 namespace redsync {
 
-// A candidate in one word that sorts by magnitude and, among equals, puts the lower index higher:
-// the magnitude's float bits (positive, so they sort like the floats) above the inverted index,
-// above the element's sign.
+// Returns the key of a candidate: one word that sorts by magnitude and, among equals, puts the
+// lower index higher. From the top, it has the bits of the magnitude (positive floats, whose bits
+// sort like the floats), the inverted index, and the element's sign.
 inline uint64_t MakeKey(int32_t magnitude, int64_t index, bool negative) {
   const uint64_t place = 0xffffffffu - static_cast<uint32_t>(index);
   return static_cast<uint64_t>(magnitude) << 33 | place << 1 | static_cast<uint64_t>(negative);
 }
 inline int32_t KeyMagnitude(uint64_t key) { return static_cast<int32_t>(key >> 33); }
 inline uint32_t KeyIndex(uint64_t key) { return 0xffffffffu - static_cast<uint32_t>(key >> 1); }
-// The bits of an element whose magnitude is its absolute value.
+// Returns the float bits of an element whose magnitude is its absolute value.
 inline int32_t KeyValue(uint64_t key) {
   return static_cast<int32_t>(static_cast<uint32_t>(key) << 31) | KeyMagnitude(key);
 }
 
-// Memory of bounded size that threads append to. What does not fit is counted and dropped, so that
-// `used()` is the number that passed, whatever the number of threads. Once it has overflowed
-// nothing more needs to be appended: that there are too many is all that is known.
+// A buffer of bounded size to which threads append keys. Keys that do not fit are counted and
+// dropped, so `used()` is the number of candidates for any number of threads. After an overflow
+// threads may stop appending: the count is then only a lower bound.
 class CandidatePool {
  public:
   // A run of keys with ascending indices, starting at `first_index`.
@@ -35,7 +35,7 @@ class CandidatePool {
     int64_t count;
   };
 
-  static constexpr int64_t kFlush = 1024;  // Keys that a thread collects before it appends them.
+  static constexpr int64_t kFlush = 1024;  // Keys that a thread buffers before it appends them.
 
   static int64_t MaxSegments(int64_t capacity, int64_t blocks) {
     return blocks + capacity / kFlush + 1;

@@ -7,10 +7,10 @@
 namespace redsync {
 namespace {
 
-constexpr int kBlock = 1024;  // Words whose sum of products fits 64 bits, in two halves.
+constexpr int kBlock = 1024;  // Words whose sums of products with 16-bit halves fit 64 bits.
 
 struct Powers {
-  uint64_t of_base[kBlock];  // g^1 ... g^kBlock; 64 bits, so that a vector loop need not widen them
+  uint64_t of_base[kBlock];  // g^1 ... g^kBlock, 64 bits wide for the vector loop
   uint64_t block;            // g^kBlock
 };
 
@@ -24,7 +24,7 @@ constexpr Powers MakePowers() {
 
 constexpr Powers kPowers = MakePowers();
 
-// The polynomial of up to kBlock words. Compiled for several instruction sets.
+// Returns the polynomial of up to kBlock words. Compiled for several instruction sets.
 inline __attribute__((always_inline)) uint64_t SumBlock(const uint32_t* words, int count) {
   uint64_t low = 0, high = 0;
   for (int i = 0; i < count; ++i) {
@@ -32,7 +32,7 @@ inline __attribute__((always_inline)) uint64_t SumBlock(const uint32_t* words, i
     low += product & 0xffffffffu;
     high += product >> 32;
   }
-  return (low + 5 * high) % kChecksumPrime;  // 2^32 is 5
+  return (low + 5 * high) % kChecksumPrime;  // 2^32 = 5 modulo p
 }
 
 uint64_t Plain(const uint32_t* words, int count) { return SumBlock(words, count); }

@@ -8,13 +8,13 @@
 
 namespace redsync {
 
-// The checksum of `count` words, in [0, kChecksumPrime).
+// Returns the checksum of `count` words, in [0, kChecksumPrime).
 uint32_t Checksum(const uint32_t* words, int64_t count);
 
-// The word in front of a message's other words, which carries its flag and their checksum.
+// Returns the seal: the first word of a message, which has its flag and the words' checksum.
 uint32_t Seal(bool finite, const uint32_t* words, int64_t count);
 
-// The flag, 0 or 1, that a seal carries; -1 if it is not one of these words.
+// Returns the flag, 0 or 1, in a seal; -1 if the seal does not match the words.
 int OpenSeal(uint32_t seal, const uint32_t* words, int64_t count);
 
 }  // namespace redsync

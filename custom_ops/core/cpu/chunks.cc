@@ -5,7 +5,7 @@
 #include "custom_ops/core/cpu/common.h"
 #include "custom_ops/core/cpu/simd.h"
 
-// One source, compiled for several instruction sets; which one runs is decided at run time.
+// One source, compiled for several instruction sets and chosen at run time.
 namespace redsync {
 namespace {
 

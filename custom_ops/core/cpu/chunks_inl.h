@@ -1,7 +1,7 @@
-// Top-k of a chunk, in loops that the compiler makes vectors of. No include guard: chunks.cc
-// includes this once for every instruction set.
+// Top-k of a chunk, in loops that the compiler vectorizes. No include guard: chunks.cc includes
+// this once for every instruction set.
 
-// The largest magnitude of every run of kRun elements; the last one may be shorter.
+// Writes the largest magnitude of every run of kRun elements; the last run may be shorter.
 template <int64_t kRun>
 int64_t MaximaOfRuns(const float* chunk, int64_t size, int32_t* maxima) {
   const int64_t whole = size / kRun;
@@ -18,9 +18,9 @@ int64_t MaximaOfRuns(const float* chunk, int64_t size, int32_t* maxima) {
   return whole + 1;
 }
 
-// A threshold that at least `k` of the magnitudes reach, and no more than `enough` of them unless
-// there are ties: by halving what is left between smallest and largest, and counting. *reaching is
-// how many do. 1 <= k <= count.
+// Returns a threshold that at least `k` of the magnitudes reach, and at most `enough` of them
+// unless there are ties. It bisects the range between the smallest and the largest magnitude.
+// *reaching is the number of magnitudes that reach the threshold. 1 <= k <= count.
 int32_t Threshold(const int32_t* magnitudes, int64_t count, int64_t k, int64_t enough,
                   int64_t* reaching) {
   int32_t smallest = magnitudes[0], largest = magnitudes[0];
@@ -28,7 +28,7 @@ int32_t Threshold(const int32_t* magnitudes, int64_t count, int64_t k, int64_t e
     smallest = std::min(smallest, magnitudes[i]);
     largest = std::max(largest, magnitudes[i]);
   }
-  int64_t low = smallest, high = int64_t{largest} + 1;  // The one is low enough, the other is not.
+  int64_t low = smallest, high = int64_t{largest} + 1;  // At least k reach `low`.
   *reaching = count;
   while (high - low > 1 && *reaching > enough) {
     const int32_t middle = static_cast<int32_t>(low + (high - low) / 2);
@@ -44,13 +44,13 @@ int32_t Threshold(const int32_t* magnitudes, int64_t count, int64_t k, int64_t e
   return static_cast<int32_t>(low);
 }
 
-// Positions and magnitudes of the elements that reach `threshold`, in the order of the positions.
-// `runs` holds the runs' maxima, and is overwritten.
+// Writes positions and magnitudes of the elements that reach `threshold`, in the order of the
+// positions, and returns their number. `runs` has the maxima of the runs, and is overwritten.
 template <int64_t kRun>
 int64_t Collect(const float* chunk, int64_t size, int32_t threshold, int32_t* runs, int64_t count,
                 int32_t* at, int32_t* magnitudes) {
   int64_t chosen = 0, found = 0;
-  for (int64_t run = 0; run < count; ++run) {  // Without branches, which the CPU could not predict.
+  for (int64_t run = 0; run < count; ++run) {  // Branch-free: the CPU could not predict branches.
     const bool reaches = runs[run] >= threshold;
     runs[chosen] = static_cast<int32_t>(run);
     chosen += reaches;
@@ -67,8 +67,8 @@ int64_t Collect(const float* chunk, int64_t size, int32_t threshold, int32_t* ru
   return found;
 }
 
-// The `k`-th largest maximum of runs is reached by k elements at least, and by few more if there
-// are several runs for each of them. Of those the exact top-k is taken.
+// Selects the exact top-k from the elements that reach the `k`-th largest maximum of a run. These
+// are at least k elements, and few more if there are several runs per selected element.
 template <int64_t kRun>
 void TopByRuns(const float* chunk, int64_t size, int64_t k, int32_t* scratch, int32_t* positions,
                float* values) {
@@ -82,7 +82,7 @@ void TopByRuns(const float* chunk, int64_t size, int64_t k, int32_t* scratch, in
   const int32_t threshold = Threshold(magnitudes, found, k, k, &reaching);
   int64_t above = 0, taken = 0;
   for (int64_t i = 0; i < found; ++i) above += magnitudes[i] > threshold;
-  int64_t ties = k - above;  // So many of the threshold's magnitude are taken, the first ones.
+  int64_t ties = k - above;  // Number of elements equal to the threshold to take, the first ones.
   for (int64_t i = 0; taken < k; ++i) {
     const bool tie = magnitudes[i] == threshold;
     const bool keep = magnitudes[i] > threshold || (tie && ties > 0);

@@ -8,15 +8,15 @@
 
 namespace redsync {
 
-// The first thing found wrong with an input or a message. Where several threads look, "first" is in
-// the order of tensor, rank and slot, so that the report does not depend on the threads.
+// The first invalid field of an input or a message. With several threads, "first" is in the order
+// of tensor, rank and slot, so that the error does not depend on the threads.
 struct CodecError {
   const char* field = nullptr;  // "count", "index", "code", ...
-  int64_t rank = -1;            // -1: it is not a received message.
-  int64_t tensor = -1;          // -1: it belongs to no tensor.
-  int64_t slot = 0;             // Which of the fields of that name.
+  int64_t rank = -1;            // -1 if it is not a received message.
+  int64_t tensor = -1;          // -1 if it belongs to no tensor.
+  int64_t slot = 0;             // Index among the fields of this name.
   double value = 0;
-  const char* rule = nullptr;  // The requirement; null: in [0, limit].
+  const char* rule = nullptr;  // The requirement; null for "in [0, limit]".
   int64_t limit = 0;
 
   bool found() const { return field != nullptr; }
@@ -33,7 +33,7 @@ inline Status Fail(const char* field, int64_t slot, double value, int64_t limit,
   return Status::kInvalidMessage;
 }
 
-// Whether position number `i` is below `size` and above the `last` one before it.
+// Checks that position number `i` is below `size` and above `last`, the one before it.
 inline Status CheckAscending(uint32_t position, int64_t last, int64_t size, int64_t i,
                              CodecError* error) {
   if (position >= size) {

@@ -1,7 +1,7 @@
 // Status, parallel loops and the treatment of denormals, for all CPU algorithms.
 //
-// Nothing in core/ includes TensorFlow, allocates large memory, throws or aborts: callers pass raw
-// pointers, 64-bit sizes, scratch memory and a parallel loop, and get a status.
+// Code in core/ does not include TensorFlow, allocate large memory, throw or abort. Callers pass
+// raw pointers, 64-bit sizes, scratch memory and a parallel loop, and receive a status.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_COMMON_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_COMMON_H_
 
@@ -18,7 +18,7 @@ namespace redsync {
 enum class Status {
   kOk,
   kInvalidArgument,  // An argument is out of its documented range.
-  kScratchTooSmall,  // Less scratch memory than the size query asked for.
+  kScratchTooSmall,  // Less scratch memory than the size query returned.
   kInvalidMessage,   // A received message is malformed; see DecodeError.
 };
 
@@ -27,11 +27,11 @@ enum class Status {
 using RangeBody = std::function<void(int64_t first, int64_t last)>;
 using ParallelFor = std::function<void(int64_t count, int64_t cost, const RangeBody& body)>;
 
-// Positions in a tensor are sent as 32 bits without a sign.
+// Positions in a tensor are unsigned 32-bit integers in messages.
 constexpr int64_t kMaxElements = UINT32_MAX;
 
-// The number that an error shows for an invalid position: signed for tensors below 2^31 elements,
-// where a negative index is the likely mistake.
+// Returns the number that an error shows for an invalid position: signed for tensors below 2^31
+// elements, where a negative index is the likely mistake.
 inline int64_t Shown(uint32_t position, int64_t size) {
   return size > INT32_MAX ? int64_t{position} : int64_t{static_cast<int32_t>(position)};
 }
@@ -50,8 +50,8 @@ inline float FloatOf(int32_t bits) {
   return x;
 }
 
-// Treats denormal inputs as zero and flushes denormal results to zero while in scope, as all of
-// TensorFlow's threads do. Without it the result could depend on the thread that a block runs on.
+// Treats denormal inputs as zero and flushes denormal results to zero while in scope, like all of
+// TensorFlow's threads. Without it a result could depend on the thread of its block.
 class ScopedFlushDenormals {
  public:
 #if defined(__SSE2__)

@@ -7,7 +7,7 @@ namespace redsync {
 namespace {
 
 constexpr int64_t kSpan = 65536;   // Elements that stay in a thread's cache for all runs.
-constexpr size_t kMaxRuns = 1024;  // More are applied entry after entry.
+constexpr size_t kMaxRuns = 1024;  // With more runs, entries are applied one by one.
 constexpr int64_t kEntryCost = 8;  // Cycles.
 
 // Entries [begin, end) whose indices do not descend.
@@ -15,9 +15,9 @@ struct Run {
   int64_t begin, end;
 };
 
-// Divides the entries into runs, unless there are too many.
+// Divides the entries into runs; stops after more than kMaxRuns.
 std::vector<Run> FindRuns(const uint32_t* indices, int64_t entries) {
-  constexpr int64_t kTile = 4096;  // Looked at by vectors first.
+  constexpr int64_t kTile = 4096;  // Entries that a vectorized loop checks for descents first.
   std::vector<Run> runs;
   int64_t begin = 0;
   for (int64_t tile = 1; tile < entries && runs.size() <= kMaxRuns; tile += kTile) {
@@ -34,10 +34,10 @@ std::vector<Run> FindRuns(const uint32_t* indices, int64_t entries) {
   return runs;
 }
 
-// Applies entries from `at` on while their indices are below `end`; returns where it stops.
+// Applies entries from `at` on while their indices are below `end`; returns the next entry.
 int64_t Apply(const Coordinates& along, int64_t at, const Run& run, int64_t end, float rate,
               float* variable) {
-  // Entries are far apart, so each is a miss in the caches: ask for one well before its turn.
+  // Entries are far apart, so each is a cache miss: prefetch.
   constexpr int64_t kAhead = 32;
   for (; at < run.end && along.indices[at] < end; ++at) {
     if (at + kAhead < run.end) __builtin_prefetch(variable + along.indices[at + kAhead], 1);
@@ -53,7 +53,7 @@ int64_t Descend(const Coordinates& along, float learning_rate, int64_t size,
   const uint32_t* indices = along.indices;
   const std::vector<Run> runs = FindRuns(indices, along.entries);
   const bool in_range = std::all_of(runs.begin(), runs.end(), [&](const Run& run) {
-    return indices[run.end - 1] < size;  // Its largest one.
+    return indices[run.end - 1] < size;  // The run's largest index.
   });
   if (!in_range || runs.size() > kMaxRuns) {
     const uint32_t* bad = std::find_if(indices, indices + along.entries,
@@ -69,7 +69,7 @@ int64_t Descend(const Coordinates& along, float learning_rate, int64_t size,
   const int64_t cost = kEntryCost * CeilDiv(along.entries, std::max<int64_t>(spans, 1));
   parallel_for(spans, cost, [&](int64_t first, int64_t last) {
     const ScopedFlushDenormals flush;
-    std::vector<int64_t> next;  // Entry of each run.
+    std::vector<int64_t> next;  // Next entry of each run.
     for (const Run& run : runs) {
       next.push_back(std::lower_bound(indices + run.begin, indices + run.end, first * kSpan) -
                      indices);

@@ -8,16 +8,16 @@
 
 namespace redsync {
 
-// Positions may repeat and come in any order. Those of messages, one after the other, ascend in
-// each message, which is fastest.
+// Coordinates of a sum. Positions may repeat and have any order. Long ascending runs, such as the
+// concatenated messages of the workers, are fastest.
 struct Coordinates {
   const uint32_t* indices;
   const float* values;
   int64_t entries;
 };
 
-// variable[indices[i]] -= learning_rate * values[i] for i = 0, 1, .., as if one after the other.
-// If an index is not in [0, size) nothing changes: returns the first such i, else -1.
+// variable[indices[i]] -= learning_rate * values[i] for i = 0, 1, .., as if sequentially. If an
+// index is not in [0, size), the variable is unchanged. Returns the first such i, else -1.
 int64_t Descend(const Coordinates& along, float learning_rate, int64_t size,
                 const ParallelFor& parallel_for, float* variable);
 

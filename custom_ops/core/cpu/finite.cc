@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kBlock = 1 << 15;  // Elements.
 
-// The addition of the exponent's lowest bit carries into the sign's place if all its bits are set.
+// Adding the exponent's lowest bit carries into the sign bit if all exponent bits are set.
 template <class Bits>
 bool BlockIsFinite(const Bits* bits, int64_t n, Bits exponent) {
   constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));

@@ -1,4 +1,4 @@
-// Whether all elements of a tensor are finite.
+// Check whether all elements of a tensor are finite.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_FINITE_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_FINITE_H_
 

@@ -8,7 +8,7 @@ namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "two words are read as one");
 
-// words[0] and words[1]; zero for the second one if only one is left.
+// Returns words[0] and words[1], or 0 for the second one if only one is left.
 inline uint64_t TwoWords(const uint32_t* words, int64_t left) {
   if (left < 2) return words[0];
   uint64_t both;
@@ -16,7 +16,7 @@ inline uint64_t TwoWords(const uint32_t* words, int64_t left) {
   return both;
 }
 
-// The first position that is beyond the tensor.
+// Returns the error for the first position that is beyond the tensor.
 Status FailAt(const GolombFormat& format, const uint32_t* low, const uint32_t* bitmap,
               CodecError* error) {
   BitReader lows(low);
@@ -42,9 +42,9 @@ Status GolombEncode(const GolombFormat& format, const uint32_t* positions, int64
   auto* words = reinterpret_cast<uint32_t*>(part + kGolombHeaderWords);
   uint32_t* bitmap = words + format.low_words();
   BitWriter low(words);
-  const int rice = format.rice;  // Not read again after every word that is written.
+  const int rice = format.rice;  // A local copy is not reloaded after each store.
   int64_t last = -1, place = 0, word = 0;
-  uint32_t ones = 0;  // Of the bitmap's word.
+  uint32_t ones = 0;  // Ones of the current word of the bitmap.
   for (int64_t i = 0; i < count; ++i, ++place) {
     const Status status = CheckAscending(positions[i], last, format.size, i, error);
     if (status != Status::kOk) return status;

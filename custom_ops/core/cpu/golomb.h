@@ -14,19 +14,19 @@
 
 namespace redsync {
 
-constexpr int64_t kMaxGolombWords = kMaxBitmapWords - 1;  // Also of low bits.
+constexpr int64_t kMaxGolombWords = kMaxBitmapWords - 1;  // The limit for the low bits, too.
 
 constexpr int64_t kGolombHeaderWords = 1;  // [count]
 
 struct GolombFormat {
   int64_t size = 0;   // Elements of the tensor, at most kMaxElements: positions are in [0, size).
-  int64_t slots = 0;  // Most positions that there can be, in [0, size].
+  int64_t slots = 0;  // Maximum number of positions, in [0, size].
   int rice = 0;       // In [0, kMaxRice].
 
   int64_t low_words() const { return PackedWords(slots, rice); }
 
-  // Words that suffice for every choice of positions: each has a one, and its gap a zero for every
-  // 2^rice that it leaps over.
+  // Words that suffice for any positions: each has a one, and its gap has a zero for every 2^rice
+  // skipped elements.
   int64_t bitmap_words() const { return CeilDiv(slots + ((size - slots) >> rice), 32); }
 
   // Words of both sections, at most kMaxGolombWords.

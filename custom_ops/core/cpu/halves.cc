@@ -10,7 +10,7 @@
 namespace redsync {
 namespace {
 
-constexpr int64_t kShard = 1 << 14;  // Elements that a thread takes at a time.
+constexpr int64_t kShard = 1 << 14;  // Elements of a thread's task.
 
 inline float FloatOfBits(uint32_t bits) { return FloatOf(static_cast<int32_t>(bits)); }
 
@@ -53,9 +53,9 @@ void ForShards(int64_t count, int64_t cost, const ParallelFor& parallel_for, con
   });
 }
 
-// Calls body(tensor, offset, at, n) for the parts of tensors in n elements of the vector from
-// `begin`: n elements of the tensor from `offset` are those from begin + at. Returns how many of
-// the elements belong to a tensor.
+// Calls body(tensor, offset, at, n) for the parts of tensors in elements [begin, begin + n) of the
+// vector. The n elements of the tensor from `offset` on are those of the vector from begin + at on.
+// Returns the number of elements that belong to a tensor.
 template <class Body>
 int64_t ForParts(const std::vector<HalfTensor>& tensors, int64_t begin, int64_t n,
                  const Body& body) {

@@ -1,11 +1,12 @@
 // The loops of halves.cc, which includes this file once per instruction set, each time inside a
 // namespace; the compiler vectorises them. No include guard, no include.
 
-// The nearest float16, ties to even. A magnitude of 65520 or more, or a NaN, becomes an infinity.
+// Rounds to the nearest float16, ties to even. Magnitudes of 65520 or more, and NaNs, become
+// infinities.
 struct Float16 {
   static uint32_t Rounded(uint32_t x) {
     const uint32_t magnitude = x & 0x7fffffffu, odd = magnitude >> 13 & 1u;
-    // 0.5 has the unit of float16's smallest numbers as its last bit.
+    // The last mantissa bit of 0.5 is the spacing of float16's denormals.
     const auto small = static_cast<uint32_t>(BitsOf(FloatOfBits(magnitude) + 0.5f)) - 0x3f000000u;
     const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + odd) >> 13;
     const uint32_t in_range = magnitude < 0x38800000u ? small : normal;
@@ -21,7 +22,7 @@ struct Float16 {
   static uint32_t NotFinite(uint32_t half) { return (half & 0x7c00u) == 0x7c00u; }
 };
 
-// The nearest bfloat16, ties to even. A NaN becomes an infinity or a NaN.
+// Rounds to the nearest bfloat16, ties to even. A NaN becomes an infinity or a NaN.
 struct Bfloat16 {
   static uint32_t Rounded(uint32_t x) {
     const uint32_t rounded = HalfOf(static_cast<int32_t>(x));
@@ -47,7 +48,7 @@ static bool EncodeSum(const float* x, const float* residual, int64_t n, uint16_t
   return wrong == 0;
 }
 
-// As EncodeSum() without a residual.
+// The same as EncodeSum() without a residual.
 template <class Half>
 static bool Encode(const float* x, int64_t n, uint16_t* halves, float* errors) {
   uint32_t wrong = 0;

@@ -17,7 +17,7 @@ double PowerOfTwo(int exponent) {
 
 float MagnitudeOf(int32_t bits) { return FloatOf(bits & 0x7fffffff); }
 
-// Means of the magnitudes of each of `cells` sets; 0 of an empty one.
+// Writes the mean magnitude of each of `cells` sets; 0 for an empty set.
 void Means(const int32_t* values, int64_t count, const uint32_t* cell, int cells, int shift,
            float* means) {
   const double unit = PowerOfTwo(shift);
@@ -25,7 +25,7 @@ void Means(const int32_t* values, int64_t count, const uint32_t* cell, int cells
     return static_cast<int64_t>(static_cast<double>(MagnitudeOf(values[i])) * unit);
   };
   int64_t sums[kMaxCells] = {}, members[kMaxCells] = {};
-  if (cells == 1) {  // A sum in memory would wait for the one before.
+  if (cells == 1) {  // A register: a sum in memory would wait for the previous store.
     int64_t sum = 0;
     for (int64_t i = 0; i < count; ++i) sum += scaled(i);
     sums[0] = sum;

@@ -29,13 +29,13 @@ Status ValidateRank(const SparseBlocks& blocks, int64_t rank, CodecError* error)
   return Status::kOk;
 }
 
-// Where an entry lies, below its index: entries sort by index, then by rank.
+// Returns the sort key of an entry: its index above its location. Entries sort by index, then rank.
 uint64_t EntryKey(uint32_t index, int64_t at) {
   return static_cast<uint64_t>(index) << 32 | static_cast<uint64_t>(at);
 }
 
-// All entries in the order of index and rank; the runs of the ranks are merged two by two. `runs`
-// says where they begin. Returns whichever of the two memories holds the result.
+// Sorts all entries by index and rank, by merging the ranks' runs in pairs. `runs` has the start of
+// each run. Returns the buffer, `keys` or `other`, that has the result.
 uint64_t* MergeRuns(uint64_t* keys, uint64_t* other, int64_t* runs, int64_t count) {
   while (count > 1) {
     int64_t merged = 0;
@@ -104,7 +104,7 @@ Status SparseMerge(const SparseBlocks& blocks, int64_t k, void* scratch, int64_t
   uint64_t* merged = MergeRuns(parts.keys, parts.other, parts.runs, blocks.ranks);
   uint64_t* work = merged == parts.keys ? parts.other : parts.keys;
 
-  // Sums, in place: an index and the bits of its sum take the place of the entries.
+  // Sums in place: each index and the bits of its sum replace the entries.
   int64_t sums = 0;
   for (int64_t i = 0; i < used;) {
     const uint64_t index = merged[i] >> 32;

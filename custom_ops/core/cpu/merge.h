@@ -10,7 +10,7 @@
 namespace redsync {
 
 struct SparseBlocks {
-  const uint32_t* indices;  // [ranks, slots]; the first count of a row ascend.
+  const uint32_t* indices;  // [ranks, slots]; the first `count` entries of a row ascend.
   const float* values;      // [ranks, slots]
   const int32_t* counts;    // The count of rank r is counts[r * count_stride].
   int64_t count_stride;
@@ -26,11 +26,11 @@ struct SparseOutput {
   int32_t* count;
 };
 
-// Of at most 2^31 - 1 entries, ranks * slots.
+// Returns the scratch memory for ranks * slots entries, at most 2^31 - 1.
 int64_t MergeScratchBytes(int64_t ranks, int64_t slots);
 
-// Adds the values of every index in the order of the ranks, starting from 0. Of the sums that are
-// not zero the k largest in magnitude (the lower index among equals) go to `kept` [k], the others
+// Adds the values of every index in the order of the ranks, starting from 0. The k non-zero sums of
+// largest magnitude (the lower index first among equals) go to `kept` [k], the other non-zero sums
 // to `dropped` [ranks * slots].
 Status SparseMerge(const SparseBlocks& blocks, int64_t k, void* scratch, int64_t scratch_bytes,
                    const SparseOutput& kept, const SparseOutput& dropped, CodecError* error);

@@ -5,7 +5,7 @@
 #include "custom_ops/core/cpu/common.h"
 #include "custom_ops/core/cpu/simd.h"
 
-// One source, compiled for several instruction sets; which one runs is decided at run time.
+// One source, compiled for several instruction sets and chosen at run time.
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -85,8 +85,8 @@ template <class Vector>
 inline bool AnyAbove(const Vector& v, int32_t threshold) {
   return _mm512_cmpgt_epi32_mask((__m512i)v, _mm512_set1_epi32(threshold)) != 0;
 }
-// In two halves, without mask registers: under register pressure GCC 12 widens a 16-bit mask by
-// storing 16 bits to the stack and loading 32, the upper half of which is garbage.
+// Uses two halves and no mask registers. Under register pressure, GCC 12 widens a 16-bit mask by
+// storing 16 bits to the stack and loading 32, whose upper half is garbage.
 template <class Vector>
 inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
   const __m256i limit = _mm256_set1_epi32(threshold);

@@ -1,4 +1,4 @@
-// The passes over memory: accumulate (and notice what may be selected), and scan once more.
+// The passes over memory: accumulate and collect candidates, and scan for candidates again.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_PASS_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_PASS_H_
 
@@ -9,23 +9,23 @@
 
 namespace redsync {
 
-// kUnkept is kPlain without the new velocity.
+// kUnkept is kPlain without storing the new velocity.
 enum class Momentum { kNone, kPlain, kNesterov, kUnkept };
 
-// Whether there is a new velocity.
+// Returns whether the new velocity is stored.
 constexpr bool Keeps(Momentum momentum) {
   return momentum == Momentum::kPlain || momentum == Momentum::kNesterov;
 }
 
-// Elements a block holds. Sums are taken per block and then over blocks in order, so results do not
-// depend on how blocks are spread over threads.
+// Elements of a block. Sums are taken per block and then over blocks in order, so results do not
+// depend on the assignment of blocks to threads.
 constexpr int64_t kBlock = 16384;
 
-// Magnitude of an element, as a comparable int32: the bits of |v|, or of v or -v for one side.
-// An element is eligible if its magnitude is > 0; denormals do not occur (see common.h).
+// Magnitude of an element, as a comparable int32: the bits of |v|, or of v or -v if one sign is
+// selected. An element is eligible if its magnitude is > 0; denormals do not occur (see common.h).
 struct Magnitude {
-  int32_t keep;  // Bits that stay.
-  int32_t flip;  // Bits that are inverted.
+  int32_t keep;  // Mask of the bits that are kept.
+  int32_t flip;  // Mask of the bits that are inverted.
   int32_t operator()(int32_t bits) const { return (bits & keep) ^ flip; }
   static Magnitude Absolute() { return {0x7fffffff, 0}; }
   static Magnitude OfSide(bool positive) {
@@ -35,28 +35,28 @@ struct Magnitude {
 
 struct PassArgs {
   Momentum momentum = Momentum::kNone;
-  bool need_sum = false;  // Whether BlockStats.sum is wanted.
-  // Whether results may be stored past the caches, if they have memory of their own.
+  bool need_sum = false;  // Whether to compute BlockStats.sum.
+  // Whether stores may bypass the caches, if outputs do not share memory with inputs.
   bool bypass_caches = false;
-  float factor = 0;  // Of the momentum.
-  float scale = 1;   // Of the gradient.
+  float factor = 0;  // Momentum coefficient.
+  float scale = 1;   // Factor of the gradient.
   Magnitude magnitude = Magnitude::Absolute();
   int32_t threshold = 0;  // Candidates have a magnitude > threshold >= 0.
   const float* grad = nullptr;
-  const uint16_t* bfloat16_grad = nullptr;  // In place of `grad`, if not null.
+  const uint16_t* bfloat16_grad = nullptr;  // Replaces `grad` if not null.
   const float* residual = nullptr;
   const float* velocity = nullptr;  // Null without momentum.
   float* new_residual = nullptr;    // May be `residual` or `grad`.
-  float* new_velocity = nullptr;    // May be `velocity` or `grad`; null if it is not kept.
+  float* new_velocity = nullptr;    // May be `velocity` or `grad`; null if it is not stored.
 };
 
-// The number of which bfloat16 bits are the upper half.
+// Returns the float whose upper half are the bfloat16 bits.
 inline float Widened(uint16_t bits) { return FloatOf(static_cast<int32_t>(uint32_t{bits} << 16)); }
 
 struct BlockStats {
-  double sum;            // Of the magnitudes as floats (signed for one side).
-  int32_t max;           // Of the magnitudes.
-  int32_t max_absolute;  // Of the absolute values' bits.
+  double sum;            // Sum of the magnitudes as floats (signed if one sign is selected).
+  int32_t max;           // Maximum of the magnitudes.
+  int32_t max_absolute;  // Maximum of the bits of the absolute values.
 };
 
 // Accumulates elements [begin, end), fills stats[0 .. blocks) and appends candidates to `pool`.
@@ -73,7 +73,7 @@ struct PassFunctions {
   ScanFunction scan;
 };
 
-// The fastest version that this CPU runs (see simd.h). All versions give the same bits.
+// Returns the fastest version for this CPU (see simd.h). All versions give the same bits.
 const PassFunctions& Passes();
 
 }  // namespace redsync

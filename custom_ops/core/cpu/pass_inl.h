@@ -12,7 +12,7 @@ typedef float HalfF __attribute__((vector_size(2 * REDSYNC_LANES)));
 typedef double D __attribute__((vector_size(4 * REDSYNC_LANES)));
 typedef uint16_t HalfI __attribute__((vector_size(2 * REDSYNC_LANES)));
 
-constexpr int kGroup = 64;     // Elements between two looks at the threshold.
+constexpr int kGroup = 64;     // Elements between two comparisons with the threshold.
 constexpr int kSumLanes = 16;  // Partial sums of a block: the same for all instruction sets.
 constexpr int kSumVectors = kSumLanes / (REDSYNC_LANES / 2);
 
@@ -38,7 +38,7 @@ static inline __attribute__((always_inline)) int32_t MaxLane(const I& v) {
   return best;
 }
 
-// What one block accumulates besides its outputs.
+// Statistics that a block accumulates.
 struct Lanes {
   I max;
   I max_absolute;
@@ -93,7 +93,7 @@ static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& a
   return group_max;
 }
 
-// Keys waiting to be appended to the pool.
+// Buffer of keys to be appended to the pool.
 struct Waiting {
   CandidatePool* pool;
   int32_t threshold;
@@ -103,11 +103,11 @@ struct Waiting {
   void Flush() {
     pool->Append(keys, count);
     count = 0;
-    if (pool->overflowed()) threshold = INT32_MAX;  // They will be looked for another way.
+    if (pool->overflowed()) threshold = INT32_MAX;  // Refine() finds the candidates then.
   }
 };
 
-// Picks the candidates out of kGroup elements.
+// Collects the candidates among kGroup elements.
 static inline void Pick(const float* values, Magnitude magnitude, int64_t index, Waiting* waiting) {
   static_assert(kGroup == 64, "one bit of `mask` per element");
   uint64_t mask = 0;
@@ -116,7 +116,7 @@ static inline void Pick(const float* values, Magnitude magnitude, int64_t index,
     const I magnitudes = (bits & magnitude.keep) ^ magnitude.flip;
     mask |= static_cast<uint64_t>(MaskAbove(magnitudes, waiting->threshold)) << j;
   }
-  // One loop, mostly of one turn: its branch is predicted.
+  // Usually one iteration, so the branch is predicted.
   int64_t count = waiting->count;
   for (; mask != 0; mask &= mask - 1) {
     const int lane = __builtin_ctzll(mask);
@@ -127,7 +127,7 @@ static inline void Pick(const float* values, Magnitude magnitude, int64_t index,
   if (count >= CandidatePool::kFlush) waiting->Flush();
 }
 
-// The gradient's kGroup elements from `begin` on; those of bfloat16 go to `wide`.
+// Returns the gradient's kGroup elements from `begin` on; bfloat16 is widened into `wide`.
 template <bool kBfloat16>
 static inline __attribute__((always_inline)) const float* GroupOf(const PassArgs& args,
                                                                   int64_t begin, float* wide) {
@@ -154,7 +154,7 @@ static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, La
   AccumulateGroup<kMomentum, kSum, false>(args, g, v, u, v, u, nullptr, lanes);
   std::memcpy(args.new_residual + begin, v, size * sizeof(float));
   if (Keeps(kMomentum)) std::memcpy(args.new_velocity + begin, u, size * sizeof(float));
-  Pick(v, args.magnitude, begin, waiting);  // Padding is never above.
+  Pick(v, args.magnitude, begin, waiting);  // Padding is never above the threshold.
 }
 
 template <Momentum kMomentum, bool kSum, bool kStream, bool kBfloat16>
@@ -198,7 +198,7 @@ static void AccumulateBlocks(const PassArgs& args, int64_t begin, int64_t end, B
   waiting.Flush();
 }
 
-// Whether results are to bypass the caches: they go to memory of their own, too large to stay.
+// Returns whether stores bypass the caches: the outputs are separate from the inputs and large.
 static bool UseStreams(const PassArgs& args) {
   const uintptr_t places = reinterpret_cast<uintptr_t>(args.new_residual) |
                            reinterpret_cast<uintptr_t>(args.new_velocity);
@@ -242,7 +242,7 @@ static void Scan(const float* values, Magnitude magnitude, int32_t threshold, in
     if (AnyAbove(group_max, waiting.threshold)) Pick(values + i, magnitude, i, &waiting);
   }
   if (i < end) {
-    float tail[kGroup] = {};  // Padding is never above.
+    float tail[kGroup] = {};  // Padding is never above the threshold.
     std::memcpy(tail, values + i, (end - i) * sizeof(float));
     Pick(tail, magnitude, i, &waiting);
   }

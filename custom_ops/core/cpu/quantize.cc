@@ -9,19 +9,19 @@
 namespace redsync {
 namespace {
 
-// Elements in one piece, all of one bucket: their codes stay in the first-level cache.
+// Elements of a piece, all of one bucket; their codes stay in the L1 cache.
 constexpr int kPiece = 1024;
-// Elements that a thread takes at a time.
+// Elements of a thread's task.
 constexpr int64_t kShard = 16 * kPiece;
 
-// The largest code of a power of two: the exponent below the one of infinity, and a sign.
+// The largest code of a power of two: the exponent below that of infinity, and a sign.
 constexpr int32_t kMaxPowerCode = 2 * 254 + 1;
 
 // Parameters for the codes of a piece.
 struct Levels {
-  float low;   // The value of code 0, of two codes.
-  float high;  // The value of code 1, of two codes; else the scale.
-  // Of more codes, one stands for (code * 2^shift - s) * unit.
+  float low;   // With two codes, the value of code 0.
+  float high;  // With two codes, the value of code 1; else the scale.
+  // With more codes, a code decodes to (code * 2^shift - s) * unit.
   float unit;
   int32_t s;
   int32_t shift;
@@ -69,7 +69,7 @@ Levels MakeLevels(const QuantizeFormat& format, const float* scales, int64_t buc
   if (format.quantizer == Quantizer::kTwoLevel) return {scale[0], scale[1], 0, 0, 0};
   Levels levels = {0, scale[0], scale[0] / static_cast<float>(format.levels), format.levels,
                    format.quantizer == Quantizer::kUniform ? 1 : 0};
-  // A division by this must give 0.
+  // A scale of 0 becomes infinite, so that a division by it gives 0.
   const bool divides = DrawsNumbers(format.quantizer);
   if (divides && !(scale[0] > 0)) levels.high = std::numeric_limits<float>::infinity();
   return levels;
@@ -93,11 +93,11 @@ void ForPieces(const QuantizeFormat& format, int64_t begin, int64_t end, const B
   }
 }
 
-// The words of a piece, with zeros or rubbish after its last code.
+// Returns the index of the first word of a piece.
 int64_t FirstWord(int64_t element, int bits) { return element / kBucketUnit * bits; }
 int Groups(int count) { return (count + 31) / 32; }
 
-// The first code of a rank that is out of range, if there is one.
+// Reports the first code of a rank that is out of range, if any.
 void FindBadCode(const QuantizeFormat& format, const QuantizedTensor& coded, int64_t rank,
                  CodecError* error) {
   const int bits = format.bits();

@@ -1,7 +1,7 @@
 // The loops of quantize.cc, which includes this file once per instruction set, each time inside a
 // namespace; the compiler vectorises them. No include guard, no include.
 
-// Packs 32 codes of kBits bits, the first one lowest, into kBits words; and back.
+// Packs 32 codes of kBits bits, the first one lowest, into kBits words, and unpacks them.
 template <int kBits>
 static inline __attribute__((always_inline)) void PackGroup(const uint32_t* codes,
                                                             uint32_t* words) {
@@ -36,7 +36,7 @@ static void UnpackPiece(const uint32_t* words, int groups, uint32_t* codes) {
   for (int g = 0; g < groups; ++g) UnpackGroup<kBits>(words + kBits * g, codes + 32 * g);
 }
 
-// Codes of `bits` bits in groups of 32.
+// Packs codes of `bits` bits in groups of 32.
 static void Pack(int bits, const uint32_t* codes, int groups, uint32_t* words) {
   switch (bits) {
 #define REDSYNC_CASE(b) \
@@ -111,20 +111,20 @@ static inline __attribute__((always_inline)) float Float(uint32_t bits) {
   return value;
 }
 
-// y >= 0, rounded up with probability y - floor(y), else down.
+// Rounds y >= 0 up with probability y - floor(y), else down.
 static inline __attribute__((always_inline)) int32_t RoundAtRandom(float y, uint32_t random) {
   const int32_t floor = static_cast<int32_t>(y);
   const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
   return floor + (uniform < y - static_cast<float>(floor) ? 1 : 0);
 }
 
-// The power of two, or the zero, of exponent and sign.
+// Decodes exponent and sign to a power of two, or to zero.
 static inline __attribute__((always_inline)) float PowerOf(uint32_t code) {
   return Float(code >> 1 << 23 | code << 31);
 }
 
-// The loops over a piece. Each returns the largest bits of an absolute value, to see whether all
-// are finite and stay so; kErrors says whether x - decoded is wanted.
+// The loops over a piece. Each returns the maximum of the bits of absolute values, from which the
+// caller checks that all are finite. With kErrors they also write x - decoded.
 template <bool kErrors>
 static uint32_t EncodeBinary(const float* x, int n, const Levels& levels, uint32_t* codes,
                              float* errors) {
@@ -170,7 +170,7 @@ static uint32_t EncodeStochastic(const float* x, int n, const Levels& levels,
     const uint32_t bits = MagnitudeBits(value);
     largest = bits > largest ? bits : largest;
     const float y = (Float(bits) / scale) * s;
-    const int32_t level = RoundAtRandom(y < s ? y : s, random[i]);  // s also if y is not a number.
+    const int32_t level = RoundAtRandom(y < s ? y : s, random[i]);  // s if y is NaN.
     const int32_t code = value < 0 ? -level : level;
     codes[i] = static_cast<uint32_t>(zero + code);
     if (kErrors) errors[i] = value - static_cast<float>(code) * unit;
@@ -190,7 +190,7 @@ static uint32_t EncodeUniform(const float* x, int n, const Levels& levels, const
     const uint32_t bits = MagnitudeBits(value);
     largest = bits > largest ? bits : largest;
     const float y = (value / scale + 1.0f) * (s * 0.5f);
-    const float positive = y > 0.0f ? y : 0.0f;  // Also if y is not a number.
+    const float positive = y > 0.0f ? y : 0.0f;  // 0 if y is NaN.
     const int32_t code = RoundAtRandom(positive < s ? positive : s, random[i]);
     codes[i] = static_cast<uint32_t>(code);
     if (kErrors) errors[i] = value - static_cast<float>(2 * code - middle) * unit;

@@ -5,15 +5,15 @@
 namespace redsync {
 namespace {
 
-// A magnitude has 31 bits; every level of the search fixes some more of them, from the top.
+// A magnitude has 31 bits; every level of the search determines some of them, from the top.
 struct Level {
   int shift;
   int bits;
 };
 constexpr Level kLevels[] = {{20, 11}, {10, 10}, {0, 10}};
 
-// Counts the eligible magnitudes whose bits above this level equal `prefix`; one histogram a shard,
-// added up into the first.
+// Counts the eligible magnitudes whose bits above this level equal `prefix`, in one histogram per
+// shard, and sums the histograms into the first one.
 void CountBins(const float* values, int64_t size, Magnitude magnitude, Level level, int32_t prefix,
                const Plan& plan, int64_t* histograms, const ParallelFor& parallel_for) {
   const int32_t mask = (1 << level.bits) - 1;
@@ -39,14 +39,14 @@ void CountBins(const float* values, int64_t size, Magnitude magnitude, Level lev
 
 struct Found {
   int32_t threshold = 0;
-  int64_t above = 0;  // Elements above the threshold: these fit the pool.
-  int64_t floor = 0;  // Elements above the threshold less one.
+  int64_t above = 0;  // Elements above the threshold, which fit the pool.
+  int64_t floor = 0;  // Elements above threshold - 1.
 };
 
 Found FindThreshold(const float* values, int64_t size, Magnitude magnitude, const Plan& plan,
                     const Scratch& scratch, const ParallelFor& parallel_for) {
   int32_t prefix = 0;  // Bits of the threshold found so far.
-  int64_t above = 0;   // Elements above all that have this prefix.
+  int64_t above = 0;   // Elements above all elements with this prefix.
   int64_t total = 0;
   for (const Level& level : kLevels) {
     CountBins(values, size, magnitude, level, prefix, plan, scratch.histograms, parallel_for);
@@ -54,7 +54,7 @@ Found FindThreshold(const float* values, int64_t size, Magnitude magnitude, cons
     total = above + scratch.histograms[bin];
     while (bin > 0 && total < plan.need) total += scratch.histograms[--bin];
     if (bin == 0 && total < plan.need && prefix == 0) {
-      return {0, total, total};  // Fewer eligible elements than needed: take them all.
+      return {0, total, total};  // Fewer eligible elements than needed: take all.
     }
     above = total - scratch.histograms[bin];
     prefix = prefix << level.bits | bin;
@@ -66,7 +66,7 @@ Found FindThreshold(const float* values, int64_t size, Magnitude magnitude, cons
 }
 
 // Appends keys of the first `count` elements of magnitude `tie` and restores the order. Returns
-// whether there are so many.
+// whether there are at least `count`.
 bool AddTies(const float* values, int64_t size, Magnitude magnitude, int32_t tie, int64_t count,
              Candidates* candidates) {
   uint64_t* end = candidates->keys + candidates->count;
@@ -76,7 +76,7 @@ bool AddTies(const float* values, int64_t size, Magnitude magnitude, int32_t tie
     *end++ = MakeKey(tie, i, bits < 0);
     --count;
   }
-  if (candidates->count > 0) {  // Else all are equal, and in order already.
+  if (candidates->count > 0) {  // Otherwise all are ties and in order already.
     std::sort(candidates->keys, end,
               [](uint64_t a, uint64_t b) { return KeyIndex(a) < KeyIndex(b); });
   }
@@ -96,8 +96,8 @@ Candidates Refine(const float* values, int64_t size, Magnitude magnitude, int64_
                     pool);
     });
   };
-  // Mostly because very many magnitudes are the same. If that is the first one that passed, it is
-  // the threshold now.
+  // The usual cause of an overflow is a very frequent magnitude. If it is the smallest one above
+  // the threshold, raise the threshold to it.
   if (pool->overflowed()) collect(++predicted);
   if (!pool->overflowed()) {
     pool->CopyInOrder(scratch.ordered_keys);

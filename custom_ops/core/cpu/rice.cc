@@ -20,7 +20,7 @@ Status RiceEncode(const RiceFormat& format, const int32_t* numbers, int32_t* cod
   uint32_t* bitmap = words + format.low_words();
   std::fill(bitmap, bitmap + format.bitmap_words, 0);
   const uint64_t bits = 32 * format.bitmap_words;
-  const int rice = format.rice;  // Not read again after every number that is written.
+  const int rice = format.rice;  // A local copy is not reloaded after each store.
   BitWriter low(words);
   uint64_t place = 0;
   for (int64_t i = 0; i < format.count; ++i, ++place) {
@@ -50,7 +50,7 @@ Status RiceDecode(const RiceFormat& format, const int32_t* code, int32_t* number
   }
   const int rice = format.rice;
   BitReader low(words);
-  uint64_t next = 0;  // Where the next number's zeros begin.
+  uint64_t next = 0;  // First zero of the next number.
   int64_t i = 0;
   for (int64_t w = 0; w < format.bitmap_words; ++w) {
     for (uint32_t left = bitmap[w]; left != 0; left &= left - 1) {

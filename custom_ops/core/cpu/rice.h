@@ -1,4 +1,4 @@
-// Rice codes of integers of both signs, in two parts: low bits, and a bitmap.
+// Rice codes of signed integers, in two parts: low bits, and a bitmap.
 //
 // The zigzag number of x is z = 2 x if x >= 0, else -2 x - 1. The first part has the low `rice`
 // bits of each z. The second one has z >> rice zeros and a one for each. See bits.h for their
@@ -15,7 +15,7 @@
 namespace redsync {
 
 struct RiceFormat {
-  int64_t count = 0;         // Of the numbers.
+  int64_t count = 0;         // Number of integers.
   int64_t bitmap_words = 0;  // At most kMaxBitmapWords.
   int rice = 0;              // In [0, kMaxRice].
 
@@ -27,7 +27,7 @@ struct RiceFormat {
 Status RiceEncode(const RiceFormat& format, const int32_t* numbers, int32_t* code,
                   CodecError* error);
 
-// Reads words() words. A bitmap without ones stands for zeros.
+// Reads words() words. A bitmap without ones decodes to zeros.
 Status RiceDecode(const RiceFormat& format, const int32_t* code, int32_t* numbers,
                   CodecError* error);
 

@@ -1,4 +1,4 @@
-// How AccumulateAndSelect divides its scratch memory.
+// Division of the scratch memory of AccumulateAndSelect.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_SCRATCH_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_SCRATCH_H_
 
@@ -14,26 +14,26 @@
 
 namespace redsync {
 
-constexpr int kBins = 2048;       // Of a histogram of magnitudes.
-constexpr int kMaxShards = 16;    // Ranges of blocks that have a histogram of their own.
+constexpr int kBins = 2048;       // Bins of a histogram of magnitudes.
+constexpr int kMaxShards = 16;    // Ranges of blocks with a histogram each.
 constexpr int64_t kSmall = 4096;  // Tensors up to this size need no prediction.
-constexpr int64_t kLine = 16;     // Floats in a cache line: samples are taken by the line.
+constexpr int64_t kLine = 16;     // Floats in a cache line; samples are whole lines.
 
-// Sizes of the parts of the scratch memory, and of the problem.
+// Sizes of the problem and of the parts of the scratch memory.
 struct Plan {
   int64_t blocks;
   int64_t shards;
-  int64_t need;         // Candidates that decide every question the selector asks.
-  int64_t samples;      // Elements that the prediction looks at; 0: all are candidates.
+  int64_t need;         // Number of candidates that the selector needs.
+  int64_t samples;      // Elements that the prediction samples; 0 if all elements are candidates.
   int64_t sample_rank;  // The sample of this rank (1 is the largest) is the predicted threshold.
-  int64_t pool;         // Candidates that can be held.
+  int64_t pool;         // Capacity of the pool of candidates.
 
   Plan(int64_t size, int64_t k, Selector selector) {
     blocks = CeilDiv(size, kBlock);
     shards = std::min<int64_t>(blocks, kMaxShards);
-    // More than k, for the search: then any lower threshold has too many as well.
+    // k + 1 for the search: any threshold below those of k + 1 candidates selects too many.
     need = selector == Selector::kThreshold ? k + 1 : k;
-    if (k >= size) {  // Everything is selected: no candidates at all.
+    if (k >= size) {  // Everything is selected, so no candidates are needed.
       samples = sample_rank = pool = 0;
     } else if (selector == Selector::kFixed) {  // The threshold is known.
       samples = sample_rank = 0;
@@ -49,8 +49,8 @@ struct Plan {
  private:
   void Predict(int64_t size) {
     const double n = static_cast<double>(size), want = static_cast<double>(need);
-    // Some 24 samples beyond the threshold, so that it is four sigmas low without being far off;
-    // more where many elements are wanted: to handle an unneeded one costs as much as a sample.
+    // About 24 samples above the threshold, so that a margin of four sigmas stays small. More
+    // samples if many elements are selected, because a surplus candidate costs as much as a sample.
     const double hits = std::clamp(want / 1000, 24.0, 400.0);
     samples = std::clamp<int64_t>(hits * n / want, 1024, std::max<int64_t>(size / 32, 1024));
     samples = CeilDiv(samples, kLine) * kLine;

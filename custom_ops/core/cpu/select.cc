@@ -12,14 +12,15 @@ namespace redsync {
 namespace {
 
 constexpr int kProbes = 10;          // Bisection steps of the threshold search.
-constexpr int64_t kGatherCost = 40;  // Cycles to read and zero an element out of order.
+constexpr int64_t kGatherCost = 40;  // Cycles to read and zero a scattered element.
 constexpr int64_t kElementCost = 2;  // Cycles to accumulate an element.
 
 Magnitude MagnitudeOf(const SelectOptions& options) {
   return options.quantized ? Magnitude::OfSide(options.positive_side) : Magnitude::Absolute();
 }
 
-// Magnitudes above this reach kFixed's threshold: the bits of floats > 0 sort like the floats.
+// Returns the magnitude above which elements reach kFixed's threshold; bits of floats > 0 sort like
+// the floats.
 int32_t FixedThreshold(const SelectOptions& options) {
   return options.ratio > 0 ? BitsOf(options.ratio) - 1 : 0;  // Elements must be > 0 anyway.
 }
@@ -27,7 +28,7 @@ int32_t FixedThreshold(const SelectOptions& options) {
 // Statistics of the accumulated tensor.
 struct Summary {
   bool finite;
-  double mean;  // Of the magnitudes, as floats.
+  double mean;  // Mean of the magnitudes, as floats.
   double max;
 };
 
@@ -39,14 +40,14 @@ Summary Summarize(const BlockStats* stats, const Plan& plan, int64_t size) {
     max = std::max(max, stats[b].max);
     max_absolute = std::max(max_absolute, stats[b].max_absolute);
   }
-  // With no positive magnitude nothing is eligible, and the maximum does not matter.
+  // Without a positive magnitude no element is eligible, and the maximum is irrelevant.
   return {max_absolute < kTooLargeBits, sum / size, max > 0 ? FloatOf(max) : 0.0};
 }
 
-// Tensors of so many elements (4 MiB) do not stay in a core's caches until they are read again.
+// Tensors from this size on (4 MiB) do not stay in a core's caches until they are read again.
 constexpr int64_t kStreamedElements = int64_t{1} << 20;
 
-// The accumulated value of one element, for the prediction.
+// Returns the accumulated value of one element, for the prediction.
 float AccumulateOne(const PassArgs& args, int64_t i) {
   const float t = args.scale * (args.bfloat16_grad ? Widened(args.bfloat16_grad[i]) : args.grad[i]);
   switch (args.momentum) {
@@ -61,8 +62,8 @@ float AccumulateOne(const PassArgs& args, int64_t i) {
   return 0;
 }
 
-// A threshold that probably lets some more than `plan.need` elements pass: an order statistic of
-// single cache lines spread over the tensor, one at a random place in every stride.
+// Returns a threshold that probably somewhat more than `plan.need` elements exceed: an order
+// statistic of a sample of cache lines, one at a random place in every stride of the tensor.
 int32_t PredictThreshold(const PassArgs& args, int64_t size, const Plan& plan, int32_t* sample) {
   const int64_t lines = plan.samples / kLine;
   const int64_t stride = size / kLine / lines;
@@ -89,12 +90,12 @@ int32_t PredictThreshold(const PassArgs& args, int64_t size, const Plan& plan, i
     }
   }
   int32_t* nth = sample + plan.sample_rank - 1;
-  if (plan.sample_rank < plan.samples / 16) {  // A small heap: most samples cost one comparison.
+  if (plan.sample_rank < plan.samples / 16) {  // A small heap: most samples need one comparison.
     std::partial_sort(sample, nth + 1, sample + plan.samples, std::greater<int32_t>());
   } else {
     std::nth_element(sample, nth, sample + plan.samples, std::greater<int32_t>());
   }
-  // Ties that the pool cannot hold are not collected: refine.cc takes the first of them.
+  // Exclude ties that the pool cannot hold; refine.cc takes the first of them.
   const int32_t limit = *nth;
   const int64_t reaching = std::count_if(sample, sample + plan.samples,
                                          [limit](int32_t magnitude) { return magnitude >= limit; });
@@ -103,19 +104,19 @@ int32_t PredictThreshold(const PassArgs& args, int64_t size, const Plan& plan, i
 }
 
 int64_t CountAbove(const Candidates& candidates, int32_t threshold) {
-  // Below the candidates' own threshold all that is known is that there are too many.
+  // Below the candidates' own threshold only a lower bound of the count is known.
   if (threshold < candidates.threshold) return candidates.floor;
   return std::count_if(candidates.keys, candidates.keys + candidates.count,
                        [=](uint64_t key) { return KeyMagnitude(key) > threshold; });
 }
 
-// Where the selected elements go, in the order of their indices.
+// Output of the selected elements, in the order of their indices.
 struct Taken {
   uint32_t* indices;
   int32_t* values;  // Null if quantized.
   int64_t count = 0;
 
-  // Appends a candidate if it is chosen, without a branch.
+  // Appends a candidate if it is chosen; branch-free.
   void Put(uint64_t key, bool chosen) {
     indices[count] = KeyIndex(key);
     if (values) values[count] = KeyValue(key);
@@ -130,8 +131,9 @@ void TakeAbove(const Candidates& candidates, int32_t threshold, Taken* taken) {
   }
 }
 
-// The k-th largest of more than k candidates. A histogram of the magnitudes, in steps of 1/2048 of
-// an octave above the candidates' threshold, leaves few of them to sort. `work` has their size.
+// Returns the k-th largest of more than k candidates. A histogram of the magnitudes, in steps of
+// 1/2048 of an octave above the candidates' threshold, leaves few candidates to sort. `work` has
+// the size of the candidates.
 uint64_t KthLargest(const Candidates& candidates, int64_t k, uint64_t* work) {
   constexpr int kSteps = 2048, kStepBits = 12;
   auto step_of = [&candidates](uint64_t key) {
@@ -151,7 +153,7 @@ uint64_t KthLargest(const Candidates& candidates, int64_t k, uint64_t* work) {
   return work[k - 1];
 }
 
-// The k largest, among equals those of lower index. `work` has the size of the candidates.
+// Takes the k largest, the lower index first among equals. `work` has the size of the candidates.
 void TakeTop(const Candidates& candidates, int64_t k, uint64_t* work, Taken* taken) {
   const uint64_t cutoff = candidates.count > k ? KthLargest(candidates, k, work) : 0;
   for (int64_t i = 0; i < candidates.count && taken->count < k; ++i) {
@@ -159,7 +161,7 @@ void TakeTop(const Candidates& candidates, int64_t k, uint64_t* work, Taken* tak
   }
 }
 
-// The magnitude's bits of the threshold at a fraction of the way from the mean to the maximum.
+// Returns the magnitude bits of the threshold mean + ratio * (max - mean).
 int32_t ThresholdAt(const Summary& summary, double ratio) {
   const float t = static_cast<float>(summary.mean + ratio * (summary.max - summary.mean));
   return t > 0 ? BitsOf(t) : 0;  // Elements must be > 0 anyway.
@@ -172,7 +174,7 @@ void TakeTrimmed(Candidates candidates, const Summary& summary, int64_t k, uint6
   for (double ratio = 0.8; ratio > 0.1; ratio -= 0.2) {
     const int32_t threshold = ThresholdAt(summary, ratio);
     if (threshold < candidates.threshold)
-      break;  // The candidates are fewer than these, and enough.
+      break;  // The candidates already exclude elements at this threshold, and suffice.
     if (CountAbove(candidates, threshold) < k) continue;
     uint64_t* end = std::remove_if(candidates.keys, candidates.keys + candidates.count,
                                    [=](uint64_t key) { return KeyMagnitude(key) <= threshold; });
@@ -182,7 +184,7 @@ void TakeTrimmed(Candidates candidates, const Summary& summary, int64_t k, uint6
   TakeTop(candidates, k, work, taken);
 }
 
-// RedSync's threshold binary search, with reuse of the last ratio: from 3/4 of k to k elements.
+// RedSync's threshold binary search with reuse of the last ratio; takes 3/4 k to k elements.
 void TakeByThreshold(const Candidates& candidates, const Summary& summary,
                      const SelectOptions& options, uint64_t* work, Taken* taken, float* new_ratio) {
   const int64_t k = options.k;
@@ -197,7 +199,7 @@ void TakeByThreshold(const Candidates& candidates, const Summary& summary,
   }
   double low = 0, high = 1;
   for (int probe = 0; probe < kProbes; ++probe) {
-    const double middle = (low + high) / 2;  // Dyadic: exact as a float.
+    const double middle = (low + high) / 2;  // A dyadic fraction, exact as a float.
     const int32_t threshold = ThresholdAt(summary, middle);
     const int64_t count = CountAbove(candidates, threshold);
     if (in_band(count)) {
@@ -209,7 +211,7 @@ void TakeByThreshold(const Candidates& candidates, const Summary& summary,
   TakeTop(candidates, k, work, taken);
 }
 
-// There is room for all elements: takes those of a magnitude above the threshold.
+// Takes all elements with a magnitude above the threshold; the capacity is the tensor's size.
 void TakeAll(const float* values, int64_t size, Magnitude magnitude, int32_t threshold,
              const Plan& plan, int64_t* counts, const ParallelFor& parallel_for, Taken* taken) {
   auto for_blocks = [&](const std::function<void(int64_t, int64_t, int64_t)>& body) {
@@ -237,7 +239,8 @@ void TakeAll(const float* values, int64_t size, Magnitude magnitude, int32_t thr
   taken->count = counts[plan.blocks];
 }
 
-// Candidates of the accumulate pass if the prediction was right, else those of a second look.
+// Returns the candidates of the accumulate pass if the prediction was right, else those of
+// Refine().
 Candidates Gather(const float* values, const SelectOptions& options, int32_t threshold,
                   const Plan& plan, const Scratch& scratch, CandidatePool* pool,
                   const ParallelFor& parallel_for) {
@@ -251,7 +254,7 @@ Candidates Gather(const float* values, const SelectOptions& options, int32_t thr
   return {scratch.ordered_keys, pool->used(), threshold, pool->used()};
 }
 
-// The mean of the selected elements, summed in the order of the indices.
+// Returns the mean of the selected elements, summed in the order of the indices.
 float MeanOf(const Taken& taken, const float* values) {
   double sum = 0;
   for (int64_t i = 0; i < taken.count; ++i) sum += values[taken.indices[i]];
@@ -266,7 +269,7 @@ void Clear(const SelectOptions& options, const SelectBuffers& buffers, int64_t c
   for (float* memory : {residual, velocity}) {
     if (memory == nullptr) continue;
     parallel_for(count, kGatherCost, [&](int64_t first, int64_t last) {
-      constexpr int64_t kAhead = 16;  // Each element is in a cache line, mostly a page, of its own.
+      constexpr int64_t kAhead = 16;  // Elements are in different cache lines and mostly pages.
       for (int64_t i = first; i < last; ++i) {
         if (i + kAhead < last) __builtin_prefetch(memory + buffers.indices[i + kAhead], 1);
         memory[buffers.indices[i]] = 0;

@@ -1,4 +1,4 @@
-// Which of the compiled versions of a vector loop runs.
+// Choice among the compiled versions of a vector loop.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_SIMD_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_SIMD_H_
 
@@ -11,8 +11,8 @@ namespace redsync {
 
 enum class Simd { kPlain, kAvx2, kAvx512 };
 
-// The widest instruction set that this CPU runs and the compiler provides. The environment variable
-// TF_REDSYNC_SIMD (plain, avx2, avx512) sets an upper limit, for tests; it is read once.
+// Returns the widest instruction set that both the CPU and the compiler support. The environment
+// variable TF_REDSYNC_SIMD (plain, avx2, avx512) sets an upper limit, for tests; it is read once.
 Simd WidestSimd();
 
 }  // namespace redsync

@@ -5,13 +5,13 @@
 namespace redsync {
 namespace {
 
-// Elements that one thread zeroes and adds to at a time: they stay in its cache.
+// Elements that a thread zeroes and adds to at a time, which stay in its cache.
 constexpr int64_t kShard = 65536;
 constexpr int64_t kMaxShards = 64;
 
 bool IsFinite(int32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
 
-// Whether indices ascend below `size` and values are finite; by vectors, with no branch.
+// Returns whether indices ascend below `size` and values are finite; a branch-free vector loop.
 bool IsRight(const uint32_t* indices, const int32_t* values, int64_t count, int64_t size) {
   uint32_t wrong = count > 0 && indices[count - 1] >= size;
   for (int64_t i = 1; i < count; ++i) wrong |= uint32_t{indices[i] <= indices[i - 1]};
@@ -83,7 +83,7 @@ Status Validate(const Messages& messages, const Part* parts, int64_t tensors, De
 
 void SumMessages(const Messages& messages, const Part& part, const ParallelFor& parallel_for,
                  float* out) {
-  // Indices ascend, so they can be cut at the borders of shards.
+  // Indices ascend, so they can be split at the boundaries of shards.
   const int64_t shard = std::max(kShard, CeilDiv(part.size, kMaxShards));
   const int64_t shards = CeilDiv(part.size, shard);
   const int64_t cost = shard / 4 + messages.ranks * (part.capacity / std::max<int64_t>(shards, 1));

@@ -19,7 +19,7 @@ struct Messages {
 
 // One tensor's part of every message.
 struct Part {
-  int64_t offset;  // Of the count, in words.
+  int64_t offset;  // Offset of the count, in words.
   int64_t capacity;
   int64_t size;  // Elements of the tensor, at most kMaxElements.
   bool quantized;
@@ -33,22 +33,22 @@ struct Part {
   }
 };
 
-// The first thing found wrong. `field` is "flag", "count", "index", "value" or "mean" (of the last
-// two the bits are in `value`); `tensor` is -1 for a flag.
+// The first invalid field. `field` is "flag", "count", "index", "value" or "mean". For "value" and
+// "mean", `value` has the bits of the float. `tensor` is -1 for a flag.
 struct DecodeError {
   const char* field = nullptr;
   int64_t rank = 0;
   int64_t tensor = -1;
   int64_t slot = 0;
   int64_t value = 0;
-  int64_t limit = 0;  // Values must be below (index) or not above (flag, count) this.
+  int64_t limit = 0;  // An index must be below this, a flag or count at most this.
 };
 
-// Checks every message: indices ascend and are in range, values are finite. Messages with flag 0
-// contribute nothing and are not looked into.
+// Checks that in every message indices ascend and are in range, and values are finite. Messages
+// with flag 0 are ignored.
 Status Validate(const Messages& messages, const Part* parts, int64_t tensors, DecodeError* error);
 
-// out = sum over ranks, in the order of the ranks. The messages have passed Validate().
+// out = sum over ranks, in the order of the ranks. Call Validate() on the messages before.
 void SumMessages(const Messages& messages, const Part& part, const ParallelFor& parallel_for,
                  float* out);
 

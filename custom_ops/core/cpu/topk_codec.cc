@@ -9,14 +9,14 @@
 namespace redsync {
 namespace {
 
-// Stores the coding error in the residual, where each element is in a cache line of its own.
+// Stores the coding error of element `i` in the residual.
 void Keep(const TopKTensor& t, int64_t i, float sent) {
   constexpr int64_t kAhead = 16;
   if (i + kAhead < t.count) __builtin_prefetch(t.residual + t.indices[i + kAhead], 1);
   t.residual[t.indices[i]] = FloatOf(t.values[i]) - sent;
 }
 
-// Codes the values of a tensor that has the slots from `first` on.
+// Codes the values of a tensor whose slots begin at `first`.
 void SendByMeans(const TopKTensor& t, int bits, int64_t first, uint32_t* codes, float* levels,
                  uint32_t* words) {
   CodeByMeans(t.values, t.count, bits, levels, codes);
@@ -52,16 +52,16 @@ Status SendPositions(const GolombFormat& format, int64_t stream, const TopKTenso
   return GolombEncode(format, scratch, selected, part, error);
 }
 
-// Positions of a stream that a tensor has: those from `start` to before its end.
+// A tensor's range of positions in its stream.
 struct Share {
   const uint32_t *begin, *end;
   uint32_t start;
 };
 
-// The bits of `count` values, coded as some of the tensor's levels ..
+// Reads the bits of `count` values that are coded by the tensor's levels.
 void ReadLevels(const int32_t* levels, int bits, BitReader codes, int64_t count, int32_t* values) {
   int64_t i = 0;
-  if (bits == 1) {  // Only signs: 32 of them at once.
+  if (bits == 1) {  // Only signs, read 32 at a time.
     for (; i + 32 <= count; i += 32) {
       const uint32_t signs = codes.Take(32);
       for (int j = 0; j < 32; ++j) {
@@ -75,7 +75,7 @@ void ReadLevels(const int32_t* levels, int bits, BitReader codes, int64_t count,
   }
 }
 
-// .. or as bfloat16.
+// Reads the bits of `count` values that are coded as bfloat16.
 void ReadHalves(BitReader halves, int64_t count, int32_t* values) {
   for (int64_t i = 0; i < count; ++i) values[i] = static_cast<int32_t>(halves.Take(16) << 16);
 }
@@ -133,7 +133,7 @@ Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t c
 
 Status DecodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t count,
                   const int32_t* message, uint32_t* scratch, int32_t* plain, CodecError* error) {
-  std::vector<Share> left;  // Of each stream.
+  std::vector<Share> left;  // The remaining positions of each stream.
   const int32_t* part = message + kHeaderWords;
   for (size_t s = 0; s < format.streams.size(); ++s) {
     const GolombFormat& stream = format.streams[s];

@@ -2,9 +2,9 @@
 //
 //   [flag] [count, Golomb code] .. [levels of each tensor] [codes of all values]
 //
-// or, with values of 16 bits, [bfloat16 values of each tensor, from a new word on] at the end.
-// There is a Golomb code for every stream of positions, and in a stream the elements of a tensor
-// follow those of the one before. See golomb.h and levels.h.
+// or, with 16-bit values, [bfloat16 values of each tensor, starting at a word] at the end. Each
+// stream of positions has a Golomb code. In a stream, the elements of each tensor follow those of
+// the previous one. See golomb.h and levels.h.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_TOPK_CODEC_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_TOPK_CODEC_H_
 
@@ -21,12 +21,12 @@ namespace redsync {
 // The selected elements of one tensor.
 struct TopKTensor {
   int64_t size = 0;
-  int64_t slots = 0;  // Elements that may be selected.
-  int64_t count = 0;  // Elements that are.
+  int64_t slots = 0;  // Maximum number of selected elements.
+  int64_t count = 0;  // Number of selected elements.
   const uint32_t* indices = nullptr;
   const int32_t* values = nullptr;  // Bits of floats below 2^96.
-  float* residual = nullptr;        // Gets the coding error at the indices.
-  int64_t stream = 0;               // That its positions are in.
+  float* residual = nullptr;        // Receives the coding errors at the indices.
+  int64_t stream = 0;               // The stream of its positions.
 };
 
 struct TopKFormat {
@@ -35,17 +35,17 @@ struct TopKFormat {
 
   // Words of all codes of positions.
   int64_t position_words() const;
-  // Words of a message; of each tensor only `slots` is looked at.
+  // Words of a message; uses only `slots` of each tensor.
   int64_t words(const TopKTensor* tensors, int64_t count) const;
 };
 
-// Writes the message, and the residuals at the selected elements. `scratch` has room for the slots
+// Writes the message, and the coding errors into the residuals. `scratch` has a word for each slot
 // of all tensors. Fails only if indices do not ascend or are out of range.
 Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t count,
                   uint32_t* scratch, int32_t* message, CodecError* error);
 
-// Decodes a message into [flag] and [count, index * slots, value * slots] of each tensor, see
-// message_layout.h. `scratch` has room for the slots of all tensors. Fails if a code of positions
+// Decodes a message into [flag] and [count, index * slots, value * slots] of each tensor; see
+// message_layout.h. `scratch` has a word for each slot of all tensors. Fails if a code of positions
 // is malformed. The caller checks flags, counts and values.
 Status DecodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t count,
                   const int32_t* message, uint32_t* scratch, int32_t* plain, CodecError* error);

@@ -1,5 +1,5 @@
 // Compiles the file REDSYNC_SOURCE for several instruction sets, into the namespaces plain, avx2
-// and avx512; WidestSimd() says which of them may run.
+// and avx512. WidestSimd() returns the widest one that may run.
 namespace plain {
 #include REDSYNC_SOURCE
 }  // namespace plain

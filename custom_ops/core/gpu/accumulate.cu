@@ -1,4 +1,4 @@
-// Prediction of a threshold, and the one pass over memory.
+// Prediction of a threshold, and the single pass over memory.
 #include "custom_ops/core/gpu/four.cuh"
 #include "custom_ops/core/gpu/source.cuh"
 
@@ -6,25 +6,25 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-constexpr uint32_t kLine = 16;                  // Floats that are sampled together.
+constexpr uint32_t kLine = 16;                  // Floats of a sampled line.
 constexpr uint32_t kPerWarp = kChunk / kWarps;  // Elements of a chunk that a warp accumulates.
 constexpr int kRows = kPerWarp / (32 * 4);      // Vectors of four that a thread accumulates.
 constexpr int kAtOnce = 4;                      // Vectors that a thread loads before it stores.
-constexpr int kPerThread = kMaxSamples / kLoneThreads;  // Samples.
-constexpr uint32_t kFew = 64;  // Candidates of a block, whose digits it counts in global memory.
+constexpr int kPerThread = kMaxSamples / kLoneThreads;  // Samples of a thread.
+constexpr uint32_t kFew = 64;  // Candidates up to which a block counts digits in global memory.
 
-// Another number for each number, of which all bits matter (the finalizer of MurmurHash3).
+// Hashes a number (the finalizer of MurmurHash3).
 __device__ inline uint32_t Mixed(uint32_t x) {
   x = (x ^ x >> 16) * 0x85ebca6bu;
   x = (x ^ x >> 13) * 0xc2b2ae35u;
   return x ^ x >> 16;
 }
 
-// A threshold that probably lets some more than `need` elements pass: an order statistic of lines
-// spread over the tensor, one at a random place in every stride. One block a tensor.
+// Predicts a threshold that probably somewhat more than `need` elements exceed: an order statistic
+// of a sample of lines, one at a random place in every stride of the tensor. One block per tensor.
 __global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch batch, int mode) {
   const Tensor& tensor = batch.tensors[blockIdx.x];
-  if (tensor.samples == 0) return;  // The threshold stays 0.
+  if (tensor.samples == 0) return;  // The threshold remains 0.
   const Magnitude magnitude(batch, tensor);
   const float scale = *batch.scale;
   const uint32_t stride = tensor.size / kLine / (tensor.samples / kLine);
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch 
                                       : Accumulated<kNesterov>(scale, batch.factor, g, v, &u));
   }
 
-  // The first two levels of a radix selection: the bits below do not matter here.
+  // The first two levels of a radix selection, which are precise enough.
   __shared__ uint32_t bins[kBins];
   int32_t prefix = 0;
   uint32_t rank = tensor.sample_rank;
@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(kLoneThreads) Predict(REDSYNC_PARAMETER Batch 
   if (threadIdx.x == 0) tensor.state->threshold = lowest > 0 ? lowest - 1 : 0;
 }
 
-// What the pass has seen: finite, mean, maximum, whether the prediction was right; and the first
-// digit of the k-th largest magnitude.
+// Evaluates the statistics of the pass: finiteness, mean, maximum, whether the prediction was
+// right, and the first digit of the k-th largest magnitude.
 __device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
   double sum = 0;
   int32_t max = INT32_MIN, max_absolute = 0;
@@ -103,7 +103,7 @@ __device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
   state.refine = refine;
   state.counted = !finite || (!refine && !tensor.threshold);
   state.mean = sum / tensor.size;
-  // With no positive magnitude nothing is eligible, and the maximum does not matter.
+  // Without a positive magnitude no element is eligible, and the maximum is irrelevant.
   state.max = max > 0 ? __int_as_float(max) : 0.0f;
   state.floor = used;
   state.ratio = ratio;
@@ -111,7 +111,7 @@ __device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
   if (!finite) *batch.not_finite = 1;
 }
 
-// Loads a thread's vectors of the gradient, the first of them at `begin`.
+// Loads a thread's vectors of the gradient from `begin` on.
 template <class Number>
 __device__ inline void LoadGradient(const Tensor& tensor, uint32_t begin, Four* g) {
   const Number* grad = static_cast<const Number*>(tensor.grad);
@@ -154,7 +154,7 @@ __device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tens
         stats->max = Max()(stats->max, m);
         stats->max_absolute = Max()(stats->max_absolute, __float_as_int(value) & INT32_MAX);
         if (tensor.threshold) stats->sum += __int_as_float(m);
-        // Beyond the end there are zeros, but a scale that is not finite makes NaN of them.
+        // Elements beyond the end are zeros, which a non-finite scale turns into NaN.
         const bool above = m > threshold && at + c < tensor.size;
         candidates |= static_cast<uint32_t>(above) << ((row + i) * 4 + c);
       }
@@ -191,11 +191,11 @@ __device__ inline void Append(const Tensor& tensor, Magnitude magnitude, uint32_
   }
 }
 
-// Blocks on a multiprocessor, so that there are enough loads under way.
+// Minimum number of blocks per multiprocessor, for enough loads in flight.
 template <int kMode>
 constexpr int kBlocksAtOnce = kMode == kNoMomentum ? 4 : 3;
 
-// One chunk a block; its candidates become one run in the pool.
+// One chunk per block; its candidates become one run in the pool.
 template <int kMode>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kMode>)
     Accumulate(REDSYNC_PARAMETER Batch batch) {

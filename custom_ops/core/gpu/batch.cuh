@@ -10,62 +10,62 @@ namespace gpu {
 
 constexpr uint32_t kChunk = 8192;        // Elements that a block accumulates.
 constexpr uint32_t kGroup = 8;           // Chunks that a block of the later kernels handles.
-constexpr uint32_t kKeys = 2048;         // Of the pool, that a block handles at once.
-constexpr uint32_t kMaxSamples = 16384;  // Of one tensor; they stay in one block's registers.
+constexpr uint32_t kKeys = 2048;         // Keys of the pool that a block handles at once.
+constexpr uint32_t kMaxSamples = 16384;  // Samples of a tensor, which stay in a block's registers.
 constexpr int kMaxBatch = 24;
-constexpr int kSteps = 1024;  // The threshold search ends at ratios that are multiples of 1/1024.
+constexpr int kSteps = 1024;  // The threshold search probes ratios that are multiples of 1/1024.
 
 enum Momentum { kNoMomentum, kMomentum, kNesterov };
 
-enum Phase { kRefine, kChoose };  // Digits of the tensor, digits of the pool.
+enum Phase { kRefine, kChoose };  // Selection from the tensor, and from the pool.
 
-// A tensor's state from kernel to kernel; zero at first.
+// A tensor's state between kernels; initially zero.
 struct State {
   Histogram histogram;
-  uint32_t arrived;   // See SyncGrid(); of the first tensor, for all.
-  uint32_t used;      // Candidates; those beyond the pool's size are not stored.
-  int32_t threshold;  // The pool has all elements above it. Never negative.
-  uint32_t floor;     // Elements above any lower threshold: at least so many.
+  uint32_t arrived;   // See SyncGrid(); only the first tensor's is used.
+  uint32_t used;      // Number of candidates; those beyond the pool's size are not stored.
+  int32_t threshold;  // The pool has all elements above it; >= 0.
+  uint32_t floor;     // Minimum number of elements above any lower threshold.
   int32_t finite;
-  int32_t refine;   // Whether the pool must be filled anew.
-  int32_t counted;  // Whether the pool needs no count of first digits: the pass has made it.
-  int32_t settled;  // Whether the threshold search has chosen.
+  int32_t refine;   // Whether the pool must be filled again.
+  int32_t counted;  // Whether the pass has already counted the first digits of the pool.
+  int32_t settled;  // Whether the threshold search has set the cut.
   uint32_t reused;  // Elements above the threshold of the last ratio.
   float ratio;
-  double mean, max;  // Of the magnitudes.
+  double mean, max;  // Mean and maximum of the magnitudes.
   Digits digits[2];
 };
 
 struct Stats {
-  double sum;            // Of the magnitudes; later of the selected ones.
-  int32_t max;           // Of the magnitudes' bits.
-  int32_t max_absolute;  // Of the absolute values' bits; tells whether all are finite.
+  double sum;            // Sum of the magnitudes; later of the selected elements.
+  int32_t max;           // Maximum of the magnitudes' bits.
+  int32_t max_absolute;  // Maximum of the absolute values' bits, to check that all are finite.
 };
 
 struct Tensor {
-  const void* grad;  // Of float, or of bfloat16.
+  const void* grad;  // float or bfloat16.
   const float *residual, *velocity;
   float *new_residual, *new_velocity;
-  int32_t* part;  // In the message: [count, index * k, value * k] or the like.
+  int32_t* part;  // Part of the message, [count, index * k, value * k] or [count, mean, index * k].
   const float* ratio;
   float* new_ratio;
   State* state;
-  uint64_t* pool;    // Keys of candidates, a run of ascending indices per chunk; any order of runs.
+  uint64_t* pool;    // Keys of candidates: a run of ascending indices per chunk, runs in any order.
   Stats* stats;      // [chunks]
-  Range* segments;   // [chunks], in the pool
-  Tally<2>* before;  // [chunks]: elements above the cut and ties, here and then before
+  Range* segments;   // [chunks]: runs in the pool.
+  Tally<2>* before;  // [chunks]: elements above the cut and ties; in the chunk, later before it.
   uint32_t size, k;
-  uint32_t need;  // Candidates that decide every question the selector asks.
+  uint32_t need;  // Number of candidates that the selector needs.
   uint32_t pool_size;
-  uint32_t samples;      // Elements that the prediction looks at; 0: all are candidates.
+  uint32_t samples;      // Elements that the prediction samples; 0 if all elements are candidates.
   uint32_t sample_rank;  // The sample of this rank (1 is the largest) is the predicted threshold.
   bool threshold, fixed, quantized, aligned, bfloat16;
 
   __host__ __device__ uint32_t chunks() const {
-    return size / kChunk + (size % kChunk != 0);  // A sum with kChunk may be too large.
+    return size / kChunk + (size % kChunk != 0);  // size + kChunk may overflow.
   }
   __host__ __device__ uint32_t groups() const { return (chunks() + kGroup - 1) / kGroup; }
-  // Those that share the pool's keys; the others have none, for a group costs as much as some keys.
+  // Number of groups that share the pool's keys. Few keys use few groups, since a group has a cost.
   __device__ uint32_t groups_of_pool() const {
     const uint32_t enough = state->used / kKeys + 1, all = groups();
     return enough < all ? enough : all;
@@ -87,13 +87,15 @@ struct Batch {
 };
 static_assert(sizeof(Batch) <= 4080, "parameters of a kernel, with one more for some");
 
-// Magnitudes above this reach a fixed threshold: the bits of floats > 0 sort like the floats.
+// Returns the magnitude above which elements reach a fixed threshold; bits of floats > 0 sort like
+// the floats.
 __device__ inline int32_t FixedThreshold(float t) {
   return t > 0 ? __float_as_int(t) - 1 : 0;  // Elements must be > 0 anyway.
 }
 
-// Magnitude of an element, as a comparable int32: the bits of |v|, or of v or -v for one side.
-// An element is eligible if its magnitude is > 0; denormals do not occur (nvcc -ftz=true).
+// Magnitude of an element, as a comparable int32: the bits of |v|, or of v or -v if one sign is
+// selected. An element is eligible if its magnitude is > 0; denormals do not occur (nvcc
+// -ftz=true).
 struct Magnitude {
   int32_t keep, flip;
   __device__ Magnitude(const Batch& batch, const Tensor& tensor)

@@ -1,4 +1,4 @@
-// Bitmaps: bits are set atomically, and listed where prefix sums over their words say.
+// Bitmaps: bits are set atomically, and prefix sums over their words give the slots of positions.
 #include "custom_ops/core/gpu/bitmaps.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 
@@ -6,7 +6,7 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// A thread a position. For the record 0 is the count; the positions follow.
+// One thread per position. In the record, position 0 is the count; the positions follow.
 __global__ void __launch_bounds__(kThreads)
     Mark(REDSYNC_PARAMETER RedsyncGpuBitmap call, RedsyncGpuRecord* record) {
   const int64_t count = *call.count, first = int64_t{blockIdx.x} * kThreads + threadIdx.x;

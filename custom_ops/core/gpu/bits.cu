@@ -1,4 +1,4 @@
-// Codes of a fixed and of a varying number of bits, one after the other.
+// Concatenated codes of fixed and of variable length.
 #include "custom_ops/core/gpu/bits.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 
@@ -6,7 +6,7 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// A thread a code.
+// One thread per code.
 __global__ void __launch_bounds__(kThreads) Unpack(REDSYNC_PARAMETER RedsyncGpuPackedCodes call) {
   const int64_t words = PackedWords(call.count, call.bits);
   const int bits = static_cast<int>(call.bits);
@@ -21,7 +21,7 @@ bool IsValid(const RedsyncGpuPackedCodes& call) {
   return call.rows >= 0 && call.count >= 0 && call.bits >= 0 && call.bits <= kMaxCodeBits;
 }
 
-// Codes whose lengths are given. Words are zero at first, and threads set bits of the same one.
+// Codes with given lengths. Words are initially zero, and several threads set bits of a word.
 struct GivenLengths {
   RedsyncGpuWriteBits call;
   int64_t count;
@@ -45,7 +45,7 @@ struct GivenLengths {
   }
 };
 
-// The length at the position that the record names.
+// Reads the length at the position in the record.
 __global__ void ReadBad(REDSYNC_PARAMETER GivenLengths source) {
   RedsyncGpuRecord* record = source.record;
   if (threadIdx.x == 0 && !IsClear(*record)) record->value = source.call.lengths[record->position];

@@ -1,4 +1,4 @@
-// Bits in words: reading, packing, and writing codes of varying lengths.
+// Bits in words: reading, packing, and writing codes of variable lengths.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BITS_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BITS_CUH_
 
@@ -19,7 +19,7 @@ __host__ __device__ inline int64_t PackedWords(int64_t count, int64_t bits) {
   return (count * bits + 31) / 32;
 }
 
-// The `count` bits, at most 32, from bit `at` on. Words that they are not in are not read.
+// Returns `count` bits, at most 32, from bit `at` on. Reads only the words that contain them.
 __device__ inline uint32_t BitsAt(const uint32_t* words, int64_t at, int count) {
   if (count == 0) return 0;
   const int shift = static_cast<int>(at % 32);
@@ -28,13 +28,13 @@ __device__ inline uint32_t BitsAt(const uint32_t* words, int64_t at, int count) 
   return static_cast<uint32_t>(both >> shift & ((uint64_t{1} << count) - 1));
 }
 
-// Word number `word` of packed codes: the low bits, `bits` each, of code(0), .., code(count - 1).
+// Returns word number `word` of packed codes: the low `bits` bits of code(0), .., code(count - 1).
 template <class Code>
 __device__ inline uint32_t PackedWord(int64_t word, int64_t count, int64_t bits, Code code) {
   const uint64_t mask = (uint64_t{1} << bits) - 1;
   const int64_t begin = 32 * word;
   uint64_t packed = 0;
-  int64_t i = begin / bits;  // The code that the word begins in.
+  int64_t i = begin / bits;  // The code of the word's first bit.
   for (int64_t at = i * bits - begin; at < 32 && i < count; ++i, at += bits) {
     const uint64_t low = code(i) & mask;
     packed |= at < 0 ? low >> -at : low << at;
@@ -42,7 +42,7 @@ __device__ inline uint32_t PackedWord(int64_t word, int64_t count, int64_t bits,
   return static_cast<uint32_t>(packed);
 }
 
-// Lists the bits of word number `word`, from place `at` on and as far as there are slots.
+// Lists the set bits of word number `word` in the slots from `at` on, as far as there are slots.
 __device__ inline void ListBits(uint32_t bits, uint32_t word, uint32_t at, uint32_t slots,
                                 uint32_t* positions) {
   for (; bits != 0 && at < slots; bits &= bits - 1) {
@@ -50,17 +50,17 @@ __device__ inline void ListBits(uint32_t bits, uint32_t word, uint32_t at, uint3
   }
 }
 
-// Codes as they are.
+// The identity map of codes.
 struct Plain {
   __device__ uint32_t operator()(uint32_t code) const { return code; }
 };
 
-// The zigzag number of an integer: 0, 1, 2, .. of 0, -1, 1, ..
+// Maps integers 0, -1, 1, .. to zigzag numbers 0, 1, 2, ..
 struct ZigZag {
   __device__ uint32_t operator()(uint32_t x) const { return x << 1 ^ (0 - (x >> 31)); }
 };
 
-// Packs the low bits of map(code), a thread a word.
+// Packs the low bits of map(code), one thread per word.
 template <class Map>
 __global__ void __launch_bounds__(kThreads)
     Pack(REDSYNC_PARAMETER RedsyncGpuPackedCodes call, REDSYNC_PARAMETER Map map) {
@@ -80,12 +80,12 @@ inline void LaunchPack(const RedsyncGpuPackedCodes& call, Map map, cudaStream_t 
   if (words > 0) REDSYNC_LAUNCH(Pack<Map>, GridFor(words), kThreads, stream, call, map);
 }
 
-// Codes one after the other, each as long as it says: prefix sums tell where they begin.
+// Writes concatenated codes of variable length, whose starts are prefix sums of the lengths.
 //
-// A `Source` has their `count`, Length(i) in bits, and Put(i, at), which writes a code.
+// A `Source` has `count`, Length(i) in bits, and Put(i, at), which writes code i at bit `at`.
 constexpr uint32_t kCodesOfBlock = 4 * kThreads;
 
-// Of the lengths: before each block, and which block comes last.
+// Prefix sums of the lengths before each block, and the ticket for the last block.
 struct Lengths {
   uint32_t* ticket;
   Tally<1, Wide>* before;  // [blocks]

@@ -1,5 +1,5 @@
-/* Bits in words on a GPU, behind a C interface; the rules of c_api.h and compression_api.h hold
-   here too.
+/* C interface of the ops on bits in words on a GPU; the rules of c_api.h and compression_api.h
+   apply.
 
    Bit t is bit t % 32 of word t / 32, and the low bit of a code comes first. */
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BITS_API_H_
@@ -16,21 +16,21 @@ extern "C" {
 typedef struct {
   int64_t rows;
   int64_t count;      /* Codes of a row, which fill ceil(count * bits / 32) words. */
-  int64_t bits;       /* Of a code, its low ones, in [0, 32]. */
+  int64_t bits;       /* Low bits of a code, in [0, 32]. */
   const uint32_t* in; /* Device: codes to pack, or words to unpack. */
-  uint32_t* out;      /* Device: the other. */
+  uint32_t* out;      /* Device: words, or codes. */
 } RedsyncGpuPackedCodes;
 
 REDSYNC_GPU_API int redsync_gpu_pack_bits(const RedsyncGpuPackedCodes* call, void* stream);
 REDSYNC_GPU_API int redsync_gpu_unpack_bits(const RedsyncGpuPackedCodes* call, void* stream);
 
-/* ---------------------------------------------------------------- codes of varying lengths */
+/* --------------------------------------------------------------- codes of variable lengths */
 
 typedef struct {
-  const int64_t* codes;   /* Device, [count], of which the low bits are taken. */
+  const int64_t* codes;   /* Device, [count]; only the low bits are used. */
   const int32_t* lengths; /* Device, [count], in [0, 32]. */
   int64_t count;          /* At most 2^31 - 1. */
-  int64_t size;           /* Words of the result; what is beyond is left out. */
+  int64_t size;           /* Words of the result; bits beyond are dropped. */
   uint32_t* words;        /* Device, [size]. */
 } RedsyncGpuWriteBits;
 
@@ -45,7 +45,7 @@ REDSYNC_GPU_API int redsync_gpu_explain_write_bits(const RedsyncGpuWriteBits* ca
 /* --------------------------------------------------------------------------------- bitmaps */
 
 typedef struct {
-  const uint32_t* positions; /* Device, [slots], ascending as far as the count. */
+  const uint32_t* positions; /* Device, [slots], of which the first `count` ascend. */
   int64_t slots;             /* At most 2^31 - 1. */
   const int32_t* count;      /* Device scalar. */
   int64_t size;              /* Words of the result, at most 2^26. */
@@ -62,19 +62,21 @@ typedef struct {
   const uint32_t* words; /* Device, [rows, size]. */
   int64_t rows;          /* At most 65535. */
   int64_t size;          /* At most 2^26 - 1. */
-  int64_t slots;         /* Positions to list of a row, at most 2^31 - 1. */
-  uint32_t* positions;   /* Device, [rows, slots]: where bits are set, 0 after the last one. */
-  int32_t* counts;       /* Device, [rows]: how many are set, which may be more than slots. */
+  int64_t slots;         /* Maximum number of positions to list per row, at most 2^31 - 1. */
+  uint32_t* positions;   /* Device, [rows, slots]: positions of set bits, 0 after the last one. */
+  int32_t* counts;       /* Device, [rows]: number of set bits, which may exceed `slots`. */
 } RedsyncGpuSetBits;
 
-/* -1 if an argument is out of its range; so for the functions of this kind below. */
+/* Returns the bytes of scratch memory, or -1 if an argument is out of range. The same holds for the
+   other functions for scratch bytes. */
 REDSYNC_GPU_API int64_t redsync_gpu_set_bits_scratch_bytes(const RedsyncGpuSetBits* call);
 REDSYNC_GPU_API int redsync_gpu_set_bits(const RedsyncGpuSetBits* call, void* scratch,
                                          int64_t scratch_bytes, void* stream);
 
 /* ------------------------------------------------------------------------------ Rice codes */
 
-/* A code has the low bits of all numbers, packed, and then a bitmap; see tf_redsync/ops/rice.py. */
+/* A code is the packed low bits of all numbers, followed by a bitmap; see tf_redsync/ops/rice.py.
+ */
 typedef struct {
   const int32_t* numbers; /* Device, [count]. */
   int64_t count;          /* At most 2^31 - 1. */

@@ -1,4 +1,4 @@
-// Operations of all threads of a block, or of a warp. All of them must call.
+// Operations of a block or a warp; all its threads must call them.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BLOCK_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BLOCK_CUH_
 
@@ -9,7 +9,7 @@ namespace gpu {
 
 __device__ inline unsigned Lane() { return threadIdx.x % 32; }
 __device__ inline unsigned Warp() { return threadIdx.x / 32; }
-// Number of lanes below this one for which a ballot was true.
+// Returns the number of lower lanes for which a ballot was true.
 __device__ inline unsigned RankIn(unsigned ballot) { return __popc(ballot & ((1u << Lane()) - 1)); }
 
 struct Add {
@@ -25,7 +25,7 @@ struct Max {
   }
 };
 
-// Always in the same order, so that floating-point sums are reproducible.
+// Reduces in a fixed order, so that floating-point sums are reproducible.
 template <class T, class Op>
 __device__ inline T WarpReduce(T value, Op op) {
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -46,7 +46,7 @@ __device__ inline T BlockReduce(T value, Op op) {
   return value;
 }
 
-// Sum of the values of the threads before this one; `total` gets the sum of all.
+// Returns the sum of the values of the threads before this one; `total` receives the sum of all.
 template <class T>
 __device__ inline T BlockScan(T value, T* total) {
   __shared__ T of_warp[32];
@@ -67,7 +67,7 @@ __device__ inline T BlockScan(T value, T* total) {
   return before + sum - value;
 }
 
-// Some of many items, and how many: an even share of them.
+// A contiguous range of items.
 struct Range {
   uint32_t begin, count;
 };
@@ -78,16 +78,16 @@ __device__ inline Range Part(uint32_t count, uint32_t part, uint32_t parts) {
   return {begin, end - begin};
 }
 
-// Numbers that are counted side by side.
+// Several counters.
 template <int kCounts, class T = uint32_t>
 struct Tally {
   T at[kCounts];
 };
 
-// Turns tallies in memory into the sums of those before them; returns the sum of all.
+// Replaces tallies in memory by their exclusive prefix sums; returns the sum of all.
 template <int kCounts, class T>
 __device__ inline Tally<kCounts, T> ScanTallies(Tally<kCounts, T>* tallies, uint32_t count) {
-  constexpr uint32_t kAhead = 4;  // Neighbours that a thread has at a time.
+  constexpr uint32_t kAhead = 4;  // Neighbours that a thread handles at a time.
   Tally<kCounts, T> total = {};
   for (uint32_t first = 0; first < count; first += kAhead * blockDim.x) {
     const uint32_t begin = first + kAhead * threadIdx.x;
@@ -117,9 +117,9 @@ __device__ inline Tally<kCounts, T> ScanTallies(Tally<kCounts, T>* tallies, uint
   return total;
 }
 
-// Whether this is the last of `blocks` blocks to come here: it sees what all the others have
-// written. `ticket` is 0 before and after. One thread fences for all: the barriers pass on to it
-// what they have written, and from it what they may read.
+// Returns whether this is the last of `blocks` blocks to call it; the last one sees the writes of
+// all others. `ticket` is 0 before and after. One thread fences for its block; the barriers order
+// the accesses of the other threads around the fence.
 __device__ inline bool IsLastBlock(uint32_t* ticket, uint32_t blocks) {
   __shared__ bool last;
   __syncthreads();
@@ -135,8 +135,8 @@ __device__ inline bool IsLastBlock(uint32_t* ticket, uint32_t blocks) {
   return last;
 }
 
-// A barrier of all blocks of a launch, which have to run together. `arrived` is 0 before the first
-// one. It orders memory as IsLastBlock() does.
+// A barrier of all blocks of a launch, which must be resident together. `arrived` is 0 before the
+// first barrier. It orders memory like IsLastBlock().
 __device__ inline void SyncGrid(uint32_t* arrived) {
   __syncthreads();
   if (threadIdx.x == 0) {

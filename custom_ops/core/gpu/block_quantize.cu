@@ -1,5 +1,5 @@
-// Block quantization: a warp takes a pair of blocks, whose scales share a word; a lane takes eight
-// neighbours at a time.
+// Block quantization. A warp handles a pair of blocks, whose scales share a word; a lane handles
+// eight neighbours at a time.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/c_api.h"
 #include "custom_ops/core/gpu/four.cuh"
@@ -58,9 +58,9 @@ struct Eight {
   __device__ float operator[](int i) const { return half[i / 4].at[i % 4]; }
 };
 constexpr uint32_t kEach = 8;
-constexpr uint32_t kTile = 32 * kEach;  // Elements that a warp has at a time.
+constexpr uint32_t kTile = 32 * kEach;  // Elements that a warp handles at a time.
 
-// Zeros beyond the end.
+// Loads eight neighbours, zeros beyond the end.
 __device__ inline Eight LoadEight(const float* x, uint32_t at, uint32_t n, bool aligned) {
   return {{Load(x, at, n, aligned), Load(x, at + 4, n, aligned)}};
 }
@@ -71,12 +71,12 @@ __device__ inline void StoreEight(float* x, uint32_t at, uint32_t n, bool aligne
   Store(x, at + 4, n, aligned, eight.half[1]);
 }
 
-constexpr int64_t kMostBlocks = 1 << 20;  // An item is large: few blocks would leave some idle.
+constexpr int64_t kMostBlocks = 1 << 20;  // Items are large: fewer blocks would leave some idle.
 
-constexpr int kScales = 4;  // That 2 bits choose from.
+constexpr int kScales = 4;  // Number of scales to choose from with 2 bits.
 
-// What scales of one step save, see the CPU's: sums of 16 lanes, then of pairs of lanes. Half of
-// the warp adds up for the first two scales, half for the others.
+// Writes the reduction of the sum of squares by each scale, as on the CPU: sums of 16 lanes, then
+// of pairs of lanes. Half of the warp sums for the first two scales, half for the others.
 __device__ inline void Saved(const float* x, uint32_t n, const float* scales, float* saved) {
   const bool upper = Lane() >= 16;
   const float scale[] = {upper ? scales[2] : scales[0], upper ? scales[3] : scales[1]};
@@ -117,8 +117,8 @@ __device__ inline float ScaleOf(const float* x, uint32_t n, float largest) {
   return best;
 }
 
-// The nearest level in units, half to even: an integer, or, with 4 bits, 0, 1, 2, 3, 4, 6, 8, 12 or
-// their negatives.
+// Returns the nearest level in units, half to even: an integer, or, with 4 bits, 0, 1, 2, 3, 4, 6,
+// 8, 12 or their negatives.
 template <int kBits>
 __device__ inline float Level(float steps) {
   if (kBits != 4) return (steps + kRound) - kRound;
@@ -127,7 +127,8 @@ __device__ inline float Level(float steps) {
   return (steps + round) - round;
 }
 
-// A level's code: the integer; or, with 4 bits, a sign, at 8, and the place in the list above.
+// Returns a level's code: the integer or, with 4 bits, the index in the list above plus 8 if
+// negative.
 template <int kBits>
 __device__ inline uint32_t Code(float level) {
   const auto units = static_cast<int32_t>(level);
@@ -137,10 +138,10 @@ __device__ inline uint32_t Code(float level) {
   return static_cast<uint32_t>(place | (units < 0 ? 8 : 0));
 }
 
-// The units that the lowest bits of a word stand for, the inverse of `Code`.
+// Decodes the lowest bits of a word to units, the inverse of `Code`.
 template <int kBits>
 __device__ inline int32_t Units(uint32_t word) {
-  if (kBits != 4) {  // Up to the top, and back down with its sign.
+  if (kBits != 4) {  // Shift up, then down with sign extension.
     return static_cast<int32_t>(word << (32 - kBits)) >> (32 - kBits);
   }
   const auto place = static_cast<int32_t>(word & 7);
@@ -148,7 +149,7 @@ __device__ inline int32_t Units(uint32_t word) {
   return word & 8 ? -size : size;
 }
 
-// Codes eight neighbours, and leaves their errors. The codes are the low bits of the result.
+// Codes eight neighbours, and replaces them by their errors. Returns the codes as low bits.
 template <int kBits>
 __device__ inline uint64_t Encode(const Format& format, const Step& step, Eight* x) {
   const auto most = static_cast<float>(format.limit);
@@ -166,8 +167,8 @@ __device__ inline uint64_t Encode(const Format& format, const Step& step, Eight*
   return codes;
 }
 
-// Writes the codes of eight neighbours from `at` on. All lanes of a warp call; those beyond the end
-// do not write.
+// Writes the codes of eight neighbours from `at` on. All lanes of a warp must call it; lanes beyond
+// the end do not write.
 template <int kBits>
 __device__ inline void StoreCodes(int32_t* words, uint32_t at, uint32_t n, uint64_t codes) {
   int32_t* place = words + at / 32 * kBits + at % 32 * kBits / 32;
@@ -191,7 +192,7 @@ __device__ inline int32_t LargestOf(const Eight& x) {
   return largest;
 }
 
-// A block of a row: its elements, of which `here` are this lane's first, and where it is stored.
+// A block of a row, with this lane's first eight elements, `here`, and its codes in the message.
 struct Block {
   const float* x;
   float* errors;
@@ -200,7 +201,7 @@ struct Block {
   Eight here;
 };
 
-// Codes a block by all lanes of a warp; returns its scale, or -1 if a value is too large.
+// Codes a block with all lanes of a warp; returns its scale, or -1 if a value is too large.
 template <int kBits>
 __device__ inline float QuantizeBlock(const Format& format, bool aligned, Block block) {
   const uint32_t first = Lane() * kEach;
@@ -254,10 +255,10 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (Lane() == 0) message[1 + pair] = static_cast<int32_t>(word);
   }
-  if (!usable && Lane() == 0) atomicMax(&messages[0], 1);  // Until Finish(): not usable.
+  if (!usable && Lane() == 0) atomicMax(&messages[0], 1);  // Until Finish(), 1 means unusable.
 }
 
-// Clears all but the first flag if the first flag says that something is not usable.
+// Clears all words except the first flag if it marks an unusable row.
 __global__ void Clear(Format format, int32_t* messages) {
   if (messages[0] == 0) return;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -265,7 +266,7 @@ __global__ void Clear(Format format, int32_t* messages) {
   for (int64_t i = 1 + first; i < format.rows * format.words; i += stride) messages[i] = 0;
 }
 
-// Writes the flags; one block.
+// Writes the flags, in one block.
 __global__ void Finish(Format format, int32_t* messages) {
   __shared__ int32_t usable;
   if (threadIdx.x == 0) usable = messages[0] == 0;
@@ -275,7 +276,7 @@ __global__ void Finish(Format format, int32_t* messages) {
   }
 }
 
-// The codes of eight neighbours, from `at` on, as low bits.
+// Returns the codes of eight neighbours, from `at` on, as low bits.
 template <int kBits>
 __device__ inline uint64_t LoadCodes(const int32_t* words, int64_t at) {
   const int64_t place = at / 32 * kBits + at % 32 * kBits / 32;
@@ -285,7 +286,7 @@ __device__ inline uint64_t LoadCodes(const int32_t* words, int64_t at) {
   return low | uint64_t{static_cast<uint32_t>(words[place + 1])} << 32;
 }
 
-// A thread takes eight neighbours, of a row or of the sum of all.
+// Decodes; a thread handles eight neighbours, of a row or of the sum of all rows.
 template <int kBits>
 __global__ void __launch_bounds__(kThreads)
     Dequantize(Format format, bool sum, const int32_t* messages, float* values, bool aligned) {

@@ -1,4 +1,4 @@
-// Hashes of Bloom filters, to build and to query them.
+// Hashes of Bloom filters.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BLOOM_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_BLOOM_CUH_
 
@@ -8,7 +8,7 @@
 namespace redsync {
 namespace gpu {
 
-// The bits of a position, one after the other.
+// Iterates over the bits of a position.
 struct Probes {
   uint32_t at, step;
   uint64_t bits;
@@ -28,7 +28,7 @@ struct Probes {
   }
 };
 
-// Words of all filters; -1 if an argument is out of its range.
+// Returns the words of all filters; -1 if an argument is out of range.
 inline int64_t FilterWords(const RedsyncGpuFilter* tensors, int64_t count) {
   int64_t words = 0;
   for (int64_t i = 0; i < count; ++i) {

@@ -12,8 +12,8 @@ constexpr uint32_t kTile = 1024;  // Positions of a block.
 struct Item {
   RedsyncGpuFilter filter;
   const int32_t* count;
-  int64_t offset;  // Of the filter, in words.
-  int64_t at;      // For the record: of the count; the positions follow.
+  int64_t offset;  // Offset of the filter, in words.
+  int64_t at;      // Record position of the count; the positions follow.
 };
 
 struct Call : Group<Item, 40> {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) Insert(REDSYNC_PARAMETER Call call) 
   }
 }
 
-// Reads the value at the position that the record names, if it is of these tensors.
+// Reads the value at the position in the record, if it belongs to these tensors.
 __global__ void ReadBad(REDSYNC_PARAMETER Call call) {
   if (threadIdx.x != 0 || IsClear(*call.record)) return;
   for (int i = 0; i < call.count; ++i) {

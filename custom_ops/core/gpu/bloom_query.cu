@@ -1,5 +1,5 @@
-// The positions that Bloom filters hold: a map of the positives first, then a prefix sum over its
-// parts says where their positions go.
+// The positions in Bloom filters: first a map of the positives, then a prefix sum over its tiles,
+// which gives the slots of the positions.
 #include "custom_ops/core/gpu/bits.cuh"
 #include "custom_ops/core/gpu/bloom.cuh"
 #include "custom_ops/core/gpu/divider.cuh"
@@ -10,14 +10,14 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-constexpr uint32_t kTile = 32 * kThreads;  // Positions of a block: a word of the map a thread.
+constexpr uint32_t kTile = 32 * kThreads;  // Positions of a block: one word of the map per thread.
 
 struct Item {
   RedsyncGpuFilter filter;
-  int32_t* counts;   // [ranks, tensors], from this tensor's on.
-  int64_t offset;    // Of the filter, in words.
+  int32_t* counts;   // [ranks, tensors], from this tensor on.
+  int64_t offset;    // Offset of the filter, in words.
   uint32_t* ticket;  // [ranks], see IsLastBlock().
-  Tally<1>* before;  // [ranks, tiles]: positives in a tile, and then before it.
+  Tally<1>* before;  // [ranks, tiles]: positives in a tile, later before it.
   uint32_t* map;     // [ranks, words]: whether a position is positive.
 
   __host__ __device__ uint32_t tiles() const {
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) List(REDSYNC_PARAMETER Call call) {
            positions);
 }
 
-// Makes the items, in their order; a copy begins anew.
+// Creates the items in order; a copy starts again at the first one.
 struct Maker {
   const RedsyncGpuBloomQuery& call;
   Divider divider;

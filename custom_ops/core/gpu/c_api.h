@@ -1,9 +1,10 @@
-/* The CUDA algorithms behind a C interface: pointers, 64-bit sizes, scratch memory and a stream.
+/* C interface of the CUDA algorithms: pointers, 64-bit sizes, scratch memory and a stream.
 
-   Nothing here allocates, synchronises or prints. Work is queued on `stream` (a cudaStream_t) and
-   runs later: all memory must stay valid until then. "Device" pointers are read by the GPU only,
-   everything else is read during the call. Semantics and the layout of messages are those of
-   tf_redsync/ops/message_layout.py; results equal those of the CPU, bit for bit. */
+   The functions do not allocate, synchronize or print. They queue work on `stream` (a
+   cudaStream_t), so all memory must stay valid until the work has run. "Device" pointers are read
+   by the GPU only; all other arguments are read during the call. Semantics and the layout of
+   messages are those of tf_redsync/ops/message_layout.py; results equal those of the CPU, bit for
+   bit. */
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_C_API_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_C_API_H_
 
@@ -25,7 +26,7 @@ enum {
   REDSYNC_GPU_EXACT = 0,
   REDSYNC_GPU_TRIMMED = 1,
   REDSYNC_GPU_THRESHOLD = 2,
-  REDSYNC_GPU_FIXED = 3 /* What reaches the threshold given as the ratio, k elements at most. */
+  REDSYNC_GPU_FIXED = 3 /* Elements that reach the threshold given as the ratio, at most k. */
 };
 enum { REDSYNC_GPU_NO_MOMENTUM = 0, REDSYNC_GPU_MOMENTUM = 1, REDSYNC_GPU_NESTEROV = 2 };
 
@@ -40,8 +41,8 @@ typedef struct {
   const float* residual;
   const float* velocity; /* Null without momentum. */
   float* new_residual;   /* May be `residual`, or `grad` of float. */
-  float* new_velocity;   /* May be `velocity`, or `grad` of float; null if it is not kept. */
-  int32_t bfloat16;      /* 0 or 1: whether `grad` is of bfloat16. */
+  float* new_velocity;   /* May be `velocity`, or `grad` of float; null if it is not stored. */
+  int32_t bfloat16;      /* 0 or 1: whether `grad` is bfloat16. */
 } RedsyncGpuTensor;
 
 typedef struct {
@@ -49,29 +50,29 @@ typedef struct {
   int64_t count;
   int32_t momentum; /* REDSYNC_GPU_NO_MOMENTUM, ... */
   int32_t masking;  /* 0 or 1. */
-  float factor;     /* Of the momentum. */
-  uint32_t seed;    /* Of the places that are sampled, best another one each time. Results do not
-                       depend on it, but time does: on a fixed place one can miss every time. */
-  /* Scalars that a graph computes, perhaps on the device: reading them here would wait for it. */
+  float factor;     /* Momentum coefficient. */
+  uint32_t seed;    /* Seed of the sampled places, a new one each time. Results do not depend on it,
+                       but time does: a fixed sample may mispredict in every call. */
+  /* Scalars that a graph may compute on the device: the host cannot read them without waiting. */
   const float* scale;    /* Device scalar: factor of the gradients. */
   const int32_t* side;   /* Device scalar, +1 or -1: sign that quantized tensors send. */
-  const uint8_t* search; /* Device scalar: whether to search thresholds anew. */
-  const float* ratios;   /* Device, [count]; null if all selectors are exact or trimmed, which have
-                            none; so are the three scalars but `scale` then. */
-  float* new_ratios;     /* Device, [count]; must not overlap `ratios`; null if that is. */
+  const uint8_t* search; /* Device scalar: whether to search thresholds again. */
+  const float* ratios;   /* Device, [count]. If all selectors are exact or trimmed and no tensor is
+                            quantized, `ratios`, `side` and `search` may be null. */
+  float* new_ratios;     /* Device, [count]; must not overlap `ratios`; null if `ratios` is. */
   int32_t* message;      /* Device, [redsync_gpu_message_words()]. */
 } RedsyncGpuSelect;
 
-/* Words of the message; -1 if an argument is out of its range. */
+/* Returns the words of the message; -1 if an argument is out of range. */
 REDSYNC_GPU_API int64_t redsync_gpu_message_words(const RedsyncGpuSelect* call);
 
-/* Bytes of device memory that redsync_gpu_select() needs, aligned to 256 bytes; -1 as above.
-   Depends on sizes, k and selectors only. */
+/* Returns the bytes of device memory that redsync_gpu_select() needs, aligned to 256 bytes; -1 if
+   an argument is out of range. The result depends on sizes, k and selectors only. */
 REDSYNC_GPU_API int64_t redsync_gpu_select_scratch_bytes(const RedsyncGpuSelect* call);
 
-/* Accumulates the gradients, fills the message, zeroes what was selected. If anything is not finite
-   (a fixed threshold that is NaN or negative counts as that) the message is all zero, ratios stay,
-   and new residuals and velocities are unspecified. */
+/* Accumulates the gradients, writes the message, and zeroes the selected elements. If a value is
+   non-finite, or a fixed threshold is NaN or negative, the message is all zero, the ratios are
+   unchanged, and new residuals and velocities are unspecified. */
 REDSYNC_GPU_API int redsync_gpu_select(const RedsyncGpuSelect* call, void* scratch,
                                        int64_t scratch_bytes, void* stream);
 
@@ -79,17 +80,17 @@ REDSYNC_GPU_API int redsync_gpu_select(const RedsyncGpuSelect* call, void* scrat
 
 /* One tensor's part of every message. */
 typedef struct {
-  int64_t offset; /* Of the count, in words. */
+  int64_t offset; /* Offset of the count, in words. */
   int64_t capacity;
   int64_t size; /* At most 2^32 - 1. */
   int32_t quantized;
   float* total; /* Device, [size]. */
 } RedsyncGpuPart;
 
-/* Filled on the device; copy it to the host once the stream got there. */
+/* The first error, written on the device. Copy it to the host on the same stream. */
 typedef struct {
-  uint64_t position; /* Of the first bad word in the messages or entries; all ones if none. */
-  int64_t value;     /* That word; of a descent the position, see redsync_gpu_descend(). */
+  uint64_t position; /* Position of the first invalid word; all ones if there is none. */
+  int64_t value;     /* The invalid word; for a descent the index, see redsync_gpu_descend(). */
 } RedsyncGpuRecord;
 
 typedef struct {
@@ -100,20 +101,20 @@ typedef struct {
   int64_t count;
 } RedsyncGpuSumMessages;
 
-/* totals = sum over ranks, in the order of the ranks; all of `record` is overwritten. If the record
-   names a bad word nothing is written to the totals. */
+/* totals = sum over ranks, in the order of the ranks; overwrites `record`. If the record names an
+   invalid word, the totals are not written. */
 REDSYNC_GPU_API int redsync_gpu_sum_messages(const RedsyncGpuSumMessages* call,
                                              RedsyncGpuRecord* record, void* stream);
 
-/* An invalid word. `field` is "flag", "count", "index", "value" or "mean" (the bits of a float);
-   `tensor` is -1 for a flag. */
+/* An invalid word. `field` is "flag", "count", "index", "value" or "mean". For "value" and "mean",
+   `value` has the bits of the float. `tensor` is -1 for a flag. */
 typedef struct {
   const char* field;
   int64_t rank, tensor, slot, value;
-  int64_t limit; /* Must be below (index) or not above (flag, count) this; floats: finite. */
+  int64_t limit; /* Exclusive for an index, inclusive for a flag or count; floats must be finite. */
 } RedsyncGpuError;
 
-/* Fills `error` from a record on the host; returns 0 if the record names none. */
+/* Fills `error` from a record on the host; returns 0 if the record has no error. */
 REDSYNC_GPU_API int redsync_gpu_explain_sum_messages(const RedsyncGpuSumMessages* call,
                                                      const RedsyncGpuRecord* record,
                                                      RedsyncGpuError* error);
@@ -131,8 +132,9 @@ typedef struct {
 
 REDSYNC_GPU_API int64_t redsync_gpu_descend_scratch_bytes(void);
 
-/* variable[indices] -= learning_rate * values, entry after entry. If the record names a bad index
-   nothing is written to the variable; its value is without a sign if the size is 2^31 or more. */
+/* variable[indices] -= learning_rate * values, in the order of the entries. If the record names an
+   invalid index, the variable is not written. The index in the record is unsigned if the size is
+   2^31 or more. */
 REDSYNC_GPU_API int redsync_gpu_descend(const RedsyncGpuDescend* call, RedsyncGpuRecord* record,
                                         void* scratch, int64_t scratch_bytes, void* stream);
 
@@ -140,15 +142,15 @@ REDSYNC_GPU_API int redsync_gpu_descend(const RedsyncGpuDescend* call, RedsyncGp
 
 typedef struct {
   const float* chunks; /* Device, [number, size]. */
-  int64_t number;      /* At most 2^31 - 1, as the size. */
+  int64_t number;      /* At most 2^31 - 1, like the size. */
   int64_t size;
   int64_t k;          /* In [0, size]. */
   int32_t* positions; /* Device, [number, k]. */
   float* values;      /* Device, [number, k]. */
 } RedsyncGpuChunks;
 
-/* The elements of the largest magnitude of every chunk, the first ones among equals, by position.
-   Magnitudes compare as bits, so that NaNs are the largest. */
+/* Writes the elements of largest magnitude of every chunk, ordered by position; among equals the
+   first are taken. Magnitudes compare as bits, so NaNs are the largest. */
 REDSYNC_GPU_API int redsync_gpu_chunked_top_k(const RedsyncGpuChunks* call, void* stream);
 
 /* ------------------------------------------------------------------------- block quantization */
@@ -157,7 +159,7 @@ typedef struct {
   int64_t bits;  /* 8, 4 or 2. */
   int64_t block; /* A multiple of 32, at most 2^31 - 1. */
   int64_t rows;
-  int64_t size;        /* Of a row, a multiple of 32. */
+  int64_t size;        /* Elements of a row, a multiple of 32. */
   const float* values; /* Device, [rows, size]. */
   int32_t* messages;   /* Device, [rows, words]. */
   float* errors;       /* Device, [rows, size]; may be `values`. */
@@ -165,12 +167,12 @@ typedef struct {
 
 typedef struct {
   int64_t bits, block, rows, size; /* As above. */
-  int32_t sum;                     /* 0 or 1: whether rows are added up. */
+  int32_t sum;                     /* 0 or 1: whether to sum the rows. */
   const int32_t* messages;         /* Device, [rows, words]. */
   float* values;                   /* Device, [rows, size], or [size] if `sum`. */
 } RedsyncGpuBlockDequantize;
 
-/* Words of a row's message, or -1 if an argument is out of its range. */
+/* Returns the words of a row's message, or -1 if an argument is out of range. */
 REDSYNC_GPU_API int64_t redsync_gpu_block_words(int64_t bits, int64_t block, int64_t size);
 
 /* See custom_ops/core/cpu/block_quantize.h. */
@@ -184,17 +186,17 @@ typedef struct {
   const int32_t* messages; /* Device, [rows, words]. Word 0 is the flag, or the seal. */
   int64_t rows;            /* At most 2^23 - 1. */
   int64_t words;           /* In [1, 2^31 - 1]. */
-  const int32_t* senders; /* Null to seal; to open: device, [rows], below 0 for a row that stays. */
-  int32_t* out;           /* Device, [rows, words]; may be `messages`. */
+  const int32_t* senders;  /* Null to seal; to open, device, [rows], below 0 for a row to copy. */
+  int32_t* out;            /* Device, [rows, words]; may be `messages`. */
 } RedsyncGpuChecksum;
 
-/* Bytes of device memory that redsync_gpu_checksum() needs. */
+/* Returns the bytes of device memory that redsync_gpu_checksum() needs. */
 REDSYNC_GPU_API int64_t redsync_gpu_checksum_scratch_bytes(const RedsyncGpuChecksum* call);
 
-/* Puts the checksum of a message's words into the place of its flag, or takes it out; see
-   custom_ops/core/checksum.h. The position of the record, which may be null for sealing, is the
-   lowest sender whose seal is not that of its words. A flag that is neither 0 nor 1 gets a seal
-   that no receiver accepts. */
+/* Seals messages, which replaces the flag by a seal, or opens them; see custom_ops/core/checksum.h.
+   When opening, the position of the record is the lowest sender whose seal does not match its
+   words. When sealing, the record may be null, and a flag that is neither 0 nor 1 gets a seal that
+   receivers reject. */
 REDSYNC_GPU_API int redsync_gpu_checksum(const RedsyncGpuChecksum* call, RedsyncGpuRecord* record,
                                          void* scratch, int64_t scratch_bytes, void* stream);
 
@@ -203,9 +205,9 @@ REDSYNC_GPU_API int redsync_gpu_checksum(const RedsyncGpuChecksum* call, Redsync
 /* For callers without CUDA headers. */
 REDSYNC_GPU_API int redsync_gpu_copy(void* to, const void* from, int64_t bytes, void* stream);
 REDSYNC_GPU_API const char* redsync_gpu_last_error(void);
-/* Why the GPUs that this process sees cannot run the kernels: no driver, or one that is too old, or
-   no code for them; "" if all can. Makes CUDA's context on each. The text is the caller's until the
-   next call; two threads must not call at once. */
+/* Returns the reason why the visible GPUs cannot run the kernels: no driver, an old driver, or no
+   code for the GPU; "" if all can. Creates CUDA's context on each GPU. The text is valid until the
+   next call. Not thread-safe. */
 REDSYNC_GPU_API const char* redsync_gpu_problem(void);
 
 #ifdef __cplusplus

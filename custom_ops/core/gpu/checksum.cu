@@ -1,5 +1,5 @@
-// Checksums of messages: several blocks add up the words of each, and the last of them to come puts
-// the sum, or the flag that it proves, into word 0.
+// Checksums of messages: several blocks sum the terms of a message, and the last block writes the
+// seal, or the flag in a valid seal, to word 0.
 #include "custom_ops/core/checksum.h"
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/c_api.h"
@@ -9,11 +9,11 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-constexpr int64_t kPerThread = 16;   // Words, before another block takes part.
-constexpr int64_t kMaxBlocks = 256;  // Of a message: the words of a thread's sums stay below 2^32.
-constexpr uint32_t kNoSeal = ~0u;    // Not below the prime, so no receiver takes it for a seal.
+constexpr int64_t kPerThread = 16;   // Words per thread before another block is added.
+constexpr int64_t kMaxBlocks = 256;  // Maximum number of blocks of a message.
+constexpr uint32_t kNoSeal = ~0u;    // Not below the prime, so receivers reject it.
 
-// The sum of a message's blocks so far; zero at first.
+// The sum of a message's finished blocks; initially zero.
 struct Sum {
   Wide sum;
   uint32_t ticket;
@@ -32,7 +32,8 @@ __device__ inline Wide Power(Wide base, Wide exponent) {
   return power;
 }
 
-// The terms of every so many words from `first` on, modulo p. Copies them if they have to be.
+// Returns the sum of the terms of every `stride`-th word from `first` on, modulo p. Copies these
+// words unless `copy` is `words`.
 __device__ inline Wide Terms(const int32_t* words, int64_t count, int64_t first, int64_t stride,
                              int32_t* copy) {
   Wide power = Power(kChecksumBase, first + 1), low = 0, high = 0;
@@ -45,7 +46,7 @@ __device__ inline Wide Terms(const int32_t* words, int64_t count, int64_t first,
     high += product >> 32;
     power = power * step % kChecksumPrime;
   }
-  return (low + 5 * high) % kChecksumPrime;  // 2^32 is 5.
+  return (low + 5 * high) % kChecksumPrime;  // 2^32 = 5 modulo p.
 }
 
 __device__ inline uint32_t SealOf(uint32_t flag, Wide sum) {

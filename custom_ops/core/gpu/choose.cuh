@@ -1,4 +1,4 @@
-// Where to cut: radix selection by histograms, and the search of a threshold.
+// Choice of the cut: radix selection by histograms, and the threshold search.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CHOOSE_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CHOOSE_CUH_
 
@@ -9,7 +9,7 @@ namespace gpu {
 
 constexpr int kProbes = 10;  // Bisection steps of the threshold search.
 
-// A level of the radix selection, for one of a tensor's groups; `bins` is shared memory.
+// Runs a level of the radix selection for one of a tensor's groups; `bins` is shared memory.
 template <class Source>
 __device__ inline void FindDigit(const Batch& batch, const Tensor& tensor, uint32_t group,
                                  int level, uint32_t* bins) {
@@ -22,15 +22,15 @@ __device__ inline void FindDigit(const Batch& batch, const Tensor& tensor, uint3
   NextDigit(source, part, level, groups, bins, &tensor.state->histogram, &digits);
 }
 
-// The magnitude's bits of the threshold at a fraction of the way from the mean to the maximum.
+// Returns the magnitude bits of the threshold mean + ratio * (max - mean).
 __device__ inline int32_t ThresholdAt(const State& state, double ratio) {
   const float t = static_cast<float>(state.mean + ratio * (state.max - state.mean));
   return t > 0 ? __float_as_int(t) : 0;  // Elements must be > 0 anyway.
 }
 
-// Number of the thresholds at ratios 1/kSteps, 2/kSteps, .. that a magnitude is above.
+// Returns the number of thresholds, at ratios 1/kSteps, 2/kSteps, .., that are below a magnitude.
 __device__ inline int StepsBelow(const int32_t* thresholds, int32_t magnitude) {
-  int below = 0, not_below = kSteps;  // thresholds[1 .. below] are.
+  int below = 0, not_below = kSteps;  // thresholds[1 .. below] are below.
   while (not_below - below > 1) {
     const int middle = (below + not_below) / 2;
     (thresholds[middle] < magnitude ? below : not_below) = middle;
@@ -38,7 +38,7 @@ __device__ inline int StepsBelow(const int32_t* thresholds, int32_t magnitude) {
   return below;
 }
 
-// Follows the bisection, with the number of candidates above every step at hand.
+// Runs the bisection on `above`, the number of candidates above the threshold of every step.
 __device__ inline void Bisect(const Tensor& tensor, bool search, const uint32_t* above) {
   State& state = *tensor.state;
   const int64_t k = tensor.k;
@@ -49,7 +49,7 @@ __device__ inline void Bisect(const Tensor& tensor, bool search, const uint32_t*
     state.digits[kChoose].cut = cut;
     if (!tensor.quantized) state.ratio = ratio;
   };
-  // Below the pool's own threshold all that is known is that there are too many.
+  // Below the pool's threshold only a lower bound of the count is known.
   auto count = [&](int32_t cut, uint32_t n) { return cut < state.threshold ? state.floor : n; };
 
   const float last = *tensor.ratio;
@@ -68,8 +68,8 @@ __device__ inline void Bisect(const Tensor& tensor, bool search, const uint32_t*
   }
 }
 
-// RedSync's search of a threshold: all probes that a bisection can make are multiples of 1/kSteps,
-// so one pass over the candidates answers them all. The last block chooses.
+// RedSync's threshold search. All ratios that the bisection can probe are multiples of 1/kSteps, so
+// one pass over the candidates counts for all of them. The last block runs the bisection.
 __device__ inline void Search(const Batch& batch, const Tensor& tensor, uint32_t group,
                               uint32_t* bins) {
   State& state = *tensor.state;
@@ -94,7 +94,8 @@ __device__ inline void Search(const Batch& batch, const Tensor& tensor, uint32_t
   AddBins(bins, state.histogram.bins);
   if (!IsLastBlock(&state.histogram.ticket, groups)) return;
 
-  // bins[j] = number of candidates above the threshold of step j. A thread's strip, highest first.
+  // bins[j] = number of candidates above the threshold of step j. Each thread sums a strip of bins,
+  // highest first.
   constexpr int kStrip = kSteps / kThreads;
   const int highest = kSteps - 1 - static_cast<int>(threadIdx.x) * kStrip;
   uint32_t mine = 0, total;

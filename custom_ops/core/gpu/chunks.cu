@@ -1,5 +1,6 @@
-// Exact top-k of every chunk, a block for each: the k-th largest magnitude digit by digit, and then
-// what reaches it, in the order of the positions. A chunk is small enough to stay in a cache.
+// Exact top-k of every chunk, one block per chunk. It finds the k-th largest magnitude digit by
+// digit, then takes the elements that reach it, in the order of the positions. A chunk fits a
+// cache.
 #include "custom_ops/core/gpu/c_api.h"
 #include "custom_ops/core/gpu/digits.cuh"
 #include "custom_ops/core/gpu/records.cuh"
@@ -8,10 +9,10 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// Elements are taken as words: their bits stay as they are, NaNs and denormals too.
+// Elements are words, so that the bits of NaNs and denormals are preserved.
 __device__ inline int32_t MagnitudeOf(int32_t word) { return word & 0x7fffffff; }
 
-// The k-th largest magnitude: of those equal to it the first `ties` are taken.
+// The k-th largest magnitude; the first `ties` elements equal to it are taken.
 struct Cut {
   int32_t magnitude;
   uint32_t ties;
@@ -44,13 +45,13 @@ __global__ void __launch_bounds__(kThreads) TopOfChunks(REDSYNC_PARAMETER Redsyn
   int32_t* positions = call.positions + which * k;
   int32_t* values = reinterpret_cast<int32_t*>(call.values) + which * k;
   const Cut cut = FindCut(chunk, size, k);
-  uint32_t above = 0, ties = 0;  // So many before the threads' elements.
+  uint32_t above = 0, ties = 0;  // Counts before the threads' elements.
   for (uint32_t first = 0; first < size; first += kThreads) {
     const uint32_t i = first + threadIdx.x;
     const int32_t word = i < size ? chunk[i] : 0;
     const int32_t m = i < size ? MagnitudeOf(word) : -1;
     const bool is_above = m > cut.magnitude, is_tie = m == cut.magnitude;
-    uint32_t total;  // Both counts in a word: a block has fewer than 2^16 threads.
+    uint32_t total;  // Both counts in one word, since a block has fewer than 2^16 threads.
     const uint32_t before = BlockScan(is_tie ? 1u << 16 : uint32_t{is_above}, &total);
     const uint32_t ties_before = ties + (before >> 16);
     if (is_above || (is_tie && ties_before < cut.ties)) {

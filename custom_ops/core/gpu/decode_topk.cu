@@ -1,5 +1,5 @@
 // Decodes messages of top-k elements: Golomb codes give the positions of a stream, a bisection
-// those of each tensor, and the codes of values are looked up among the tensor's levels.
+// separates those of each tensor, and the codes of values index the tensor's levels.
 #include "custom_ops/core/gpu/groups.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 #include "custom_ops/core/gpu/runs.cuh"
@@ -10,12 +10,12 @@ namespace gpu {
 namespace {
 
 struct Item {
-  const uint32_t* positions;  // Of the stream, [ranks, of_stream].
-  const int32_t* counts;      // Of the stream, [ranks, streams] from its own on.
-  int64_t part;               // In the plain message.
-  int64_t values;             // In the coded one: levels, or halves.
+  const uint32_t* positions;  // Positions of the stream, [ranks, of_stream].
+  const int32_t* counts;      // Counts of the streams, [ranks, streams], from this stream on.
+  int64_t part;               // Offset of the part in the plain message.
+  int64_t values;             // Offset of levels or halves in the coded message.
   uint32_t of_stream, slots, start, size;
-  uint32_t first;  // Of its slots among those of all tensors.
+  uint32_t first;  // First slot of the tensor among those of all tensors.
 };
 
 struct Call : Group<Item, 48> {
@@ -25,7 +25,7 @@ struct Call : Group<Item, 48> {
   int bits;
 };
 
-// The bits of the value in a slot.
+// Returns the bits of the value in a slot.
 __device__ inline int32_t ValueAt(const Call& call, const Item& item, const int32_t* row,
                                   uint32_t i) {
   const int32_t* values = row + item.values;
@@ -38,7 +38,7 @@ __device__ inline int32_t ValueAt(const Call& call, const Item& item, const int3
   return values[code >> 1] ^ static_cast<int32_t>(code << 31);
 }
 
-// A tile of a tensor's slots a block, of each rank.
+// One block per tile of a tensor's slots, for each rank.
 __global__ void __launch_bounds__(kThreads) Separate(REDSYNC_PARAMETER Call call) {
   const int which = call.Find();
   const Item& item = call.items[which];

@@ -1,4 +1,4 @@
-// The sum of what codes of a few bits stand for: a thread adds up four neighbours, rank after rank.
+// Sums decoded values: a thread sums four neighbours, rank by rank.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/quantized_format.cuh"
 #include "custom_ops/core/gpu/records.cuh"
@@ -13,7 +13,7 @@ constexpr uint32_t kLargestNegative = 0x80800000u;  // The bits of -2^-126.
 struct Call : QuantizedGroup {
   const int32_t* messages;
   int64_t ranks, words;
-  RedsyncGpuRecord* record;  // Positions are of bits in the messages.
+  RedsyncGpuRecord* record;  // Its position is a bit in the messages.
 };
 
 __device__ inline uint32_t ReadBits(const int32_t* words, int at, int count) {
@@ -23,11 +23,11 @@ __device__ inline uint32_t ReadBits(const int32_t* words, int at, int count) {
   return static_cast<uint32_t>(bits >> shift) & ((1u << count) - 1);
 }
 
-// The levels of a bucket in a message; notes scales that cannot be.
+// Returns the levels of a bucket in a message; reports invalid scales.
 __device__ inline Levels ReadLevels(const Call& call, const int32_t* row, int64_t at) {
   const int step = ScalesPerBucket(call.quantizer);
   for (int i = 0; i < step; ++i) {
-    // Denormals are zero. nvcc compares a word with zero as it is, also with -ftz=true.
+    // Denormals count as zero. Even with -ftz=true, nvcc compares a word with zero unflushed.
     const bool negative = step == 1 && static_cast<uint32_t>(row[at]) >= kLargestNegative;
     if (!IsFinite(row[at + i]) || negative) {
       Report(call.record, (row + at + i - call.messages) * 32);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call
   const int64_t base = int64_t{call.Block(which)} * kTile;
   const uint32_t at = threadIdx.x * 4, size = PartSize(from.size, base, kTile);
   const auto most = static_cast<uint32_t>(MaxCode(call.quantizer));
-  // A division, which is a call: nothing else is in registers yet.
+  // A 64-bit division is a call, so it comes first, while few registers are in use.
   const int64_t scales_at =
       from.scales_at + ScalesPerBucket(call.quantizer) * from.BucketOf(base + at);
   Four sum = {};
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call
   Store(from.out + base, at, size, from.aligned, sum);
 }
 
-// Reads the value at the position that the record names: a code or a word.
+// Reads the code or word at the position in the record.
 __global__ void ReadBad(REDSYNC_PARAMETER Call call, int64_t codes_at) {
   RedsyncGpuRecord* record = call.record;
   if (threadIdx.x != 0 || IsClear(*record)) return;

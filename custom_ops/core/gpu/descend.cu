@@ -1,5 +1,5 @@
-// Descent along coordinates. Indices may repeat, from rank to rank for instance, and entries must
-// be applied in their order: the entries are cut into ascending runs, within which none repeats.
+// Descent along coordinates. Indices may repeat, for example between ranks, and entries must be
+// applied in their order. So the entries are cut into ascending runs, which have no repetitions.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/c_api.h"
 #include "custom_ops/core/gpu/records.cuh"
@@ -9,14 +9,14 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-constexpr uint32_t kMaxRuns = kLoneThreads;  // More are applied entry after entry.
+constexpr uint32_t kMaxRuns = kLoneThreads;  // With more runs, entries are applied one by one.
 
 struct Table {
-  uint32_t begins, ends;  // Numbers of them.
+  uint32_t begins, ends;  // Numbers of run starts and ends.
   uint32_t begin[kMaxRuns], end[kMaxRuns];
 };
 
-// Unused slots of messages have the value 0, which changes nothing: they belong to no run.
+// Unused slots of messages have the value 0, which is a no-op, so runs exclude them.
 __device__ inline bool IsUsed(const RedsyncGpuDescend& call, int64_t i) {
   return call.values[i] != 0;
 }
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Puts the runs into order; they were found in any.
+// Sorts the runs, which were found in any order.
 __global__ void __launch_bounds__(kLoneThreads)
     SortRuns(REDSYNC_PARAMETER RedsyncGpuDescend call, RedsyncGpuRecord* record, Table* table) {
   if (!IsClear(*record)) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kLoneThreads)
   }
 }
 
-// One span of the variable a block.
+// One span of the variable per block.
 __global__ void __launch_bounds__(kThreads)
     Apply(REDSYNC_PARAMETER RedsyncGpuDescend call, const RedsyncGpuRecord* record,
           const Table* table) {

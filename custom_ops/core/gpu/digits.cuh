@@ -1,4 +1,4 @@
-// Radix selection: where to cut so that the k largest magnitudes are above, or just at the cut.
+// Radix selection of a cut: the k largest magnitudes are above it, or equal to it.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_DIGITS_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_DIGITS_CUH_
 
@@ -7,24 +7,24 @@
 namespace redsync {
 namespace gpu {
 
-// 31 bits of a magnitude, some at every level, from the top.
+// Every level handles some of a magnitude's 31 bits, from the top.
 constexpr int kBins = 2048;
 constexpr int kLevels = 3;
 __device__ inline int LevelShift(int level) { return 20 - 10 * level; }
 __device__ inline int LevelBits(int level) { return level == 0 ? 11 : 10; }
 
-// A candidate in one word: the magnitude above the index.
+// Returns the key of a candidate: one word with the magnitude above the index.
 __device__ inline uint64_t MakeKey(int32_t magnitude, uint32_t index) {
   return static_cast<uint64_t>(static_cast<uint32_t>(magnitude)) << 32 | index;
 }
 __device__ inline int32_t KeyMagnitude(uint64_t key) { return static_cast<int32_t>(key >> 32); }
 __device__ inline uint32_t KeyIndex(uint64_t key) { return static_cast<uint32_t>(key); }
 
-// Radix selection of the element of some rank; zero at first.
+// State of a radix selection of the element of a given rank; initially zero.
 struct Digits {
-  int32_t done;    // Whether the levels that are left can be skipped.
+  int32_t done;    // Whether the remaining levels can be skipped.
   int32_t prefix;  // Bits found so far.
-  uint32_t above;  // Elements above all that have this prefix.
+  uint32_t above;  // Elements above all elements with this prefix.
   // The result: elements above `cut` are selected, and the first `ties` elements equal to it.
   int32_t cut;
   uint32_t ties;
@@ -42,9 +42,9 @@ __device__ inline void AddBins(const uint32_t* bins, uint32_t* histogram) {
   }
 }
 
-// The bin that holds the element of some rank (1 is the largest).
+// The bin of the element of a given rank (1 is the largest).
 struct Bin {
-  bool found;      // Whether there are so many elements.
+  bool found;      // Whether there are at least that many elements.
   int32_t bin;     // 0 if not found.
   uint32_t above;  // Elements in higher bins.
   uint32_t count;  // Elements in this bin.
@@ -64,17 +64,17 @@ __device__ inline Bin FindBin(const uint32_t* bins, uint32_t rank) {
     found = {true, bin, above, bins[bin]};
   }
   __syncthreads();
-  return found;  // The next call writes it behind the barriers of its scan.
+  return found;  // The next call writes `found` after the barriers of its scan.
 }
 
-// State that the blocks of one selection share; zero at first.
+// State that the blocks of one selection share; initially zero.
 struct Histogram {
   uint32_t ticket;       // See IsLastBlock().
-  uint32_t bins[kBins];  // Zero between two uses.
+  uint32_t bins[kBins];  // Zero between uses.
 };
 
-// Ends a level, in the last of the blocks. A source has keys [i], the rank to look for, and
-// Found(equal, digits) or NotFound(total, digits) for the end.
+// Ends a level, in the last block. A `Source` has the keys [i], rank(), and the callbacks
+// Found(equal, digits) and NotFound(total, digits) for the end.
 template <class Source>
 __device__ inline void EndLevel(const Source& source, int level, Histogram* histogram,
                                 Digits* digits) {
@@ -92,8 +92,8 @@ __device__ inline void EndLevel(const Source& source, int level, Histogram* hist
   }
 }
 
-// Counts the elements of `part` that have the prefix found so far; the last of the blocks finds the
-// next digit. `bins` is shared memory.
+// Counts the elements of `part` with the prefix found so far; the last block finds the next digit.
+// `bins` is shared memory.
 template <class Source>
 __device__ inline void NextDigit(const Source& source, Range part, int level, uint32_t blocks,
                                  uint32_t* bins, Histogram* histogram, Digits* digits) {

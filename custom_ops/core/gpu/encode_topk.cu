@@ -1,6 +1,6 @@
-// Encodes selected elements: Golomb codes for the positions of all tensors of a stream, one after
-// the other, conditional means as magnitudes, and a code for each value. See core/cpu/levels.h: the
-// sums are integers, so they are the same in any order.
+// Encodes selected elements: Golomb codes of the positions of each stream, conditional means as
+// magnitudes, and a code for each value. The sums are integers, so they do not depend on the order;
+// see core/cpu/levels.h.
 #include "custom_ops/core/gpu/groups.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 #include "custom_ops/core/gpu/topk_plan.cuh"
@@ -9,11 +9,11 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// Statistics of a tensor's magnitudes; zero at first.
+// Statistics of a tensor's magnitudes; initially zero.
 struct Magnitudes {
   uint32_t ticket;  // See IsLastBlock().
-  int32_t largest;  // Bits.
-  uint32_t before;  // Selected elements of tensors before it in the stream.
+  int32_t largest;  // Bits of the largest magnitude.
+  uint32_t before;  // Selected elements of earlier tensors in the stream.
   float means[kMaxCells];
   Wide sums[kMaxCells], members[kMaxCells];
 };
@@ -22,10 +22,10 @@ struct Item {
   const int32_t* part;  // [count, index * slots, value * slots]
   float* residual;
   Magnitudes* magnitudes;
-  uint32_t* positions;  // Of the stream.
-  int32_t* total;       // Of the stream: positions.
+  uint32_t* positions;  // Positions of the stream.
+  int32_t* total;       // Number of positions of the stream.
   uint32_t* codes;      // [slots]
-  uint32_t* values;     // In the message: levels, or halves.
+  uint32_t* values;     // Levels or halves in the message.
   uint32_t slots, start;
 
   __device__ uint32_t count() const { return static_cast<uint32_t>(part[0]); }
@@ -40,7 +40,7 @@ struct Item {
 };
 
 struct Call : Group<Item, 32> {
-  int cells;  // Of the last level.
+  int cells;  // Number of cells of the last level.
 };
 
 __device__ inline double PowerOfTwo(int exponent) {
@@ -48,7 +48,7 @@ __device__ inline double PowerOfTwo(int exponent) {
   return __longlong_as_double(bits);
 }
 
-// Where in the streams the tensors' positions are. A lane a tensor.
+// Computes the offsets of the tensors' positions in the streams. One lane per tensor.
 __global__ void __launch_bounds__(32) Order(REDSYNC_PARAMETER Call call) {
   const int which = static_cast<int>(threadIdx.x);
   const bool is_there = which < call.count;
@@ -58,13 +58,13 @@ __global__ void __launch_bounds__(32) Order(REDSYNC_PARAMETER Call call) {
     const Item& from = call.items[other];
     if (other < which && from.total == item.total) before += from.count();
   }
-  __syncwarp();  // The totals have been read.
+  __syncwarp();  // All lanes have read the totals.
   if (!is_there) return;
   item.magnitudes->before = before;
   atomicAdd(item.total, static_cast<int32_t>(item.count()));
 }
 
-// Positions into the stream; the largest magnitude.
+// Copies positions to the stream, and finds the largest magnitude.
 __global__ void __launch_bounds__(kThreads) Collect(REDSYNC_PARAMETER Call call) {
   const int which = call.Find();
   const Item& item = call.items[which];
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) Collect(REDSYNC_PARAMETER Call call)
   if (threadIdx.x == 0) atomicMax(&item.magnitudes->largest, largest);
 }
 
-// Divides each cell at its mean, but at the first level, and finds the means of the new ones.
+// Divides each cell at its mean, except at the first level, and finds the means of the new cells.
 __global__ void __launch_bounds__(kThreads) FindMeans(REDSYNC_PARAMETER Call call, int level) {
   const int which = call.Find();
   const Item& item = call.items[which];
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads) FindMeans(REDSYNC_PARAMETER Call cal
   if (cells == call.cells) item.values[c] = static_cast<uint32_t>(__float_as_int(m.means[c]));
 }
 
-// Signs into the codes, and errors into the residuals.
+// Adds the signs to the codes, and stores the errors in the residuals.
 __global__ void __launch_bounds__(kThreads) Sign(REDSYNC_PARAMETER Call call) {
   const int which = call.Find();
   const Item& item = call.items[which];
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) Sign(REDSYNC_PARAMETER Call call) {
   }
 }
 
-// Two values a thread, as bfloat16: the nearest one, ties to even.
+// Rounds to the nearest bfloat16, ties to even; two values per thread.
 __global__ void __launch_bounds__(kThreads) Round(REDSYNC_PARAMETER Call call) {
   const int which = call.Find();
   const Item& item = call.items[which];
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) Round(REDSYNC_PARAMETER Call call) {
   }
 }
 
-// The flag; or nothing but zeros.
+// Writes the flag, or clears the message.
 __global__ void __launch_bounds__(kThreads)
     Seal(const int32_t* plain, int32_t* message, int64_t words) {
   const bool is_finite = plain[0] == 1;
@@ -164,14 +164,14 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = 1 + first; i < words && !is_finite; i += stride) message[i] = 0;
 }
 
-// Divides scratch memory, with the parts that start at zero in front.
+// Divides scratch memory; zero-initialized parts come first.
 struct Maker {
   const RedsyncGpuEncodeTopK& call;
   TopKPlan plan;
   Divider divider;
   int32_t* totals;
   Magnitudes* magnitudes;
-  int64_t zeros;  // Bytes.
+  int64_t zeros;  // Bytes of the zero-initialized parts.
   RedsyncGpuRecord* record;
   uint32_t* codes;
   RedsyncGpuGolombEncode golomb;
@@ -258,7 +258,7 @@ int redsync_gpu_encode_topk(const RedsyncGpuEncodeTopK* call, void* scratch, int
     auto* codes = reinterpret_cast<uint32_t*>(call->message + make.plan.codes_at);
     LaunchPack({1, make.plan.slots, bits, make.codes, codes}, Plain(), stream);
   }
-  // Nothing can be wrong with positions that a selection has found: the record is not looked at.
+  // Positions from a selection are valid, so the record is not checked.
   const int coded = redsync_gpu_golomb_encode(&make.golomb, make.record, make.golomb_scratch,
                                               make.golomb_bytes, stream_pointer);
   if (coded != REDSYNC_GPU_OK) return coded;

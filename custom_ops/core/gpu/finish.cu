@@ -1,4 +1,4 @@
-// All that follows the pass, in one launch of blocks that run together, with barriers in between.
+// The steps after the pass, in one launch of co-resident blocks with grid barriers.
 #include "custom_ops/core/gpu/choose.cuh"
 #include "custom_ops/core/gpu/place.cuh"
 
@@ -6,8 +6,8 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// Blocks take the groups of all tensors in turn. What decides about a barrier was known before the
-// launch, so that all blocks decide alike.
+// Blocks handle the groups of all tensors in turn. All blocks reach the same barriers, because the
+// conditions depend only on state from before the launch.
 __global__ void __launch_bounds__(kThreads) Finish(REDSYNC_PARAMETER Batch batch) {
   __shared__ uint32_t bins[kBins];
   bool refines = false, searches = false, counts = false;
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads) Finish(REDSYNC_PARAMETER Batch batch
   };
   auto sync = [&] { SyncGrid(&batch.tensors[0].state->arrived); };
 
-  if (refines) {  // The prediction failed, or the pool is too small: it is filled anew.
+  if (refines) {  // The prediction failed or the pool is too small, so the pool is filled again.
     for (int level = 0; level < kLevels; ++level) {
       for_groups([&](const Tensor& tensor, uint32_t group) {
         FindDigit<FromTensor>(batch, tensor, group, level, bins);

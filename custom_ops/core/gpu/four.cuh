@@ -11,12 +11,13 @@ struct Four {
   float at[4];
 };
 
-// Whether vectors of four can be loaded from an address that is a multiple of four elements away.
+// Returns whether vectors of four can be loaded at multiples of four elements from an address.
 inline bool IsAligned(const void* address) {
   return reinterpret_cast<uintptr_t>(address) % sizeof(float4) == 0;
 }
 
-// Zeros beyond the end. `at` is a multiple of four: at + 3 is a uint32_t, and at + 4 may be none.
+// Loads four elements, zeros beyond the end. `at` is a multiple of four, so at + 3 fits a uint32_t,
+// but at + 4 may overflow.
 __device__ inline Four Load(const float* data, uint32_t at, uint32_t size, bool aligned) {
   Four four;
   if (aligned && at < size && size - at >= 4) {
@@ -27,10 +28,10 @@ __device__ inline Four Load(const float* data, uint32_t at, uint32_t size, bool 
   return four;
 }
 
-// The number of which bfloat16 bits are the upper half.
+// Returns the float whose upper half are the bfloat16 bits.
 __device__ inline float Widened(uint32_t bits) { return __int_as_float(bits << 16); }
 
-// The same of bfloat16 numbers.
+// The same for bfloat16.
 __device__ inline Four Load(const uint16_t* data, uint32_t at, uint32_t size, bool aligned) {
   Four four;
   if (aligned && at < size && size - at >= 4) {

@@ -1,6 +1,6 @@
-// Golomb codes of ascending positions: the low bits of all gaps, packed; then a bitmap with a one
-// behind as many zeros as each gap has left. Encoding needs prefix sums of bits in the bitmap, and
-// decoding those of its ones and of the low bits.
+// Golomb codes of ascending positions: the packed low bits of all gaps, then a bitmap with the high
+// bits of each gap in unary. Encoding needs prefix sums of bits in the bitmap; decoding needs
+// prefix sums of its ones and of the low bits.
 #include "custom_ops/core/gpu/bits.cuh"
 #include "custom_ops/core/gpu/compression_api.h"
 #include "custom_ops/core/gpu/groups.cuh"
@@ -11,7 +11,7 @@ namespace gpu {
 namespace {
 
 constexpr uint32_t kTile = 2048;  // Slots of a block.
-// Of low bits and bitmap: together they have less than 2^31 bits.
+// Words of low bits and bitmap, which together have less than 2^31 bits.
 constexpr int64_t kMaxWords = INT32_MAX / 32;
 
 // A tensor's part of a message: [count, low words.., bitmap words..].
@@ -22,7 +22,7 @@ struct Format {
   __host__ __device__ int64_t words() const { return int64_t{1} + low_words + bitmap_words; }
 };
 
-// Words that suffice for every choice of positions.
+// Returns words that suffice for any positions.
 int64_t BitmapWords(const RedsyncGpuPositions& p) {
   return CeilDiv(p.slots + ((p.size - p.slots) >> p.rice), 32);
 }
@@ -43,20 +43,20 @@ struct EncodeItem {
   Format format;
   const uint32_t* positions;
   const int32_t* count;
-  int32_t* part;     // Of the message.
-  int64_t at;        // For the record: of the count; the positions follow.
+  int32_t* part;     // The tensor's part of the message.
+  int64_t at;        // Record position of the count; the positions follow.
   uint32_t* ticket;  // See IsLastBlock().
-  Tally<1>* before;  // [tiles]: bits of a tile in the bitmap, and then before it.
+  Tally<1>* before;  // [tiles]: bits of a tile in the bitmap, later before it.
 
   int64_t tiles() const { return std::max<int64_t>(CeilDiv(format.slots, kTile), 1); }
   __device__ uint32_t* low() const { return reinterpret_cast<uint32_t*>(part + 1); }
   __device__ uint32_t* bitmap() const { return low() + format.low_words; }
-  // 0 if the count is wrong.
+  // Returns the count; 0 if it is out of range.
   __device__ uint32_t used() const {
     const auto given = static_cast<uint32_t>(*count);
     return given <= format.slots ? given : 0;
   }
-  // The gap before a position, less one.
+  // Returns the gap before a position minus 1.
   __device__ uint32_t Rest(int64_t slot) const {
     return positions[slot] - (slot == 0 ? 0 : positions[slot - 1] + 1);
   }
@@ -67,7 +67,7 @@ struct Encoding : Group<EncodeItem, 48> {
   RedsyncGpuRecord* record;
 };
 
-// Packs low bits, clears the bitmap, checks the positions, and measures what they need of it.
+// Packs low bits, clears the bitmap, checks the positions, and counts their bits in the bitmap.
 __global__ void __launch_bounds__(kThreads) MeasureGaps(REDSYNC_PARAMETER Encoding call) {
   const int which = call.Find();
   const EncodeItem& item = call.items[which];
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) MeasureGaps(REDSYNC_PARAMETER Encodi
   if (IsLastBlock(item.ticket, tiles)) ScanTallies(item.before, tiles);
 }
 
-// Sets the ones; or reads the value at the position that the record names.
+// Sets the ones, or reads the value at the position in the record.
 __global__ void __launch_bounds__(kThreads) MarkGaps(REDSYNC_PARAMETER Encoding call) {
   const int which = call.Find();
   const EncodeItem& item = call.items[which];
@@ -143,20 +143,20 @@ struct EncodeMaker {
   }
 };
 
-// For the record a tensor has 0: the count; 1: the ones; and then one for every slot.
+// Number of record positions of a tensor: the count, the ones, and one for every slot.
 __host__ __device__ inline int64_t Places(int64_t slots) { return 2 + slots; }
 
 struct DecodeItem {
   Format format;
-  const int32_t* part;     // Of the first message.
+  const int32_t* part;     // The tensor's part of the first message.
   uint32_t* positions;     // [ranks, slots]
-  int32_t* counts;         // [ranks, tensors], from this tensor's on.
-  int64_t at;              // For the record, see Places().
+  int32_t* counts;         // [ranks, tensors], from this tensor on.
+  int64_t at;              // First record position, see Places().
   uint32_t* ticket;        // [ranks], see IsLastBlock().
   Wide* bad;               // [ranks]: the malformed value; all ones if there is none.
-  Tally<2, Wide>* before;  // [ranks, tiles]: ones and low bits of a tile, and then before it.
+  Tally<2, Wide>* before;  // [ranks, tiles]: ones and low bits of a tile, later before it.
 
-  // A block each, with kThreads words of the bitmap and kTile slots.
+  // One block per tile, with kThreads words of the bitmap and kTile slots.
   __host__ __device__ int64_t tiles() const {
     const int64_t of_words = (int64_t{format.bitmap_words} + kThreads - 1) / kThreads;
     const int64_t of_slots = (int64_t{format.slots} + kTile - 1) / kTile;
@@ -166,18 +166,18 @@ struct DecodeItem {
 };
 
 struct Decoding : Group<DecodeItem, 40> {
-  int64_t stride;  // From one message to the next.
-  int64_t places;  // Of a rank, for the record.
+  int64_t stride;  // Distance between messages, in words.
+  int64_t places;  // Record positions of a rank.
   int64_t tensors;
   RedsyncGpuRecord* record;
 };
 
-// A rank's part, and what it is decoded to.
+// A rank's part, and the output of its decoding.
 struct Received {
   const Format& format;
   const int32_t* part;
   uint32_t* positions;
-  int32_t* count;  // 0 if that of the part is malformed, or differs from the number of ones.
+  int32_t* count;  // 0 if the part's count is out of range, or differs from the number of ones.
   Tally<2, Wide>* before;
 
   __device__ Received(const Decoding& call, const DecodeItem& item)
@@ -196,7 +196,7 @@ struct Received {
   }
 };
 
-// Counts ones and adds up low bits; the last block checks how many ones there are.
+// Counts ones and sums low bits; the last block checks the number of ones.
 __global__ void __launch_bounds__(kThreads) CountOnes(REDSYNC_PARAMETER Decoding call) {
   const int which = call.Find();
   const DecodeItem& item = call.items[which];
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads) CountOnes(REDSYNC_PARAMETER Decoding
   }
 }
 
-// Writes the place of the one of each slot.
+// Writes the position of the one of each slot.
 __global__ void __launch_bounds__(kThreads) ListOnes(REDSYNC_PARAMETER Decoding call) {
   const int which = call.Find();
   const Received received(call, call.items[which]);
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(kThreads) ListOnes(REDSYNC_PARAMETER Decoding 
            static_cast<uint32_t>(*received.count), received.positions);
 }
 
-// Turns places into positions. Those that are too large become 2^32 - 1, so that all ascend.
+// Converts positions of ones to positions. Those out of range become 2^32 - 1, so that all ascend.
 __global__ void __launch_bounds__(kThreads) AddLowBits(REDSYNC_PARAMETER Decoding call) {
   const int which = call.Find();
   const DecodeItem& item = call.items[which];
@@ -256,13 +256,13 @@ __global__ void __launch_bounds__(kThreads) AddLowBits(REDSYNC_PARAMETER Decodin
     const bool is_inside = position < item.format.size;
     received.positions[slot] = is_inside ? static_cast<uint32_t>(position) : UINT32_MAX;
     if (is_inside) continue;
-    // They ascend: the lowest of those beyond is that of the lowest slot.
+    // Positions ascend, so the first one out of range is in the lowest slot.
     Report(call.record, blockIdx.y * call.places + item.at + 2 + slot);
     atomicMin(&item.bad[blockIdx.y], position);
   }
 }
 
-// Reads the value at the place that the record names, if it is in these tensors.
+// Reads the value at the position in the record, if it belongs to these tensors.
 __global__ void ReadMalformed(REDSYNC_PARAMETER Decoding call) {
   if (threadIdx.x != 0 || IsClear(*call.record)) return;
   const auto place = static_cast<int64_t>(call.record->position);

@@ -1,4 +1,4 @@
-// Several items, tensors for instance, in one launch: each of them has blocks of its own.
+// Groups of items, such as tensors, in one launch; each item has its own blocks.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GROUPS_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_GROUPS_CUH_
 
@@ -9,33 +9,33 @@
 namespace redsync {
 namespace gpu {
 
-// Number of the item that a block works on; first[i] is the number of blocks before item i's.
+// Returns the index of a block's item; first[i] is the number of blocks before those of item i.
 __device__ inline int FindItem(const uint32_t* first, int count, uint32_t block) {
   int which = 0;
   while (which + 1 < count && first[which + 1] <= block) ++which;
   return which;
 }
 
-// A kernel's parameters: the items, and in derived structures what they have in common.
+// A kernel's parameters: the items. Derived structures add the parameters that all items share.
 template <class ItemType, int kMaxItems>
 struct Group {
   using Item = ItemType;
   static constexpr int kMost = kMaxItems;
 
   Item items[kMaxItems];
-  uint32_t first[kMaxItems + 1];  // Blocks before each item's.
+  uint32_t first[kMaxItems + 1];  // Number of blocks before those of each item.
   int count;
 
   __device__ int Find() const { return FindItem(first, count, blockIdx.x); }
-  // Which of its item's blocks this one is, and how many there are.
+  // Returns the index of this block among its item's blocks, and their number.
   __device__ uint32_t Block(int which) const { return blockIdx.x - first[which]; }
   __device__ uint32_t Blocks(int which) const { return first[which + 1] - first[which]; }
 };
 
-constexpr int64_t kMaxParameters = 4096;  // Bytes, of all parameters of a kernel.
+constexpr int64_t kMaxParameters = 4096;  // Bytes of all parameters of a kernel.
 
-// Calls launch(group, blocks) on the items make(0), make(1), .., one group after the other; an item
-// has blocks_of(item) blocks, and one at least. `group` holds what the items have in common.
+// Calls launch(group, blocks) for groups of the items make(0), make(1), .. An item has
+// blocks_of(item) blocks, at least one. `group` has the parameters that all items share.
 template <class G, class Make, class BlocksOf, class Launch>
 void ForGroups(G group, int64_t count, Make make, BlocksOf blocks_of, Launch launch) {
   static_assert(sizeof(G) <= kMaxParameters, "parameters of a kernel");

@@ -1,4 +1,4 @@
-// Of the sums of a sparse merge, keeps the largest: where to cut, and what goes where.
+// Selection of the largest sums of a sparse merge: choice of the cut, and placement.
 #include "custom_ops/core/gpu/merge.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 
@@ -6,7 +6,7 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// What NextDigit() selects from.
+// Source of NextDigit().
 struct Source {
   const MergeItem& item;
 
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
             &item.state->digits);
 }
 
-// Which of 32 neighbours, one a lane, are kept for sure, if there is room, or dropped.
+// Classes of 32 neighbours, one per lane: sums above the cut, ties that may be kept, and all sums.
 struct Choice {
   uint32_t above, ties, all;  // Ballots.
   bool is_above, is_tie, is_sum;
@@ -48,7 +48,7 @@ struct Choice {
   }
 };
 
-// Of so many sums, those that are kept: the ones above the cut, and the first ties.
+// Returns the number of kept sums: those above the cut, and the first ties.
 __device__ inline uint32_t Kept(const MergeItem& item, uint32_t above, uint32_t ties) {
   const uint32_t most = item.state->digits.ties;
   return above + (ties < most ? ties : most);
@@ -59,7 +59,7 @@ __device__ inline Range Slice(const MergeItem& item, uint32_t slice) {
   return {begin, left < kSlice ? left : kSlice};
 }
 
-// One warp a slice; the last block adds up.
+// One warp per slice; the last block computes prefix sums.
 __global__ void __launch_bounds__(kThreads) Count(REDSYNC_PARAMETER MergeGroup call) {
   const int which = call.Find();
   const MergeItem& item = call.items[which];

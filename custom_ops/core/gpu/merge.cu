@@ -1,6 +1,6 @@
 // The sum of sparse blocks, reduced to its largest elements. An entry finds its place among all
-// entries by bisection in the other ranks' indices, and the first of those with its index adds them
-// up. keep.cu selects the largest.
+// entries by bisection in the other ranks' indices, and the first entry of an index computes the
+// sum. keep.cu selects the largest sums.
 #include "custom_ops/core/gpu/divider.cuh"
 #include "custom_ops/core/gpu/merge.cuh"
 #include "custom_ops/core/gpu/records.cuh"
@@ -10,7 +10,7 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// Where a count (field 0), an index or a value (slot + 1) is, for the record.
+// Returns the record position of a count (field 0), an index or a value (field slot + 1).
 __device__ inline int64_t Position(const MergeItem& item, int64_t rank, int64_t field, bool value) {
   return item.at + 2 * (rank * (item.blocks.slots + 1) + field) + value;
 }
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) Begin(REDSYNC_PARAMETER MergeGroup c
   }
 }
 
-// Reads the value at the position that the record names, if it is in this tensor.
+// Reads the value at the position in the record, if it belongs to this tensor.
 __device__ inline void ReadBad(const MergeGroup& call, const MergeItem& item) {
   const int64_t at = static_cast<int64_t>(call.record->position) - item.at;
   if (at < 0 || at >= Positions(item.blocks, call.ranks)) return;
@@ -63,7 +63,8 @@ __device__ inline void ReadBad(const MergeGroup& call, const MergeItem& item) {
                                      : __float_as_int(item.blocks.values[entry]);
 }
 
-// An entry's place among those of all ranks, by index and rank; the first of an index has the sum.
+// Places an entry among those of all ranks, by index and rank; the first entry of an index has the
+// sum.
 __device__ inline void AddEntry(const MergeGroup& call, const MergeItem& item, uint32_t entry) {
   const RedsyncGpuBlocks& b = item.blocks;
   const auto slots = static_cast<uint32_t>(b.slots);
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) AddEntries(REDSYNC_PARAMETER MergeGr
   }
 }
 
-// Makes the items, in their order; a copy begins anew.
+// Creates the items in order; a copy starts again at the first one.
 struct Maker {
   const RedsyncGpuMerge& call;
   Divider divider;

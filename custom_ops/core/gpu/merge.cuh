@@ -9,10 +9,10 @@
 namespace redsync {
 namespace gpu {
 
-constexpr uint32_t kSlice = 256;                  // Sums that a warp puts into place.
-constexpr uint32_t kMergeTile = kSlice * kWarps;  // Entries, or sums, of a block.
+constexpr uint32_t kSlice = 256;                  // Sums that a warp places.
+constexpr uint32_t kMergeTile = kSlice * kWarps;  // Entries or sums of a block.
 
-// A tensor's state from kernel to kernel; zero at first.
+// A tensor's state between kernels; initially zero.
 struct MergeState {
   Histogram histogram;
   Digits digits;
@@ -20,12 +20,12 @@ struct MergeState {
 
 struct MergeItem {
   RedsyncGpuBlocks blocks;
-  const int32_t* counts;  // [ranks, tensors], from this tensor's on.
+  const int32_t* counts;  // [ranks, tensors], from this tensor on.
   int32_t *kept, *dropped;
   int64_t at;  // See Position().
   MergeState* state;
-  uint64_t* sums;    // [entries]: a sum's index and bits, in the order of the indices; 0: none.
-  Tally<3>* before;  // [slices]: sums above the cut, equal to it, and all; here and then before.
+  uint64_t* sums;    // [entries]: index and bits of each sum, ascending; 0 if there is none.
+  Tally<3>* before;  // [slices]: sums above the cut, ties, all sums; in a slice, later before it.
   uint32_t entries;
 
   __host__ __device__ uint32_t slices() const { return (entries + kSlice - 1) / kSlice; }

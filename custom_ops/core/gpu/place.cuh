@@ -1,4 +1,4 @@
-// Moves selected elements to their places, in the order of the indices: count, add up, write.
+// Writes selected elements in the order of the indices: count, prefix sum, write.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLACE_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLACE_CUH_
 
@@ -7,14 +7,14 @@
 namespace redsync {
 namespace gpu {
 
-// Of so many elements that are above the cut or equal to it, those that are taken: those above, and
-// the first `ties` of the others.
+// Returns the number of taken elements: those above the cut, and the first `ties` elements equal to
+// it.
 __device__ inline uint32_t Taken(const Tally<2>& tally, uint32_t ties) {
   return tally.at[0] + (tally.at[1] < ties ? tally.at[1] : ties);
 }
 
-// before[chunk] = {elements above the cut, elements equal to it}, one warp a chunk; the last block
-// adds them up.
+// before[chunk] = {elements above the cut, elements equal to it}, one warp per chunk; the last
+// block computes prefix sums.
 template <class Source>
 __device__ inline void Count(const Batch& batch, const Tensor& tensor, uint32_t group) {
   if (!Source::IsActive(tensor)) return;
@@ -38,7 +38,7 @@ __device__ inline void Count(const Batch& batch, const Tensor& tensor, uint32_t 
   if (threadIdx.x == 0) source.End(Taken(total, digits.ties), digits);
 }
 
-// Writes the elements taken, one warp a chunk. The last block adds up the mean of those selected.
+// Writes the taken elements, one warp per chunk. The last block computes their mean.
 template <class Source>
 __device__ inline void Place(const Batch& batch, const Tensor& tensor, uint32_t group) {
   if (!Source::IsActive(tensor)) return;

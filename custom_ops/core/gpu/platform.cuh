@@ -1,5 +1,5 @@
-// The language of the kernels: CUDA itself, or the emulator of tests/gpu/emulator.h, which
-// g++ includes before everything else to run the same kernels on the CPU.
+// Platform of the kernels: CUDA, or the emulator of tests/gpu/emulator.h, which g++ includes first
+// to run the same kernels on the CPU.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLATFORM_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLATFORM_CUH_
 
@@ -13,7 +13,7 @@
   kernel<<<grid, threads, 0, stream>>>(__VA_ARGS__)
 #define REDSYNC_LAUNCH_TOGETHER(kernel, grid, threads, stream, ...) \
   redsync::gpu::LaunchTogether(kernel, grid, threads, stream, __VA_ARGS__)
-// A kernel's parameter block: read in place, also where it is indexed.
+// A kernel's parameter block, which is read in place even if it is indexed.
 #define REDSYNC_PARAMETER const __grid_constant__
 #endif
 
@@ -22,20 +22,20 @@ namespace gpu {
 
 using Wide = unsigned long long;  // NOLINT: the type of 64 bits of which there are atomics
 
-constexpr int kThreads = 256;  // Of all blocks but those that work alone on a tensor.
+constexpr int kThreads = 256;  // Threads of a block, except for blocks that handle a tensor alone.
 constexpr int kLoneThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Blocks for a loop over so many items in steps of the whole grid, at most `most`.
+// Returns the number of blocks of a grid-stride loop over `items`, at most `most`.
 inline uint32_t GridFor(int64_t items, int64_t most = 1024) {
   return static_cast<uint32_t>(std::clamp<int64_t>(CeilDiv(items, kThreads), 1, most));
 }
 
-// How many blocks of a kernel run together for sure. Half of what fits: the other half is left to
-// kernels that wait for other devices, as those of collectives do.
+// Returns a number of blocks of a kernel that are always co-resident: half of the occupancy limit.
+// The other half is for kernels that wait for other devices, such as collectives.
 template <class Kernel>
 inline uint32_t BlocksTogether(Kernel kernel) {
   int device = 0, multiprocessors = 0, blocks = 0;
@@ -46,7 +46,7 @@ inline uint32_t BlocksTogether(Kernel kernel) {
 }
 
 #ifndef REDSYNC_GPU_EMULATOR
-// A launch whose blocks wait for each other. It fails if they do not fit on the device.
+// Launches a kernel whose blocks wait for each other. It fails if they do not fit on the device.
 template <class... Parameters>
 inline void LaunchTogether(void (*kernel)(Parameters...), dim3 grid, dim3 threads,
                            cudaStream_t stream, Parameters... parameters) {

@@ -1,5 +1,5 @@
-// Codes of a few bits. A thread codes four neighbours, which share a bucket and one block of random
-// numbers; a warp's 128 codes fill whole words, so nothing is written by two warps.
+// Quantization to codes of a few bits. A thread codes four neighbours, which share a bucket and a
+// block of random numbers. A warp's 128 codes fill whole words, so warps write different words.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/quantized_format.cuh"
 #include "custom_ops/core/gpu/records.cuh"
@@ -10,8 +10,8 @@ namespace gpu {
 namespace {
 
 constexpr uint32_t kPerWarp = 32 * 4;           // Elements that a warp codes together.
-constexpr uint32_t kRound = kWarps * kPerWarp;  // That a block codes together.
-constexpr uint32_t kTile = 4 * kRound;          // That a block codes.
+constexpr uint32_t kRound = kWarps * kPerWarp;  // Elements that a block codes together.
+constexpr uint32_t kTile = 4 * kRound;          // Elements of a block.
 
 struct Call : QuantizedGroup {
   const float* scales;
@@ -41,7 +41,7 @@ __device__ inline Words4 Philox(uint32_t key0, uint32_t key1, uint32_t a, uint32
   return {{a, b, c, d}};
 }
 
-// y >= 0, rounded up with probability y - floor(y), else down.
+// Rounds y >= 0 up with probability y - floor(y), else down.
 __device__ inline int32_t RoundAtRandom(float y, uint32_t random) {
   const int32_t floor = static_cast<int32_t>(y);
   const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
@@ -62,15 +62,15 @@ __device__ inline int32_t Encode(const RedsyncGpuQuantizer& q, float x, const Le
   const float s = static_cast<float>(levels.zero);
   if (q.mode == REDSYNC_GPU_UNIFORM) {
     const float y = (x / levels.high + 1.0f) * (s * 0.5f);
-    const float positive = y > 0.0f ? y : 0.0f;  // Also if y is not a number.
+    const float positive = y > 0.0f ? y : 0.0f;  // 0 if y is NaN.
     return RoundAtRandom(positive < s ? positive : s, random);
   }
   const float y = (__int_as_float(static_cast<int32_t>(magnitude)) / levels.high) * s;
-  const int32_t level = RoundAtRandom(y < s ? y : s, random);  // s also if y is not a number.
+  const int32_t level = RoundAtRandom(y < s ? y : s, random);  // s if y is NaN.
   return levels.zero + (x < 0 ? -level : level);
 }
 
-// Sends the scales on; returns whether those that this thread has seen are finite.
+// Copies the scales to the message; returns whether this thread's scales are finite.
 __device__ inline bool CopyScales(const Call& call, const Coded& to, int which) {
   bool finite = true;
   const int64_t stride = int64_t{call.Blocks(which)} * kThreads;
@@ -85,8 +85,8 @@ __device__ inline bool CopyScales(const Call& call, const Coded& to, int which) 
   return finite;
 }
 
-// Codes four elements, the first one lowest: those from `at` on in the `size` ones of a block,
-// which begin at `base`.
+// Codes four elements, the first one lowest, from `at` on in a block of `size` elements that begins
+// at `base`.
 __device__ inline uint64_t EncodeFour(const Call& call, const Coded& to, int64_t base, uint32_t at,
                                       uint32_t size, bool* finite) {
   if (at >= size) return 0;
@@ -113,10 +113,10 @@ __device__ inline uint64_t EncodeFour(const Call& call, const Coded& to, int64_t
   return codes;
 }
 
-// Sets bits of words that other threads set bits of, too.
+// Sets bits in words in which other threads set bits, too.
 __device__ inline void OrBits(uint32_t* words, uint32_t at, uint64_t bits) {
   const int shift = at % 32;
-  const uint64_t rest = bits >> (32 - shift);  // What the first word does not hold.
+  const uint64_t rest = bits >> (32 - shift);  // Bits beyond the first word.
   const uint32_t parts[] = {static_cast<uint32_t>(bits << shift), static_cast<uint32_t>(rest),
                             static_cast<uint32_t>(rest >> 32)};
   for (int w = 0; w < 3; ++w) {
@@ -129,13 +129,13 @@ __global__ void __launch_bounds__(kThreads) Quantize(REDSYNC_PARAMETER Call call
   const Coded& to = call.items[which];
   __shared__ uint32_t of_warp[kWarps][4 * kMaxBits];
   uint32_t* packed = of_warp[Warp()];
-  const int words = 4 * call.bits;  // That a warp's codes fill.
+  const int words = 4 * call.bits;  // Words of a warp's codes.
   bool finite = CopyScales(call, to, which);
   const int64_t base = int64_t{call.Block(which)} * kTile;
   const uint32_t size = PartSize(to.size, base, kTile);
   for (uint32_t begin = Warp() * kPerWarp; begin < size; begin += kRound) {
     const uint64_t codes = EncodeFour(call, to, base, begin + Lane() * 4, size, &finite);
-    for (int w = Lane(); w < words; w += 32) packed[w] = 0;  // By the lane that has read it.
+    for (int w = Lane(); w < words; w += 32) packed[w] = 0;  // The lane that has read it clears it.
     __syncwarp();
     OrBits(packed, Lane() * words, codes);
     __syncwarp();

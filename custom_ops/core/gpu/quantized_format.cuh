@@ -1,4 +1,4 @@
-// Formats of quantized messages, and what codes stand for.
+// Formats of quantized messages, and the values of codes.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZED_FORMAT_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_QUANTIZED_FORMAT_CUH_
 
@@ -11,7 +11,7 @@
 namespace redsync {
 namespace gpu {
 
-constexpr int kMaxBits = 16;  // Of a code.
+constexpr int kMaxBits = 16;  // Maximum bits of a code.
 
 __host__ __device__ inline bool IsBinary(const RedsyncGpuQuantizer& q) {
   return q.mode == REDSYNC_GPU_SIGN || q.mode == REDSYNC_GPU_TWO_LEVEL;
@@ -22,7 +22,8 @@ __host__ __device__ inline bool DrawsNumbers(const RedsyncGpuQuantizer& q) {
 inline int32_t MaxLevels(const RedsyncGpuQuantizer& q) {
   return q.mode == REDSYNC_GPU_STOCHASTIC ? 32767 : q.mode == REDSYNC_GPU_UNIFORM ? 65535 : 1;
 }
-// Codes are in [0, MaxCode()]; of powers of two the last one is below infinity, with a sign.
+// Codes are in [0, MaxCode()]. For powers of two, the largest is the one below infinity, with a
+// sign.
 __host__ __device__ inline int32_t MaxCode(const RedsyncGpuQuantizer& q) {
   if (q.mode == REDSYNC_GPU_NATURAL) return 2 * 254 + 1;
   return IsBinary(q) ? 1 : q.mode == REDSYNC_GPU_UNIFORM ? q.levels : 2 * q.levels;
@@ -54,19 +55,20 @@ struct Coded {
   float* out;
   int64_t scales_at, words_at;
   int64_t size, scales, words;
-  int64_t bucket;   // Elements; no more than are there.
-  uint32_t number;  // Of the tensor.
+  int64_t bucket;   // Elements of a bucket, at most those of the tensor.
+  uint32_t number;  // Index of the tensor.
   bool aligned;
 
-  // Of an element. A division of 64 bits costs more than all the rest: only where it is needed.
+  // Returns the bucket of an element. A 64-bit division is more expensive than all other work, so
+  // it is used only for large operands.
   __device__ int64_t BucketOf(int64_t at) const {
     const bool small = static_cast<uint64_t>(at | bucket) >> 32 == 0;
     return small ? static_cast<uint32_t>(at) / static_cast<uint32_t>(bucket) : at / bucket;
   }
 };
 
-// Elements of a block's part, which begins at `base`. There may be more in all than uint32_t can
-// say, so blocks count from their own base on.
+// Returns the number of elements of a block's part, which begins at `base`. Blocks count from their
+// base, because a tensor may have more elements than a uint32_t can count.
 __device__ inline uint32_t PartSize(int64_t size, int64_t base, uint32_t most) {
   return size - base < most ? static_cast<uint32_t>(size - base) : most;
 }
@@ -107,8 +109,8 @@ void ForTensors(G group, const RedsyncGpuDense* tensors, int64_t count, int64_t 
 
 // The values of a bucket's codes.
 struct Levels {
-  float low, high;  // Of two codes the values; of more the scale is high.
-  // Of more codes, one stands for (code * 2^shift - zero) * unit.
+  float low, high;  // The values of two codes; with more codes, `high` is the scale.
+  // With more codes, a code decodes to (code * 2^shift - zero) * unit.
   float unit;
   int32_t zero, shift;
 };
@@ -120,7 +122,7 @@ __device__ inline Levels MakeLevels(const RedsyncGpuQuantizer& q, const float* s
   if (q.mode == REDSYNC_GPU_TWO_LEVEL) return {first, scale[1], 0, 0, 0};
   Levels levels = {0, first, first / static_cast<float>(q.levels), q.levels,
                    q.mode == REDSYNC_GPU_UNIFORM ? 1 : 0};
-  // A division by this must give 0.
+  // A scale of 0 becomes infinite, so that a division by it gives 0.
   if (DrawsNumbers(q) && !(first > 0)) levels.high = __int_as_float(0x7f800000);
   return levels;
 }

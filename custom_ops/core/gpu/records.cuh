@@ -14,19 +14,19 @@ inline void ClearRecord(RedsyncGpuRecord* record, cudaStream_t stream) {
   cudaMemsetAsync(record, 0xff, sizeof(*record), stream);
 }
 
-// The invalid word at the lowest position wins.
+// Records an invalid word; the lowest position wins.
 __device__ inline void Report(RedsyncGpuRecord* record, int64_t position) {
   atomicMin(reinterpret_cast<unsigned long long*>(&record->position),
             static_cast<unsigned long long>(position));
 }
 
-// Whether no error is recorded.
+// Returns whether no error is recorded.
 __host__ __device__ inline bool IsClear(const RedsyncGpuRecord& record) {
   return record.position == UINT64_MAX;
 }
 
-// The number that an error shows for an invalid position, `word` in the record: signed for tensors
-// below 2^31 elements, where a negative index is the likely mistake.
+// Returns the number that an error shows for an invalid position, `word` in the record: signed for
+// tensors below 2^31 elements, where a negative index is the likely mistake.
 __host__ __device__ inline int64_t Shown(int64_t word, int64_t size) {
   const auto bits = static_cast<uint32_t>(word);
   return size > INT32_MAX ? int64_t{bits} : int64_t{static_cast<int32_t>(bits)};
@@ -34,7 +34,7 @@ __host__ __device__ inline int64_t Shown(int64_t word, int64_t size) {
 
 __device__ inline bool IsFinite(int32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
 
-// The float that a word holds; on the host.
+// Returns the float with the bits of a word; on the host.
 inline float FloatOf(int64_t word) {
   const auto bits = static_cast<int32_t>(word);
   float x;
@@ -42,11 +42,11 @@ inline float FloatOf(int64_t word) {
   return x;
 }
 
-// The code of a status; redsync_gpu_last_error() says what the last failure of this process was.
+// Returns the code of a status; redsync_gpu_last_error() returns the process's last failure.
 int Result(cudaError_t status);
 
-// The result of a call whose kernels have been launched. It clears the error: otherwise the next
-// call would report it.
+// Returns the code of the last launch, and clears the error, so that the next call does not report
+// it.
 inline int LaunchStatus() { return Result(cudaGetLastError()); }
 
 }  // namespace gpu

@@ -1,5 +1,5 @@
-// Rice codes: the low bits of all numbers, packed; then a bitmap with a one behind as many zeros as
-// each of them has left. So encoding is writing codes of varying lengths, decoding is listing bits.
+// Rice codes: the packed low bits of all numbers, then a bitmap with the high bits of each in
+// unary. Encoding writes codes of variable length, and decoding lists set bits.
 #include "custom_ops/core/gpu/bitmaps.cuh"
 #include "custom_ops/core/gpu/records.cuh"
 
@@ -7,12 +7,12 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// A number's zeros and its one, in words that are zero at first.
+// Writes a number's zeros and its one, in words that are initially zero.
 struct Unary {
   const int32_t* numbers;
   int64_t count;
   int rice;
-  Wide bits;  // There are.
+  Wide bits;  // Bits of the bitmap.
   uint32_t* bitmap;
   RedsyncGpuRecord* record;
 
@@ -25,7 +25,7 @@ struct Unary {
       atomicOr(&bitmap[one / 32], 1u << (one % 32));
       return;
     }
-    // Ends ascend: the lowest of those beyond is that of the lowest number.
+    // Ends ascend, so the first one beyond the bitmap is that of the lowest number.
     Report(record, i);
     atomicMin(reinterpret_cast<Wide*>(&record->value), end);
   }
@@ -36,14 +36,14 @@ bool IsValid(const RedsyncGpuRiceEncode& call) {
          call.bitmap_words >= 0 && call.bitmap_words <= kMaxBitmapWords;
 }
 
-// What decoding works on.
+// Parameters of the decoding.
 struct Decoding {
   RedsyncGpuRiceDecode call;
-  const uint32_t* places;  // [rows, count]: where ones are,
-  const int32_t* ones;     // [rows]: and how many.
+  const uint32_t* places;  // [rows, count]: positions of the ones.
+  const int32_t* ones;     // [rows]: number of ones.
   RedsyncGpuRecord* record;
 
-  // For the record a row has a place for its ones, and then one for every number.
+  // Number of record positions of a row: one for its ones, and one for every number.
   __host__ __device__ int64_t row() const { return call.count + 1; }
   __device__ Wide Zeros(int64_t row, int64_t i) const {
     const uint32_t* of_row = places + row * call.count;
@@ -51,7 +51,7 @@ struct Decoding {
   }
 };
 
-// A thread a number, and one for the ones of a row.
+// One thread per number, and one for the ones of a row.
 __global__ void __launch_bounds__(kThreads) Join(REDSYNC_PARAMETER Decoding d) {
   const int64_t count = d.call.count, places = d.call.rows * d.row();
   const int rice = static_cast<int>(d.call.rice);
@@ -85,7 +85,7 @@ __global__ void ReadBad(REDSYNC_PARAMETER Decoding d) {
       i < 0 ? static_cast<uint32_t>(d.ones[row]) : static_cast<int64_t>(d.Zeros(row, i));
 }
 
-// Divides scratch memory. The bitmaps are behind the low bits.
+// Divides scratch memory. The bitmaps follow the low bits.
 struct Maker {
   Divider divider;
   uint32_t* places;

@@ -1,4 +1,4 @@
-// Runs of ascending indices, and the part of each that falls into a span of the output.
+// Runs of ascending indices, and their intersections with a span of the output.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RUNS_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_RUNS_CUH_
 
@@ -12,7 +12,7 @@ constexpr int kRunsAtOnce = 128;  // A thread finds one bound of one run.
 
 struct Run {
   const uint32_t* indices;
-  uint32_t begin, end;  // Ascending from the one to before the other.
+  uint32_t begin, end;  // Entries [begin, end), whose indices ascend.
 };
 
 struct Bounds {
@@ -37,9 +37,9 @@ struct Entry {
   float value;
 };
 
-// Fills bounds[0 .. runs) in shared memory, at most kRunsAtOnce, with the parts of run_of(0), ..
-// that fall into [begin, end). All threads must call, may read the bounds afterwards, and must have
-// come to a barrier after that before the next call.
+// Fills bounds[0 .. runs) in shared memory, at most kRunsAtOnce, with the intersections of
+// run_of(0), .. with [begin, end). All threads must call it and may read the bounds afterwards. A
+// barrier is necessary between this reading and the next call.
 template <class RunOf>
 __device__ inline void FindBounds(int64_t begin, int64_t end, int runs, Bounds* bounds,
                                   RunOf run_of) {
@@ -54,7 +54,7 @@ __device__ inline void FindBounds(int64_t begin, int64_t end, int runs, Bounds* 
   __syncthreads();
 }
 
-// The run that entry number `i` is in; `ends` counts the entries of all runs up to each.
+// Returns the run of entry number `i`; ends[r] is the number of entries of the runs up to r.
 __device__ inline int RunOf(const uint32_t* ends, int runs, uint32_t i) {
   int low = 0, high = runs - 1;
   while (low < high) {
@@ -68,12 +68,12 @@ __device__ inline int RunOf(const uint32_t* ends, int runs, uint32_t i) {
   return low;
 }
 
-// Calls apply(entry) on what is within the bounds, run after run; the entries of a run, which has
-// no index twice, in any order. load(run, i) reads an entry. Those of many runs are read at once,
-// since each of them may have only a few here.
+// Calls apply(entry) for the entries within the bounds, run by run. The entries of a run, whose
+// indices are distinct, are applied in any order. load(run, i) reads an entry. Entries of many runs
+// are read at once, because each run may have only a few in the span.
 template <class Load, class Apply>
 __device__ inline void ForEntries(const Bounds* bounds, int runs, Load load, Apply apply) {
-  constexpr uint32_t kAhead = 4;  // Entries of a thread.
+  constexpr uint32_t kAhead = 4;  // Entries that a thread reads at once.
   __shared__ uint32_t ends[kRunsAtOnce];
   const auto run = static_cast<int>(threadIdx.x);
   uint32_t all;

@@ -14,7 +14,7 @@ namespace gpu {
 namespace {
 
 constexpr int64_t kSmall = 4096;  // Tensors up to this size need no prediction.
-constexpr int64_t kHeader = 256;  // Bytes before the first tensor's.
+constexpr int64_t kHeader = 256;  // Bytes before the first tensor's memory.
 
 int64_t Words(const RedsyncGpuTensor& t) { return PartWords(t.quantized != 0, t.k); }
 
@@ -24,15 +24,15 @@ bool IsValid(const RedsyncGpuTensor& t) {
          t.selector <= REDSYNC_GPU_FIXED;
 }
 
-// Memory that a tensor needs, by size, k and selector alone.
+// Computes a tensor's sizes from its size, k and selector alone.
 Tensor Plan(const RedsyncGpuTensor& t) {
   Tensor plan = {};
-  // More than k, for the search: then any lower threshold has too many as well.
+  // k + 1 for the search: any threshold below those of k + 1 candidates selects too many.
   const int64_t need = t.selector == REDSYNC_GPU_THRESHOLD ? t.k + 1 : t.k;
   plan.size = static_cast<uint32_t>(t.size);
   plan.k = static_cast<uint32_t>(t.k);
   plan.need = static_cast<uint32_t>(need);
-  // A trimmed selection is an exact one: what trimming saves, the prediction has saved already.
+  // A trimmed selection runs as an exact one, because the prediction already saves the same work.
   plan.threshold = t.selector == REDSYNC_GPU_THRESHOLD;
   plan.fixed = t.selector == REDSYNC_GPU_FIXED;
   plan.quantized = t.quantized != 0;
@@ -42,14 +42,14 @@ Tensor Plan(const RedsyncGpuTensor& t) {
     plan.pool_size = static_cast<uint32_t>(std::min(need + need / 2 + kSmall, t.size));
     return plan;
   }
-  // Some 24 samples beyond the threshold, so that it is four sigmas low without being far off.
+  // About 24 samples above the threshold, so that a margin of four sigmas stays small.
   const int64_t samples = std::clamp<int64_t>(24 * t.size / need, 1024,
                                               std::clamp<int64_t>(t.size / 32, 1024, kMaxSamples));
   plan.samples = static_cast<uint32_t>(CeilDiv(samples, 16) * 16);
   const double expected = static_cast<double>(plan.samples) * need / t.size;
   plan.sample_rank =
       static_cast<uint32_t>(std::min<double>(expected + 4 * std::sqrt(expected) + 2, plan.samples));
-  // Twice what is to be expected above the sample of that rank; the memory is touched only if used.
+  // Twice the expected number above the sample of that rank; unused memory is not touched.
   const double candidates = static_cast<double>(plan.sample_rank) / plan.samples * t.size;
   plan.pool_size = static_cast<uint32_t>(
       std::min<double>(std::max<double>(2 * candidates, 1.0 * need) + 4096, t.size));
@@ -73,7 +73,7 @@ int64_t BatchBytes(const RedsyncGpuTensor* tensors, int64_t count) {
   return divider.bytes();
 }
 
-// Whether the ratios and scalars that kernels read are given.
+// Returns whether the ratios and scalars that kernels read are given.
 bool HasRatios(const RedsyncGpuSelect& call) {
   bool needs = false;
   for (int64_t i = 0; i < call.count; ++i) {
@@ -119,7 +119,8 @@ __global__ void End(int32_t* message, int64_t words, const float* ratios, float*
   for (int64_t i = first; i < count; i += stride) new_ratios[i] = ratios[i];
 }
 
-// What is left to do after the pass only the device knows, and asking it would mean to wait for it.
+// All kernels are launched at once: only the device knows which steps are needed after the pass,
+// and reading that on the host would wait for the device.
 void RunBatch(const Batch& batch, int mode, cudaStream_t stream) {
   bool predicts = false;
   for (int i = 0; i < batch.count; ++i) predicts |= batch.tensors[i].samples != 0;
@@ -128,7 +129,7 @@ void RunBatch(const Batch& batch, int mode, cudaStream_t stream) {
   LaunchFinish(batch, stream);
 }
 
-// Tensors [first, last) of the call, `offset` words into the message.
+// Runs tensors [first, last) of the call, whose parts begin at word `offset` of the message.
 void RunTensors(const RedsyncGpuSelect& call, int64_t first, int64_t last, int64_t offset,
                 char* scratch, cudaStream_t stream) {
   Batch batch = {};
@@ -149,7 +150,7 @@ void RunTensors(const RedsyncGpuSelect& call, int64_t first, int64_t last, int64
       batch.first_chunk[batch.count + 1] = batch.first_chunk[batch.count] + t.chunks();
       batch.first_group[batch.count + 1] = batch.first_group[batch.count] + t.groups();
       batch.tensors[batch.count++] = t;
-    } else if (t.fixed) {  // A threshold that is given stays.
+    } else if (t.fixed) {  // A given threshold is returned unchanged.
       cudaMemcpyAsync(call.new_ratios + i, call.ratios + i, sizeof(float), cudaMemcpyDefault,
                       stream);
     }
@@ -184,7 +185,7 @@ int64_t redsync_gpu_message_words(const RedsyncGpuSelect* call) {
 
 int64_t redsync_gpu_select_scratch_bytes(const RedsyncGpuSelect* call) {
   if (redsync_gpu_message_words(call) < 0) return -1;
-  int64_t bytes = 0;  // Batches run one after the other in the same memory.
+  int64_t bytes = 0;  // Batches run sequentially in the same memory.
   for (int64_t i = 0; i < call->count; i += kMaxBatch) {
     const int64_t count = std::min<int64_t>(kMaxBatch, call->count - i);
     bytes = std::max(bytes, BatchBytes(call->tensors + i, count));

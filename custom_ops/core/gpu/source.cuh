@@ -1,5 +1,5 @@
-// The two things that elements are selected from, as keys: the tensor itself, to fill the pool anew
-// where the prediction failed, and the pool, to fill the message.
+// The two sources of selections, as keys: the tensor, from which the pool is filled again after a
+// wrong prediction, and the pool, from which the message is filled.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SOURCE_CUH_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SOURCE_CUH_
 
@@ -9,7 +9,7 @@
 namespace redsync {
 namespace gpu {
 
-// From the tensor into the pool.
+// Selects from the tensor into the pool.
 struct FromTensor {
   static constexpr Phase kPhase = kRefine;
 
@@ -32,18 +32,18 @@ struct FromTensor {
     return {begin, left < kChunk ? left : kChunk};
   }
 
-  // `cut` is the magnitude of the element of rank need.
+  // `cut` is the magnitude of the element of rank `need`.
   __device__ void Found(uint32_t equal, Digits* digits) const {
     const uint32_t total = digits->above + equal;
     digits->ties = 0;
     if (total <= tensor.pool_size) {
-      digits->cut -= 1;  // All that are equal to it as well.
+      digits->cut -= 1;  // Include all elements equal to it.
     } else if (digits->above < tensor.k) {
-      digits->ties = tensor.k - digits->above;  // More ties than the pool holds: the first ones.
+      digits->ties = tensor.k - digits->above;  // The pool cannot hold all ties: take the first.
     }
     tensor.state->floor = total;
   }
-  // Fewer elements than need are eligible: all are taken.
+  // Fewer than `need` elements are eligible, so all are taken.
   __device__ void NotFound(uint32_t total, Digits* digits) const {
     digits->cut = 0;
     tensor.state->floor = total;
@@ -61,7 +61,7 @@ struct FromTensor {
   }
 };
 
-// From the pool into the message.
+// Selects from the pool into the message.
 struct FromPool {
   static constexpr Phase kPhase = kChoose;
 
@@ -71,7 +71,7 @@ struct FromPool {
   __device__ FromPool(const Batch& b, const Tensor& t) : batch(b), tensor(t) {}
 
   __device__ static bool IsActive(const Tensor& tensor) { return tensor.state->finite; }
-  // Else the search has set the cut, or all candidates are taken, or the pass has found the digit.
+  // False if the search has set the cut, all candidates are taken, or the pass has found the digit.
   __device__ static bool NeedsDigits(const Tensor& tensor, int level) {
     const State& state = *tensor.state;
     return !state.settled && state.used > tensor.k && (level > 0 || !state.counted);
@@ -83,7 +83,7 @@ struct FromPool {
   __device__ Range Chunk(uint32_t chunk) const { return tensor.segments[chunk]; }
 
   __device__ void Found(uint32_t, Digits* digits) const { digits->ties = tensor.k - digits->above; }
-  __device__ void NotFound(uint32_t, Digits*) const {}  // There are more than k.
+  __device__ void NotFound(uint32_t, Digits*) const {}  // Not called: there are more than k.
 
   __device__ void Put(uint32_t place, uint64_t key) const {
     if (place >= tensor.k) return;

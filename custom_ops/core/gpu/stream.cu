@@ -1,4 +1,4 @@
-// The CUDA run-time library for callers without its headers.
+// Wrappers of the CUDA runtime for callers without its headers.
 #include <atomic>
 #include <string>
 
@@ -9,17 +9,17 @@ namespace redsync {
 namespace gpu {
 namespace {
 
-// Of any thread: another thread may report a failure than the one that met it.
+// Shared by all threads, because another thread may report the failure.
 std::atomic<cudaError_t> last_failure{cudaSuccess};
 
-// A kernel that every device has to be able to load.
+// A kernel that every device must be able to load.
 __global__ void Nothing() {}
 
 std::string Version(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-// Why kernels of this library do not run on a device that the process sees; "" if they do.
+// Returns the reason why kernels of this library do not run on a visible device; "" if they do.
 std::string Problem() {
   int runtime = 0, driver = 0, devices = 0;
   cudaRuntimeGetVersion(&runtime);
@@ -41,7 +41,7 @@ std::string Problem() {
     }
   }
   cudaSetDevice(current);
-  cudaGetLastError();  // Otherwise the next call would report it.
+  cudaGetLastError();  // Clears the error, which the next call would report otherwise.
   return problem;
 }
 
@@ -66,7 +66,7 @@ int redsync_gpu_copy(void* to, const void* from, int64_t bytes, void* stream) {
 const char* redsync_gpu_last_error(void) { return cudaGetErrorString(last_failure); }
 
 const char* redsync_gpu_problem(void) {
-  static auto* problem = new std::string;  // The caller's until the next call.
+  static auto* problem = new std::string;  // Valid until the next call.
   *problem = Problem();
   return problem->c_str();
 }

@@ -1,5 +1,5 @@
-// Adds the messages of all ranks into dense tensors: a block owns a chunk of the output and adds
-// one rank after the other, so there is one pass over the output, no atomics, and one result.
+// Adds the messages of all ranks into dense tensors. A block owns a chunk of the output and adds
+// rank by rank, in one pass over the output, without atomics and with a deterministic result.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/c_api.h"
 #include "custom_ops/core/gpu/groups.cuh"
@@ -28,8 +28,8 @@ __device__ inline float Value(const RedsyncGpuPart& part, const int32_t* row, in
   return __int_as_float(part.quantized ? *values : values[slot]);
 }
 
-// Notes the first bad word of all messages: indices must ascend and be in range, values be finite.
-// A block per tile of slots and rank.
+// Records the first invalid word of all messages: indices must ascend and be in range, values must
+// be finite. One block per tile of slots and rank.
 __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
   const int which = all.Find();
   const RedsyncGpuPart& part = all.items[which];
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
   if (part.quantized && threadIdx.x == 0 && !IsFinite(*mean)) report(mean);
 }
 
-// One chunk of one total a block.
+// One chunk of a total per block.
 __global__ void __launch_bounds__(kThreads) AddRanks(REDSYNC_PARAMETER Parts all) {
   if (!IsClear(*all.record)) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {

@@ -1,6 +1,5 @@
-/* Encoded messages of top-k elements on a GPU, behind a C interface; the rules of c_api.h and
-   compression_api.h hold here too. custom_ops/core/cpu/topk_codec.h describes the words.
- */
+/* C interface of encoded messages of top-k elements on a GPU; the rules of c_api.h and
+   compression_api.h apply. custom_ops/core/cpu/topk_codec.h describes the words. */
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_API_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_TOPK_API_H_
 
@@ -12,32 +11,31 @@ extern "C" {
 
 typedef struct {
   int64_t size;    /* Elements. */
-  int64_t slots;   /* Elements that may be selected, in [0, size]. */
-  int64_t stream;  /* Whose positions are coded together; below the number of streams. */
-  float* residual; /* Device, [size]. Not used by decoding. */
+  int64_t slots;   /* Maximum number of selected elements, in [0, size]. */
+  int64_t stream;  /* Index of the stream that has its positions. */
+  float* residual; /* Device, [size]. Unused by decoding. */
 } RedsyncGpuTopKTensor;
 
 typedef struct {
   const RedsyncGpuTopKTensor* tensors; /* Host, [count]. */
   int64_t count;
-  const int64_t* rice; /* Host, [streams]: bits of a gap that are sent as they are, in [0, 30]. */
+  const int64_t* rice; /* Host, [streams]: low bits of a gap, sent verbatim, in [0, 30]. */
   int64_t streams;
   int64_t value_bits; /* In [1, 4], or 16. */
 } RedsyncGpuTopKFormat;
 
-/* Words of a coded message; -1 if an argument is out of its range, or elements of a stream are too
-   many. */
+/* Returns the words of a coded message; -1 if an argument is out of range, or a stream has too many
+   elements. */
 REDSYNC_GPU_API int64_t redsync_gpu_topk_words(const RedsyncGpuTopKFormat* format);
 
-/* Words of the message that it was before: [flag], and [count, index * slots, value * slots] of
-   each tensor. */
+/* Returns the words of the plain message: [flag], and [count, index * slots, value * slots] of each
+   tensor. */
 REDSYNC_GPU_API int64_t redsync_gpu_plain_words(const RedsyncGpuTopKFormat* format);
 
 typedef struct {
   RedsyncGpuTopKFormat format;
-  const int32_t*
-      plain;        /* Device, [redsync_gpu_plain_words()], as redsync_gpu_select() leaves it. */
-  int32_t* message; /* Device, [redsync_gpu_topk_words()]. */
+  const int32_t* plain; /* Device, [redsync_gpu_plain_words()], from redsync_gpu_select(). */
+  int32_t* message;     /* Device, [redsync_gpu_topk_words()]. */
 } RedsyncGpuEncodeTopK;
 
 REDSYNC_GPU_API int64_t redsync_gpu_encode_topk_scratch_bytes(const RedsyncGpuEncodeTopK* call);

@@ -11,7 +11,7 @@
 namespace redsync {
 namespace gpu {
 
-constexpr int64_t kHalfBits = 16;  // A bfloat16 in place of a code with levels.
+constexpr int64_t kHalfBits = 16;  // Bits of a bfloat16, which replaces a code with levels.
 constexpr int64_t kMaxLevelBits = 4;
 constexpr int kMaxCells = 1 << (kMaxLevelBits - 1);  // Magnitudes of a tensor.
 constexpr int64_t kSlotTile = 4096;                  // Slots of a block.
@@ -19,15 +19,15 @@ constexpr int64_t kSlotTile = 4096;                  // Slots of a block.
 // Offsets in an encoded message and in the plain one.
 struct TopKPlan {
   std::vector<RedsyncGpuPositions> streams;
-  std::vector<int64_t> starts;  // Of each tensor's positions in its stream.
-  std::vector<int64_t> firsts;  // Of its slots among those of all tensors.
-  std::vector<int64_t> parts;   // Of its part in the plain message.
-  std::vector<int64_t> values;  // Of its levels, or halves, in the coded one.
-  int64_t slots = 0;            // Of all tensors.
+  std::vector<int64_t> starts;  // Offset of each tensor's positions in its stream.
+  std::vector<int64_t> firsts;  // First slot of each tensor among those of all tensors.
+  std::vector<int64_t> parts;   // Offset of each tensor's part in the plain message.
+  std::vector<int64_t> values;  // Offset of each tensor's levels or halves in the coded message.
+  int64_t slots = 0;            // Slots of all tensors.
   int64_t plain_words = kHeaderWords;
-  int64_t codes_at = 0;  // In the coded message, behind positions and levels.
-  int64_t words = -1;    // Of the coded message; -1 if the format is not valid.
-  int64_t cells = 0;     // Levels of a tensor.
+  int64_t codes_at = 0;  // Offset of the codes in the coded message, after positions and levels.
+  int64_t words = -1;    // Words of the coded message; -1 if the format is invalid.
+  int64_t cells = 0;     // Number of levels of a tensor.
 
   explicit TopKPlan(const RedsyncGpuTopKFormat& format) {
     const int64_t bits = format.value_bits;

@@ -20,7 +20,7 @@ tensorflow::Status UnpackCodes(OpKernelContext* context, const UnpackCall& codes
   return FromCode(redsync_gpu_unpack_bits(&call, StreamOf(context)), "Unpacking bits");
 }
 
-// Every bitmap is valid.
+// Any words are a valid bitmap, so there is no check.
 tensorflow::Status ListBits(OpKernelContext* context, const SetBitsCall& bits) {
   const RedsyncGpuSetBits call = {bits.words, bits.rows,      bits.size,
                                   bits.slots, bits.positions, bits.counts};

@@ -6,7 +6,7 @@
 namespace redsync {
 namespace {
 
-// Every word is valid: nothing is checked.
+// Any words are valid, so there is no check.
 tensorflow::Status QuantizeBlocks(tensorflow::OpKernelContext* context,
                                   const BlockQuantizeCall& call) {
   const RedsyncGpuBlockQuantize blocks = {call.format.bits, call.format.block, call.rows,

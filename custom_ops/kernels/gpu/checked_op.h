@@ -1,4 +1,4 @@
-// The kernel class of GPU ops whose input may turn out to be wrong on the device.
+// The kernel class of GPU ops that check their input on the device.
 #ifndef TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CHECKED_OP_H_
 #define TF_REDSYNC_CUSTOM_OPS_KERNELS_GPU_CHECKED_OP_H_
 
@@ -12,17 +12,16 @@
 
 namespace redsync {
 
-// `Call` reads attributes, inputs and outputs, see call_op.h. `Work` is what the queued work needs
-// until it is done:
+// `Call` reads attributes, inputs and outputs; see call_op.h. `Work` lives until the queued work is
+// done:
 //
 //   // Queues the work on the stream.
 //   tensorflow::Status Queue(OpKernelContext* context, Call& call, RedsyncGpuRecord* record);
-//   // Returns the error that the record, now on the host, names.
+//   // Returns the error in the record, which is now on the host.
 //   tensorflow::Status Check(OpKernelContext* context, const RedsyncGpuRecord& record) const;
 //
-// The device checks the input, so an error is known only when the stream gets there. The kernel is
-// asynchronous: no thread waits for that, and this op still raises the error before anything uses
-// its outputs.
+// The device checks the input, so the host knows an error only after the queued work. The kernel is
+// asynchronous: no thread waits, and the op raises the error before other ops use its outputs.
 template <class Call, class Work>
 class CheckedOp : public tensorflow::AsyncOpKernel {
  public:
@@ -54,14 +53,14 @@ class CheckedOp : public tensorflow::AsyncOpKernel {
   Call attributes_;
 };
 
-// The work of a codec. `Codec` has, from the C interface, the struct `call` with all that it points
-// to, and
+// The work of a codec. `Codec` owns the struct `call` of the C interface and the memory to which it
+// points, and has
 //
-//   static constexpr const char* kWhat;  // Is done.
-//   static constexpr const char* kName;  // Of the argument that is checked.
+//   static constexpr const char* kWhat;  // Name of the work, for errors.
+//   static constexpr const char* kName;  // Name of the checked argument.
 //   static constexpr auto Bytes;         // The size query of scratch memory, or nullptr.
 //   static constexpr auto Function;      // Queues the work.
-//   static constexpr auto Explain;       // Says what a record means.
+//   static constexpr auto Explain;       // Converts a record to an error.
 //   tensorflow::Status Fill(const Call& from);  // Fills `call`.
 template <class Codec>
 struct CodecWork : Codec {

@@ -8,7 +8,7 @@ namespace {
 
 using ::tensorflow::OpKernelContext;
 
-// Queues redsync_gpu_checksum(). `senders` and `record` are null to seal.
+// Queues redsync_gpu_checksum(). To seal, `senders` and `record` are null.
 tensorflow::Status QueueChecksum(OpKernelContext* context, const SealCall& messages,
                                  const int32_t* senders, RedsyncGpuRecord* record) {
   const RedsyncGpuChecksum call = {reinterpret_cast<const int32_t*>(messages.in), messages.rows,
@@ -20,7 +20,7 @@ tensorflow::Status QueueChecksum(OpKernelContext* context, const SealCall& messa
                      });
 }
 
-// The host does not see a wrong flag: no receiver accepts its seal.
+// The host does not check the flags; receivers reject the seal of an invalid flag.
 tensorflow::Status SealMessages(OpKernelContext* context, const SealCall& call) {
   return QueueChecksum(context, call, nullptr, nullptr);
 }

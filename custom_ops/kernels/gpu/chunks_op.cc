@@ -6,7 +6,7 @@
 namespace redsync {
 namespace {
 
-// Every float is valid: nothing is checked.
+// Any floats are valid, so there is no check.
 tensorflow::Status SelectInChunks(tensorflow::OpKernelContext* context,
                                   const ChunkedTopKCall& call) {
   const RedsyncGpuChunks chunks = {call.chunks, call.number,    call.size,

@@ -19,7 +19,7 @@ struct DescendCall : DescendInputs {
   tensorflow::Status Prepare(OpKernelContext* context) { return Read(context); }
 };
 
-// Descends from what `memory` holds.
+// Queues a descent from the values in `memory`.
 tensorflow::Status QueueDescent(OpKernelContext* context, const DescendCall& in, int64_t size,
                                 float* memory, RedsyncGpuRecord* record) {
   const RedsyncGpuDescend call = {in.indices, in.values, in.learning_rate,
@@ -41,16 +41,16 @@ tensorflow::Status Copy(OpKernelContext* context, const Tensor& from, Tensor* to
                   "Copying a tensor");
 }
 
-// Works on the variable's own memory.
+// Updates the variable in place.
 struct Descent {
-  int64_t size;  // Of the variable.
+  int64_t size;  // Elements of the variable.
 
   tensorflow::Status Queue(OpKernelContext* context, const DescendCall& in,
                            RedsyncGpuRecord* record) {
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
     TF_RETURN_IF_ERROR(
         tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), &variable));
-    // Held while work is queued: an op that locks later is queued later.
+    // Held only while work is queued, because an op that locks later is queued later.
     tensorflow::mutex_lock lock(*variable->mu());
     Tensor* tensor = variable->tensor();
     TF_RETURN_IF_ERROR(in.CheckVariable(*tensor));
@@ -64,7 +64,7 @@ struct Descent {
   }
 
  private:
-  // Copies the variable if an op that has read it still holds its memory.
+  // Copies the variable if another op still references its buffer.
   static tensorflow::Status MakeSoleOwner(OpKernelContext* context, Tensor* tensor) {
     if (tensor->RefCountIsOne()) return tensorflow::OkStatus();
     Tensor copy;
@@ -75,9 +75,9 @@ struct Descent {
   }
 };
 
-// Works in the memory of its input where it can, else on a copy.
+// Updates its input in place if no other op needs it, else a copy.
 struct DescentFrom {
-  int64_t size;  // Of the tensor.
+  int64_t size;  // Elements of the tensor.
 
   tensorflow::Status Queue(OpKernelContext* context, const DescendCall& in,
                            RedsyncGpuRecord* record) {

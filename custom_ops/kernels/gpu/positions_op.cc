@@ -1,4 +1,4 @@
-// Golomb codes and Bloom filters, in one file because TensorFlow's headers take longest to compile.
+// Golomb codes and Bloom filters; one file, because TensorFlow's headers dominate the compile time.
 #include <vector>
 
 #include "custom_ops/kernels/call_op.h"
@@ -78,7 +78,7 @@ struct BuildBloom {
   }
 };
 
-// Every filter is valid: nothing is checked.
+// Any words are a valid filter, so there is no check.
 tensorflow::Status QueryBloom(OpKernelContext* context, const BloomQueryCall& from) {
   std::vector<RedsyncGpuFilter> tensors;
   for (size_t i = 0; i < from.formats.size(); ++i) {

@@ -15,7 +15,7 @@ static_assert(static_cast<int>(Quantizer::kSign) == REDSYNC_GPU_SIGN &&
                   static_cast<int>(Quantizer::kNatural) == REDSYNC_GPU_NATURAL,
               "the codes of the C interface");
 
-// The format and the tensors as the C interface takes them.
+// The format and the tensors for the C interface.
 struct QuantizedTensors {
   RedsyncGpuQuantizer quantizer;
   std::vector<RedsyncGpuDense> tensors;

@@ -13,7 +13,7 @@ namespace {
 
 using ::tensorflow::OpKernelContext;
 
-// The format as the C interface takes it; with residuals where the op has them.
+// The format for the C interface, with the residuals of ops that have them.
 struct GpuTopKFormat {
   std::vector<RedsyncGpuTopKTensor> tensors;
   std::vector<int64_t> rice;
@@ -30,7 +30,7 @@ struct GpuTopKFormat {
   GpuTopKFormat& operator=(const GpuTopKFormat&) = delete;
 };
 
-// Selects into a plain message, and encodes that into the one that is sent.
+// Selects into a plain message, and encodes it into the output message.
 tensorflow::Status SelectAndCode(OpKernelContext* context, const SelectAndCodeCall& from) {
   GpuSelection selection(from);
   for (size_t i = 0; i < from.tensors.size(); ++i) selection.tensors[i].k = from.tensors[i].slots;

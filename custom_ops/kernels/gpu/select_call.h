@@ -12,8 +12,8 @@
 namespace redsync {
 
 struct GpuSelection {
-  std::vector<RedsyncGpuTensor> tensors;  // Without k, selector, and whether they are quantized.
-  RedsyncGpuSelect call = {};             // Without ratios, side and search, and without message.
+  std::vector<RedsyncGpuTensor> tensors;  // All fields except k, selector and quantized.
+  RedsyncGpuSelect call = {};             // All fields except ratios, side, search and message.
 
   explicit GpuSelection(const AccumulateCall& from) : tensors(from.grads.size()) {
     for (int i = 0; i < from.grads.size(); ++i) {
@@ -49,7 +49,7 @@ struct GpuSelection {
   }
 
  private:
-  // Results do not depend on it.
+  // Returns a new seed for each call. Results do not depend on it.
   static uint32_t NextSeed() {
     static std::atomic<uint32_t> calls{0};
     return calls.fetch_add(1, std::memory_order_relaxed);

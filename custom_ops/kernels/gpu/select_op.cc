@@ -15,9 +15,9 @@ static_assert(static_cast<int>(Selector::kExact) == REDSYNC_GPU_EXACT &&
                   static_cast<int>(Momentum::kNesterov) == REDSYNC_GPU_NESTEROV,
               "the codes of the C interface");
 
-// Of the inputs only `k` is in host memory: it decides the length of the message, and in a graph it
-// is a constant, or follows from one. A graph may compute the scalars on the device, where reading
-// them would wait for it.
+// Only the input `k` is in host memory: it determines the length of the message, and in a graph it
+// is a constant or depends on constants only. A graph may compute the scalars on the device, so
+// reading them on the host would wait for the device.
 tensorflow::Status AccumulateAndSelectAll(tensorflow::OpKernelContext* context,
                                           const SelectCall& from) {
   GpuSelection selection(from);

@@ -14,21 +14,21 @@
 
 namespace redsync {
 
-// The cudaStream_t on which TensorFlow runs the kernels of this device.
+// Returns the cudaStream_t on which TensorFlow runs the kernels of this device.
 inline void* StreamOf(tensorflow::OpKernelContext* context) {
   return context->op_device_context()->stream()->platform_specific_handle().stream;
 }
 
-// Status for a code of the C interface.
+// Converts a code of the C interface to a status.
 inline tensorflow::Status FromCode(int code, const char* what) {
   if (code == REDSYNC_GPU_OK) return tensorflow::OkStatus();
   const char* why = code == REDSYNC_GPU_CUDA_ERROR ? redsync_gpu_last_error() : "wrong arguments";
   return tensorflow::errors::Internal(what, " failed on the GPU with code ", code, ": ", why, ".");
 }
 
-// Calls function(scratch, bytes, stream), of the C interface, with so much scratch memory, which
-// may be freed as soon as the work that uses it is queued. `bytes` is the result of a size query:
-// negative if an argument is out of its range. `what` is done.
+// Calls function(scratch, bytes, stream) of the C interface with `bytes` of scratch memory, which
+// may be freed once the work is queued. `bytes` is the result of a size query, which is negative if
+// an argument is out of range. `what` names the work in errors.
 template <class Function>
 tensorflow::Status WithScratch(tensorflow::OpKernelContext* context, int64_t bytes,
                                const char* what, const Function& function) {
@@ -57,17 +57,17 @@ struct RecordPair {
   }
 };
 
-// Copies the record to the host when the stream gets there, and then calls check() and done() on
-// one of TensorFlow's threads. No thread waits in between, and the stream does not either: an event
-// is recorded in it, which TensorFlow polls. Ends the process if the device has failed, as
-// TensorFlow does wherever it meets that.
+// Queues a copy of the record to the host; afterwards calls check() and done() on one of
+// TensorFlow's threads. Neither a thread nor the stream waits: an event is recorded in the stream,
+// and TensorFlow polls it. Like other TensorFlow code, this ends the process if the device has
+// failed.
 inline void CheckThenDone(tensorflow::OpKernelContext* context, RecordPair* record,
                           std::function<void()> check,
                           tensorflow::AsyncOpKernel::DoneCallback done) {
   const int copied = redsync_gpu_copy(record->on_host.data(), record->on_device.data(),
                                       sizeof(RedsyncGpuRecord), StreamOf(context));
   OP_REQUIRES_OK_ASYNC(context, FromCode(copied, "Copying the record of errors"), done);
-  // Not on the poller's own threads: done() may run the next kernel.
+  // Not on the poller's threads, because done() may run the next kernel.
   tensorflow::thread::ThreadPool* threads =
       context->device()->tensorflow_cpu_worker_threads()->workers;
   context->device()->tensorflow_accelerator_device_info()->event_mgr->ThenExecute(
