@@ -97,11 +97,11 @@ REGISTER_OP("RedsyncPackBits")
     .Attr("bits: int >= 0")
     .SetShapeFn(PackBitsShape)
     .Doc(R"doc(
-Writes codes of a fixed number of bits one after the other, the low bit first.
+Concatenates codes of a fixed number of bits, the low bit first.
 
 codes: [..., count].
 words: [..., ceil(count * bits / 32)].
-bits: Of a code, its low ones, at most 32.
+bits: Number of low bits of a code to write, at most 32.
 )doc");
 
 REGISTER_OP("RedsyncUnpackBits")
@@ -111,7 +111,7 @@ REGISTER_OP("RedsyncUnpackBits")
     .Attr("count: int >= 0")
     .SetShapeFn(UnpackBitsShape)
     .Doc(R"doc(
-Undoes RedsyncPackBits.
+Inverse of RedsyncPackBits.
 
 words: [rows, ceil(count * bits / 32)].
 codes: [rows, count].
@@ -124,11 +124,11 @@ REGISTER_OP("RedsyncWriteBits")
     .Attr("size: int >= 0")
     .SetShapeFn(WriteBitsShape)
     .Doc(R"doc(
-Writes codes of varying numbers of bits one after the other, the low bit first.
+Concatenates codes of variable length, the low bit first.
 
 codes: [count].
-lengths: Low bits of each code that are written, in [0, 32].
-words: [size]. What is beyond is left out.
+lengths: Number of low bits of each code to write, in [0, 32].
+words: [size]; bits beyond are dropped.
 )doc");
 
 REGISTER_OP("RedsyncBitmap")
@@ -138,10 +138,10 @@ REGISTER_OP("RedsyncBitmap")
     .Attr("size: int >= 0")
     .SetShapeFn(BitmapShape)
     .Doc(R"doc(
-Sets bits.
+Returns a bitmap in which the bits at `positions` are set.
 
 positions: [slots]; the first `count` ascend in [0, 32 * size).
-count: Scalar.
+count: Number of positions, a scalar.
 words: [size]; bit t is bit t mod 32 of word t div 32.
 )doc");
 
@@ -152,11 +152,11 @@ REGISTER_OP("RedsyncSetBits")
     .Attr("slots: int >= 0")
     .SetShapeFn(SetBitsShape)
     .Doc(R"doc(
-Where bits are set.
+Returns the positions of set bits.
 
 words: [rows, words].
-positions: The first `slots` of them, ascending, [rows, slots]; 0 after the last one.
-counts: How many there are, [rows, 1].
+positions: [rows, slots], the first `slots` positions, ascending; 0 after the last one.
+counts: [rows, 1], the number of set bits, which may exceed `slots`.
 )doc");
 
 REGISTER_OP("RedsyncRiceEncode")
@@ -166,11 +166,11 @@ REGISTER_OP("RedsyncRiceEncode")
     .Attr("bitmap_words: int >= 0")
     .SetShapeFn(RiceEncodeShape)
     .Doc(R"doc(
-Codes integers of both signs: low bits of all, then the rest of all in unary.
+Encodes signed integers by Rice codes: all low bits, then all high bits in unary.
 
 numbers: [count]; their zigzag numbers z are 2 x if x >= 0, else -2 x - 1.
 code: The low `rice` bits of each z; then a bitmap of z >> rice zeros and a one for each.
-bitmap_words: Words for the bitmap.
+bitmap_words: Words of the bitmap.
 )doc");
 
 REGISTER_OP("RedsyncRiceDecode")
@@ -181,7 +181,7 @@ REGISTER_OP("RedsyncRiceDecode")
     .Attr("count: int >= 0")
     .SetShapeFn(RiceDecodeShape)
     .Doc(R"doc(
-Undoes RedsyncRiceEncode of all workers.
+Decodes RedsyncRiceEncode of all workers.
 
 codes: [workers, words].
 numbers: [workers, count]; zeros if the bitmap has no ones.

@@ -53,7 +53,7 @@ REGISTER_OP("RedsyncBlockQuantize")
     .Attr("block: int")
     .SetShapeFn(BlockQuantizeShape)
     .Doc(R"doc(
-Quantizes rows to integers of a few bits with a shared scale per block.
+Quantizes rows to numbers of a few bits with a shared scale per block.
 
 values: [rows, size]; size is a multiple of 32.
 messages: [rows, words]: flag, scales (two bfloat16 in a word), codes. All zero if an element is not
@@ -76,8 +76,8 @@ Decodes messages of RedsyncBlockQuantize.
 
 messages: [rows, words].
 size: Elements of a row.
-values: [rows, size]; or their sums over the rows, [size].
-sum: Whether rows are added up, in their order.
+values: [rows, size]; with `sum` [size].
+sum: Whether to sum the rows, in their order.
 )doc");
 
 }  // namespace redsync

@@ -39,10 +39,10 @@ REGISTER_OP("RedsyncSeal")
     .Output("sealed: int32")
     .SetShapeFn(SealShape)
     .Doc(R"doc(
-Puts a checksum into the flag of each message.
+Replaces the flag of each message by a seal, the flag and a checksum in one word.
 
 messages: [rows, words]; word 0 is the finite flag, 0 or 1.
-sealed: The same, but for word 0, the flag and the checksum of the other words in one.
+sealed: [rows, words]; only word 0 differs, the seal of the flag and the other words.
 )doc");
 
 REGISTER_OP("RedsyncOpen")
@@ -52,13 +52,13 @@ REGISTER_OP("RedsyncOpen")
     .Output("messages: int32")
     .SetShapeFn(OpenShape)
     .Doc(R"doc(
-Undoes RedsyncSeal; InvalidArgument if a message is not what was sealed.
+Inverse of RedsyncSeal; InvalidArgument if a message is corrupted.
 
 sealed: [rows, words].
-senders: [rows], the rank of each one's sender, for the error. A row of a rank below 0 comes from
-  nobody, and is left as it is.
+senders: [rows], the rank of each row's sender, for the error. A row with a negative rank has no
+  sender and is not changed.
 receiver: Scalar, the rank of this worker.
-messages: What was sealed.
+messages: [rows, words], the messages with their flags.
 )doc");
 
 REGISTER_OP("RedsyncSealVariables")
@@ -68,7 +68,7 @@ REGISTER_OP("RedsyncSealVariables")
     .SetIsStateful()
     .SetShapeFn(SealVariablesShape)
     .Doc(R"doc(
-Returns word 0 that RedsyncSeal gives to a message of flag 1 and the bits of a variable.
+Returns the seal of a message with flag 1 and the bits of a variable, for each variable.
 
 variables: N variables whose elements have 32 or 64 bits.
 seals: [N].

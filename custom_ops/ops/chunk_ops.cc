@@ -34,7 +34,7 @@ REGISTER_OP("RedsyncChunkedTopK")
     .Attr("k: int >= 0")
     .SetShapeFn(ChunkedTopKShape)
     .Doc(R"doc(
-Takes the elements of the largest magnitude of every chunk, the first ones among equals.
+Selects the elements of largest magnitude of every chunk, the first ones among equals.
 
 chunks: [chunks, size].
 positions: [chunks, k], in the chunk, ascending.

@@ -21,7 +21,7 @@ REGISTER_OP("RedsyncAllFinite")
     .Attr("T: list({float, double, half, bfloat16}) >= 1")
     .SetShapeFn(AllFiniteShape)
     .Doc(R"doc(
-Returns which tensors have neither an infinity nor a NaN.
+Returns which tensors have only finite elements.
 
 tensors: N tensors of any shape.
 finite: [N].

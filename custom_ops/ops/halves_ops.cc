@@ -58,12 +58,13 @@ REGISTER_OP("RedsyncHalfEncode")
     .Doc(R"doc(
 Rounds the elements of all tensors to 16 bits.
 
-values: N tensors of any shapes. Together they are a vector, which is cut into blocks.
+values: N tensors of any shapes. Their concatenation is a vector, which is cut into blocks.
 residuals: None, or tensors in the shapes of `values` that are added to them.
-messages: [blocks, words]: flag, two numbers in a word. All zero if a rounded element is not finite.
-errors: What was rounded off, in the shapes of `values`.
-dtype: The type of the numbers.
-blocks: The number of blocks. All have the same even length; the last one ends in zeros.
+messages: [blocks, words]: flag, two 16-bit floats per word. All zero if a rounded element is not
+  finite.
+errors: The rounding errors, in the shapes of `values`.
+dtype: The 16-bit dtype.
+blocks: The number of blocks. All have the same even length; the last one is padded with zeros.
 )doc");
 
 REGISTER_OP("RedsyncHalfReduce")
@@ -76,13 +77,13 @@ REGISTER_OP("RedsyncHalfReduce")
     .Attr("dtype: {half, bfloat16}")
     .SetShapeFn(HalfReduceShape)
     .Doc(R"doc(
-Adds up a block's messages and errors, and rounds the sum.
+Sums a block's messages and errors, and rounds the sum.
 
 messages: [workers, words], messages of RedsyncHalfEncode for one block.
 errors: Errors of RedsyncHalfEncode.
-block: The block's number.
+block: Index of the block.
 message: [words], the rounded sum. All zero if an element of it is not finite.
-new_errors: `errors`; in the block, what was rounded off from the sum.
+new_errors: `errors`, replaced in this block by the rounding errors of the sum.
 dtype: As given to RedsyncHalfEncode.
 )doc");
 

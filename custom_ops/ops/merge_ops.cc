@@ -55,7 +55,7 @@ REGISTER_OP("RedsyncSparseMerge")
     .Attr("k: list(int)")
     .SetShapeFn(MergeShape)
     .Doc(R"doc(
-Adds sparse blocks up and keeps the largest sums.
+Sums sparse blocks and keeps the largest sums.
 
 indices: [workers, slots]; the first counts[worker, i] of a row ascend in [0, sizes[i]).
 values: [workers, slots].
@@ -63,11 +63,11 @@ counts: [workers, N].
 kept_indices: Positions of the k[i] sums of largest magnitude, ascending, [k[i]]; unused slots are 0.
 kept_values: Their sums.
 kept_counts: [N].
-dropped_indices: Positions of the other sums that are not 0, [workers * slots].
+dropped_indices: Positions of the other non-zero sums, [workers * slots].
 dropped_values: Their sums.
 dropped_counts: [N].
 sizes: Elements of the tensors.
-k: Sums to keep.
+k: Number of sums to keep.
 )doc");
 
 }  // namespace redsync

@@ -113,13 +113,13 @@ REGISTER_OP("RedsyncGolombEncode")
     .Attr("rice: list(int)")
     .SetShapeFn(GolombEncodeShape)
     .Doc(R"doc(
-Codes ascending positions by the gaps between them.
+Encodes ascending positions by Golomb codes of the gaps between them.
 
 indices: Positions, [slots[i]]; the first counts[i] ascend in [0, sizes[i]).
 counts: [N].
-message: Per tensor [count, low bits, bitmap]; as many words as the worst choice of positions needs.
+message: Per tensor [count, low bits, bitmap], with capacity for any positions.
 sizes: Elements of the tensors.
-rice: Bits of a gap that are sent as they are.
+rice: Number of low bits of a gap, which are sent verbatim.
 )doc");
 
 REGISTER_OP("RedsyncGolombDecode")
@@ -132,7 +132,7 @@ REGISTER_OP("RedsyncGolombDecode")
     .Attr("rice: list(int)")
     .SetShapeFn(GolombDecodeShape)
     .Doc(R"doc(
-The positions that RedsyncGolombEncode of all workers has coded.
+Decodes RedsyncGolombEncode of all workers.
 
 messages: [workers, words].
 indices: [workers, slots[i]]; 0 after the first counts[worker, i].
@@ -150,12 +150,12 @@ REGISTER_OP("RedsyncBloomBuild")
     .Attr("hashes: list(int)")
     .SetShapeFn(BloomBuildShape)
     .Doc(R"doc(
-Bloom filters of positions.
+Returns Bloom filters of positions.
 
 indices: Positions, [slots[i]]; the first counts[i] are in [0, sizes[i]).
 counts: [N].
-seed: Scalar, of the hashes.
-filters: words[i] words of 32 bits for tensor i, one after the other.
+seed: Seed of the hashes, a scalar.
+filters: The concatenated filters, words[i] words for tensor i.
 sizes: Elements of the tensors.
 hashes: Bits that a position sets, per tensor.
 )doc");
@@ -172,12 +172,12 @@ REGISTER_OP("RedsyncBloomQuery")
     .Attr("hashes: list(int)")
     .SetShapeFn(BloomQueryShape)
     .Doc(R"doc(
-The positions that Bloom filters hold, and those that they take for such.
+Returns the positions in Bloom filters, including false positives.
 
 filters: [workers, all words].
 seed: As given to RedsyncBloomBuild.
 indices: The first slots[i] positives, ascending, [workers, slots[i]]; 0 after the last one.
-counts: How many are listed, [workers, N].
+counts: The number of listed positives, [workers, N].
 )doc");
 
 }  // namespace redsync

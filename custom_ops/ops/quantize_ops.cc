@@ -71,16 +71,16 @@ REGISTER_OP("RedsyncQuantize")
     .Attr("bucket_size: int = 0")
     .SetShapeFn(QuantizeShape)
     .Doc(R"doc(
-Codes elements with a few bits each.
+Quantizes elements to codes of a few bits.
 
-tensors: What to code.
-scales: One scale a bucket (two for two_level, none for natural), tensor after tensor.
+tensors: The tensors to quantize.
+scales: One scale per bucket (two for two_level, none for natural), tensor by tensor.
 stream: Seed, worker and step of the random numbers, [3].
 message: Flag (1 finite, 0 not), scales (bit-cast), codes; the codes of a tensor start at a word.
-  All zero if anything is not finite, or, for natural, becomes so.
-errors: tensors - decoded, or nothing if M is 0.
+  All zero if an element or a scale is not finite or, for natural, a rounded element is not.
+errors: tensors - decoded; empty if M is 0.
 levels: Levels of one sign, for stochastic; steps from the lowest to the highest, for uniform.
-bucket_size: Elements that share a scale, a multiple of 32; 0: all elements of a tensor.
+bucket_size: Elements that share a scale, a multiple of 32; 0 for a whole tensor.
 )doc");
 
 REGISTER_OP("RedsyncDequantizeSum")
@@ -93,10 +93,10 @@ REGISTER_OP("RedsyncDequantizeSum")
     .Attr("bucket_size: int = 0")
     .SetShapeFn(DequantizeShape)
     .Doc(R"doc(
-Adds up what RedsyncQuantize of all workers has coded, rank by rank.
+Decodes RedsyncQuantize of all workers and sums the values, rank by rank.
 
 messages: [workers, words].
-like: Tensors that give the shapes; their buffers are reused if nothing else needs them.
+like: Tensors in the shapes of the totals; their buffers are reused if no other op needs them.
 totals: Sums over the workers.
 )doc");
 

@@ -122,24 +122,22 @@ REGISTER_OP("RedsyncSelectAndCode")
     .Attr("masking: bool = true")
     .SetShapeFn(SelectAndCodeShape)
     .Doc(R"doc(
-Adds gradients to residuals, and moves the largest elements, coded, into a message.
+Adds gradients to residuals, and moves the largest elements into a coded message.
 
-grads: Gradients, multiplied in float by `scale` before anything else. Buffers of float are reused if
-  nothing else needs them; so are those of `residuals` and `velocities`.
-residuals: What earlier steps have not sent; of the shapes of `grads`.
-velocities: Momentum; of the shapes of `grads`, or none if `momentum` is 0.
+grads: Gradients, which are first multiplied by `scale` in float32. Buffers of float32 gradients,
+  `residuals` and `velocities` are reused if no other op needs them.
+residuals: Unsent sums of earlier steps, in the shapes of `grads`.
+velocities: Velocities, in the shapes of `grads`; none if `momentum` is 0.
 scale: Factor of the gradients.
-message: Flag (1 finite, 0 not), then [positions, low bits, bitmap] of a Golomb code for each stream
-  of positions, as many words as the worst choice of positions needs, then values: magnitudes for
-  each tensor and a code of `value_bits` bits for
-  each of k values, or for 16 bits, bfloat16 values of each tensor. All zero if an accumulated
-  element is not finite or is 2^96 or more in magnitude.
-new_residuals: Accumulated residuals, where selected without what the codes stand for.
-new_velocities: Accumulated velocities, zero where selected if `masking`; or none, and the velocities
-  count for this step alone.
-k: Elements to select; 1 <= k[i] <= elements of grads[i] (0 if it is empty).
-streams: The stream that the positions in grads[i] are in, in [0, length of `rice`).
-rice: For each stream, bits of a gap between positions that are sent as they are.
+message: Flag (1 finite, 0 not), a Golomb code [count, low bits, bitmap] for each stream of
+  positions, with capacity for any positions, and values: magnitudes of each tensor and a code of
+  `value_bits` bits for each of k values, or, with 16 bits, bfloat16 values of each tensor. All zero
+  if an accumulated element is not finite or has a magnitude of 2^96 or more.
+new_residuals: Accumulated residuals, minus the decoded values where selected.
+new_velocities: Accumulated velocities, zero where selected if `masking`; none to discard them.
+k: Number of elements to select; 1 <= k[i] <= elements of grads[i] (0 if it is empty).
+streams: Index of the stream of the positions in grads[i], in [0, length of `rice`).
+rice: For each stream, number of low bits of a gap, which are sent verbatim.
 value_bits: 1 to 4, a sign and one of 2^(value_bits - 1) magnitudes; or 16.
 )doc");
 
@@ -153,12 +151,12 @@ REGISTER_OP("RedsyncUncode")
     .Attr("value_bits: int >= 1 = 1")
     .SetShapeFn(UncodeShape)
     .Doc(R"doc(
-Takes coded messages for plain ones, which RedsyncDecode reads.
+Decodes coded messages to plain ones, the input of RedsyncDecode.
 
-messages: What RedsyncSelectAndCode gave each worker, [workers, words].
+messages: [workers, words]; rows are messages of RedsyncSelectAndCode.
 plain: Flag and, for each tensor, [count, index * k, value * k]; [workers, words].
 sizes: Elements of each tensor.
-k: See RedsyncSelectAndCode; so for the other attributes.
+k: As given to RedsyncSelectAndCode, like the other attributes.
 )doc");
 
 }  // namespace redsync

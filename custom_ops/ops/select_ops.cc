@@ -125,23 +125,22 @@ REGISTER_OP("RedsyncAccumulateAndSelect")
     .Doc(R"doc(
 Adds gradients to residuals and moves the largest elements into a message.
 
-grads: Gradients, multiplied in float by `scale` before anything else. Buffers of float are reused if
-  nothing else needs them; so are those of `residuals` and `velocities`.
-residuals: What earlier steps have not sent; of the shapes of `grads`.
-velocities: Momentum; of the shapes of `grads`, or none if `momentum` is 0.
-k: Elements to select, or for the fixed selector at most, [N]. 1 <= k[i] <= elements of grads[i] (0
-  if it is empty).
-ratios: Last ratios of the threshold search, [N]; -1 where there is none. For the fixed selector the
-  threshold, >= 0.
+grads: Gradients, which are first multiplied by `scale` in float32. Buffers of float32 gradients,
+  `residuals` and `velocities` are reused if no other op needs them.
+residuals: Unsent sums of earlier steps, in the shapes of `grads`.
+velocities: Velocities, in the shapes of `grads`; none if `momentum` is 0.
+k: [N], number of elements to select, for the fixed selector at most. 1 <= k[i] <= elements of
+  grads[i] (0 if it is empty).
+ratios: [N], last ratios of the threshold search, -1 for none. For the fixed selector the threshold,
+  >= 0.
 scale: Factor of the gradients.
 side: Sign that quantized tensors send, +1 or -1.
-search: Whether to search thresholds anew rather than to try `ratios` first.
+search: Whether to search thresholds again, or else try `ratios` first.
 message: Flag (1 finite, 0 not), then per tensor [count, index * k, value * k], or if quantized
   [count, mean, index * k]. Floats are bit-cast. All zero if an accumulated
-  element is not finite or is 2^96 or more in magnitude.
+  element is not finite or has a magnitude of 2^96 or more.
 new_residuals: Accumulated residuals, zero where selected.
-new_velocities: Accumulated velocities, zero where selected if `masking`; or none, and the velocities
-  count for this step alone.
+new_velocities: Accumulated velocities, zero where selected if `masking`; none to discard them.
 new_ratios: Ratios for the next step.
 )doc");
 
@@ -154,11 +153,11 @@ REGISTER_OP("RedsyncDecode")
     .Attr("quantized: list(bool)")
     .SetShapeFn(DecodeShape)
     .Doc(R"doc(
-Adds up the messages of all workers, rank by rank.
+Sums the messages of all workers, rank by rank.
 
 messages: [workers, words]; rows are results of RedsyncAccumulateAndSelect.
 k: As given to RedsyncAccumulateAndSelect, [N].
-like: Tensors that give the shapes; their buffers are reused if nothing else needs them.
+like: Tensors in the shapes of the totals; their buffers are reused if no other op needs them.
 totals: Sums over the workers.
 )doc");
 
@@ -170,11 +169,11 @@ REGISTER_OP("RedsyncDescend")
     .SetIsStateful()
     .SetShapeFn(DescendShape)
     .Doc(R"doc(
-Applies `variable -= learning_rate * values` at `indices`, entry after entry.
+Applies `variable -= learning_rate * values` at `indices`, in the order of the entries.
 
 variable: float32 variable of any shape.
-indices: Positions in the flattened variable, as the bits of unsigned numbers. They may repeat.
-values: What to descend along, in the shape of `indices`.
+indices: Positions in the flattened variable, the bits of unsigned integers. They may repeat.
+values: The direction of the descent, in the shape of `indices`.
 learning_rate: Scalar.
 )doc");
 
@@ -186,13 +185,13 @@ REGISTER_OP("RedsyncDescended")
     .Output("result: float")
     .SetShapeFn(DescendedShape)
     .Doc(R"doc(
-Returns `start - learning_rate * values` at `indices`, entry after entry, and `start` elsewhere.
+Returns `start`, minus `learning_rate * values` at `indices`, in the order of the entries.
 
-start: Tensor of any shape; the result takes its memory if no other op needs it.
-indices: Positions in the flattened tensor, as the bits of unsigned numbers. They may repeat.
-values: What to descend along, in the shape of `indices`.
+start: Tensor of any shape; the result reuses its buffer if no other op needs it.
+indices: Positions in the flattened tensor, the bits of unsigned integers. They may repeat.
+values: The direction of the descent, in the shape of `indices`.
 learning_rate: Scalar.
-result: As `start`.
+result: Tensor in the shape of `start`.
 )doc");
 
 }  // namespace redsync
