@@ -26,13 +26,11 @@ SELECTIONS = ("top_k", "random_block")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GlobalMomentum(MomentumInExchange, Sparsifier):
-    """A sparsifier whose workers each add 1 / K of the last total's momentum before the selection.
+class _SharedMomentum(MomentumInExchange, Sparsifier):
+    """A sparsifier whose K workers each add 1 / K of the last total's momentum.
 
     Args:
-        density: Fraction of the elements that is sent, in (0, 1].
         momentum: beta, in [0, 1). The inner optimizer must then have none.
-        dense_below: Tensors of fewer float32 bytes are small.
     """
 
     momentum: float = 0.9
@@ -41,6 +39,26 @@ class GlobalMomentum(MomentumInExchange, Sparsifier):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.momentum(self.momentum, False)
+
+    @override
+    def dense(self) -> Method:
+        """Return `Dense` with momentum, which global momentum is without a residual."""
+        return Dense(momentum=self.momentum)
+
+    def worker_momentum(self, layout: BucketLayout) -> float:
+        """Return beta / K, each worker's factor of the last total."""
+        return self.momentum / layout.workers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GlobalMomentum(_SharedMomentum):
+    """A sparsifier whose workers add the last total's momentum before the selection.
+
+    Args:
+        density: Fraction of the elements that is sent, in (0, 1].
+        momentum: beta, in [0, 1). The inner optimizer must then have none.
+        dense_below: Tensors of fewer float32 bytes are small.
+    """
 
     @property
     @override
@@ -53,11 +71,6 @@ class GlobalMomentum(MomentumInExchange, Sparsifier):
         )
 
     @override
-    def dense(self) -> Method:
-        """Return `Dense` with momentum, which global momentum is without a residual."""
-        return Dense(momentum=self.momentum)
-
-    @override
     def init(self, layout: BucketLayout) -> State:
         zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
         return {"residual": zeros, "before": list(zeros) if self.momentum else []}
@@ -68,10 +81,6 @@ class GlobalMomentum(MomentumInExchange, Sparsifier):
         grads = self.with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
         totals = yield AllReduce(grads)
         return totals, {**state, **self.momentum_state(totals)}
-
-    def worker_momentum(self, layout: BucketLayout) -> float:
-        """Return beta / K, this worker's factor of the last total."""
-        return self.momentum / layout.workers
 
     def with_momentum(
         self, layout: BucketLayout, grads: list[tf.Tensor], state: State
@@ -191,7 +200,7 @@ class GMC(GlobalMomentum):
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CodedGMC(CodedSelection, MomentumInExchange):
+class CodedGMC(_SharedMomentum, CodedSelection):
     """Global momentum in coded messages, 0.25 bits per weight at the default density.
 
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
@@ -252,12 +261,6 @@ class CodedGMC(CodedSelection, MomentumInExchange):
     """
 
     density: float = 0.03
-    momentum: float = 0.9
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.momentum(self.momentum, False)
 
     @property
     @override
@@ -272,11 +275,6 @@ class CodedGMC(CodedSelection, MomentumInExchange):
         )
 
     @override
-    def dense(self) -> Method:
-        """Return `Dense` with momentum, which global momentum is without a residual."""
-        return Dense(momentum=self.momentum)
-
-    @override
     def init(self, layout: BucketLayout) -> State:
         return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
 
@@ -286,7 +284,7 @@ class CodedGMC(CodedSelection, MomentumInExchange):
         scaled = feedback.scaled(grads, ctx.scale)
         sums = [g + v for g, v in zip(scaled, state["residual"], strict=True)]
         totals = yield AllReduce(sums)
-        return totals, {"residual": [self._of_each(ctx.layout) * t for t in totals]}
+        return totals, {"residual": [self.worker_momentum(ctx.layout) * t for t in totals]}
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
@@ -295,10 +293,6 @@ class CodedGMC(CodedSelection, MomentumInExchange):
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         totals, selected = yield from self.select_and_deliver(
-            grads, state["residual"], [], ctx, total_momentum=self._of_each(ctx.layout)
+            grads, state["residual"], [], ctx, total_momentum=self.worker_momentum(ctx.layout)
         )
         return totals, {"residual": selected.residuals}
-
-    def _of_each(self, layout: BucketLayout) -> float:
-        """Return beta / K, the factor of the total in each worker's residual."""
-        return self.momentum / layout.workers
