@@ -45,9 +45,12 @@ bazel_test() {
 # A hash of what Bazel and the tests of kernels depend on: sources, tests, tools.
 fingerprint() {
   {
-    find custom_ops setup.py BUILD WORKSPACE .bazelrc tools/native_rules tf_redsync/ops tf_redsync/building \
-      tf_redsync/codings benchmarks/selection tests/kernels tests/gpu tests/oracle tests/compiling.py \
-      tests/conftest.py tests/run.sh -type f ! -path '*/__pycache__/*' ! -name '*.so' -print0 |
+    find custom_ops setup.py pyproject.toml BUILD WORKSPACE .bazelrc .bazelignore tools/build_defs \
+      tools/native_rules tools/gpu_check.py tools/gpu_check.sh tf_redsync/ops tf_redsync/building \
+      tf_redsync/codings tf_redsync/exchange tf_redsync/methods/common tf_redsync/methods/dense.py \
+      tf_redsync/checks.py tf_redsync/config.py tf_redsync/outer.py benchmarks/selection tests/kernels \
+      tests/gpu tests/oracle tests/__init__.py tests/compiling.py tests/conftest.py tests/deep.py \
+      tests/loops.py tests/run.sh -type f ! -path '*/__pycache__/*' ! -name '*.so' -print0 |
       LC_ALL=C sort -z | xargs -0 sha256sum || return 1
     "$bin/python" -c 'import sys
 from importlib.metadata import distributions
