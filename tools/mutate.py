@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -285,33 +286,47 @@ MUTATIONS = (
 )
 
 
+def run(copy: Path, timeout: float, *arguments: str) -> subprocess.CompletedProcess:
+    """Run pytest in the copy, up to the first test that fails."""
+    words = [sys.executable, "-m", "pytest", "-n0", "-x", "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*words, *arguments],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
 def outcome(mutation: Mutation, copy: Path, timeout: float) -> str:
-    """Return "caught", "survived" or what else happened; the copy is as before afterwards."""
+    """Return "caught", "survived" or what else happened; the copy is as before afterwards.
+
+    A test that fails without the mutation as well has caught nothing.
+    """
     path = copy / "tf_redsync" / mutation.file
     text = path.read_text(encoding="utf-8")
     if text.count(mutation.old) != 1:
         return f"NOT TRIED: the text stands {text.count(mutation.old)} times in {mutation.file}"
     path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
-    words = [sys.executable, "-m", "pytest", "-n0", "-x", "-q", "-p", "no:cacheprovider"]
     try:
-        done = subprocess.run(
-            [*words, *mutation.tests],
-            cwd=copy,
-            env={**os.environ, "PYTHONPATH": str(copy)},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        done = run(copy, timeout, *mutation.tests)
     except subprocess.TimeoutExpired:
         return f"NOT TRIED: no end after {timeout:g} s"
     finally:
         path.write_text(text, encoding="utf-8")
     if done.returncode == 1:
-        named = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
-        return (
-            f"caught by {named[0].split(' - ')[0].removeprefix('FAILED ')}" if named else "caught"
-        )
+        named = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.M)
+        if not named:
+            return f"NOT TRIED: pytest names no test that failed\n{done.stdout[-800:]}"
+        try:
+            plain = run(copy, timeout, *(a for a in mutation.tests if a == "--deep"), named[0])
+        except subprocess.TimeoutExpired:
+            return f"NOT TRIED: no end of {named[0]} after {timeout:g} s, without the mutation"
+        if plain.returncode != 0:
+            return f"NOT TRIED: {named[0]} fails without the mutation, too"
+        return f"caught by {named[0]}"
     if done.returncode == 0:
         return "SURVIVED"
     return f"NOT TRIED: pytest ended with {done.returncode}\n{(done.stdout + done.stderr)[-800:]}"

@@ -6,7 +6,8 @@ import runpy
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-MUTATIONS = runpy.run_path(str(ROOT / "tools" / "mutate.py"))["MUTATIONS"]
+TOOL = runpy.run_path(str(ROOT / "tools" / "mutate.py"))
+MUTATIONS = TOOL["MUTATIONS"]
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
@@ -16,3 +17,37 @@ def test_a_mutation_can_be_made(mutation):
     assert path.read_text(encoding="utf-8").count(mutation.old) == 1
     for argument in mutation.tests:
         assert not argument.endswith(".py") or (ROOT / argument).is_file(), argument
+
+
+TESTS = """
+import pathlib
+import pytest
+
+@pytest.fixture
+def value():
+    assert pathlib.Path("tf_redsync/module.py").read_text() == "one"
+
+def test_by_a_fixture(value):
+    pass
+
+def test_that_fails_anyway():
+    assert False, "as where the copy lacks a file"
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        ("test_by_a_fixture", "caught by test_it.py::test_by_a_fixture"),
+        ("test_that_fails_anyway", "NOT TRIED: test_it.py::test_that_fails_anyway fails without"),
+    ],
+)
+def test_what_fails_without_the_mutation_has_not_caught_it(tmp_path, test, says):
+    (tmp_path / "tf_redsync").mkdir()
+    module = tmp_path / "tf_redsync" / "module.py"
+    module.write_text("one")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(TESTS)
+    mutation = TOOL["Mutation"]("it", "module.py", "one", "two", (f"test_it.py::{test}",))
+    assert TOOL["outcome"](mutation, tmp_path, 60).startswith(says)
+    assert module.read_text() == "one"
