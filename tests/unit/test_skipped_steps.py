@@ -208,6 +208,30 @@ def test_ten_in_a_row_are_a_warning(caplog, replicas, mirrored):
     ), told
 
 
+def test_the_first_variable_that_is_not_finite_is_named(caplog):
+    with default_strategy().scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        names = ("embedding", "kernel", "bias")
+        variables = [keras.Variable(np.ones(2, "float32"), name=name) for name in names]
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
+        optimizer.build(variables)
+    step = tf.function(lambda *grads: optimizer.apply(list(grads), variables))
+    for _ in range(10):
+        step(tf.ones(2), tf.constant([1.0, np.inf]), tf.constant([np.nan, 1.0]))
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert "First seen on worker 0 in the gradient of 'kernel'." in told
+
+
+def test_a_sum_that_overflows_is_no_worker_s_gradient(caplog, mirrored):
+    strategy = mirrored(2)
+    optimizer, variable = wrapped(strategy)
+    train(optimizer, variable, 10 * [[tf.constant(3e38), tf.constant(1.0)]], strategy)
+    assert int(optimizer.exchange.skipped.numpy()) == 10
+    assert caplog.records
+    for record in caplog.records:
+        assert "Each worker's own gradients are finite" in record.getMessage()
+
+
 @pytest.mark.parametrize("scaled", [False, True], ids=["exchange", "loss scale"])
 def test_too_many_in_a_row_are_an_error(scaled):
     inner = keras.optimizers.SGD(0.1)
