@@ -107,6 +107,31 @@ def test_differences():
     assert differences(many)[0].endswith("10=10, and 9 more")
 
 
+def reported(on_drift, rates, weights):
+    """What is told of workers with these learning rates and these two words of weights each."""
+    detector = drift.DriftDetector(None, 5, on_drift, dict, list, list)
+    numbers = [drift.number_words(rate).numpy() for rate in rates]
+    rows = [[*n, a, 0, b, 0] for n, (a, b) in zip(numbers, weights, strict=True)]
+    detector._report(np.array(rows, np.int32), ["learning rate", "kernel", "bias"], 1)
+
+
+def test_what_has_drifted_is_named():
+    with pytest.raises(drift.Drifted) as error:
+        reported("error", [0.1, 0.1, 0.2], [(1, 2), (3, 4), (1, 2)])
+    text = str(error.value)
+    assert "worker 1 has the bits of 'kernel'" in text and "and 1 more differ" in text
+    assert "worker 2 has the learning rate 0.2, worker 0 has 0.1" in text
+    assert "check_every=5" in text
+
+
+def test_learning_rates_are_not_restored(caplog):
+    """Restored weights would drift apart again."""
+    reported("restore", [0.1, 0.1], [(1, 2), (1, 3)])
+    assert "worker 1 has the bits of 'bias'" in caplog.text
+    with pytest.raises(drift.Drifted, match="the learning rate 0.2, worker 0 has 0.1"):
+        reported("restore", [0.1, 0.2], [(1, 2), (1, 3)])
+
+
 def test_config_and_bad_arguments():
     for wrapped in (keras.optimizers.SGD, tf_keras.optimizers.SGD):
         optimizer = rs.DistributedOptimizer(
