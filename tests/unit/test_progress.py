@@ -112,6 +112,14 @@ def test_a_variable_that_one_worker_creates_alone_is_named(size, seconds):
     assert "worker 1 is about to: begin epoch 1; worker 0 is about to: create variable k" in found
 
 
+def test_all_may_wait_for_a_large_variable_as_long_as_a_slow_network_takes():
+    room = Room(2)
+    room.reports = [creates("create variable embedding", 2_000_000_000)] * 2  # 200 s
+    assert room.pass_seconds(259)[0] is None
+    found, _ = room.pass_seconds(3)
+    assert found.startswith("the workers have waited for each other for 60 s")
+
+
 def test_a_broadcast_that_fails_is_told_at_once():
     room = Room(2)
     room.reports = [
@@ -239,6 +247,18 @@ def test_a_dead_worker_is_named_with_the_steps_that_the_others_have_reached():
     found, seconds = room.pass_seconds(10)
     assert seconds == 1 and found.startswith("worker 2 does not answer")
     assert "worker 1 is at step 7" in found and "worker 2 is at step 6" in found
+
+
+def test_a_dead_worker_has_the_steps_whose_messages_the_others_have():
+    """Its last report may be older than what it has sent since."""
+    room = Room(2, timeout_seconds=600.0, dead=(1,))
+    room.reports = [at(812)] * 2
+    room.pass_seconds(5)
+    room.silent = {1}
+    room.reports[0] = dataclasses.replace(at(815), exchanged=814)
+    found, _ = room.pass_seconds(100)
+    assert found.startswith("worker 1 does not answer")
+    assert "worker 1 is at step 814; last report 30 s ago" in found
 
 
 def test_a_silent_worker_that_answers_has_the_whole_limit():
