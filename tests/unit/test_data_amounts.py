@@ -8,7 +8,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.framework import random_seed
 
 import tf_redsync as rs
-from tf_redsync.keras import first_batch
+from tf_redsync.keras import data_amounts, first_batch
 from tf_redsync.keras.data_amounts import conflict
 
 INFINITE, UNKNOWN = -1, -2
@@ -75,6 +75,16 @@ def test_an_epoch_without_an_end_is_a_warning(recwarn):
     (text,) = warnings_of()
     assert "`steps_per_epoch`" in text and "repeat()" in text
     assert warnings_of(steps_per_epoch=3) == []
+
+
+def test_unlike_numbers_of_rows_are_told_once(recwarn):
+    rows = data_amounts.BatchRows()
+    for alike in (["4", "4"], ["4", ""]):  # the second worker has made no step
+        rows.compare(alike)
+    assert not recwarn.list
+    rows.compare(["7", "6"])
+    rows.compare(["7", "5"])  # the next epoch
+    assert ["worker 0: 7, worker 1: 6" in str(w.message) for w in recwarn.list] == [True]
 
 
 @pytest.mark.parametrize(
