@@ -9,8 +9,6 @@ from tests.chaos.bench import Bench, Outcome, error_of, must, scenario
 from tests.chaos.job import Job
 from tests.chaos.training import Settings
 
-_STILL = r"worker \d does not answer|worker \d has ended"
-
 
 def _lasting(bench: Bench, **changes) -> Settings:
     """A training with checkpoints."""

@@ -225,10 +225,6 @@ def test_workers_killed_while_a_save_stalls_go_on_from_the_one_before_to_the_bit
 # ------------------------------------------------------------------- what goes wrong on one worker
 
 
-def _messages(warned):
-    return [str(w.message) for w in warned]
-
-
 def _warned(action):
     """What an action warns of, and the exception that it ends by."""
     import warnings

@@ -40,11 +40,7 @@ IN_A_RULE = rs.Policy(default=rs.Dense(), rules=(rs.Rule(pattern="a", method=QUA
     ("inner", "method", "words"),
     [
         ({}, QUANTIZED, ["quantized=True of RedSync drops"]),
-        (
-            {},
-            rs.Policy(default=rs.Dense(), rules=(rs.Rule(pattern="a", method=QUANTIZED),)),
-            ["qu"],
-        ),
+        ({}, IN_A_RULE, ["quantized=True of RedSync drops"]),
         (MOMENTUM, rs.SBC.preset(3), ["SBC .* every 100 steps"]),
         (
             MOMENTUM,

@@ -102,14 +102,6 @@ def test_a_model_that_its_batch_builds_and_a_variable_without_a_gradient():
     assert captured_energy(assignments, grads) == [1.0, 1.0, None, None]
 
 
-def build_nothing():
-    return {"model": 1}
-
-
-def build_for(size):
-    return linear()
-
-
 @loop(
     ("returned", "words"),
     [
