@@ -1,0 +1,54 @@
+"""Callbacks of Keras that would write one file on two workers are an error in `fit`."""
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.loops import loop
+from tf_redsync.keras import backups
+
+
+class Orbax(keras.callbacks.OrbaxCheckpoint):
+    """One of a user, without the package that Keras's constructor asks for."""
+
+    def __init__(self, directory):
+        keras.callbacks.Callback.__init__(self)
+        self.directory = directory
+
+
+KINDS = {
+    "OrbaxCheckpoint": Orbax,
+    "ModelCheckpoint": lambda path: keras.callbacks.ModelCheckpoint(f"{path}/{{epoch}}.keras"),
+    "CSVLogger": lambda path: keras.callbacks.CSVLogger(f"{path}/log.csv"),
+    "CSVLogger of tf_keras": lambda path: tf_keras.callbacks.CSVLogger(f"{path}/log.csv"),
+    "BackupAndRestore": keras.callbacks.BackupAndRestore,
+}
+
+
+class Model:
+    distribute_strategy = tf.distribute.get_strategy()
+
+
+@pytest.fixture
+def two_workers(monkeypatch):
+    """A function that sets whether two workers, with the same callbacks, see the same files."""
+    monkeypatch.setattr(backups.collectives, "worker_count", lambda strategy: 2)
+    monkeypatch.setattr(backups.agreement, "gather_texts", lambda strategy, what, own: [own, own])
+
+    def use(same_files):
+        found = [0, 0] if same_files else [0, 1]
+        monkeypatch.setattr(backups, "leaders", lambda *args: found)
+
+    return use
+
+
+@loop("kind", KINDS)
+def test_one_path_for_all(two_workers, tmp_path, kind):
+    callback = KINDS[kind](str(tmp_path))
+    two_workers(same_files=True)
+    with pytest.raises(ValueError, match=f"workers 0, 1 would write.*`{kind.split()[0]}`") as error:
+        backups.check(Model, [keras.callbacks.History(), callback], "begin")
+    assert f"Received: {tmp_path}" in str(error.value)
+    two_workers(same_files=False)
+    backups.check(Model, [callback], "begin")
