@@ -96,7 +96,7 @@ echo "== pytest"
 "$bin/python" -m pytest -n "${TEST_PROCESSES:-3}" --no-loadscope-reorder --durations=30 --durations-min=1 \
   --color=$colour "${left_out[@]}" "$@" </dev/null 2>&1 | tee "$work/pytest" || status=$?
 if [ -n "$background" ]; then
-  wait "$background"
+  wait "$background" || echo "bazel: ended by a signal" >>"$work/failed"
   background=
   cat "$work/bazel"
 fi

@@ -4,6 +4,9 @@ import ast
 import pathlib
 import re
 import shlex
+import subprocess
+
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 LEFT_OUT = ("tests/kernels", "tests/gpu")
@@ -53,3 +56,18 @@ def test_files_that_they_read():
         found |= {*re.findall(r'load\("//([\w/]+):', text), *re.findall(r'path = "([\w/]+)"', text)}
     assert {"tools/gpu_check.sh", "tools/build_defs", "custom_ops"} <= found
     assert not_hashed(found) == []
+
+
+@pytest.mark.parametrize(
+    ("bazel", "status"), [("true", 0), ("false", 1), ("kill -KILL $BASHPID", 1)]
+)
+def test_a_stage_in_the_background_that_does_not_pass_is_a_failure(tmp_path, bazel, status):
+    """Also one that was killed before it could note that it has failed."""
+    script = (ROOT / "tests" / "run.sh").read_text(encoding="utf-8")
+    (stage,) = re.findall(r"^stage\(\) {\n.*?^}\n", script, re.S | re.M)
+    start = 'stage "bazel" bazel_test >"$work/bazel" 2>&1 &\n  background=$!\n'
+    end = script[script.index('if [ -n "$background" ]') : script.index("if [ $status -eq 0 ]")]
+    assert start in script and "status=1" in end
+    lines = [f"work={tmp_path}", "status=0", stage, f"bazel_test() {{ {bazel}; }}", start, end]
+    done = subprocess.run(["bash", "-c", "\n".join([*lines, "exit $status"])], timeout=60)
+    assert done.returncode == status
