@@ -128,7 +128,10 @@ def run_tests(check: Check, name: str, library: pathlib.Path, expression: str, *
     hidden = {} if check.emulate else {"CUDA_VISIBLE_DEVICES": "0"}
     log = f"{name}.log"
     said = check.run(command, log=log, **check.environment(library), **hidden)
-    return said.strip().splitlines()[-1]
+    summary = said.strip().splitlines()[-1]
+    if " passed" not in summary:
+        raise RuntimeError(f"no test ran: {summary}")
+    return summary
 
 
 def tests(check: Check) -> str:
