@@ -1,7 +1,7 @@
-"""Capabilities that only some methods have: small base classes beside `Method`.
+"""Optional capabilities of methods: base classes that a method inherits besides `Method`.
 
 For example, a method that clips is a `class MyMethod(Clipping, Method)`. Callers ask
-`capability(method, Clipping)`, which also searches inside wrappers.
+`capability(method, Clipping)`, which also searches wrapped methods.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _T = TypeVar("_T")
 
 
 class Wrapping:
-    """A method around another one, whose capabilities it has too.
+    """A method that wraps another one and has its capabilities, too.
 
     Attributes:
-        method: The method inside, or `None`.
+        method: The wrapped method, or `None`.
     """
 
     method: Any
 
 
 class Clipping:
-    """Clips the norm of a worker's whole gradient, over all buckets, before it is exchanged.
+    """Clips the norm of a worker's whole gradient, over all buckets, before the exchange.
 
     Lin, Han, Mao, Wang, Dally (2018), "Deep Gradient Compression", section 3.2: local gradient
     clipping.
@@ -41,11 +41,11 @@ class Clipping:
 
     @property
     def clip_norm(self) -> float | None:
-        """Bound on the norm of the sum of all workers' gradients; `None` for no clipping."""
+        """Bound on the L2 norm of the sum of all workers' gradients; `None`: no clipping."""
         raise NotImplementedError
 
     def clip_scale(self, grads: list[tf.Tensor], workers: int) -> tf.Tensor | None:
-        """Return a float32 scalar to multiply all gradients of this worker by, or `None`.
+        """Return the factor for all gradients of this worker, a float32 scalar, or `None`.
 
         Args:
             grads: All gradients of this worker, float32 in the variables' shapes.
@@ -55,7 +55,7 @@ class Clipping:
 
 
 class EvaluationPoint:
-    """Computes gradients at a point of each worker's own, with `SyncSchedule.own_point`.
+    """Computes gradients at a separate point on each worker; needs `SyncSchedule.own_point`.
 
     Yu, Dong, Xu, Ouyang, Liao (2021), "CD-SGD", arXiv 2106.10796; Xu, Huang (2021), "Detached Error
     Feedback for Distributed SGD with Random Sparsification", arXiv 2004.05298.
@@ -72,8 +72,9 @@ class EvaluationPoint:
         """Return the weights at which this worker computes its next gradients.
 
         Args:
-            weights: float32, those that all workers agree on, one for each tensor of the bucket.
-            grads: This worker's gradients of this step, as `exchange` gets them; same shapes.
+            weights: The weights that all workers agree on: float32, one for each tensor of the
+                bucket.
+            grads: This worker's gradients of this step, as passed to `exchange`; same shapes.
             state: This worker's state after the step.
             rate: The optimizer's learning rate, float32 scalar.
             workers: Number of workers.
@@ -82,10 +83,10 @@ class EvaluationPoint:
 
 
 class LocalMomentum:
-    """Exchanges momenta, which local steps change between them, with `SyncSchedule.intervals`.
+    """Exchanges momenta, which local steps change in between; needs `SyncSchedule.intervals`.
 
-    Its state has the names `momentum` and `rates`, the sum of `rate_of_step` over the local steps
-    of a round. A round whose changes are not finite resets both.
+    The state contains `momentum` and `rates`. `rates` is the sum of `rate_of_step` over the local
+    steps of a round. A round with non-finite changes sets both to 0.
 
     Lu, Li, Zhang, De Sa, He (2022), "Maximizing Communication Efficiency for Large-scale Training
     via 0/1 Adam", arXiv 2202.06009.
@@ -95,7 +96,7 @@ class LocalMomentum:
         """Return the update of a local step, and the worker's new state.
 
         Args:
-            totals: This worker's gradients times the number of workers, float32, one for each
+            totals: This worker's gradients times the number of workers: float32, one for each
                 tensor of the bucket. The update has the same shapes.
             state: This worker's state.
         """
@@ -106,41 +107,43 @@ class LocalMomentum:
         raise NotImplementedError
 
     def rate_of_step(self, rate: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-        """Return the factor of the momentum in the update of a local step: float32 scalar.
+        """Return the factor of the momentum in the update of a local step, a float32 scalar.
 
         Args:
-            rate: The learning rate.
+            rate: The learning rate, float32 scalar.
             steps: Number of steps so far, including this one, float32 scalar.
         """
         raise NotImplementedError
 
 
 class Fragmented:
-    """Exchanges fragments of the model in turn, with `SyncSchedule.fragments`.
+    """Exchanges fragments of the model in turn; needs `SyncSchedule.fragments`.
 
     Douillard et al. (2025), "Streaming DiLoCo with overlapping communication", arXiv 2501.18512.
     """
 
     @property
     def fragmentation(self) -> Any:
-        """How fragments are made and renewed; all methods of a policy must have the same."""
+        """Settings of the fragments and of their merge; equal in all methods of a policy."""
         raise NotImplementedError
 
     def fragments_of(self, specs: Sequence[TensorSpec]) -> list[int]:
-        """Return the number of each tensor's fragment, from 0."""
+        """Return the index of each tensor's fragment, from 0."""
         raise NotImplementedError
 
 
 class AdamMoments:
-    """Totals are momenta of Adam, for which `keras/slots.py` sets the optimizer's slots.
+    """Keeps Adam's momentum in the state, from which `keras/slots.py` sets the optimizer's slots.
 
-    They are momenta after `dense_start`. A `variance` in the state is Adam's, corrected for its
-    bias. Tang et al. (2021), "1-bit Adam", arXiv 2102.02888.
+    The state contains `momentum`, and optionally `variance`, Adam's bias-corrected second moment.
+    With a `variance` the slots are set in every step, otherwise only after the dense warm-up.
+
+    Tang et al. (2021), "1-bit Adam", arXiv 2102.02888.
     """
 
     @property
     def adam(self) -> dict[str, float]:
-        """Hyper-parameters that the optimizer must have too, such as `beta_1`, by name."""
+        """Values by name that the optimizer's hyper-parameters must have, such as `beta_1`."""
         raise NotImplementedError
 
 
@@ -153,22 +156,22 @@ class DenseStart:
 
     @property
     def dense_start(self) -> Any:
-        """The `DenseWarmUp`."""
+        """The warm-up, a `DenseWarmUp`; `None` for none."""
         raise NotImplementedError
 
 
 class Staged:
-    """Runs as another method in each of `SyncSchedule.stages`."""
+    """Runs a different method in each of `SyncSchedule.stages`."""
 
     def at(self, step: int) -> Method:
-        """Return the method that runs at a step. Its state has the same form in all stages."""
+        """Return the method that runs at a step; its state has the same form in all stages."""
         raise NotImplementedError
 
 
 class Masked:
-    """Never sends pruned elements. Its state has a bool tensor `mask` for each tensor.
+    """Never sends pruned elements; the state contains a bool tensor `mask` for each tensor.
 
-    Weights are 0 where the mask is `False`; `step/masks.py` and the adapters keep them so.
+    Weights are 0 where the mask is `False`. The adapters set them to 0 after every update.
     """
 
     def with_masks(self, layout: BucketLayout, masks: Sequence[np.ndarray]) -> State:
@@ -177,15 +180,15 @@ class Masked:
 
 
 class Waiting:
-    """Exchanges densely until it is ready, with `SyncSchedule.waits_for`."""
+    """Exchanges densely until `ready` returns true; needs `SyncSchedule.waits_for`."""
 
     def ready(self, state: State) -> tf.Tensor:
-        """Return whether the wait is over: bool scalar, from `"shared"` state alone."""
+        """Return whether the wait is over, a bool scalar that depends on `"shared"` state only."""
         raise NotImplementedError
 
 
 def capability(method: Any, kind: type[_T]) -> _T | None:
-    """Return the method, or the first method inside it, that has a capability; else `None`."""
+    """Return the method, or the first wrapped method, that has a capability; else `None`."""
     while not isinstance(method, kind):
         if not isinstance(method, Wrapping):
             return None
@@ -194,10 +197,10 @@ def capability(method: Any, kind: type[_T]) -> _T | None:
 
 
 def required(method: Any, kind: type[_T]) -> _T:
-    """Return the method, or the method inside, with a capability that `sync_schedule` implies.
+    """Return the method or wrapped method with a capability that its `sync_schedule` needs.
 
     Raises:
-        TypeError: if the method lacks it.
+        TypeError: if no such method has it.
     """
     found = capability(method, kind)
     if found is None:
@@ -215,13 +218,13 @@ def clipping(method: Any) -> Clipping | None:
 
 
 def dense_start(method: Any) -> Any:
-    """Return the `DenseWarmUp` that a training by a method begins with, or `None`."""
+    """Return the `DenseWarmUp` at the start of a method's training, or `None`."""
     found = capability(method, DenseStart)
     return None if found is None else found.dense_start
 
 
 def at_step(method: Any, step: int) -> Any:
-    """Return the method that runs at a step: of a wrapper, with the stage of the one inside."""
+    """Return the method that runs at a step; a wrapper then wraps the stage of its method."""
     if isinstance(method, Staged):
         return method.at(step)
     if not isinstance(method, Wrapping) or method.method is None:

@@ -1,4 +1,4 @@
-"""The context of an exchange: its bucket, rank and step, and how values are sent."""
+"""The context of an exchange: bucket, rank, step, and the rounding and coding of values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tf_redsync.exchange.layout import BucketLayout
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """How all-reduced values are rounded.
+    """Rounding of all-reduced values to 16-bit floats.
 
     Attributes:
         dtype: `"float16"` or `"bfloat16"`.
-        error_feedback: Whether the exchange returns the rounding errors, for the residuals.
+        error_feedback: Whether the exchange returns the rounding errors, to be added to the
+            residuals.
     """
 
     dtype: str
@@ -29,11 +30,11 @@ class Rounding:
 
 @dataclasses.dataclass(frozen=True)
 class BlockRounding:
-    """Numbers of a few bits with a shared scale per block, see `ops/block_quantization.py`.
+    """Rounding of all-reduced values to a few bits; see `ops/block_quantization.py`.
 
     Attributes:
-        bits: 8, 4 or 2.
-        block: Elements that share a scale.
+        bits: Bits per element: 8, 4 or 2.
+        block: Number of elements that share a scale.
         error_feedback: Always true; see `Rounding`.
     """
 
@@ -55,12 +56,13 @@ class Context:
         rank: This worker's rank, int32 scalar in [0, workers). The only field that differs between
             workers: for random streams per worker and for the block that a worker sums, never for
             a branch around a collective.
-        step: int64 scalar tensor, the number of exchanges before this one.
+        step: int64 scalar tensor, the number of exchanges before this one. Non-finite ones count;
+            a dense warm-up of all methods does not.
         scale: float32 scalar factor for the gradients, from `Clipping.clip_scale`, or `None`.
-        rounding: How all-reduced values are rounded; `None` for float32. Set by wrappers such as
+        rounding: Rounding of all-reduced values; `None`: float32. Set by wrappers such as
             `HalfPrecision`.
-        coding: How selected elements are coded, a `codings.MessageCoding`; `None` for plain words,
-            rounded by `rounding`. Set by wrappers such as `Coded`.
+        coding: Coding of selected elements, a `codings.MessageCoding`; `None`: plain words, rounded
+            by `rounding`. Set by wrappers such as `Coded`.
     """
 
     layout: BucketLayout

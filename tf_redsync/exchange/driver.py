@@ -1,7 +1,7 @@
 """Drives exchanges: sends the requests that generators yield and resumes them with the answers.
 
-All requests of all methods pass through here, on every network. So this module counts bytes, agrees
-on finiteness and adds checksums to messages.
+All requests of all methods pass through this module, on every network. It therefore counts bytes,
+agrees on finiteness and adds checksums to messages.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGat
 from tf_redsync.ops import wire
 from tf_redsync.ops.wire import moved
 
-# Name scopes of the ops before and after an exchange's first answer, by which a profile
-# distinguishes them from the rest of a step.
+# Name scopes of the ops before and after an exchange's first answer. A profile shows them apart
+# from the rest of a step.
 SELECTING, DECODING = "redsync_select", "redsync_decode"
 
 
@@ -26,7 +26,7 @@ class Network(Protocol):
 
     Attributes:
         workers: Number of workers.
-        in_branches: Whether requests may stand in a branch of a conditional.
+        in_branches: Whether collectives can run in a branch of a `tf.cond`.
         checked: Whether messages carry checksums.
     """
 
@@ -38,16 +38,16 @@ class Network(Protocol):
         """Return this worker's rank, int32 scalar in [0, workers)."""
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
-        """Gather `[words]` of every worker into `[workers, words]`."""
+        """Gather int32 `[words]` of every worker into `[workers, words]`, in rank order."""
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum every tensor over the workers."""
+        """Return the sum of each tensor over the workers; shapes and dtypes stay."""
 
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
-        """Send row r of `[workers, words]` to worker r."""
+        """Send row r of int32 `[workers, words]` to worker r; row r of the result is from it."""
 
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
-        """Gather `[words]` of both partners into `[2, words]`; see `PairGather`."""
+        """Gather int32 `[words]` of both partners into `[2, words]`; see `PairGather`."""
 
 
 @dataclasses.dataclass
@@ -57,6 +57,7 @@ class Outcome:
     Attributes:
         results: The return values of the generators, in order.
         finite: Bool scalar tensor, equal on all workers: whether all exchanged values are finite.
+            A plan also checks totals that may overflow.
         bytes_sent: Bytes that one worker sent: a float, or a float64 scalar tensor if the size
             depends on the step.
         elements: For each generator, the number of elements of each tensor that this worker sent,
@@ -72,8 +73,15 @@ class Outcome:
 def drive(exchanges: Sequence[Generator[Request, Any, Any]], network: Network) -> Outcome:
     """Run generators to their ends, with one collective per generator and round.
 
-    The requests of a round are sent in the order of the generators. So all workers issue the same
-    collectives in the same order, and no exchange waits for the second round of another one.
+    The requests of a round are sent in the order of the generators. All workers therefore issue the
+    same collectives in the same order, and no exchange waits for the second round of another one.
+
+    Args:
+        exchanges: Generators of `Method.exchange`, one for each bucket.
+        network: The network that answers their requests.
+
+    Raises:
+        TypeError: If a generator yields an object that is not a request.
     """
     results: list[Any] = [None] * len(exchanges)
     elements: list[tf.Tensor | None] = [None] * len(exchanges)
@@ -106,9 +114,10 @@ def ask(network: Network, request: Request) -> Any:
     Messages carry a checksum. All-reduces do not, since they are summed in transit.
 
     Raises:
-        tf.errors.InvalidArgumentError: When run, on a worker that receives a corrupted message; the
-            error names the sender. That worker does not update its weights, and the other workers
-            cannot continue without it.
+        tf.errors.InvalidArgumentError: At execution, on a worker that receives a corrupted message;
+            the error names the sender. That worker does not update its weights, and the other
+            workers cannot continue without it.
+        TypeError: If `request` is not a request.
     """
     if not network.checked or isinstance(request, AllReduce):
         return _send(network, request)
@@ -139,7 +148,7 @@ def _unknown(request: Any) -> TypeError:
 
 
 def sealed_request(request: Request) -> Request:
-    """Return a request whose messages carry a checksum each."""
+    """Return a copy of a request in which every message carries a checksum."""
     assert not isinstance(request, AllReduce)
     if isinstance(request, AllToAll):
         return dataclasses.replace(request, messages=wire.sealed(request.messages))
@@ -152,9 +161,15 @@ def opened_reply(request: Request, reply: Any, workers: int, rank: tf.Tensor) ->
 
     Args:
         request: The request before `sealed_request`.
-        reply: The answer.
+        reply: The answer, int32 `[rows, words]`.
         workers: Number of workers.
-        rank: This worker's rank.
+        rank: This worker's rank, int32 scalar.
+
+    Returns:
+        The answer with finite flags instead of checksums, int32 `[rows, words]`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: At execution, if a message is corrupted.
     """
     senders = tf.range(workers)
     if isinstance(request, PairGather):
@@ -167,8 +182,9 @@ def opened_reply(request: Request, reply: Any, workers: int, rank: tf.Tensor) ->
 def is_finite(request: Request, reply: Any) -> tf.Tensor:
     """Return whether all workers sent finite values: a bool scalar, equal on all workers.
 
-    Messages carry a flag, and a sum is non-finite on all workers if one summand is. After messages
-    to a single worker the result is equal only once later messages have forwarded the flag.
+    Messages carry a flag, and a sum is non-finite on all workers if one summand is. After an
+    all-to-all or a pair gather the result is equal only once later messages have forwarded the
+    flag.
     """
     return wire.all_finite(reply) if isinstance(request, AllReduce) else wire.are_finite(reply)
 
@@ -193,9 +209,13 @@ def payload_bytes(request: Request) -> int | tf.Tensor:
 def sent_bytes(request: Request, workers: int) -> float | tf.Tensor:
     """Return the bytes that one worker sends for `request`.
 
-    The costs of ring collectives: with P workers and a payload of m bytes, an all-gather sends
-    `m (P - 1)`, an all-reduce `2 m (P - 1) / P`, and an all-to-all `m (P - 1) / P`. A pair gather
-    sends `m`; a worker without a partner is counted like the others.
+    With P workers and a payload of m bytes, ring collectives send:
+
+    * all-gather: `m (P - 1)`;
+    * all-reduce: `2 m (P - 1) / P`;
+    * all-to-all: `m (P - 1) / P`.
+
+    A pair gather sends `m`; a worker without a partner is counted like the others.
 
     Args:
         request: The request.
@@ -217,7 +237,7 @@ def sent_factor(kind: type[Request], workers: int) -> float:
 
 
 def gather(network: Network, words: tf.Tensor) -> tf.Tensor:
-    """Gather words outside of any method: int32 `[words]` to `[workers, words]`."""
+    """Gather int32 `[words]` of every worker into `[workers, words]`, outside of any method."""
     message = wire.with_header(tf.constant(True), words)
     received = ask(network, AllGather(message))
     return moved(lambda messages: messages[:, wire.HEADER_WORDS :], received)

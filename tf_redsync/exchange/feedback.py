@@ -17,7 +17,14 @@ def momentum_step(
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Apply heavy-ball or Nesterov momentum to every tensor.
 
-    Plain: `u' = m u + g`, contribution `u'`. Nesterov: `u' = m (u + g)`, contribution `u' + g`.
+    Heavy-ball: `u' = m u + g`, contribution `u'`. Nesterov: `u' = m (u + g)`, contribution
+    `u' + g`.
+
+    Args:
+        grads: float32 gradients.
+        velocities: float32, in the shapes of `grads`; not read without momentum.
+        momentum: m, in [0, 1).
+        nesterov: Whether the momentum is Nesterov's.
 
     Returns:
         The contributions, which are added to the residual or sent densely, and the new velocities.
@@ -46,7 +53,7 @@ def accumulated(
 ) -> list[tf.Tensor]:
     """Return residuals before a selection: `v + u'`; with Nesterov momentum `(v + u') + g`.
 
-    They have the bits that `ops.accumulate_and_select` computes.
+    They are equal to the results of `ops.accumulate_and_select` to the last bit.
     """
     if momentum == 0.0:
         return [v + g for v, g in zip(residuals, grads, strict=True)]
@@ -57,7 +64,7 @@ def accumulated(
 
 
 def scaled(grads: Sequence[tf.Tensor], scale: tf.Tensor | None) -> list[tf.Tensor]:
-    """Multiply every gradient by the scalar `scale`; return them unchanged for `None`."""
+    """Return every gradient times the scalar `scale`; unchanged gradients for `None`."""
     return list(grads) if scale is None else [scale * g for g in grads]
 
 
@@ -70,8 +77,8 @@ def local_clip_scale(grads: Sequence[tf.Tensor], clip_norm: float, workers: int)
 
     Args:
         grads: This worker's gradients, which Keras has divided by the number of workers.
-        clip_norm: Bound on the norm of the sum over workers.
-        workers: P.
+        clip_norm: Bound on the L2 norm of the sum over workers.
+        workers: P, the number of workers.
 
     Returns:
         float32 scalar; 1 if the norm is 0. NaN if the norm overflows, so that the step is skipped

@@ -1,7 +1,7 @@
 """Groups trainable variables into buckets and orders the buckets.
 
-The layout is static and depends on the model's variables only, so all workers compute the same one
-without communication.
+The layout is static and depends only on the model's variables, their methods and the settings. All
+workers therefore compute the same layout without communication.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ class TensorSpec:
         dtype: Name of the variable's dtype, e.g. `"float32"`.
         position: Index in the optimizer's list of variables.
         output_layer: Whether this is a weight of the model's output layer.
-        fragment: The fragment of the model that it belongs to, for methods that exchange fragments
-            in turn.
-        is_bias_or_norm: Whether this is a bias, or the scale or shift of a normalization, which are
-            small and sensitive. True for all variables of rank 0 and 1. At a higher rank, as in
-            attention or in norms over several axes, the name decides.
+        fragment: Index of the variable's fragment, for methods that exchange fragments in turn.
+        is_bias_or_norm: Whether this is a bias, or the scale or shift of a normalization. These are
+            small and sensitive to compression. True for all variables of rank 0 and 1. At a higher
+            rank, as in attention or in norms over several axes, the name decides.
     """
 
     name: str
@@ -57,15 +56,19 @@ class TensorSpec:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """Bytes of the gradient in float32, the dtype of residuals."""
+        """Size of the gradient in bytes of float32, the dtype of residuals."""
         return 4 * self.size
 
 
 def tensor_spec(variable: Any, position: int) -> TensorSpec:
     """Return the description of a trainable variable.
 
+    Args:
+        variable: A variable of Keras or TensorFlow.
+        position: Its index in the optimizer's list of variables.
+
     Raises:
-        TypeError: If gradients of its dtype cannot be exchanged.
+        TypeError: If its dtype is not float32, bfloat16 or float16.
     """
     dtype = tf.as_dtype(variable.dtype)
     name = getattr(variable, "path", variable.name)
@@ -84,7 +87,7 @@ class BucketLayout:
     Attributes:
         specs: The bucket's tensors, last layer first.
         workers: Number of workers in the exchange.
-        index: Position among the buckets; random streams depend on it, the seed and the step.
+        index: Position among the buckets. Random streams depend on it, on the seed and the step.
         sparse_totals: Whether totals may be in coordinate form (`SparseTotal`) as well as dense.
     """
 
@@ -96,7 +99,7 @@ class BucketLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """A bucket and the method that exchanges it."""
+    """A bucket's layout and the method that exchanges it."""
 
     method: Any
     layout: BucketLayout
@@ -111,13 +114,12 @@ def make_buckets(
     """Group tensors into buckets, in the order of the backward pass.
 
     Tensors of a bucket have the same method and fragment. Tensors are taken from the last layer to
-    the first, since the last layers' gradients are ready first. A bucket is closed at
-    `bucket_bytes`. Buckets are returned in the order in which they are closed, the order in which
-    their gradients are complete.
+    the first, since the last layers' gradients are ready first. A bucket is closed when it reaches
+    `bucket_bytes`.
 
-    Biases and norms have buckets of their own unless one bucket holds all tensors. Their gradients
-    are computed by small ops beside the chain of the backward pass. TensorFlow may run these last,
-    and until then a large tensor in the same bucket could not be sent.
+    Biases and norms have separate buckets, unless one bucket holds all tensors of the method and
+    fragment. Small ops outside of the backward pass's critical path compute their gradients.
+    TensorFlow may run these ops last, which would delay a large tensor in the same bucket.
 
     Args:
         assignments: `(spec, method)` in the order of the model's variables.
@@ -125,6 +127,13 @@ def make_buckets(
         bucket_bytes: Size in float32 bytes at which a bucket is full. A larger tensor may be a
             bucket of its own.
         sparse_totals: See `BucketLayout`.
+
+    Returns:
+        The buckets in the order in which they are closed, which is the order in which their
+        gradients are complete. Buckets of biases that stay open come last.
+
+    Raises:
+        ValueError: If `bucket_bytes` is not positive.
     """
     if bucket_bytes <= 0:
         raise ValueError(f"`bucket_bytes` must be positive. Received: bucket_bytes={bucket_bytes}")

@@ -20,11 +20,11 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, PairGather, Request
 from tf_redsync.ops import wire
 
-# A step after any warm-up and a multiple of all small numbers, so that methods with periods are at
-# the beginning of one.
+# A step after any warm-up, and a multiple of all small numbers. A method with a period is therefore
+# at the start of one.
 STEADY_STEP = 720_720_000
-# Corrupts answers. Called with the number of the round, the worker's rank and the answer on the
-# network, it returns the answer that the worker receives.
+# Injects faults: maps the number of the round, the worker's rank and the answer on the network to
+# the answer that the worker receives.
 Fault = Callable[[int, int, Any], Any]
 
 
@@ -35,7 +35,8 @@ class LoopbackStep:
     Attributes:
         totals: Per worker, its totals.
         states: Per worker, the new state; the old one if the step was non-finite.
-        finite: Whether the contributions of all workers were finite.
+        finite: Whether the contributions of all workers were finite, and also the totals if the
+            method declares that they may overflow.
         bytes_sent: Bytes that one worker sent.
         requests: The requests of worker 0, in order.
     """
@@ -71,10 +72,10 @@ def run_step(
         states: Per worker, the state from `method.init` or from the last step.
         step: Step number, from 0.
         phase: `"exchange"`, `"dense_exchange"` for its warm-up, or one of its `phases`.
-        fault: Corrupts answers; see `Fault`.
+        fault: Injects faults; see `Fault`.
 
     Raises:
-        ValueError: If workers request different collectives or shapes.
+        ValueError: If workers request different collectives, shapes, or numbers of collectives.
         tf.errors.InvalidArgumentError: If a message is corrupted.
     """
     outcome = _exchange(method, layout, grads, states, tf.constant(step, tf.int64), phase, fault)
@@ -84,7 +85,7 @@ def run_step(
 def traced_step(
     method: Any, layout: BucketLayout, phase: str = "exchange"
 ) -> Callable[..., LoopbackStep]:
-    """Return `run_step` as a graph, for many steps of one method and layout.
+    """Return `run_step` as a `tf.function`, for many steps of one method and layout.
 
     The step number is a tensor, as in training. Tracing costs as much as several eager steps.
 
@@ -158,13 +159,13 @@ def _exchange(
 
 
 def _fields(request: Request, numbers: bool) -> dict[str, Any]:
-    """Return a request's fields: its plain numbers, or its tensors."""
+    """Return a request's fields by name: its Python numbers, or its tensors."""
     found = {n: v for n, v in vars(request).items() if v is not None}
     return {n: value for n, value in found.items() if isinstance(value, int) == numbers}
 
 
 def _result(outcome: tuple[Any, ...], old_states: Any) -> LoopbackStep:
-    """Return a step's outcome in numbers; a non-finite step keeps the old states."""
+    """Return a step's outcome with Python numbers; a non-finite step keeps the old states."""
     totals, states, finite, bytes_sent, requests = outcome
     finite = bool(finite)
     states = states if finite else list(old_states)

@@ -23,53 +23,54 @@ Exchange = Generator[Request, Any, tuple[list[tf.Tensor], State]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method(Configurable):
-    """A way of exchanging gradients. Frozen, pure: hyper-parameters and nothing else.
+    """A method of exchanging gradients: frozen hyper-parameters, and pure functions of them.
 
-    Subclasses are frozen dataclasses with `register`; conformance tests check their `traits`. Some
-    methods also implement classes of `exchange/capabilities.py`.
+    Subclasses are frozen dataclasses with the decorator `register`. Conformance tests check their
+    `traits`. Some methods also implement classes of `exchange/capabilities.py`.
     """
 
     @property
     def traits(self) -> Traits:
-        """Declarations about the method, for its hyper-parameters."""
+        """Declarations about the method with these hyper-parameters."""
         return Traits()
 
     @property
     def sync_schedule(self) -> SyncSchedule:
-        """When the method exchanges what; it decides which schedule of `step/` runs."""
+        """The steps and contents of the exchanges; selects the schedule of `step/` that runs."""
         return SyncSchedule()
 
     def refuses(self, spec: TensorSpec) -> str | None:
-        """Return why this method does not serve a tensor, or `None` if it does."""
+        """Return the reason why this method cannot exchange a tensor, or `None` if it can."""
         del spec
         return None
 
     def dense(self) -> Method:
-        """Return the method for tensors that this one refuses."""
+        """Return the method that exchanges the tensors that this one refuses."""
         raise NotImplementedError
 
     def describe(self, spec: TensorSpec) -> str:
-        """Return in a few words what happens to a tensor that this method serves."""
+        """Return a short description of the exchange of a tensor."""
         del spec
         return type(self).__name__
 
     def init(self, layout: BucketLayout) -> State:
         """Return the state of one worker before the first step.
 
-        Zeros for every tensor, under each name of `traits.state_kinds`.
+        By default, for each name of `traits.state_kinds`, float32 zeros in the shape of every
+        tensor.
         """
         zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
         return {name: list(zeros) for name in self.traits.state_kinds}
 
     def payloads(self, layout: BucketLayout, step: int) -> Payloads | None:
-        """Return what `exchange` asks for, where a formula tells; `None`: a trace has to.
+        """Return the requests of `exchange` by a formula; `None` if only a trace can tell.
 
         Args:
             layout: The bucket.
             step: A step after all warm-ups.
 
         Returns:
-            The types of the requests, in order, and the bytes of this worker's payload in each.
+            The type of each request, in order, and the size of this worker's payload in bytes.
         """
         del layout, step
         return None
@@ -78,7 +79,8 @@ class Method(Configurable):
         """Exchange the gradients of one bucket.
 
         Args:
-            grads: This worker's float32 gradients, one for each of `ctx.layout.specs`.
+            grads: This worker's float32 gradients, one for each of `ctx.layout.specs` and in its
+                shape.
             state: This worker's state.
             ctx: The bucket, this worker's rank, the step, and a factor for the gradients.
 
@@ -86,12 +88,12 @@ class Method(Configurable):
             Requests to the network.
 
         Returns:
-            The totals, one float32 tensor for each gradient: the SUM over workers of what was
-            delivered; and the new state, which holds what was not.
+            The totals, one float32 tensor for each gradient: the SUM over workers of the delivered
+            parts. And the new state, which holds the parts that were not delivered.
         """
         raise NotImplementedError
 
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Exchange one bucket densely, for warm-up and for one worker; otherwise as `exchange`."""
+        """Exchange one bucket densely, in warm-ups and with one worker; see `exchange`."""
         totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
         return totals, state

@@ -1,9 +1,9 @@
 """Requests that an exchange sends to the network.
 
-A method's `exchange` is a generator. It *yields* a request and is resumed with the answer, which
-comes from other workers, from a loopback in one process or from a dry run. The shapes of a request
-are equal on all workers. Data whose length varies by worker is sent in a message of fixed capacity
-with a count inside.
+A method's `exchange` is a generator. It *yields* a request and is resumed with the answer. The
+answer comes from other workers, from a loopback in one process or from a dry run. The shapes of a
+request are equal on all workers. Data whose length varies by worker is sent in a message of fixed
+capacity with a count inside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class AllGather:
     Attributes:
         message: int32 tensor of shape `[words]`. Word 0 is the finite flag of `wire.py`: 1 if all
             values that this worker contributes are finite, else 0.
-        sent: For statistics: the number of elements of each of the bucket's tensors in the message,
+        sent: For metrics: the number of elements of each of the bucket's tensors in the message,
             int32 `[tensors]`; `None` if they are not counted.
 
     The generator is resumed with an int32 tensor of shape `[workers, words]`, in rank order.

@@ -1,4 +1,4 @@
-"""When a method exchanges what; `step/` has a schedule for each kind."""
+"""A method's declaration of its exchanges' steps and contents; `step/` implements them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Intervals:
         dense_double_after: Number of dense steps after which the interval between dense steps
             doubles: 1, 2, 4 steps and so on.
         local_start: Step at which local steps begin and dense steps end; below 1 a fraction of the
-            training.
+            training's steps.
         local_double_after: Number of steps after which the number of local steps in a round
-            doubles: 1, 2, 4 and so on; below 1 a fraction of the training.
+            doubles: 1, 2, 4 and so on; below 1 a fraction of the training's steps.
     """
 
     dense_double_after: int
@@ -33,11 +33,11 @@ class Intervals:
 
     @property
     def of_training(self) -> bool:
-        """Whether anything is a fraction of the training."""
+        """Whether any interval is a fraction of the training."""
         return min(self.local_start, self.local_double_after) < 1
 
     def of(self, total: Any) -> Intervals:
-        """Return the same in steps.
+        """Return the same intervals in steps, without fractions of the training.
 
         Args:
             total: The number of steps of the training: an int, or an int64 scalar of a graph.
@@ -49,25 +49,25 @@ class Intervals:
         )
 
     def dense(self, step: tf.Tensor) -> tf.Tensor:
-        """Return whether a step is dense: bool scalar, for int64 `step`."""
+        """Return whether an int64 `step` is dense, a bool scalar."""
         starts = [self.dense_double_after * (2**distance - 1) for distance in range(32)]
-        starts = tf.constant(starts, tf.int64)  # of distances of 1, 2, 4 and so on
+        starts = tf.constant(starts, tf.int64)  # of intervals of 1, 2, 4, ...
         block = tf.reduce_sum(tf.cast(step >= starts, tf.int64)) - 1
         since = step - tf.gather(starts, block)
         return tf.equal(since % tf.bitwise.left_shift(tf.constant(1, tf.int64), block), 0)
 
     def local(self, step: tf.Tensor) -> tf.Tensor:
-        """Return whether a step is local: bool scalar, for int64 `step`."""
+        """Return whether an int64 `step` is local, a bool scalar."""
         return step >= self.local_start
 
     def length(self, step: tf.Tensor, most: int) -> tf.Tensor:
-        """Return the number of local steps in a round, int64, at most `most`."""
+        """Return the number of local steps in a round, an int64 scalar, at most `most`."""
         doubled = tf.clip_by_value((step - self.local_start) // self.local_double_after, 0, 32)
         return tf.minimum(tf.bitwise.left_shift(tf.constant(1, tf.int64), doubled), most)
 
 
 def _steps(asked: Any, total: Any) -> Any:
-    """Return a number of steps: a fraction of the training's is rounded, at least 1."""
+    """Return `asked`, or below 1 that fraction of `total`, rounded to at least one step."""
     if asked >= 1:
         return asked
     if isinstance(total, int):
@@ -77,28 +77,28 @@ def _steps(asked: Any, total: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyncSchedule:
-    """When a method exchanges what. It decides which schedule of `tf_redsync/step/` runs.
+    """The steps and contents of a method's exchanges; selects the schedule of `step/` that runs.
 
     By default a method exchanges the gradients of every step, with `Method.exchange`.
 
     Args:
         warm_up_steps: Number of initial steps that run `dense_exchange` instead of `exchange`.
         dense_every: Interval, in steps, of steps that run `dense_exchange`; 0 for none.
-        waits_for: What `exchange` waits for, in words for messages; empty for nothing. Until
+        waits_for: Condition that `exchange` waits for, as text for messages; empty for none. Until
             `Waiting.ready` is true, `dense_exchange` runs.
         phases: Increasing pairs `(until, name)`: before step `until`, the method's generator `name`
             runs instead of `exchange`.
         stages: Increasing steps, at each of which `Staged.at` begins to return another method.
-        local_steps: Number of local steps between two exchanges of the changes of the weights; 0
-            to exchange gradients.
-        delay: Steps between an exchange and the use of its total: 0 or 1, with fragments any
-            number.
+        local_steps: Number of local steps between two exchanges of weight changes; 0 to exchange
+            gradients.
+        delay: Number of steps between an exchange and the application of its total: 0 or 1, with
+            fragments any number.
         own_point: Whether each worker computes its gradients at its own point,
             `EvaluationPoint.point`.
-        masks_local_momentum: Whether the optimizer's momentum is cleared for the elements of a
-            local change that were sent.
-        outer: Outer optimizer, which applies the mean local change, a `tf_redsync.outer.Outer`;
-            `None` adds it to the weights.
+        masks_local_momentum: Whether each worker's optimizer clears its momentum for the elements
+            of the weight change that it sent.
+        outer: Outer optimizer, a `tf_redsync.outer.Outer`, which applies the mean weight change;
+            `None` adds the mean to the weights.
         fragments: Number of fragments of the model that are exchanged in turn, each every
             `local_steps` steps; 0 to exchange the whole model.
         mixing: Weight of the worker's own weights w when a fragment with the exchanged weights W is
@@ -127,7 +127,7 @@ class SyncSchedule:
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """Steps, rising, at which another exchange begins, by phases or stages."""
+        """Increasing steps at which another exchange begins, by phases or stages."""
         return tuple(sorted({*(until for until, _ in self.phases), *self.stages}))
 
     def offset(self, fragment: int) -> int:
@@ -136,5 +136,5 @@ class SyncSchedule:
 
     @property
     def per_worker_weights(self) -> bool:
-        """Whether each worker computes its gradients at weights of its own."""
+        """Whether each worker computes its gradients at its own weights."""
         return bool(self.local_steps or self.delay or self.own_point)

@@ -1,4 +1,4 @@
-"""The traffic of an exchange: the kinds and bytes of its messages, by formula or by a dry run."""
+"""The traffic of an exchange: kinds and bytes of its collectives, by formula or dry run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: dict[type, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """One collective.
+    """The traffic of one collective.
 
     Attributes:
         kind: `"all_gather"`, `"all_reduce"`, `"all_to_all"` or `"pair_gather"`.
@@ -37,7 +37,7 @@ class Message:
     sent: float
 
 
-Steps = tuple[tuple[Message, ...], ...]
+Steps = tuple[tuple[Message, ...], ...]  # by step, in the order of the collectives
 
 
 def messages(method: Any, layout: BucketLayout, phase: str = "exchange") -> Steps:
@@ -50,6 +50,9 @@ def messages(method: Any, layout: BucketLayout, phase: str = "exchange") -> Step
         method: The method.
         layout: The bucket.
         phase: `"exchange"`, or `"dense_exchange"`.
+
+    Returns:
+        For each step of the period, its collectives.
     """
     if not layout.specs:
         return ((),) * method.traits.period
@@ -72,7 +75,7 @@ def _messages(method: Any, layout: BucketLayout, phase: str) -> Steps:
 
 
 def _has_formula(method: Any, phase: str) -> bool:
-    """Return whether `payloads` describes this exchange, and not one that a subclass overrides."""
+    """Return whether `payloads` describes the exchange, which a subclass may have overridden."""
     defined = ({"exchange", "payloads"} & set(vars(cls)) for cls in type(method).__mro__)
     return phase == "exchange" and "payloads" in next(names for names in defined if names)
 
@@ -80,7 +83,14 @@ def _has_formula(method: Any, phase: str) -> bool:
 def dry_run(
     method: Any, layout: BucketLayout, numbers: Sequence[int], phase: str = "exchange"
 ) -> Steps:
-    """Return the collectives of steps of an exchange, from traces that are never executed."""
+    """Return the collectives of an exchange in each step, from traces that are never executed.
+
+    Args:
+        method: The method.
+        layout: The bucket.
+        numbers: The steps to trace.
+        phase: Name of the method's generator.
+    """
     steps = []
     with tf.Graph().as_default():
         for number in numbers:
@@ -101,7 +111,13 @@ def bytes_sent(steps: Sequence[Sequence[Message]]) -> float:
 
 @dataclasses.dataclass
 class DryRun:
-    """A network that answers requests with tensors of the right shapes, for traces."""
+    """A network for traces: answers requests with tensors of the right shapes and dtypes.
+
+    Attributes:
+        workers: Number of workers to simulate.
+        in_branches: See `Network`.
+        checked: See `Network`.
+    """
 
     workers: int
     in_branches: bool = True

@@ -1,4 +1,4 @@
-"""What a method declares about itself: facts that its callers read before any exchange."""
+"""Declarations of a method: facts that callers read before any exchange."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traits:
-    """Declarations of a method, for its hyper-parameters. Conformance tests check them.
+    """Declarations of a method with given hyper-parameters, checked by conformance tests.
 
-    A method returns `dataclasses.replace(super().traits, ...)` with what differs from its base.
+    A method returns `dataclasses.replace(super().traits, ...)` with the fields that differ from its
+    base class.
 
     Args:
         paper: Authors and year, for `table()`.
-        requests: The collectives of a step, in words, for `table()`.
-        bits: Bits that a worker contributes per element and step, as a formula, for `table()`.
-        exchanges: Whether workers exchange anything, so that their weights stay equal.
-        state_kinds: For every name in the state: `"sum"`, `"mean"` or `"shared"`; see
+        requests: The collectives of a step, as text for `table()`.
+        bits: Formula for the bits that a worker contributes per element and step, for `table()`.
+        exchanges: Whether workers exchange gradients at all, so that their weights stay equal.
+        state_kinds: By name in the state, its kind: `"sum"`, `"mean"` or `"shared"`; see
             `step/state_variables.py`.
         period: Number of steps after which collectives and sizes repeat, such as 2 for a method
             that sends its two factors in turn. Times and bytes are means over whole periods.
@@ -24,17 +25,18 @@ class Traits:
             keeps the rounding errors.
         finer_sums: Number of leading all-reduces of a step that `BlockQuantized` sends with twice
             the bits, because no residual keeps their rounding errors.
-        votes: Whether totals are votes, -1, 0 or 1, in dense exchanges too, so that they need
-            another learning rate than sums of gradients.
+        votes: Whether totals are votes, -1, 0 or 1, also in dense exchanges. Votes need another
+            learning rate than sums of gradients.
         whole_model: Whether all tensors of a fragment share one bucket of any size.
-        conserves: Whether sum(gradient + old residual) = total + sum(new residual), to rounding.
+        conserves: Whether sum(gradient + old residual) = total + sum(new residual) up to rounding,
+            with sums over workers.
         dense_delivers: Whether `dense_exchange` delivers the residual as well, and leaves momentum
             in it.
         totals_may_overflow: Whether totals can be non-finite although all received values are
             finite. Every step then checks them, and all workers skip a step that fails.
         waiting_steps: Mean number of steps until an element is sent; 1 if every step sends it.
-        sends_selected: Whether it sends only selected elements, in messages that `Coded` can
-            encode.
+        sends_selected: Whether the method sends only selected elements, in messages that `Coded`
+            can encode.
         density_changes: Whether the number of elements that are sent depends on the step.
         needs_amsgrad: Whether the method is made for AMSGrad as the inner optimizer.
         momentum_in_exchange: Momentum that the exchange applies; the inner optimizer must then have
