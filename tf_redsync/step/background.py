@@ -1,12 +1,13 @@
-"""Runs exchanges in a thread of the process, beside the steps that follow.
+"""Runs exchanges in a background thread, concurrently with the following steps.
 
-A step begins an exchange by an entry in a queue, and a later step waits for the entry that reports
-its end. Both queues are resources of TensorFlow, so steps may be traced and may run in loops.
-Between the two steps the thread runs the exchange as a function of its own. Its collectives form a
-group of their own, because TensorFlow matches collectives by their keys and not by their order.
+A step begins an exchange by an entry in a queue. A later step waits for the entry in a second queue
+that reports its end. Both queues are TensorFlow resources, so steps may be traced and may run in
+loops. Between the two steps the thread runs the exchange as a separate function. Its collectives
+form a separate group, because TensorFlow matches collectives by their keys and not by their order.
 
-If an exchange fails, the step that waits for it raises an error with the reason; so does any later
-one. At the end of the program the thread completes what the other workers have also begun.
+If an exchange fails, the step that waits for it raises an error with the reason, and so does every
+later step. At the end of the program the thread completes the exchanges in which the other workers
+take part.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from tf_redsync.step.state_variables import process_variable
 
 _CPU = "CPU:0"
 _CAPACITY = 16  # entries in a queue; one exchange runs at a time
-_EXIT_SECONDS = 5.0  # for the exchange that is under way when the program ends
+_EXIT_SECONDS = 5.0  # limit for an exchange that is in progress when the program ends
 _logger = logging.getLogger("tf_redsync")
 
 
 class Background:
-    """Exchanges that steps begin and later steps wait for, one at a time.
+    """A queue of exchanges that steps begin and later steps wait for; one runs at a time.
 
     Args:
         strategy: The strategy, with one replica in this process.
-        exchanges: Each runs one exchange in a replica context and stores its results in variables.
-            It receives the number that `begin` got.
+        exchanges: Functions that run one exchange in a replica context and store its results in
+            variables. The argument is the `number` of `begin`, an int64 scalar.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class Background:
             self._under_way = process_variable(tf.constant(False))
         self._function = self._traced()
         queues = self._begun, self._ended
-        # The thread has no reference to this object while it waits, so that it does not keep it.
+        # The thread holds no reference to this object while it waits, so that the object can be
+        # garbage-collected.
         thread = threading.Thread(
             target=_serve,
             args=(weakref.ref(self), *queues),
@@ -64,8 +66,8 @@ class Background:
         """Begin an exchange in this step, without waiting for it.
 
         Args:
-            index: Which of `exchanges`.
-            number: Its argument, int64.
+            index: Index into `exchanges`.
+            number: Argument of that function, int64 scalar.
         """
         with tf.device(_CPU):
             self._under_way.assign(True, read_value=False)
@@ -73,13 +75,14 @@ class Background:
             step_counters.note_departure()
 
     def wait(self) -> tf.Tensor:
-        """Wait in this step for the exchange that is under way, if any.
+        """Wait in this step for the exchange in progress, if any.
 
         Returns:
-            A tensor that is available afterwards.
+            A string scalar that becomes available at the end of the exchange, for control
+            dependencies.
 
         Raises:
-            tf.errors.InvalidArgumentError: When run, if the exchange has failed.
+            tf.errors.InvalidArgumentError: At execution, if the exchange has failed.
         """
 
         def wait() -> tf.Tensor:
@@ -93,16 +96,16 @@ class Background:
             return tf.cond(self._under_way.read_value(), wait, lambda: tf.constant(""))
 
     def settle(self) -> None:
-        """Wait, between two steps, for the exchange that is under way, if any."""
+        """Wait between two steps for the exchange in progress, if any."""
         with step_errors.translated():
             self.wait()
 
     def trace_again(self) -> None:
-        """Trace the exchanges again before the next one."""
+        """Retrace the exchanges before the next one."""
         self._function = self._traced()
 
     def run(self, index: tf.Tensor, number: tf.Tensor) -> None:
-        """Run an exchange."""
+        """Run an exchange in the calling thread; see `begin`."""
         self._function(index, number)
 
     def _traced(self) -> Callable[..., Any]:
@@ -144,11 +147,11 @@ def _serve(background: weakref.ref[Background], begun: Any, ended: Any) -> None:
 
 
 def _end(begun: Any, thread: threading.Thread, process: int) -> None:
-    """End the thread, after the exchange that is under way."""
+    """End the thread, after the exchange in progress."""
     if os.getpid() != process or threading.current_thread() is thread:
         return
     with (
-        tf.init_scope(),  # a garbage collection may be within a trace
+        tf.init_scope(),  # garbage collection may run during a trace
         contextlib.suppress(tf.errors.CancelledError),  # closed after a failure
     ):
         begun.close()

@@ -14,21 +14,21 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.method import State
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 
-# A total in every form: dense, indices, values, and whether the dense tensor is the valid one.
+# A total in both forms: dense, indices, values, and a bool: whether the dense tensor is valid.
 Forms = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 DENSE, COORDINATES = -1, -2  # the kind of a total; for an `EitherTotal` the id of its predicate
 
 
 def rarely(predicate: tf.Tensor, branch: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """Return `branch()` where `predicate` holds, which is in few steps, else `otherwise()`.
+    """Return `branch()` if `predicate` holds, which is rare, else `otherwise()`.
 
-    TensorFlow also visits each operation of a branch that is not taken. A function that is not
-    inlined counts as one operation.
+    TensorFlow also visits each operation of a branch that is not taken. `branch` therefore becomes
+    a function that is not inlined, which counts as one operation.
 
     Args:
         predicate: Bool scalar, equal on all workers if `branch` has collectives.
-        branch: Its arguments are only variables and what is known when the step begins: a function
-            call waits for all of them.
+        branch: Should capture only variables, and tensors that are available when the step begins:
+            a function call waits for all of its captures.
         otherwise: Returns tensors of the same dtypes.
     """
     if not tf.executing_eagerly():
@@ -43,7 +43,7 @@ def choose(
     second: Callable[[], Outcome],
     network: Network,
 ) -> Outcome:
-    """Return `first()` where `predicate`, equal on all workers, holds, else `second()`.
+    """Return `first()` if `predicate` holds, else `second()`.
 
     A total that is dense in one branch and sparse in the other is returned as an `EitherTotal`.
     State tensors that neither branch changes are returned as the same objects.
@@ -85,7 +85,7 @@ def choose(
 
 
 def _keep_unchanged(state: State, first: State, second: State) -> State:
-    """Replace the outputs of `tf.cond` by the original tensors where both branches return them."""
+    """Return the state with the original tensors where both branches return the same object."""
     return {
         name: [
             a if a is b else value
@@ -96,13 +96,13 @@ def _keep_unchanged(state: State, first: State, second: State) -> State:
 
 
 def _as_tensors(outcome: Outcome, kinds: list[list[list[int]]], states: list[list[State]]) -> Any:
-    """Return an outcome as tensors whose structure is the same for all forms of totals."""
+    """Return an outcome as tensors in the same structure for all forms of totals."""
     kinds.append([[_kind(t) for t in totals] for totals, _ in outcome.results])
     states.append([state for _, state in outcome.results])
     absent, dense, sparse = tf.zeros([0]), tf.constant(True), tf.constant(False)  # shared by all
 
     def forms(total: Any) -> Forms:
-        """Return a total in every form, with empty tensors for the forms that it lacks."""
+        """Return a total in both forms, with empty tensors for a form that it lacks."""
         if isinstance(total, EitherTotal):
             return total.dense, *total.coordinates, total.is_dense
         if isinstance(total, SparseTotal):

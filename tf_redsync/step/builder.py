@@ -1,4 +1,4 @@
-"""The settings of an exchange until there are variables, and the code that builds it from them."""
+"""The builder of an exchange, which holds its settings until the variables exist."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ _OF_VARIABLES = (
 
 
 class ExchangeBuilder:
-    """Holds the settings of an optimizer's exchange until `build` creates it.
+    """Builder of an optimizer's exchange, which holds the settings until `build`.
 
     Forwards attribute access to the built exchange.
 
     Args:
         policy: Chooses a method for every variable: a `Policy`, or an `Auto` that resolves to one.
-        bucket_bytes: See `make_buckets`.
+        bucket_bytes: Size at which a bucket is full, in float32 bytes; see `make_buckets`.
         direct_collectives: Use single-round collectives if the strategy has them.
         two_levels: Whether a process with several replicas is one worker; see `workers.py`.
-        max_skipped_steps: See `step/nonfinite.py`.
+        max_skipped_steps: Number of skipped steps in a row that raises; `None` or 0: no limit.
         warm_up: A dense warm-up of all methods, or `None`.
-        rate: Returns the optimizer's learning rate.
+        rate: Returns the optimizer's learning rate, a scalar.
         kind: The class of the exchange.
 
     Attributes:
         policy: As given.
         warm_up: The warm-up, shared with the built exchange; or `None`.
-        training: The length of the training, shared likewise; `None` if no setting of a method is
-            a fraction of it.
+        training: The length of the training, also shared; `None` if no setting of a method is a
+            fraction of it.
         expects_pruning: See `GradientExchange`.
         consensus: `None`: before `build` the weights are equal on all workers.
     """
@@ -102,7 +102,7 @@ class ExchangeBuilder:
         weights: Sequence[tf.Variable] | None = None,
         described: dict[str, Any] | None = None,
     ) -> GradientExchange:
-        """Lay out the buckets, create the state, and check that all workers agree.
+        """Create and return the exchange, after a check that all workers agree.
 
         Call it in the scope of the strategy, outside of any replica.
 
@@ -113,8 +113,9 @@ class ExchangeBuilder:
             described: Further settings, JSON-serializable, that must be equal on all workers.
 
         Raises:
-            ValueError: If the strategy or a dtype is not supported.
-            Disagreement: If the workers have different models or methods.
+            TypeError: If a variable is not float32, bfloat16 or float16.
+            ValueError: If the strategy or a setting is not supported.
+            Disagreement: If the workers have different models, methods or settings.
         """
         step_errors.install()
         strategy = tf.distribute.get_strategy()
@@ -140,7 +141,7 @@ class ExchangeBuilder:
         setup = Setup(
             strategy, worker, specs, self.policy, resolved, assignments, buckets, *options
         )
-        # Which variables are created follows from what the workers agreed on.
+        # The agreement above determines which variables are created.
         with agreement.agreed(strategy, "create the state of the exchange"):
             weights = variables if weights is None else weights
             made = self._kind(setup, weights, self.rate, self.expects_pruning)
@@ -151,7 +152,7 @@ class ExchangeBuilder:
         return made
 
     def count_elements(self) -> bool:
-        """Let the exchange count elements; see `GradientExchange.count_elements`."""
+        """Make the exchange count elements; see `GradientExchange.count_elements`."""
         if self._made is not None:
             return self._made.count_elements()
         self._counts_elements = True

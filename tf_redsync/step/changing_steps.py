@@ -1,4 +1,4 @@
-"""Steps that do not all run the same exchange: dense steps, phases and stages of a method.
+"""The sync schedule of exchanges that change over time: dense steps, phases and stages.
 
 Branches depend on the step and on shared state, which are equal on all workers. A branch around a
 collective on any other value would deadlock.
@@ -30,7 +30,13 @@ from tf_redsync.step.fit_steps import WarmUp
 
 @dataclasses.dataclass(frozen=True)
 class Phases:
-    """Runs one plan before step `until`, and another one from that step on."""
+    """A plan that switches from one plan to another at step `until`.
+
+    Attributes:
+        until: The first step that runs `after`.
+        before: The plan of earlier steps.
+        after: The plan from step `until` on, which may have further phases.
+    """
 
     until: int
     before: Plan
@@ -113,10 +119,10 @@ def single_group(buckets: Sequence[Bucket]) -> BucketGroup:
 
 
 def split_by_density(buckets: Sequence[Bucket]) -> tuple[BucketGroup, ...]:
-    """Return the buckets in two groups, those of methods that are always dense last.
+    """Return the buckets in up to two groups; buckets of always dense methods are the last group.
 
-    The last group then stays out of the branches of a step that may be dense, which TensorFlow
-    traces and optimizes twice.
+    The last group then stays out of the branches of a step that may be dense. TensorFlow traces and
+    optimizes operations in such branches twice.
     """
     always = [always_dense(b.method) for b in buckets]
     positions = ([i for i, a in enumerate(always) if a == last] for last in (False, True))
@@ -124,7 +130,7 @@ def split_by_density(buckets: Sequence[Bucket]) -> tuple[BucketGroup, ...]:
 
 
 def merge_outcomes(groups: Sequence[BucketGroup], outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome of all buckets from the outcomes of their groups."""
+    """Return the outcome of all buckets, in order, from the outcomes of their groups."""
     found = {
         position: result
         for group, outcome in zip(groups, outcomes, strict=True)
@@ -171,7 +177,7 @@ class ChangingSteps(EveryStep):
 
     @override
     def count_elements(self, network: Network) -> None:
-        """Count elements, unless collectives cannot run in branches: then all plans run."""
+        """Count elements, unless all plans run because collectives cannot run in branches."""
         if network.in_branches or not (
             self.warm_up or any(b.method.sync_schedule.may_be_dense for b in self.buckets)
         ):
@@ -190,7 +196,11 @@ class ChangingSteps(EveryStep):
         return merge_outcomes(self.groups, outcomes)
 
     def _check_stages(self, network: Network) -> None:
-        """Check that collectives can run in branches, so that a step runs one stage only."""
+        """Check that collectives can run in branches, so that a step runs only one stage.
+
+        Raises:
+            ValueError: If a method has stages and collectives cannot run in branches.
+        """
         staged = [b.method for b in self.buckets if b.method.sync_schedule.stages]
         if staged and not network.in_branches:
             raise ValueError(
@@ -203,7 +213,8 @@ class ChangingSteps(EveryStep):
     def begun(self, step: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor]:
         """Return whether a step is in the warm-up of all methods, and the methods' own step.
 
-        The first is `None` without such a warm-up. No other code decides this.
+        The first is a bool scalar, or `None` without such a warm-up; the second an int64 scalar. No
+        other code makes this decision.
         """
         own = step if self.warm_up is None else self.warm_up.after(step)
         if self.off:
@@ -212,13 +223,13 @@ class ChangingSteps(EveryStep):
 
     @override
     def warmed(self) -> tf.Tensor | None:
-        """Return whether the step counted last was in the warm-up of all methods; see `begun`."""
+        """Return whether the last counted step was in the warm-up of all methods; see `begun`."""
         if self.off:
             return tf.constant(True)
         return None if self.warm_up is None else self.warm_up.lasted()
 
     def _dense_at(self, step: tf.Tensor, states: Sequence[State]) -> tf.Tensor | None:
-        """Whether methods with dense steps run one now; `None` if no method has any."""
+        """Return whether the step is dense, a bool scalar; `None` if no method has dense steps."""
         pairs = zip(self.buckets, states, strict=True)
         when = [
             ~required(b.method, Waiting).ready(state)
@@ -233,7 +244,7 @@ class ChangingSteps(EveryStep):
 
     @property
     def warm_up_steps(self) -> int:
-        """Length of the methods' dense warm-up in steps.
+        """Length of the methods' dense warm-up in steps; 0 for none.
 
         Raises:
             ValueError: If methods declare dense warm-ups of different lengths.

@@ -1,7 +1,7 @@
 """Detects workers whose weights or learning rates differ, by a periodic comparison of their bits.
 
-In the first step of a run, and in every `every`-th step after it, all workers gather a fingerprint
-of each weight, in a branch on a counter that is equal on all workers. Workers that apply the same
+All workers gather a fingerprint of each weight in the first step of a run, and every `every` steps
+after it. The branch depends on a counter that is equal on all workers. Workers that apply the same
 updates stay equal to the last bit. A difference therefore has another cause: another learning rate,
 other hyper-parameters, or weights that only one worker has loaded.
 """
@@ -25,7 +25,7 @@ from tf_redsync.step import state_variables
 
 DEFAULT_EVERY = 500
 CHOICES = ("error", "restore")
-_WORDS = 2  # int32 words of a number and of a fingerprint
+_WORDS = 2  # int32 words per number and per fingerprint
 _logger = logging.getLogger("tf_redsync")
 
 
@@ -40,7 +40,7 @@ class Shared:
     Attributes:
         name: Its name in messages.
         copies: This process's variables, one for each replica.
-        read: Returns the value to compare; `None`: the value of the first copy.
+        read: Returns the value to compare; `None` compares the first copy.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Shared:
 
 
 class DriftDetector:
-    """Compares the workers every `every` steps.
+    """Compares weights and scalars of all workers every `every` steps.
 
     Args:
         network: The network that answers requests, in branches as well.
         every: The interval, in steps.
-        on_drift: `"error"`, or `"restore"`: copy the weights of worker 0.
+        on_drift: `"error"` raises; `"restore"` copies the weights of worker 0 and warns.
         numbers: Returns scalars by name that must be equal, such as the learning rate. A difference
-            always raises, because restored weights would drift apart again.
+            always raises `Drifted`, because restored weights would drift apart again.
         weights: Returns the variables that must be equal.
         slots: Returns the variables that are restored together with the weights.
     """
@@ -79,7 +79,7 @@ class DriftDetector:
         self._steps = state_variables.counter("drift_steps")
 
     def step(self) -> None:
-        """Compare after a step if the comparison is due. All workers must call it."""
+        """Compare the workers after a step if a comparison is due; all workers must call it."""
         steps = self._steps.read_value()
         self._steps.assign_add(1, read_value=False)
         tf.cond(tf.equal(steps % self._every, 0), self._compare, lambda: None)
@@ -95,7 +95,7 @@ class DriftDetector:
             def report(found: tf.Tensor) -> None:
                 self._report(found.numpy(), names, len(numbers))
 
-            # Weights are restored only if this does not raise.
+            # Weights are restored only if the report does not raise.
             reported = tf.py_function(report, [rows], [])
             if self._on_drift == "restore":
                 with tf.control_dependencies([] if reported is None else [reported]):
@@ -136,10 +136,10 @@ class DriftDetector:
 
 
 def fingerprints(shared: Sequence[Shared]) -> tf.Tensor:
-    """Return checksums of the bits of variables, int32 `[2 N]`: a word and a 0 for each.
+    """Return checksums of the bits of N variables, int32 `[2 N]`: a checksum and a 0 for each.
 
-    NaNs with equal bits have equal checksums. They are those of messages (`ops/wire.py`), the same
-    from every backend and device. The native op reads all variables by itself.
+    NaNs with equal bits have equal checksums. The checksums are those of messages (`ops/wire.py`),
+    which are equal on every backend and device. The native op reads the variables by their handles.
     """
     variables = [one.copies[0] for one in shared]
     words = all(one.read is None and one.copies[0].dtype.size in (4, 8) for one in shared)
@@ -159,7 +159,7 @@ def _seal(value: tf.Tensor) -> tf.Tensor:
 
 
 def number_words(number: tf.Tensor) -> tf.Tensor:
-    """Return the bits of a scalar, cast to float64, as int32 `[2]`."""
+    """Return the bits of a scalar as float64, int32 `[2]`."""
     return tf.bitcast(tf.cast(number, tf.float64), tf.int32)
 
 
@@ -171,7 +171,7 @@ def _as_int32(value: tf.Tensor) -> tf.Tensor:
 
 
 def _from_int32(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return the inverse of `_as_int32`."""
+    """Return the tensor of the dtype of `like` with these bits; the inverse of `_as_int32`."""
     return tf.bitcast(tf.cast(words, tf.int16) if like.dtype.size == 2 else words, like.dtype)
 
 

@@ -1,7 +1,7 @@
 """The sync schedule of most methods: the same exchange of gradients in every step.
 
-A `Plan` holds the exchange of each bucket. It is chosen from the methods when the schedule is made;
-a step only drives it.
+A `Plan` holds the exchange of each bucket. The schedule chooses it at creation from the methods; a
+step only drives it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tf_redsync.ops.wire import widened
 from tf_redsync.step.meter import Meter
 from tf_redsync.step.state_variables import Consensus, StateVariables
 
-WAITING = ("residual", "pending")  # state names of undelivered gradients: methods', with a delay
+WAITING = ("residual", "pending")  # state names of gradients that are not delivered yet
 Grads = list[tf.Tensor]
 Run = Callable[[Grads, State, Context], Exchange]  # `Method.exchange`, or a substitute
 
@@ -36,7 +36,7 @@ class Inputs:
     Attributes:
         grads: For every bucket, its gradients, float32 or bfloat16.
         states: For every bucket, its state.
-        scale: A factor for all gradients, or `None`.
+        scale: A factor for all gradients, float32 scalar, or `None`.
         step: int64 scalar, number of exchanges so far.
         network: The network that answers the requests.
         meter: Records how many elements are sent, or `None`.
@@ -75,7 +75,7 @@ class Plan:
     full: tuple[bool, ...]
 
     def run(self, inputs: Inputs) -> Outcome:
-        """Exchange one step's gradients."""
+        """Exchange one step's gradients; see `EveryStep.run`."""
         rank = inputs.network.rank()
         buckets = zip(self.buckets, self.runs, inputs.grads, inputs.states, strict=True)
         exchanges = [
@@ -99,7 +99,7 @@ def dense_plan(buckets: Sequence[Bucket]) -> Plan:
 
 
 def phase_at(method: Method, step: int) -> str:
-    """Return the name of the exchange that a method runs at a compressed step."""
+    """Return the name of the method's generator that runs at a compressed step."""
     return next((name for until, name in method.sync_schedule.phases if step < until), "exchange")
 
 
@@ -125,7 +125,7 @@ def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
 
 
 def always_dense(method: Method) -> bool:
-    """Whether a method runs the same exchange in dense and in compressed steps."""
+    """Return whether a method runs the same exchange in dense and in compressed steps."""
     return type(method).exchange is type(method).dense_exchange
 
 
@@ -146,13 +146,13 @@ class EveryStep:
         buckets: The buckets, in the order in which they are exchanged.
 
     Attributes:
-        per_worker_weights: Whether each worker computes its gradients at weights of its own.
+        per_worker_weights: Whether each worker computes its gradients at its own weights.
         skips_locally: Whether each worker skips non-finite steps by itself.
         averages_statistics: Whether BatchNormalization's statistics are averaged only in steps that
-            `statistics_due` selects, and not in every step.
+            `statistics_due` selects, instead of every step.
         delay: Number of steps by which totals are stale.
         always_stored: State names that are stored even if the step is non-finite.
-        off: Whether compression is disabled. It is read while a step is traced; see
+        off: Whether compression is disabled. Tracing reads this flag; see
             `GradientExchange.switch`.
         meter: Records how many elements are sent; `None` before `count_elements`.
     """
@@ -183,8 +183,8 @@ class EveryStep:
         """Exchange one step's gradients.
 
         Returns:
-            For every bucket `(totals, new_state)`; whether the step is finite on all workers; and
-            the bytes sent.
+            An outcome whose `results` are `(totals, new_state)` for every bucket. Totals are sums
+            over workers, float32 tensors or in coordinate form.
         """
         dense = inputs.network.workers == 1 or (self.off and not self.always_dense)
         return (self.dense if dense else self.plan).run(inputs)
@@ -195,19 +195,19 @@ class EveryStep:
         return all(always_dense(b.method) for b in self.buckets)
 
     def count_elements(self, network: Network) -> None:
-        """Count the elements sent, from the next trace on."""
+        """Count the sent elements, from the next trace on; see `Meter`."""
         del network
         self.meter = Meter(self.buckets)
 
     def warmed(self) -> tf.Tensor | None:
-        """Return whether the step counted last was in a dense warm-up of all methods.
+        """Return whether the last counted step was in a dense warm-up of all methods.
 
-        `None` if no step is.
+        The result is a bool scalar, or `None` if the schedule has no warm-up.
         """
         return tf.constant(True) if self.off else None
 
     def flush(self, states: Sequence[State], network: Network) -> Outcome:
-        """Deliver the residuals of the states, in a step without gradients; see `run`."""
+        """Exchange the residuals of the states, in a step without gradients; see `run`."""
         number = len(self.buckets)
         plan = Plan(self.buckets, (_deliver,) * number, (False,) * number, (True,) * number)
         zeros = [[tf.zeros(s.shape, tf.float32) for s in b.layout.specs] for b in self.buckets]
@@ -217,7 +217,7 @@ class EveryStep:
         """Handle a step whose exchange is skipped because a check of the gradients failed."""
 
     def settle(self) -> None:
-        """Wait, between two steps, for an exchange in the background, if any."""
+        """Wait between two steps for an exchange in the background, if any."""
 
     def resumed(self) -> None:
         """Handle a state that was restored from another process."""
@@ -262,10 +262,11 @@ class EveryStep:
         """Use the optimizer's variables; see `GradientExchange.attach_optimizer`."""
 
     def bytes_per_step(self, workers: int) -> float:
-        """Bytes that one worker sends in a step after warm-up, from a trace that never runs.
+        """Return the mean bytes that one worker sends per step after warm-up.
 
-        It is the mean over an even and an odd step, for methods that alternate, and over the dense
-        steps of `dense_every`. While compression is disabled, steps are dense.
+        The mean is over a period of the method (`Traits.period`) and over the dense steps of
+        `dense_every`. While compression is disabled, steps are dense. Bytes are computed by the
+        method's formula or from a trace that is never executed; see `traffic.messages`.
         """
         if workers == 1:
             return 0.0

@@ -1,7 +1,8 @@
 """Numbers of steps that may depend on the length of `fit`, equal on all workers.
 
-`FitHook` sets them before the first step, from the epochs and steps that `fit` will run; see
-`keras/training_length.py`. They are variables, so that graphs read them and checkpoints save them.
+`FitHook` sets them before the first step, from the numbers of epochs and steps that `fit` will run;
+see `keras/training_length.py`. They are variables, so that graphs can read them and checkpoints
+save them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ class FitSteps:
     """A number of steps that `fit` may set when it begins.
 
     Args:
-        name: The name of its variable.
+        name: The name of the variable.
         asked: The setting that is a fraction of the training, as the user wrote it.
-        steps: The number; 0 if it is unknown.
+        steps: The number of steps; 0 if it is unknown.
 
     Attributes:
         asked: As given.
-        steps: The number, equal on all workers; 0 while it is unknown.
+        steps: The number of steps, equal on all workers; 0 while it is unknown.
         variable: int64 variable with `steps`, for graphs and checkpoints; `None` before `create`.
     """
 
@@ -50,7 +51,7 @@ class FitSteps:
 
     @property
     def steps_so_far(self) -> int:
-        """The number of exchanges so far."""
+        """The number of steps so far; 0 before `create`."""
         return 0 if self._step is None else int(self._step.numpy())
 
     def begin(self, total: int, strategy: tf.distribute.Strategy) -> None:
@@ -64,7 +65,7 @@ class FitSteps:
         self._assign(strategy)
 
     def restored(self, strategy: tf.distribute.Strategy) -> None:
-        """Take over the restored value of the variable; it may date from before `begin`."""
+        """Adopt the variable's restored value; 0 means that it was saved before `begin`."""
         if self.variable is not None:
             self.steps = int(self.variable.numpy()) or self._given
             self._assign(strategy)
@@ -75,10 +76,13 @@ class FitSteps:
                 copy.assign(self.steps)
 
     def check_known(self, positions: Sequence[int] = ()) -> None:
-        """Check that the number is known, before a step with gradients of any `positions`.
+        """Check before a step that the number is known.
+
+        Args:
+            positions: Ignored; the signature is that of all checks before a step.
 
         Raises:
-            ValueError: If it is unknown.
+            ValueError: If the number is unknown.
         """
         if not self.steps:
             raise ValueError(
@@ -87,7 +91,7 @@ class FitSteps:
             )
 
     def read(self) -> tf.Tensor:
-        """Return the number, int64 scalar."""
+        """Return the number of steps, an int64 scalar."""
         assert self.variable is not None
         return self.variable.read_value()
 
@@ -122,16 +126,16 @@ class WarmUp(FitSteps):
         return self.wanted.length(total)
 
     def lasts(self, step: tf.Tensor) -> tf.Tensor:
-        """Return whether a step is in the warm-up: bool scalar, equal on all workers."""
+        """Return whether a step is in the warm-up, a bool scalar that is equal on all workers."""
         return step < self.read()
 
     def lasted(self) -> tf.Tensor:
-        """Return whether the step counted last was in the warm-up."""
+        """Return whether the last counted step was in the warm-up, a bool scalar."""
         assert self._step is not None
         return self._step.read_value() <= self.read()
 
     def after(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the number of steps since the end of the warm-up, int64 scalar; 0 during it."""
+        """Return the number of steps since the end of the warm-up, an int64 scalar; 0 during it."""
         return tf.maximum(step - self.read(), 0)
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""Delivers the residuals of all workers, at the end of a training (`flush()`)."""
+"""Delivery of all workers' residuals at the end of a training (`flush()`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) 
             positions, in a replica context. The exchange replaces their totals by the residuals.
 
     Raises:
-        ValueError: For methods that exchange momenta.
+        ValueError: If a method exchanges momenta.
+        Disagreement: If the workers do not flush at the same step.
     """
     of_momenta = [m for m in exchange.policy.methods if capability(m, AdamMoments)]
     if of_momenta:

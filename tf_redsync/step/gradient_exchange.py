@@ -1,4 +1,4 @@
-"""The exchange of a whole model: its state and one step of it. It does not depend on Keras."""
+"""The exchange of a whole model: its state and its step, independent of Keras."""
 
 from __future__ import annotations
 
@@ -33,34 +33,37 @@ Totals = tuple[list[tf.Tensor | SparseTotal | EitherTotal], tf.Tensor]  # and bo
 
 
 class GradientExchange(tf.Module):
-    """Replaces the all-reduce of gradients for one optimizer. Created by `ExchangeBuilder.build`.
+    """Replacement of one optimizer's all-reduce of gradients; see `ExchangeBuilder.build`.
 
     Args:
         setup: The settings that the workers have agreed on.
         weights: The trainable variables, as `tf.Variable`s.
-        rate: Returns the optimizer's learning rate.
+        rate: Returns the optimizer's learning rate, a scalar.
         expects_pruning: Whether a pruning callback is registered; see `SyncSchedule.waits_for`.
 
     Attributes:
-        step: int64 variable, number of steps so far, skipped ones included.
+        step: int64 variable, number of steps so far. Skipped ones count, except those that
+            `agree_on_finite` skips before the exchange.
         skipped: int64 variable, number of skipped non-finite steps; see `step/nonfinite.py`.
+        nonfinite: Counter of skipped steps.
         bytes_sent, bytes_in_all: float64 variables, bytes that this worker sent in the last step
             and in all steps of this process.
         states: For every bucket, the variables of its state.
-        consensus: The weights that all workers agree on, if each has its own weights; else `None`.
+        consensus: The weights that all workers agree on, if each worker has its own weights; else
+            `None`.
         schedule: The sync schedule.
         warm_up: A dense warm-up of all methods, or `None`.
         training: The length of the training, or `None` if no setting is a fraction of it.
         network: The network that answers requests.
         workers: Number of workers.
         weights: Returns the trainable variables.
-        own_variables: The optimizer's variables if each worker has its own; see `LocalSteps`.
-        run: The random number of this run, which its checkpoints carry.
+        own_variables: The optimizer's variables if they differ between workers; see `LocalSteps`.
+        run: Random number that identifies this run and is saved in its checkpoints.
         fresh: Whether the state is the initial one and was not restored.
         called: Whether a step has been traced or run.
         length_checked: Whether the length of a training has been checked; see
             `keras/training_length.py`.
-        replacement: Replaces the exchange in a step that is being traced; see `flushing.py`.
+        replacement: Function that replaces the exchange while a step is traced; see `flushing.py`.
     """
 
     built = True
@@ -143,24 +146,29 @@ class GradientExchange(tf.Module):
         The state advances only if the step is finite on all workers.
 
         Args:
-            grads: This replica's gradients.
+            grads: This replica's gradients, dense or `tf.IndexedSlices`; float32, bfloat16 or
+                float16.
             positions: For every gradient, the position of its variable in `build`'s list.
 
         Returns:
-            The sums over workers, in the order of `grads` and the dtypes of their variables; some
-            are in coordinate form if `build` got `sparse_totals`. And a bool scalar, equal on all
-            workers: if it is false, the caller must not apply the step.
+            The sums over workers, in the order of `grads`, and a bool scalar that is equal on all
+            workers. If it is false, the caller must not apply the step. Sums have the dtypes and
+            shapes of their variables. With `sparse_totals` of `build` some are in coordinate form,
+            float32.
 
         Raises:
-            TypeError: If a gradient is not float32, bfloat16 or float16.
-            ValueError: Under XLA compilation, and while the length of a warm-up is unknown.
+            TypeError: If a gradient has another dtype.
+            ValueError: Under XLA compilation. While a length that is a fraction of the training is
+                unknown. If a delayed exchange receives gradients of other variables than before.
+            tf.errors.InvalidArgumentError: At execution, on a worker that receives a corrupted
+                message, and in a step that was traced before the last `switch`.
         """
         if collectives.compiling_with_xla():
             raise _no_xla()
         for check in self._before_steps:
             check(positions)
         self.called = True
-        if self._ours:  # it has counted the step when it began
+        if self._ours:  # our strategy has counted the step at its beginning
             self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
         else:
             step_counters.enter_step(grads[:1])
@@ -199,7 +207,8 @@ class GradientExchange(tf.Module):
             outcome: The outcome of the exchange.
             states: The states before the step.
             positions: As in `__call__`.
-            flags: Which gradients are non-finite; `None` if each worker counts for itself.
+            flags: The flags of `NonFiniteCounter.flags`; `None` if each worker counts its own
+                skipped steps.
         """
 
         def advance() -> None:
@@ -228,7 +237,7 @@ class GradientExchange(tf.Module):
         return list(map(totals.__getitem__, positions)), outcome.finite
 
     def _by_variable(self, positions: Sequence[int], grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return a gradient for every variable, in order; zeros for variables without one."""
+        """Return one gradient per variable, in order; zeros for variables without a gradient."""
         found: list[Any] = [None] * len(self.specs)
         for position, grad in zip(positions, grads, strict=True):
             found[position] = grad
@@ -241,7 +250,7 @@ class GradientExchange(tf.Module):
         return method.clip_scale(widened(everything), self.workers)
 
     def _check_current(self) -> list[tf.Operation]:
-        """Check that the running step was traced after the last `switch`, before it sends."""
+        """Return ops, run before the exchange, that check for a step traced before `switch`."""
         switches, traced_at = self._switches.read_value(), tf.constant(self._switched, tf.int64)
         check = tf.debugging.assert_equal(switches, traced_at, step_errors.STALE_STEP)
         checks = [] if check is None else [check]  # `None` in eager mode
@@ -252,8 +261,15 @@ class GradientExchange(tf.Module):
     def switch(self, off: bool) -> None:
         """Disable or enable compression between two steps; all workers must call it.
 
-        While it is off, every step runs as in a dense warm-up. Steps that were traced before must
-        be traced again. `keras/fit_hook.py` does so for Keras; any other stale step raises.
+        While compression is disabled, every step runs as in a dense warm-up. Steps that were traced
+        before must be retraced. `keras/fit_hook.py` retraces Keras's steps; any other stale step
+        raises.
+
+        Args:
+            off: Whether to disable compression.
+
+        Raises:
+            Disagreement: If the workers do not call it at the same step.
         """
         if self.schedule.off == off:
             return
@@ -270,7 +286,8 @@ class GradientExchange(tf.Module):
     def _share_own_variables(self) -> None:
         """Set the optimizer's slots to their means over the workers, for synchronous steps.
 
-        After local steps each worker has its own. Scalars, such as the learning rate, are equal.
+        After local steps each worker has its own slots. Scalars, such as the learning rate, are
+        equal.
         """
         copies = [state_variables.copies(v, self.strategy)[0] for v in self.own_variables]
         own = [v for v in copies if v.dtype.is_floating and v.shape.rank]
@@ -287,12 +304,15 @@ class GradientExchange(tf.Module):
     def agree_on_finite(self, finite: tf.Tensor, grads: Sequence[Any]) -> tf.Tensor:
         """Return whether gradients are finite on all workers, in a replica context.
 
-        The caller checks before the exchange and skips it if this returns false; the skipped step
-        is counted here. Do not call it with local steps, which must not communicate.
+        Call it before the exchange, and skip the exchange if the result is false; this function
+        counts the skipped step. Do not call it with local steps, which must not communicate.
 
         Args:
             finite: Bool scalar: whether this replica's gradients are finite.
-            grads: Its gradients; some may be `None`.
+            grads: This replica's gradients; some may be `None`.
+
+        Returns:
+            Bool scalar, equal on all workers.
         """
 
         def count(sums: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -328,7 +348,7 @@ class GradientExchange(tf.Module):
         return self.consensus is not None and int(self.consensus.steps.numpy()) > 0
 
     def agreed(self, action: str) -> AbstractContextManager[None]:
-        """Check that all workers do `action` at the same step; see `agreement.agreed`."""
+        """Context of an `action` that all workers take at the same step; see `agreement.agreed`."""
         return agreement.agreed(self.strategy, f"{action} at step {int(self.step.numpy())}")
 
     def in_worker(
@@ -347,12 +367,12 @@ class GradientExchange(tf.Module):
         return function(list(tensors)) if merge is None else merge(function, tensors)
 
     def count_elements(self) -> bool:
-        """Count the elements sent of each variable, from the next trace on; see `Meter`.
+        """Count the sent elements of each variable, from the next trace on; see `Meter`.
 
-        It needs no communication.
+        Counting needs no communication.
 
         Returns:
-            Whether a step was traced before and must be traced again.
+            Whether an earlier step must be retraced.
         """
         begins, self._counts_elements = not self._counts_elements, True
         if begins:
@@ -369,14 +389,18 @@ class GradientExchange(tf.Module):
 
         Args:
             variables: All variables of the optimizer.
-            momenta: The variables of its momentum, by position.
-            iterations: Its number of updates, which each round makes equal; or `None`.
+            momenta: The optimizer's momentum variables, by position.
+            iterations: The optimizer's number of updates, which each round makes equal; or `None`.
         """
         self.own_variables = tuple(variables)
         self.schedule.attach_optimizer(momenta, iterations)
 
     def _check_present(self, positions: Sequence[int]) -> None:
-        """Check that a delayed exchange gets gradients of the same variables in every step."""
+        """Check that a delayed exchange receives gradients of the same variables in every step.
+
+        Raises:
+            ValueError: If a step has gradients of other variables than the first one.
+        """
         present = set(positions)
         if self.replacement is None and self._present not in (None, present):
             names = [self.specs[p].name for p in sorted(present ^ (self._present or set()))]
@@ -389,7 +413,7 @@ class GradientExchange(tf.Module):
             self._present = present
 
     def _keep_absent(self, outcome: Outcome, old_states: States, present: set[int]) -> None:
-        """Keep the state of variables without a gradient: their totals are not applied."""
+        """Keep the state of variables without a gradient, because their totals are not applied."""
         for bucket, old, (_, new) in zip(
             self.schedule.buckets, old_states, outcome.results, strict=True
         ):
@@ -407,7 +431,7 @@ class GradientExchange(tf.Module):
         """Set the workers' own weights after the optimizer's update, in a replica context.
 
         Args:
-            rate: The optimizer's learning rate.
+            rate: The optimizer's learning rate, float32 scalar.
         """
         consensus = self.consensus
         if consensus is None:
@@ -421,7 +445,7 @@ class GradientExchange(tf.Module):
         if sent is not None:
             counted = sent[0]
             warmed = self.schedule.warmed()
-            if warmed is not None:  # its gradients are counted already
+            if warmed is not None:  # the gradients of a warm-up step are already counted
                 counted = tf.where(warmed, self.bytes_sent.read_value(), counted)
             self.bytes_sent.assign(counted, read_value=False)
             self.bytes_in_all.assign_add(sent[0], read_value=False)
@@ -429,7 +453,7 @@ class GradientExchange(tf.Module):
     def average_after_updates(self, before: tf.Tensor) -> None:
         """With gradient accumulation, average BatchNormalization's statistics after updates only.
 
-        Call it after `finish_step`, outside of the branch in which that is traced.
+        Call it after `finish_step`, outside of the branch in which `finish_step` is traced.
 
         Args:
             before: The value of `step` when this step began.
@@ -444,9 +468,12 @@ class GradientExchange(tf.Module):
     def to_consensus(self) -> None:
         """Set the model's weights to those that all workers agree on, to evaluate or save them.
 
-        It is a no-op while the weights are equal. Otherwise all workers must call it, between two
-        steps and outside of any replica. Call it also before the model's `set_weights`: weights
-        that are set in the middle of a round count as its changes.
+        While the weights are equal, this is a no-op. Otherwise all workers must call it between two
+        steps and outside of any replica. Call it also before the model's `set_weights`. Weights
+        that are set in the middle of a round count as changes of the round.
+
+        Raises:
+            Disagreement: If the workers do not call it at the same step.
         """
         if self.consensus is None or not self.weights_differ:
             return
@@ -476,16 +503,18 @@ class GradientExchange(tf.Module):
         )
 
     def bytes_per_step(self) -> float:
-        """Return the bytes that this worker sends per step after warm-up, in ring collectives."""
+        """Return the mean bytes that this worker sends per step after warm-up; see `traffic`."""
         return self.schedule.bytes_per_step(self.workers)
 
 
 def as_float(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:
-    """Return a gradient as a dense tensor: bfloat16 stays, other dtypes become float32.
+    """Return a gradient as a dense tensor of the variable's shape, bfloat16 or float32.
+
+    bfloat16 gradients stay bfloat16; other dtypes become float32.
 
     Args:
         grad: The gradient.
-        spec: Its variable.
+        spec: The description of its variable.
 
     Raises:
         TypeError: If the gradient is not float32, bfloat16 or float16.
@@ -493,7 +522,7 @@ def as_float(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:
     if grad.dtype not in GRADIENT_DTYPES:
         raise _bad_dtype(grad, spec)
     if isinstance(grad, tf.IndexedSlices):
-        # The gradient of an embedding. The residual is dense, so duplicates are summed in float32.
+        # An embedding's gradient. The residual is dense, so duplicates are summed in float32.
         grad = tf.IndexedSlices(tf.cast(grad.values, tf.float32), grad.indices, grad.dense_shape)
     tensor = before_cast(tf.convert_to_tensor(grad))
     if tensor.dtype != tf.bfloat16:
@@ -526,8 +555,8 @@ class Setup:
         policy: The policy that the user passed.
         resolved: The policy that assigns methods: `policy`, or the decision of `Auto`.
         assignments: The method of each variable.
-        buckets: Makes the buckets of assignments, in the order in which they are exchanged.
-        max_skipped: See `step/nonfinite.py`; 0 for no limit.
+        buckets: Returns the buckets of assignments, in the order in which they are exchanged.
+        max_skipped: Number of skipped steps in a row that raises; 0 for no limit.
         warm_up: A dense warm-up of all methods, or `None`.
         training: The length of the training, or `None` if no setting is a fraction of it.
     """

@@ -11,12 +11,12 @@ send. `outer` is the method's outer optimizer, whose slots are state of the buck
 mean is added. Each worker has its own inner optimizer, whose momentum follows the worker's
 gradients.
 
-A worker skips a non-finite step by itself, and the others learn of it at the end of the round. The
-optimizer's counter of updates, which learning rates depend on, is then set to the largest counter
-of all workers. If the changes of a round are non-finite on any worker, all workers return to W.
+Each worker skips its own non-finite steps and reports them at the end of the round. The optimizer's
+update counter, which learning rates depend on, is then set to the maximum over the workers. If the
+changes of a round are non-finite on any worker, all workers return to W.
 
 A dense warm-up of all methods has no rounds. Gradients are all-reduced in every step, so that the
-workers take the same steps with equal optimizers. The rounds begin after it.
+workers take the same steps with equal optimizers. The rounds begin after the warm-up.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OUTER = "outer_"  # prefix of the outer optimizer's slots in the state of a buc
 
 
 class LocalSteps(ChangingSteps):
-    """Exchanges the changes of the weights every k steps.
+    """Exchanges weight changes every k steps.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
@@ -93,7 +93,7 @@ class LocalSteps(ChangingSteps):
 
     @override
     def run(self, inputs: Inputs) -> Outcome:
-        """Return this worker's gradients times the workers, because Keras has divided the loss."""
+        """Return gradients times the number of workers, by which Keras has divided the loss."""
         warming, _ = self.begun(inputs.step)
         by_position = self._by_position(inputs.grads)
         if warming is None:
@@ -143,7 +143,7 @@ class LocalSteps(ChangingSteps):
 
     @override
     def before_update(self, consensus: Consensus) -> None:
-        """Keep the weights at the start of a round."""
+        """Store the weights at the start of a round."""
         consensus.capture()
 
     @override
@@ -154,7 +154,7 @@ class LocalSteps(ChangingSteps):
         rate: tf.Tensor,
         network: Network,
     ) -> Sent:
-        """Exchange the changes at the end of the round."""
+        """Exchange the weight changes if the round ends with this step."""
         warmed = self.warmed()
         is_local = tf.constant(1, tf.int64) if warmed is None else tf.cast(~warmed, tf.int64)
         consensus.steps.assign_add(is_local, read_value=False)
@@ -183,10 +183,10 @@ class LocalSteps(ChangingSteps):
     def exchange_changes(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Exchange the changes of the weights and start a new round.
+        """Exchange the weight changes and start a new round.
 
         Returns:
-            The bytes sent, and whether all changes were finite.
+            The bytes sent, a float64 scalar, and a bool scalar: whether all changes were finite.
         """
         agreed = [tf.cast(v.read_value(), tf.float32) for v in consensus.agreed]
         changes = [

@@ -1,7 +1,7 @@
 """Pruning masks in the state of methods that never send the pruned elements.
 
-`Masked` of `exchange/capabilities.py` is what such a method has. Weights are 0 where the mask is
-`False`; the adapters reset them after every update.
+Such a method implements `Masked` of `exchange/capabilities.py`. Weights are 0 where the mask is
+`False`; the adapters set them to 0 after every update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "mask"
 
 
 class ExchangeOfMasked(Protocol):
-    """The members of `GradientExchange` that this module uses; see there."""
+    """Protocol with the members of `GradientExchange` that this module uses."""
 
     schedule: EveryStep
     states: Sequence[StateVariables]
@@ -28,12 +28,12 @@ class ExchangeOfMasked(Protocol):
 
 
 def has_masks(method: Any) -> bool:
-    """Whether a method has masks in its state."""
+    """Return whether a method has masks in its state."""
     return capability(method, Masked) is not None
 
 
 def variables(exchange: ExchangeOfMasked) -> dict[int, Any]:
-    """Return the variables of the masks by the position of the masked variable."""
+    """Return the bool variables of the masks, by the position of the masked variable."""
     return {
         spec.position: mask
         for bucket, states in zip(exchange.schedule.buckets, exchange.states, strict=True)
@@ -43,7 +43,7 @@ def variables(exchange: ExchangeOfMasked) -> dict[int, Any]:
 
 
 def any_pruned(exchange: ExchangeOfMasked) -> bool:
-    """Whether a mask prunes any element."""
+    """Return whether any mask prunes an element."""
     return not all(np.all(mask.numpy()) for mask in variables(exchange).values())
 
 
@@ -52,7 +52,7 @@ def write(exchange: ExchangeOfMasked, masks: Mapping[int, np.ndarray]) -> None:
 
     Args:
         exchange: The exchange.
-        masks: The masks by position, as in `variables`.
+        masks: bool arrays by position, as in `variables`; `True` for kept weights.
     """
     exchange.expects_pruning = True
     for bucket, states in zip(exchange.schedule.buckets, exchange.states, strict=True):

@@ -1,8 +1,8 @@
 """Counts the elements of each variable that a worker sends in a step, for metrics.
 
-Messages of methods that select elements contain the number of elements. A step stores the numbers
-of its own message in a variable for each bucket, without communication. Methods that send partial
-sums or use a code of their own are not counted.
+Methods that select elements report the numbers with their messages (`AllGather.sent`). A step
+stores them in one variable for each bucket, without communication. The numbers of methods that do
+not report them, such as those that send partial sums, are unknown.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Meter:
         Args:
             buckets: The buckets of the plan.
             elements: For each bucket, the elements sent; see `Outcome`.
-            full: For each bucket, whether it sent all elements.
+            full: For each bucket, whether its exchange sends all elements.
         """
         for bucket, sent, everything in zip(buckets, elements, full, strict=True):
             variable = self.elements.get(bucket.layout.index)

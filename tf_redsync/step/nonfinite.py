@@ -1,12 +1,12 @@
 """Counts skipped non-finite steps, reports the worker and the variable, and limits their number.
 
 All workers skip the same steps and have equal counts. With local steps (`step/local_steps.py`) each
-worker skips by itself, and the workers share their counts once in a round: each keeps its own
-(`keep_counts`), all gather them (`exchange_counts`), perhaps beside later steps, and what they have
-learned then counts (`count_round`).
+worker skips its own steps, and the workers share their counts once per round. Each worker stores
+its counts (`keep_counts`), all gather them (`exchange_counts`), possibly concurrently with later
+steps, and add the results to the common counts (`count_round`).
 
-The worker and the variable are determined only in the step that is reported, before the exchange. A
-gradient that is read after the exchange could not lend its memory to the residual.
+Only a step that is reported determines the worker and the variable, before the exchange. Reading a
+gradient after the exchange would prevent TensorFlow from reusing its memory for the residual.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class SkippedSteps(DistributedError):
 
 
 class NonFiniteCounter:
-    """Counts skipped steps.
+    """Counter of skipped steps, which warns and limits them.
 
     Args:
         names: The names of the variables, by position.
         network: The network that answers requests.
-        limit: The number of skipped steps in a row that raises; 0 for never.
+        limit: The number of skipped steps in a row that raises `SkippedSteps`; 0 for no limit.
 
     Attributes:
         total: int64 variable, skipped steps so far, equal on all workers. With local steps: the sum
             over the workers, plus the number of dropped rounds.
-        in_a_row: int64 variable, skipped steps since the last finite one.
+        in_a_row: int64 variable, skipped steps since the last finite one, equal on all workers.
         here: int64 variable, with local steps: this worker's skipped steps in a row.
     """
 
@@ -61,7 +61,7 @@ class NonFiniteCounter:
 
     @property
     def here_only(self) -> dict[str, tf.Variable]:
-        """The variables of this worker alone, by name; used with local steps."""
+        """The variables that belong to this worker only, by name; used with local steps."""
         return {
             "here": self.here,
             "here_in_round": self._here_in_round,
@@ -70,7 +70,7 @@ class NonFiniteCounter:
 
     @property
     def in_flight(self) -> dict[str, tuple[str, tf.Variable]]:
-        """The variables between `keep_counts` and `count_round`: kind and variable by name."""
+        """The variables from `keep_counts` to `count_round`: `(kind, variable)` by name."""
         return {
             "kept": ("own", self._kept),
             "behind": ("own", self._behind),
@@ -90,7 +90,7 @@ class NonFiniteCounter:
         strategy.skips.append((lambda: streak.read_value() > 0, not skips_locally))
 
     def flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return which of this worker's gradients are non-finite, by position: float32 0 or 1.
+        """Return a flag for each of this worker's gradients, float32 `[N]`: 1 if it is non-finite.
 
         All flags are 0 in steps that are not reported.
         """
@@ -105,14 +105,19 @@ class NonFiniteCounter:
         self.in_a_row.assign(0, read_value=False)
 
     def skip(self, flags: tf.Tensor) -> None:
-        """Count a skipped step, in a branch that all workers enter; report it if it is due."""
+        """Count a skipped step, in a branch that all workers enter; report it if due."""
         streak = self.in_a_row.read_value() + 1
         self.in_a_row.assign_add(1, read_value=False)
         self.total.assign_add(1, read_value=False)
         self._report_when(self._is_reported(streak), streak, functools.partial(first, flags))
 
     def count_here(self, finite: tf.Tensor, flags: Callable[[], tf.Tensor]) -> None:
-        """Count a local step, which this worker may have skipped by itself."""
+        """Count a local step, which this worker skips if it is not `finite`.
+
+        Args:
+            finite: Bool scalar of this worker.
+            flags: Returns the flags of `not_finite`.
+        """
 
         def skipped() -> None:
             self.here.assign_add(1, read_value=False)
@@ -125,7 +130,7 @@ class NonFiniteCounter:
         tf.cond(finite, advance, skipped)
 
     def count_together(self, finite: tf.Tensor, flags: tf.Tensor) -> None:
-        """With local steps: count a synchronous step, which all workers skip or none.
+        """Count a synchronous step of a schedule with local steps; all workers skip it or none.
 
         Args:
             finite: Bool scalar, equal on all workers.
@@ -139,14 +144,14 @@ class NonFiniteCounter:
         """Keep this worker's counts for `exchange_counts`.
 
         Args:
-            iterations: This worker's number of updates.
+            iterations: This worker's number of updates, or `None`.
         """
         updates = tf.constant(0) if iterations is None else iterations.read_value()
         counts = self.here.read_value(), self._here_in_round.read_value(), updates
         self._kept.assign([tf.cast(c, tf.int64) for c in counts], read_value=False)
 
     def exchange_counts(self, network: Network) -> None:
-        """Gather the counts that all workers have kept, by a collective of `network`."""
+        """Gather the counts that all workers have stored, by a collective of `network`."""
         kept = self._kept.read_value()
         rows = tf.cast(gather(network, tf.cast(kept, tf.int32)), tf.int64)
         rows = tf.ensure_shape(rows, [network.workers, 3])
@@ -160,13 +165,13 @@ class NonFiniteCounter:
         changes: Sequence[tf.Tensor],
         iterations: tf.Variable | None = None,
     ) -> None:
-        """Count what `exchange_counts` has found, in a branch that all workers enter.
+        """Add the result of `exchange_counts`, in a branch that all workers enter.
 
         Args:
-            finite: Whether the exchanged changes were finite, equal on all workers.
-            changes: This worker's changes, by position.
-            iterations: This worker's number of updates. It grows by what it was behind the largest
-                number, so that learning rates that depend on it are equal again.
+            finite: Bool scalar, equal on all workers: whether the exchanged changes were finite.
+            changes: This worker's weight changes, by position.
+            iterations: This worker's number of updates, or `None`. Its gap to the maximum over the
+                workers is added, so that learning rates that depend on it are equal again.
         """
         if iterations is not None:
             behind = tf.cast(self._behind.read_value(), iterations.dtype)
@@ -190,7 +195,7 @@ class NonFiniteCounter:
         self._note(before + dropped, before, changes)
 
     def _note(self, streak: tf.Tensor, before: tf.Tensor, changes: Sequence[tf.Tensor]) -> None:
-        """Set the streak, equal on all workers, and report it if it has become long."""
+        """Set the streak, equal on all workers; report it at `WARN_AFTER` or the limit."""
         self.in_a_row.assign(streak, read_value=False)
 
         def reached(limit: int) -> tf.Tensor:
@@ -204,7 +209,7 @@ class NonFiniteCounter:
         self._report_when(reached(WARN_AFTER) | too_many, streak, suspect)
 
     def _is_reported(self, streak: tf.Tensor) -> tf.Tensor:
-        """Whether a streak of this length is reported."""
+        """Return whether a streak of this length is reported, a bool scalar."""
         return tf.equal(streak, WARN_AFTER) | tf.equal(streak, self._limit)
 
     def _report_when(
@@ -215,7 +220,7 @@ class NonFiniteCounter:
             if self._network.in_branches:
                 suspects = gather(self._network, own[tf.newaxis])[:, 0]
                 ranks = tf.range(self._network.workers)
-            else:  # each replica warns by itself
+            else:  # each replica issues its own warning
                 suspects, ranks = own[tf.newaxis], rank[tf.newaxis]
             tf.py_function(self._report, [streak, self.total.read_value(), ranks, suspects], [])
 
@@ -251,12 +256,12 @@ class NonFiniteCounter:
 
 
 def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return a vector with 1.0 for each tensor with a non-finite element, else 0.0."""
+    """Return float32 `[N]`: 1 for each of N tensors with a non-finite element, else 0."""
     return tf.cast(~each_finite(tensors), tf.float32)
 
 
 def first(flags: tf.Tensor) -> tf.Tensor:
-    """Return the position of the first flag that is set, int64, or `NONE`."""
+    """Return the position of the first flag that is set, an int64 scalar, or `NONE`."""
     found = tf.where(flags > 0.0, tf.range(tf.size(flags, tf.int64)), tf.int64.max)
     position = tf.reduce_min(found)
     return tf.where(position < tf.int64.max, position, NONE)

@@ -1,4 +1,4 @@
-"""Perturbed points: workers exchange gradients, but each evaluates them at a point of its own.
+"""Perturbed points: each worker evaluates its gradients at its own point.
 
 With W the weights that all workers agree on, in every step, on every worker:
 
@@ -7,7 +7,7 @@ With W the weights that all workers agree on, in every step, on every worker:
     W <- optimizer(W, total)                                equal on all workers
     own point <- EvaluationPoint.point(W, g, ...)
 
-With the delay, the message is known when the step begins, so communication overlaps with the
+With the delay, the message is available when the step begins, so communication overlaps with the
 computation of gradients. The total of the first step is then 0, and the gradient of the last step
 is not applied.
 """
@@ -33,7 +33,7 @@ from tf_redsync.step.state_variables import Consensus, StateVariables
 
 
 class PerturbedPoint(ChangingSteps):
-    """Exchanges gradients in every step, optionally with a delay of one step.
+    """Exchanges gradients at perturbed points in every step, optionally one step late.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
@@ -61,7 +61,7 @@ class PerturbedPoint(ChangingSteps):
 
     @override
     def run(self, inputs: Inputs) -> Outcome:
-        """Exchange a step; in a warm-up without a delay and at the consensus."""
+        """Exchange one step's gradients; a step of a warm-up has no delay and no perturbation."""
         grads = self._grads = [widened(bucket) for bucket in inputs.grads]
         states, network = inputs.states, inputs.network
         warming, begun = self.begun(inputs.step)
@@ -96,7 +96,7 @@ class PerturbedPoint(ChangingSteps):
 
     @override
     def flush(self, states: Sequence[State], network: Network) -> Outcome:
-        """Deliver the residuals; all workers are at the consensus afterwards."""
+        """Exchange the residuals; afterwards all workers are at the consensus."""
         self._grads = [[tf.zeros(s.shape) for s in b.layout.specs] for b in self.buckets]
         self._warming = None
         return super().flush(states, network)
@@ -152,6 +152,6 @@ class PerturbedPoint(ChangingSteps):
     def to_consensus(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> None:
-        """Return to the consensus; the next step starts there."""
+        """Set the model's weights to the consensus, where the next step starts."""
         tf.cond(consensus.steps > 0, consensus.restore, lambda: None)
         consensus.steps.assign(0)

@@ -4,13 +4,13 @@ A state is a dict from a name to a list of tensors. `Traits.state_kinds` declare
 name:
 
 * `"sum"`: every worker has its own value (residuals, velocities), and only the *total* over workers
-  matters. If the number of workers changes, each worker gets an equal share of the total.
-* `"mean"`: every worker has its own value, and the mean is a valid start value (thresholds).
+  matters. If the number of workers changes, each worker receives an equal share of the total.
+* `"mean"`: every worker has its own value, and the mean is a valid initial value (thresholds).
 * `"shared"`: equal on all workers.
 
 If a worker is a replica, each replica has its own variables. If a worker is a host with several
-replicas, the host has one variable, on its first device, and the other devices use no memory. Both
-are saved in the same form (`state/snapshot.py`), so that either restores the other's files.
+replicas, the host has one variable on its first device, and the other devices use no memory. Both
+are saved in the same format (`state/snapshot.py`), so that each can restore files of the other.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _CHECKPOINT_KEY = "VARIABLE_VALUE"  # the key of variables in TensorFlow checkpo
 
 
 class StateVariables(tf.Module):
-    """Variables that hold one bucket's state.
+    """Variables of one bucket's state.
 
     Args:
         values: The initial state.
-        kinds: For every name in it, its kind.
+        kinds: The kind of every name in the state.
         index: The index of the bucket.
         create: Creates a variable: `replica_variable`, or `workers.Host.variable`.
     """
@@ -70,8 +70,8 @@ class StateVariables(tf.Module):
 
         Args:
             state: The new values, in the structure of `read`'s result; some names may be absent.
-            old: The result of `read`. Tensors that are the same objects in `state` are not written,
-                so that later reads and writes in the step do not depend on this one.
+            old: The result of `read`. Tensors that are the same objects in `state` are not written.
+                Later reads and writes in the step then do not depend on this one.
         """
         for name, values in state.items():
             before = values if old is None else old[name]
@@ -85,9 +85,9 @@ class HostVariable(collectives.OneDeviceVariable):
     """A per-host variable, shared by the replicas of the host.
 
     Args:
-        value: Its initial value.
+        value: The initial value.
         kind: `"sum"`, `"mean"` or `"shared"`.
-        name: Its name in TensorFlow.
+        name: The name in TensorFlow.
         network: The network that sums over the hosts.
         strategy: The strategy of the hosts.
     """
@@ -104,7 +104,7 @@ class HostVariable(collectives.OneDeviceVariable):
         self._kind, self._network, self._strategy, self._title = kind, network, strategy, name
 
     def total(self) -> tf.Tensor:
-        """Return the sum or mean over the hosts. All hosts must call it."""
+        """Return the sum, mean or shared value over the hosts; all hosts must call it."""
         if self._kind == "shared":
             return self.read_value()
         if tf.executing_eagerly():
@@ -128,7 +128,7 @@ class HostVariable(collectives.OneDeviceVariable):
 
 
 class Consensus(tf.Module):
-    """The weights that all workers agree on, while each worker's model has weights of its own.
+    """The weights that all workers agree on, while each worker's model has its own weights.
 
     Args:
         weights: The model's variables. Every process must have one replica.
@@ -139,16 +139,17 @@ class Consensus(tf.Module):
             0: the model's variables are then the consensus, so that a restored checkpoint, for
             example, takes effect.
         steps: int64 variable, steps since the model's variables were the consensus.
-        rounds: int64 variable, number of exchanges of changes that have updated the consensus.
+        rounds: int64 variable, number of exchanges of weight changes so far. Non-finite ones count,
+            and with fragments each fragment's exchange counts.
     """
 
     def __init__(self, weights: Sequence[tf.Variable]):
         super().__init__(name="consensus")
         strategy = tf.distribute.get_strategy()
         own = tuple(strategy.experimental_local_results(v)[0] for v in weights)
-        # A list would be tracked and saved here, but the model saves its variables.
+        # `tf.Module` would track and save a list, but the model already saves its variables.
         self._own: Callable[[], tuple[Any, ...]] = lambda: own
-        with initial_values.own():  # stale, see above
+        with initial_values.own():  # no broadcast, because the values are stale
             self.agreed = [
                 tf.Variable(v.read_value(), trainable=False, name=f"agreed_{i}")
                 for i, v in enumerate(own)
@@ -162,7 +163,7 @@ class Consensus(tf.Module):
         return self._own()
 
     def changes(self, specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
-        """Return the differences of this worker's weights from the agreed ones, float32."""
+        """Return this worker's weights minus the agreed weights, float32, for each of `specs`."""
         return [
             tf.cast(self.own[p], tf.float32) - tf.cast(self.agreed[p], tf.float32)
             for p in (s.position for s in specs)
@@ -184,7 +185,9 @@ class Consensus(tf.Module):
 
 
 class StepTimes:
-    """The durations of steps in a trial. A resumed run with as many workers keeps its verdict.
+    """Variables with the durations of a trial's steps and its verdict.
+
+    A run that resumes with the same number of workers keeps them.
 
     Args:
         length: The number of steps to keep.
@@ -192,8 +195,8 @@ class StepTimes:
 
     Attributes:
         count: int64 variable, number of steps so far, equal on all workers.
-        last: float64 variable, the time at which this worker's last step began, in seconds.
-        seconds: float64 variable `[length]`, this worker's durations.
+        last: float64 variable, the start of this worker's last step, in seconds since the epoch.
+        seconds: float64 variable `[length]`, this worker's durations in seconds.
         verdict: int64 variable, the outcome of the trial, equal on all workers; see `trial.py`.
         delivered: int64 variable, 1 if the residuals are empty; equal on all workers.
     """
@@ -207,7 +210,7 @@ class StepTimes:
 
 
 def copies(variable: Any, strategy: tf.distribute.Strategy) -> tuple[tf.Variable, ...]:
-    """Return this process's copies of a variable, one for each of its replicas."""
+    """Return this process's copies of a variable, one per local replica."""
     return tuple(strategy.experimental_local_results(variable))
 
 
@@ -217,12 +220,12 @@ def counter(name: str, start: int = 0) -> tf.Variable:
 
 
 def counters(name: str, size: int) -> tf.Variable:
-    """Create a variable of int64 numbers that start at 0."""
+    """Create an int64 variable `[size]` that starts at 0 and is equal on all replicas."""
     return _equal(tf.zeros([size], tf.int64), name)
 
 
 def random_number(name: str) -> tf.Variable:
-    """Create an int64 variable with a random number, which the chief chooses for all workers."""
+    """Create an int64 variable with a random number in [0, 2^56), broadcast by the chief."""
     number = int.from_bytes(os.urandom(7), "little")
     return tf.Variable(tf.constant(number, tf.int64), trainable=False, name=name)
 
@@ -239,7 +242,7 @@ def _equal(value: tf.Tensor, name: str) -> tf.Variable:
 
 
 def process_variable(value: tf.Tensor) -> Any:
-    """Create a variable of this process alone, outside of graphs."""
+    """Create a variable outside of graphs that belongs to this process only."""
     with tf.init_scope():
         return collectives.OneDeviceVariable(value, trainable=False)
 
@@ -248,10 +251,10 @@ def replica_variable(value: tf.Tensor, kind: str, name: str) -> tf.Variable:
     """Create a per-replica variable; call it in the strategy's scope.
 
     Args:
-        value: Its initial value. If `kind` is `"shared"` it is equal on all workers, and the chief
-            broadcasts it unless it is zero: workers may round random values differently.
+        value: The initial value. If `kind` is `"shared"`, the chief broadcasts it unless it is
+            zero: workers may round random values differently.
         kind: `"sum"`, `"mean"` or `"shared"`.
-        name: Its name in TensorFlow.
+        name: The name in TensorFlow.
     """
     if kind == "shared":  # every replica computes and assigns the same value: no aggregation
         with initial_values.own(only_zeros=True):

@@ -1,19 +1,21 @@
 """Streaming: local steps that exchange the fragments of a model in turn, optionally with a delay.
 
-With H local steps and F fragments, each a bucket; W the weights that all workers agree on, w a
-worker's own; t the steps since all of w was W. Fragment p is due at t = p H / F (mod H), from step
-1 on. Without a delay it is exchanged then, as `LocalSteps` exchanges the whole model. With a delay:
+A round has H local steps, and the model has F fragments, each a bucket. W are the weights that all
+workers agree on, and w a worker's own weights. t is the number of steps since all of w was W.
+Fragment p is due at t = p H / F (mod H), from step 1 on. Without a delay it is exchanged in this
+step, as `LocalSteps` exchanges the whole model. With a delay:
 
     after step t:           moving <- w - W
     from step t + 1 on:     moving <- mean over workers of moving
     after step t + delay:   W <- W + outer(moving);  w <- mixing w + (1 - mixing) W
 
-Step t + 1 begins the exchange in the background, and step t + delay waits for it. So the exchange
-overlaps with `delay` steps. With NCCL, which has one order of collectives, step t + 1 exchanges.
-If a change is non-finite on any worker, all workers return to W in this fragment.
+Step t + 1 begins the exchange in the background, and step t + delay waits for it. The exchange
+therefore overlaps with `delay` steps. NCCL has a single order of collectives, so with NCCL step
+t + 1 runs the exchange. If a change is non-finite on any worker, all workers return to W in this
+fragment.
 
-The state that the exchange leaves, such as a residual, moves beside the changes, and becomes the
-method's state after step t + delay.
+The new state of the exchange, such as a residual, is in flight together with the changes. It
+becomes the method's state after step t + delay.
 
 `to_consensus` exchanges all fragments at once. Changes and state in flight are dropped, because the
 weights still contain the changes.
@@ -46,13 +48,15 @@ _MOVING_STATE = "moving_"  # prefix of the method's state names in flight
 
 
 class Fragment:
-    """Tensors whose changes are exchanged together.
+    """A fragment: tensors whose changes are exchanged together.
 
     Args:
-        bucket: The tensors.
+        bucket: The tensors and their method.
 
     Attributes:
-        exchange: Exchanges their changes.
+        bucket: As given.
+        sync_schedule: The schedule of the method.
+        exchange: The exchange of the tensors' changes.
     """
 
     def __init__(self, bucket: Bucket):
@@ -60,14 +64,14 @@ class Fragment:
         self.exchange = single_group([bucket])
 
     def age(self, steps: tf.Tensor) -> tf.Tensor:
-        """Return the steps since the fragment was due; the length of a round if it never was."""
+        """Return the steps since the fragment was due, int64; `local_steps` if it never was."""
         offset = self.sync_schedule.offset(self.bucket.layout.specs[0].fragment)
         age = (steps - offset) % self.sync_schedule.local_steps
         return tf.where(age < steps, age, self.sync_schedule.local_steps)
 
 
 class Streaming(LocalSteps):
-    """Exchanges the changes of one fragment after another.
+    """Exchanges the weight changes of one fragment after another.
 
     Args:
         buckets: The fragments, in any order.
@@ -117,7 +121,7 @@ class Streaming(LocalSteps):
 
     @override
     def statistics_due(self, consensus: Consensus) -> tf.Tensor:
-        """Return whether BatchNormalization's statistics are averaged: once in a round."""
+        """Return whether BatchNormalization's statistics are averaged now, once per round."""
         return tf.equal(consensus.steps.read_value() % self.steps, 0)
 
     @override
@@ -161,7 +165,10 @@ class Streaming(LocalSteps):
     def _ready(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> Background | None:
-        """Return what exchanges fragments beside the steps; `None` if no fragment is delayed."""
+        """Return the background thread of delayed exchanges.
+
+        `None` if no fragment is delayed, or if exchanges cannot run in the background.
+        """
         delays = [f.sync_schedule.delay for f in self.fragments]
         if self._background is None and any(delays) and self.beside_steps:
             apart = network.in_background() if isinstance(network, DirectCollectives) else None
@@ -201,7 +208,7 @@ class Streaming(LocalSteps):
         network: Network,
         rounds: tf.Tensor,
     ) -> tuple[list[tf.Tensor], State, Outcome]:
-        """Return the means of the workers' changes, and the state that their exchange leaves."""
+        """Exchange changes; return their means over the workers, the new state and the outcome."""
         own = state.read(fragment.bucket.method.traits.state_kinds)
         parts = [c / network.workers for c in changes]
         inputs = Inputs([parts], [own], None, rounds, network, self.meter)
@@ -212,17 +219,17 @@ class Streaming(LocalSteps):
     def _start_transfer(
         self, fragment: Fragment, consensus: Consensus, state: StateVariables
     ) -> None:
-        """Store the current changes of a fragment, which the next step sends."""
+        """Store a fragment's current changes, which the next step sends."""
         state.assign({_MOVING: consensus.changes(fragment.bucket.layout.specs)})
         self._keep_counts(fragment)
 
     def _keep_counts(self, fragment: Fragment) -> None:
-        """Keep this worker's skipped steps, which the last fragment's exchange gathers."""
+        """Store this worker's count of skipped steps for the last fragment's exchange."""
         if self.nonfinite is not None and fragment is self.fragments[-1]:
             self.nonfinite.keep_counts(self._iterations)
 
     def _exchange_counts(self, fragment: Fragment, network: Network) -> None:
-        """Gather the workers' skipped steps beside the last fragment of a round."""
+        """Gather the workers' counts of skipped steps with the last fragment of a round."""
         if self.nonfinite is not None and fragment is self.fragments[-1]:
             self.nonfinite.exchange_counts(network)
 
@@ -234,7 +241,7 @@ class Streaming(LocalSteps):
         network: Network,
         rounds: tf.Tensor | None = None,
     ) -> Sent:
-        """Exchange the changes in flight; store their means and the new state in their place."""
+        """Exchange the changes in flight; replace them by their means, and store the new state."""
         rounds = consensus.rounds.read_value() if rounds is None else rounds
         self._exchange_counts(fragment, network)
         (changes,) = state.read([_MOVING]).values()
@@ -253,7 +260,7 @@ class Streaming(LocalSteps):
         state: StateVariables,
         background: Background | None,
     ) -> None:
-        """Apply the received changes of a fragment, and the state that their exchange left."""
+        """Apply the mean changes in flight of a fragment, and adopt the state in flight."""
         names = fragment.bucket.method.traits.state_kinds
         with tf.control_dependencies([] if background is None else [background.wait()]):
             moved = state.read([_MOVING, *(_MOVING_STATE + name for name in names)])

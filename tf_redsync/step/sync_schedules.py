@@ -1,11 +1,11 @@
-"""The sync schedules: when the workers exchange which tensors.
+"""The sync schedules, which determine the tensors and steps of exchanges.
 
 * `EveryStep`: gradients, in every step;
 * `ChangingSteps`: gradients, with an exchange that changes: dense steps, phases, stages;
 * `Trial`: gradients, after a trial of whether dense steps are faster;
-* `LocalSteps`: the changes of the weights, every k steps;
-* `Streaming`: the changes of one fragment of the model after another, optionally with a delay;
-* `ZeroOne`: momenta in every step, later the changes of the weights at growing intervals;
+* `LocalSteps`: weight changes, every k steps;
+* `Streaming`: weight changes of one fragment of the model after another, optionally with a delay;
+* `ZeroOne`: momenta in every step, later weight changes at growing intervals;
 * `PerturbedPoint`: gradients at each worker's own point, optionally with a delay of one step.
 
 Each schedule may begin with a dense warm-up of all methods, `WarmUp`.
@@ -40,7 +40,9 @@ def for_buckets(
     nonfinite: NonFiniteCounter | None = None,
     clock: Any = None,
 ) -> EveryStep:
-    """Return the schedule that the buckets' methods declare; `Policy` ensures that they agree.
+    """Return the schedule that the buckets' methods declare.
+
+    `Policy` ensures that the methods' schedules are compatible.
 
     Args:
         buckets: The buckets.
@@ -49,8 +51,8 @@ def for_buckets(
         create: Creates a per-worker variable; see `step/state_variables.py`.
         warm_up: A dense warm-up of all methods, or `None`.
         training: The length of the training, or `None` if no setting is a fraction of it.
-        nonfinite: Counts skipped steps, for schedules whose workers skip by themselves.
-        clock: int64 variable, number of exchanges so far; `None` outside of training.
+        nonfinite: Counter of skipped steps, for schedules in which each worker skips its own steps.
+        clock: int64 variable, number of steps so far; `None` outside of training.
     """
     if workers > 1 and trial_steps:
         return Trial(buckets, trial_steps, create, warm_up)

@@ -1,16 +1,16 @@
-"""`ChangingSteps`, with a trial during training of whether dense steps are faster.
+"""`ChangingSteps` with a trial that measures whether dense steps are faster.
 
     step   0 1 2 | 3 4 5 6 7 8 ...                | then
     phase  c c c | c d c d c d, `trial_steps` each | c or d, the one with the smaller median
 
-c: compressed. d: dense, which also delivers the residual. Methods with alternating steps, such as
-ACP-SGD (`Traits.period`), run whole periods: c c d d c c d d. The duration of a step is the time
-from its first gradient to the first gradient of the next step, averaged over the workers. The
-verdict compares the medians of the periods' means. A step is measured again if a
+c is a compressed step, d a dense step, which also delivers the residual. Methods with alternating
+steps, such as ACP-SGD (`Traits.period`), run whole periods: c c d d c c d d. The duration of a step
+is the time from its first gradient to the first gradient of the next step, averaged over the
+workers. The verdict compares the medians of the periods' means. A step is measured again if a
 `LossScaleOptimizer` skips the next exchange.
 
-Buckets of always dense methods are exchanged outside of the branch, which TensorFlow traces and
-optimizes twice.
+Buckets of always dense methods are exchanged outside of the branch. TensorFlow traces and optimizes
+operations in the branch twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tf_redsync.step.every_step import (
 from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.state_variables import Create, StepTimes
 
-START_UP_STEPS = 3  # the first steps trace, allocate, and search thresholds
+START_UP_STEPS = 3  # slow first steps: tracing, allocation, threshold search
 COMPRESSED, DENSE = 1, 2  # verdicts; 0 before the end of the trial
 
 
@@ -100,12 +100,12 @@ class Trial(ChangingSteps):
 
     @override
     def interrupt(self) -> None:
-        """Discard the duration of the previous step."""
+        """Discard the duration of the previous step, which would include the skipped one."""
         self.times.last.assign(tf.constant(float("nan"), tf.float64), read_value=False)
 
     @override
     def resumed(self) -> None:
-        """Restart the clock: the last step began in another process."""
+        """Restart the clock, because the last step began in another process."""
         self.times.last.assign(tf.timestamp(), read_value=False)
 
     def _measure(
@@ -113,7 +113,8 @@ class Trial(ChangingSteps):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Store the duration of the last step; return this step's number and the verdict.
 
-        The number of an interrupted step is reused. Steps of a warm-up have none.
+        Both are int64 scalars. The number of an interrupted step is reused. Steps of a warm-up are
+        not counted.
         """
         times, count = self.times, self.times.count.read_value()
         with tf.control_dependencies([grads[0][0]]):  # the last layer's gradient, computed first

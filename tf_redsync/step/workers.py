@@ -23,15 +23,15 @@ from tf_redsync.step import state_variables
 
 
 class Replica:
-    """This replica as a worker.
+    """A worker that consists of one replica.
 
     Args:
         network: The network that answers its requests.
 
     Attributes:
         network: As given.
-        replicas: Number of replicas that form this worker: 1.
-        merge: Sums over those replicas; `None` for one replica. See `Host.merge_replicas`.
+        replicas: Number of replicas that form this worker.
+        merge: Sums over these replicas; `None` for one replica. See `Host.merge_replicas`.
     """
 
     replicas = 1
@@ -46,7 +46,7 @@ class Replica:
 
 
 class Host(Replica):
-    """All replicas of this process as one worker.
+    """A worker that consists of all replicas of this process.
 
     Args:
         strategy: The strategy of the replicas.
@@ -94,8 +94,8 @@ def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direc
 
     Args:
         strategy: The strategy in whose scope the optimizer was built.
-        two_levels: Whether a host is one worker. `None`: if there are several hosts with several
-            replicas each, and direct collectives are allowed.
+        two_levels: Whether a host is one worker. `None`: true for several hosts with several
+            replicas each, if direct collectives are allowed.
         direct: Allow single-round collectives; `False` forces the public ones.
 
     Raises:
@@ -173,7 +173,13 @@ def _workers_in_tf_config() -> int:
 
 
 def warn_if_alone(strategy: tf.distribute.Strategy, workers: int, two_levels: bool | None) -> None:
-    """Warn if there is only one worker."""
+    """Warn if there is one worker, since nothing is sent or compressed.
+
+    Args:
+        strategy: The strategy in whose scope the optimizer was built.
+        workers: Number of workers.
+        two_levels: The user's setting, for the message.
+    """
     if workers == 1:
         warnings.warn(
             "tf_redsync: there is one worker, so gradients are neither sent nor compressed. "

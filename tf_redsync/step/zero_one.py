@@ -2,12 +2,12 @@
 
 With t the step, from 0; s from `Intervals`; H the largest number of local steps:
 
-    t < s:   dense steps, at distances of 1, 2, 4, ...   `dense_exchange` of gradients
+    t < s:   dense steps, at intervals of 1, 2, 4, ...   `dense_exchange` of gradients
              all other steps                             `momentum_exchange`
     t >= s:  `LocalSteps`, in rounds of 1, 2, 4, ... steps, at most H
 
-`LocalMomentum` of `exchange/capabilities.py` is what it needs of a method. The end of a round
-scales the changes by the state `rates`. After a non-finite round the momentum is reset.
+Its methods implement `LocalMomentum` of `exchange/capabilities.py`. The end of a round scales the
+changes by the state `rates`. A non-finite round resets the momentum to 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ZeroOne(LocalSteps):
         warm_up: A dense warm-up, or `None`.
         training: The length of the training, if the intervals are fractions of it.
         nonfinite: Counts skipped steps.
-        clock: int64 variable, number of exchanges so far.
+        clock: int64 variable, number of steps so far.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ZeroOne(LocalSteps):
 
     @override
     def run(self, inputs: Inputs) -> Outcome:
-        """Exchange gradients or momenta in a synchronous step; return local momenta in others."""
+        """Exchange gradients or momenta in a synchronous step; else return local momenta."""
         warming, begun = self.begun(inputs.step)
         inputs, network = dataclasses.replace(inputs, step=begun), inputs.network
         dense = self.intervals.dense(begun)
@@ -100,7 +100,7 @@ class ZeroOne(LocalSteps):
 
     @override
     def warmed(self) -> tf.Tensor:
-        """Return whether the step counted last was a synchronous step."""
+        """Return whether the last counted step was synchronous, a bool scalar."""
         return self._is_synchronous(*self.begun(self._clock.read_value() - 1))
 
     @override
@@ -127,7 +127,7 @@ class ZeroOne(LocalSteps):
     def exchange_changes(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> Sent:
-        """Exchange the changes; if they are non-finite, reset the momentum and `rates`."""
+        """Exchange the weight changes; if they are non-finite, set momentum and `rates` to 0."""
         sent, finite = super().exchange_changes(consensus, states, network)
 
         def reset() -> None:
