@@ -10,7 +10,8 @@ from tf_redsync import requirements
 def patch_tf_keras() -> None:
     """Patch the models of tf_keras if the process uses it.
 
-    `model.compile(DistributedOptimizer(...))` looks `compile` up before it makes the wrapper.
+    Python looks up `compile` in `model.compile(DistributedOptimizer(...))` before it creates the
+    wrapper, so creating a wrapper would patch `compile` too late.
     """
     loaded = sys.modules.get("tf_keras") is not None
     if loaded or (requirements.wants_legacy_keras() and importlib.util.find_spec("tf_keras")):

@@ -1,4 +1,4 @@
-"""Warnings about settings that cost accuracy, which `explain()` also shows.
+"""Warnings about settings that cost accuracy; `explain()` also shows them.
 
 Each warning cites a measurement; docs/benchmarks.md and docs/momentum.md have the commands.
 """
@@ -19,12 +19,12 @@ from tf_redsync.methods.redsync import RedSync
 from tf_redsync.methods.sparse_loco import SparseLoCo
 from tf_redsync.policy import Assignment, Policy
 
-SHORT_WAIT = 10  # steps; gradients are not stale at a density of 10 %
-SMALL_OUTER_MOMENTUM = 0.7  # between a momentum that cost much accuracy and one that did not
+SHORT_WAIT = 10  # steps between messages, a density of 10 %; gradients are not stale then
+SMALL_OUTER_MOMENTUM = 0.7  # between 0.9, which cost much accuracy, and 0.5, which did not
 
 
 class AccuracyWarning(UserWarning):
-    """A setting is known to cost accuracy.
+    """Category of warnings about settings that are known to cost accuracy.
 
     `warnings.simplefilter("ignore", tf_redsync.AccuracyWarning)` disables these warnings.
     """
@@ -39,7 +39,8 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
         warn: Called with the text of each warning.
 
     Raises:
-        ValueError: see `conflicts.check_momentum` and `check_per_worker_weights`.
+        ValueError: see `check_momentum`, `check_per_worker_weights` and `check_adam` of
+            `conflicts`.
     """
     conflicts.check_momentum(inner, policy)
     conflicts.check_per_worker_weights(inner, policy)
@@ -77,7 +78,8 @@ def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
 
     Args:
         inner: The inner optimizer.
-        methods: The methods, the main one first, which the warnings name.
+        methods: The methods, the most important one first. Some warnings name only the first method
+            that they apply to.
     """
     found = [_of_short_memory(inner, m) for m in methods]
     late = [m for m, text in zip(methods, found, strict=True) if text is None]
@@ -89,10 +91,10 @@ def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
 
 
 def _of_short_memory(inner: Any, method: Method) -> str | None:
-    """Return a warning if an adaptive optimizer's second moment decays faster than elements come.
+    """Return a warning if an adaptive optimizer's second moment decays before elements are sent.
 
-    The decayed moment makes an element's next step too long. With local steps the optimizer sees
-    the gradient of every step of its worker, so nothing decays.
+    The decayed moment makes an element's next step too long. With local steps the optimizer
+    receives its worker's gradient in every step, so the moment does not decay.
     """
     adaptive, what = conflicts.innermost(inner), type(method).__name__
     if getattr(adaptive, "amsgrad", False):
@@ -117,7 +119,7 @@ def _of_short_memory(inner: Any, method: Method) -> str | None:
 
 
 def _of_one_mean(method: Method) -> str | None:
-    """Return a warning if quantized RedSync drops its quantization errors."""
+    """Return a warning about quantized RedSync, which drops its quantization errors."""
     inside = innermost(method)
     if not (isinstance(inside, RedSync) and inside.quantized):
         return None
@@ -129,7 +131,10 @@ def _of_one_mean(method: Method) -> str | None:
 
 
 def _of_long_rounds(method: Method) -> str | None:
-    """Return a warning about long rounds of local steps; 0/1 Adam's share the mean momentum."""
+    """Return a warning about long rounds of local steps, or `None`.
+
+    0/1 Adam is exempt, because its workers share the mean momentum.
+    """
     schedule = method.sync_schedule
     if not schedule.local_steps or capability(method, AdamMoments) is not None:
         return None
@@ -244,7 +249,7 @@ def _exchanges(method: Method, steps: float, per_epoch: float) -> float:
 
 
 def _exchanges_between(assignment: Assignment) -> float:
-    """Return the mean number of exchanges between two messages with the same element."""
+    """Return the mean number of exchanges from one message with an element to the next."""
     method, spec = assignment.method, assignment.spec
     count = getattr(innermost(method), "k", None)
     traits = method.traits
@@ -259,9 +264,10 @@ def _name(method: Method) -> str:
 
 _Number = TypeVar("_Number", int, float)
 
-# Accuracy in % on CIFAR-10, three epochs, by density: with one mean, with all values.
+# Accuracy in % on CIFAR-10, three epochs, by density: with the mean of the selected values, with
+# all values.
 _ONE_MEAN = {0.001: (58.1, 63.7), 0.01: (62.6, 67.5), 0.1: (66.0, 68.2)}
-# The same, with momentum of the inner optimizer, of the method, and a global one; the method.
+# Accuracy with momentum of the inner optimizer, of the method, and global momentum; the method.
 _MOMENTUM = {0.001: (60.8, 61.7, 64.0, "RedSync"), 0.03: (66.8, 67.9, 69.2, "CodedTopK")}
 # Perplexity on characters, 600 steps, by density: with beta_1=0.9, with beta_1=0; the methods.
 _BETA_1 = {0.01: (12.2, 8.4, "CompAMS and AMSGrad"), 0.03: (10.2, 7.3, "CodedTopK and AdamW")}
@@ -280,7 +286,7 @@ _SPARSE = {(15, 32): 9.25, (15, 128): 8.16, (50, 128): 9.10}  # by `steps` and `
 
 
 def one_mean(density: float) -> str:
-    """Return the measured cost of one mean instead of all values at a density."""
+    """Return the measured cost of sending one mean instead of all selected values."""
     at = _nearest(_ONE_MEAN, density)
     one, all_values = _ONE_MEAN[at]
     return f"{one} % instead of {all_values} % on CIFAR-10 (3 epochs, density {100 * at:g} %)"
@@ -340,7 +346,7 @@ def long_rounds(method: Method) -> str | None:
 
 
 def _nearest(known: Mapping[_Number, Any], value: float) -> _Number:
-    """Return the number nearest to a value, by ratio."""
+    """Return the key that is nearest to a positive value, by ratio."""
     return min(known, key=lambda at: _far(at, value))
 
 

@@ -1,11 +1,11 @@
-"""The adapter of all wrappers: the exchange instead of the all-reduce, and the guarded update.
+"""The adapter of all wrappers, which replaces the all-reduce and guards the update.
 
-Every family has one instance method that sums gradients over replicas and one that applies the
+Optimizers of every family have a method that sums gradients over replicas and one that applies the
 sums. A wrapper replaces the first by `Adapter.aggregate` and wraps the second by `Adapter.guarded`.
 
 A skipped step changes only counters. Keras decays weights before the exchange, when finiteness is
-not known yet, and applies constraints and averages after it. `UpdateGuard` guards these. Private
-names that it uses, on the *instance* of the inner optimizer:
+not known yet, and applies constraints and averages after it. `UpdateGuard` guards these operations.
+It uses private names on the *instance* of the inner optimizer:
 `_apply_weight_decay(variables)`, of Keras 3 and tf_keras; `_update_model_variables_moving_average(
 variables)` and `_overwrite_model_variables_with_average_value(variables)`, of Keras 3.
 """
@@ -48,14 +48,22 @@ class Adapter:
     """Adapter between one optimizer and its exchange.
 
     Args:
-        inner: The optimizer that applies the sums.
+        inner: The wrapped optimizer.
         method: A method, a `Policy`, `Auto`, a config of one of them, or `None` for `Auto()`.
+        saving: The `saving` module of the optimizer's family.
+        access: Access to the optimizer's state; `None`: that of Keras 3 and tf_keras.
         check_every: See `DistributedOptimizer`.
         on_drift: See `DistributedOptimizer`.
-        options: Keyword arguments of `ExchangeBuilder`.
+        **options: Keyword arguments of `ExchangeBuilder`.
+
+    Attributes:
+        policy: The user's policy.
+        access: As given.
+        exchange: The `GradientExchange`; before `build` an `ExchangeBuilder`.
+        guard: The `UpdateGuard` of the optimizer.
 
     Raises:
-        ValueError: the optimizer cannot be wrapped, or both it and the method have momentum.
+        ValueError: the optimizer cannot be wrapped, or does not suit the method.
     """
 
     def __init__(
@@ -75,7 +83,7 @@ class Adapter:
         self._inner, self._saving = inner, saving
         self.access = slots.Access.of(inner) if access is None else access
         self._told: set[str] = set()  # warnings that were issued
-        # The user's line is the caller of `DistributedOptimizer`.
+        # The warning points to the caller of `DistributedOptimizer`.
         suited = self._suited(stacklevel=9)
         self.exchange: GradientExchange | ExchangeBuilder = ExchangeBuilder(
             suited, rate=self.access.rate, kind=SaveableExchange, **options
@@ -118,10 +126,13 @@ class Adapter:
         `LossScaleOptimizer` merges replicas.
 
         Args:
-            apply: The inner optimizer's function.
-            args: Positional arguments of `apply`.
-            finish: Whether to call `finish_step` after it.
-            kwargs: Keyword arguments of `apply`.
+            apply: The inner optimizer's function, such as `apply_gradients`.
+            *args: Positional arguments of `apply`.
+            finish: Whether to call `finish_step` after `apply`.
+            **kwargs: Keyword arguments of `apply`.
+
+        Returns:
+            The result of `apply`.
         """
         self._running += 1
         try:
@@ -133,7 +144,7 @@ class Adapter:
         return applied
 
     def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
-        """Build the exchange of `variables`; see `ExchangeBuilder.build`."""
+        """Build the exchange of `variables` if it is not built; see `ExchangeBuilder.build`."""
         if not isinstance(self.exchange, ExchangeBuilder):
             return
         tensors = [slots.tf_variable(v) for v in variables]
@@ -172,7 +183,7 @@ class Adapter:
         """Give local steps access to the optimizer's variables."""
         local = tf.distribute.get_strategy().experimental_local_results
         momenta = [slots.tf_variable(m) for m in self.access.momenta()]
-        # With gradient accumulation the optimizer counts skipped steps, too.
+        # With gradient accumulation the optimizer's counter includes skipped steps.
         counts = not conflicts.accumulates(self._inner)
         exchange.attach_optimizer(
             slots.all_variables(self._inner),
@@ -201,13 +212,13 @@ class Adapter:
             apply_gradients([(tf.zeros(v.shape, v.dtype), v) for v in served])
 
         flushing.deliver(self.exchange, apply)
-        training_length.forget(self.exchange)  # everything is delivered
+        training_length.forget(self.exchange)  # all gradients are delivered
 
     @staticmethod
     def _after_averages(check: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that lets our strategy call `check` after it has averaged statistics.
+        """Return a function that schedules `check` after our strategy averages statistics.
 
-        Under another strategy it is `check`.
+        Under another strategy, return `check`.
         """
         strategy: Any = tf.distribute.get_strategy()
         if not collectives.is_ours(strategy):
@@ -229,6 +240,9 @@ class Adapter:
 
     def aggregate(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.
+
+        Pairs whose gradient is `None` are omitted. Sums have the shapes and dtypes of the
+        variables. With `sparse_totals` of `build` some are in coordinate form.
 
         Raises:
             RuntimeError: outside of the wrapper or of a replica context, or before `build`.
@@ -270,7 +284,7 @@ class Adapter:
         In a step that must be skipped, the first sum has a NaN on all workers.
 
         Raises:
-            ValueError: the sums differ between workers.
+            ValueError: workers have different sums, because each has its own weights.
         """
         if self.exchange.consensus is not None:
             raise ValueError(
@@ -286,10 +300,15 @@ class Adapter:
     def guarded(
         self, update: Callable[..., Any], otherwise: Callable[[], Any] = lambda: None
     ) -> Callable[..., Any]:
-        """Wrap `update(strategy, ...)` so that it runs only in steps that are finite everywhere.
+        """Wrap `update(strategy, ...)` so that it runs only in steps finite on all workers.
 
-        All workers agree on the flag and take the same branch. Masked weights are 0 after the
-        update.
+        All workers agree on the flag and take the same branch. Pruned weights are set to 0 after
+        the update.
+
+        Args:
+            update: The optimizer's function that applies sums in a cross-replica context.
+            otherwise: Returns the result of the wrapped function, whether the step is skipped or
+                not.
         """
 
         def update_if_finite(
@@ -364,7 +383,7 @@ def _check_unwrapped(inner: Any) -> None:
 
 
 class UpdateGuard:
-    """Guard of weight decay, constraints and averages in skipped steps of one wrapped optimizer.
+    """Prevents weight decay, constraints and averages in skipped steps of one optimizer.
 
     Attributes:
         finite: Whether the current step is finite: a bool scalar, equal on all workers, or `None`
@@ -397,12 +416,12 @@ class UpdateGuard:
             self._decay()
 
     def begin(self, variables: Sequence[Any]) -> None:
-        """Begin a step of the optimizer, which may apply constraints to `variables`."""
+        """Begin a step of the optimizer, which may constrain `variables`."""
         self.finite, self._decay = None, None
         self._constrained = [v for v in variables if getattr(v, "constraint", None) is not None]
 
     def note(self, finite: tf.Tensor) -> None:
-        """Record, in a replica context, whether the step is finite on all workers."""
+        """Record the agreed flag, a bool scalar, in a replica context: the step is finite."""
         self.finite = finite
         self._before = list(map(tf.convert_to_tensor, self._constrained))
 
@@ -417,7 +436,7 @@ class UpdateGuard:
             variable.assign(tf.where(self.finite, now, before))
 
     def only_if_finite(self, function: Callable[..., Any]) -> Callable[..., None]:
-        """Wrap a function that runs after the exchange so that skipped steps omit it.
+        """Wrap a function that runs after the exchange, so that skipped steps omit it.
 
         Keras also calls such functions outside of steps, at the end of `fit`.
         """
@@ -436,8 +455,8 @@ class UpdateGuard:
     def guard_keras3(self, inner: Any) -> None:
         """Guard the functions that an optimizer of Keras 3 calls before and after its update.
 
-        With gradient accumulation not every step has an update, so averages of the weights and the
-        step counter are not guarded.
+        With gradient accumulation not every step has an update. Averages of the weights,
+        constraints and the step counter are then not guarded.
         """
         self.decay_later(inner)
         apply = inner.apply
@@ -468,10 +487,10 @@ class UpdateGuard:
 
 
 def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[..., None]:
-    """Wrap Keras 3's overwriting of weights by averages so that it works in a branch.
+    """Wrap Keras 3's overwriting of weights by averages, so that it works in a branch.
 
-    With `ema_overwrite_frequency` it is in a branch, where TensorFlow forbids its merge call. The
-    averages are equal on all replicas, so each can assign its own.
+    With `ema_overwrite_frequency` Keras runs it in a branch, where TensorFlow forbids its merge
+    call. The averages are equal on all replicas, so each replica can assign its own.
     """
 
     def run(variables: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""AMSGrad of COMP-AMS, for Keras 3.
+"""The AMSGrad optimizer of COMP-AMS, for Keras 3.
 
 Private names of Keras 3 used here, on the optimizer itself: `_get_variable_index(variable)`.
 """
@@ -59,7 +59,7 @@ class AMSGrad(keras.optimizers.Optimizer):
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create both moments and the largest second moment of every variable."""
+        """Create the first, second and largest second moment of every variable."""
         if self.built:
             return
         super().build(variables)
@@ -72,7 +72,7 @@ class AMSGrad(keras.optimizers.Optimizer):
         ]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update one variable; see the class."""
+        """Update one variable by the rule in the class docstring."""
         rate, g = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
         m, v, largest = self.moments[self._get_variable_index(variable)]
         self.assign(m, self.beta_1 * m + (1.0 - self.beta_1) * g)

@@ -1,7 +1,7 @@
 """Checks of Keras's own saving callbacks on several workers, when `fit` begins.
 
-Keras 3's callbacks do not know about workers: each writes to the path that it was given. Those of
-tf_keras write the chief's files, with contributions of the others, and all workers restore them.
+Keras 3's callbacks ignore workers: each callback writes to its own path. The callbacks of tf_keras
+write the chief's files, with contributions of the other workers, and all workers restore them.
 
 Names of Keras used here, all public: the classes and attributes in `KINDS`.
 """
@@ -29,7 +29,7 @@ from tf_redsync.state.shared_directories import leaders
 _logger = logging.getLogger("tf_redsync")
 
 BACKUP, MODEL, TABLE = "BackupAndRestore", "ModelCheckpoint", "CSVLogger"
-# Callbacks, and the attribute with their path.
+# Class names of callbacks, and the attribute with the path.
 KINDS = {BACKUP: "backup_dir", MODEL: "filepath", TABLE: "filename", "OrbaxCheckpoint": "directory"}
 _OURS = "or use tf_redsync.callbacks.Checkpoint on all workers"
 
@@ -46,7 +46,8 @@ def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
         Whether any worker has a backup to restore.
 
     Raises:
-        ValueError: on all workers, if callbacks would lose or overwrite files.
+        ValueError: callbacks would lose or overwrite files, or several would restore.
+        Disagreement: on all workers, if they do not begin `fit` at the same point.
     """
     strategy = model.distribute_strategy
     found = [entry for c in callbacks for entry in _entry(c)]
@@ -77,7 +78,7 @@ def check_equal(model: Any, epoch: int) -> None:
     """Check that all workers have restored the same backup.
 
     Raises:
-        ValueError: on all workers, if their backups are of different steps.
+        ValueError: on all workers, if their backups have different epochs or weights.
     """
     digest = hashlib.blake2b(digest_size=8)
     for weight in model.trainable_variables:
@@ -101,7 +102,7 @@ def _torn(lines: Sequence[str]) -> ValueError:
 
 
 def _entry(callback: Any) -> list[list[str]]:
-    """Return kind, family, folder, file and backup of a saving callback of Keras, else nothing."""
+    """Return `[[kind, family, folder, file, metadata]]` of a saving callback, else `[]`."""
     for base in type(callback).__mro__:
         family = base.__module__.partition(".")[0]
         if base.__name__ in KINDS and family in ("keras", "tf_keras"):
@@ -118,7 +119,7 @@ def _entry(callback: Any) -> list[list[str]]:
 
 
 def _moment(folder: str) -> str:
-    """Return the metadata of a backup of Keras 3, or "none"."""
+    """Return the metadata of a backup of Keras 3 as text, or "none"."""
     try:
         return Path(folder, "training_metadata.json").read_text(encoding="utf-8")
     except OSError:
@@ -137,7 +138,7 @@ def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]
     own = entries[collectives.worker_rank(strategy)] or written[0]
     family, folder, file, _ = own[1:]
     if family == "tf_keras" and kind == MODEL:
-        return  # writes the chief's file and temporary files
+        return  # the chief writes the file, other workers temporary files
     first = [0] * len(entries)
     if not any("://" in e[2] for e in written):  # URLs are shared by all workers
         first = leaders(strategy, Store(folder), f"look where {kind} writes")
@@ -191,8 +192,9 @@ def compare(model: Any, path: Any, method: str) -> None:
 def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
     """Publish a path, and warn if another worker of this machine has published it.
 
-    The store keeps the first value of a key, so of workers that publish at once all but one are
-    told. After the training, the chief may have ended before others save, and the store with it.
+    The key-value store keeps the first value of a key. Of several workers that publish at the same
+    time, all but one therefore warn. If the chief has ended before others save, the store is gone
+    and paths are not compared.
     """
     workers, rank = collectives.worker_count(strategy), collectives.worker_rank(strategy)
     if workers == 1:
@@ -215,7 +217,7 @@ def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
 
 
 def _first(store: Any, key: str, rank: int) -> int:
-    """Return the worker that has published a key first: this one, if no other has."""
+    """Publish a key; return the rank of the worker that published it first."""
     try:
         store.set_config_key_value(key, str(rank))
     except tf.errors.AlreadyExistsError:

@@ -1,4 +1,4 @@
-"""Closing of callbacks, with their files, threads and signals, when an error leaves `fit`.
+"""Closes callbacks, with their files, threads and signal handlers, when `fit` raises.
 
 Keras does not call `on_train_end` after an error.
 """
@@ -13,7 +13,7 @@ _open: list[Any] = []  # callbacks of all models in `fit`
 
 
 def opened(callback: Any) -> None:
-    """Have `callback.close()` called if an error leaves the `fit` of its model.
+    """Register a callback, whose `close()` is called if the `fit` of its model raises.
 
     `close` is public, so that a loop without `fit` can call it, too.
     """
@@ -22,14 +22,14 @@ def opened(callback: Any) -> None:
 
 
 def closed(callback: Any) -> None:
-    """Forget a callback; its `close` calls this."""
+    """Unregister a callback; its `close` calls this."""
     if callback in _open:
         _open.remove(callback)
 
 
 @contextlib.contextmanager
 def closed_on_error(model: Any) -> Iterator[None]:
-    """Context that closes the callbacks of a model that it has opened if an error leaves it."""
+    """Context that closes a model's callbacks registered within it if it raises."""
     before = list(_open)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Hook into `compile` of a model: the strategy's scope, checks, the order of wrappers."""
+"""Hook into a model's `compile`: enters the scope, checks arguments, reorders wrappers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tf_redsync.patching import patch_once
 def install(model_class: Any) -> None:
     """Patch a family's `compile`; a second call is a no-op.
 
-    It runs in the scope of the strategy that the model was made in. Keras 3 does not enter it, and
-    metrics from outside would differ between workers. A method in place of an optimizer raises
-    `TypeError`. The workers compare the other arguments when `fit` begins.
+    The patched method runs in the scope of the strategy in which the model was created. Keras 3
+    does not enter this scope, and metrics created outside of it would differ between workers. A
+    method instead of an optimizer raises `TypeError`. The workers compare the other arguments when
+    `fit` begins.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.

@@ -17,7 +17,7 @@ from tf_redsync.policy import Policy
 
 
 def check_momentum(inner: Any, policy: Policy | Auto) -> None:
-    """Check that momentum is applied once.
+    """Check that momentum is not applied twice.
 
     Raises:
         ValueError: both the optimizer and a method of the policy have momentum.
@@ -52,7 +52,8 @@ def check_per_worker_weights(inner: Any, policy: Policy | Auto) -> None:
     """Check that only the update changes weights that differ between workers.
 
     Raises:
-        ValueError: the optimizer averages per-worker weights, or decays per-worker points.
+        ValueError: `use_ema` would average per-worker weights, or a method with per-worker points
+            is combined with weight decay or an optimizer other than SGD.
     """
     own = [m for m in policy.methods if m.sync_schedule.per_worker_weights]
     config = dict(config_numbers(inner.get_config()))
@@ -75,7 +76,8 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
     """Check that a method whose totals are Adam's momenta is used with Adam.
 
     Raises:
-        ValueError: the optimizer is not Adam, or a coefficient differs.
+        ValueError: the optimizer is not a Keras Adam or AdamW without amsgrad, or a coefficient
+            differs.
     """
     found = ((m, capability(m, AdamMoments)) for m in policy.methods)
     methods = [(m, moments.adam) for m, moments in found if moments is not None]
@@ -105,8 +107,8 @@ def warm_up(policy: Policy | Auto, asked: Any) -> Any:
     """Return the dense warm-up of all methods: the user's, or the dense start of a method.
 
     Raises:
-        ValueError: both are given, or all methods vote and have no dense exchange of the same
-            scale.
+        ValueError: both are given, dense starts differ, or a warm-up is given and all methods vote:
+            dense totals of votes need a learning rate of another scale.
     """
     begins = [m for m in policy.methods if dense_start(m) is not None]
     if begins and (asked is not None or len({dense_start(m) for m in begins}) > 1):
@@ -144,7 +146,7 @@ def _accumulation_steps(inner: Any) -> int:
 
 
 def check_accumulation(inner: Any, exchange: Any) -> None:
-    """Check that an exchange can run in the branch of updates with gradient accumulation.
+    """Check that an exchange can run in the update branch of gradient accumulation.
 
     Raises:
         ValueError: a process has several replicas, or there are no direct collectives.
@@ -169,7 +171,7 @@ def check_single(optimizer: Any) -> None:
     """Check that an optimizer applies gradients itself.
 
     Raises:
-        ValueError: for a `MultiOptimizer`, whose optimizers sum their own gradients.
+        ValueError: the optimizer is a `MultiOptimizer`, whose optimizers sum their own gradients.
     """
     if is_several(innermost(optimizer)):
         raise never_asks(innermost(optimizer))

@@ -1,6 +1,6 @@
 """Comparison of optimizers, losses, metrics, weights and learning rates between workers.
 
-Workers compare texts when an optimizer is built and when `fit` and its epochs begin, and
+Workers compare configs as text when an optimizer is built and when `fit` and its epochs begin.
 `step/drift.py` compares weights during training.
 
 Name of Keras used here: `_fn_kwargs` of its losses and metrics.
@@ -25,18 +25,18 @@ from tf_redsync.keras.slots import all_variables
 from tf_redsync.network import collectives
 from tf_redsync.step.drift import DriftDetector, Shared
 
-# A name contains a counter that depends on earlier objects of the worker; the id is an address.
+# A name contains a counter of the worker's earlier objects, and the id is an address.
 _NOT_COMPARED = ("name", "shared_object_id")
 _OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly")
 _compiled: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by model
 
 
 def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
-    """Return an inner optimizer's config and the versions, which workers compare.
+    """Return an inner optimizer's config and the package versions, which workers compare.
 
     Args:
         inner: The optimizer.
-        saving: The `saving` module of its family.
+        saving: The `saving` module of the optimizer's family; `None` uses `get_config`.
     """
     try:
         config = inner.get_config() if saving is None else saving.serialize_keras_object(inner)
@@ -49,7 +49,7 @@ def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a config that can be written as JSON, without values that may differ."""
+    """Return a config as JSON-serializable values, without keys that may differ."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items() if k not in _NOT_COMPARED}
     if isinstance(value, (list, tuple)):
@@ -75,7 +75,7 @@ def note_compile(model: Any, arguments: Mapping[str, Any]) -> None:
 def compare_compile(model: Any) -> None:
     """Check that all workers have compiled a model with the same loss and metrics.
 
-    Different losses deadlock nothing: the workers would train the sum of their gradients.
+    Different losses would not deadlock: the workers would train on the sum of their gradients.
 
     Args:
         model: A model, compiled or not. All workers must call it at the same point.
@@ -107,7 +107,7 @@ def _described(value: Any) -> Any:
 
 
 def _source_digest(function: FunctionType) -> str:
-    """Return a short digest of a function's source as text; empty if there is no source."""
+    """Return a digest of a function's source, such as " (source 01abcdef)", or ""."""
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError):
@@ -125,8 +125,9 @@ def drift_of(
 ) -> DriftDetector | None:
     """Return the drift detector of an optimizer's weights, or `None`.
 
-    It is `None` with one worker, for workers that are meant to differ, and if collectives cannot
-    run in branches: with `direct_collectives=False`, or if each replica of a process is a worker.
+    The result is `None` with one worker, with methods without an exchange, and if collectives
+    cannot run in branches. They cannot with `direct_collectives=False`, or if each replica of a
+    process is a worker.
 
     Args:
         exchange: A built `GradientExchange`.
@@ -137,7 +138,7 @@ def drift_of(
         on_drift: See `DriftDetector`.
     """
     strategy, network = tf.distribute.get_strategy(), exchange.network
-    # Without an exchange, weights are meant to differ.
+    # Without an exchange, weights differ by design.
     exchanges = all(b.method.traits.exchanges for b in exchange.schedule.buckets)
     if not every or network.workers == 1 or not network.in_branches or not exchanges:
         return None
@@ -155,7 +156,7 @@ def drift_of(
         return trainable + [Shared(v.name, local(v)) for v in shared]
 
     def numbers() -> dict[str, tf.Tensor]:
-        if skips_locally:  # each worker counts its own steps, which a schedule may use
+        if skips_locally:  # iterations, and thus scheduled learning rates, may differ in a round
             return {}
         return {"learning rate": rate(), "iterations": tf.convert_to_tensor(inner.iterations)}
 
@@ -167,7 +168,7 @@ def drift_of(
 
 
 def _agreed(consensus: Any, agreed: tf.Variable, own: tf.Variable) -> Callable[[], tf.Tensor]:
-    """Return a function that reads a synchronized weight; see `Consensus.agreed`."""
+    """Return a function that reads a weight of the consensus; see `Consensus.agreed`."""
     return lambda: tf.cond(tf.equal(consensus.steps, 0), own.read_value, agreed.read_value)
 
 
@@ -176,7 +177,10 @@ def compare_rate(model: Any, when: str) -> None:
 
     Args:
         model: A model; a no-op unless its optimizer is wrapped.
-        when: Text for the message.
+        when: The time of the comparison, as text for the message.
+
+    Raises:
+        Disagreement: on all workers, if the rates differ.
     """
     exchange = getattr(getattr(model, "optimizer", None), "exchange", None)
     if exchange is None or not exchange.built or exchange.schedule.skips_locally:

@@ -1,8 +1,8 @@
 """Comparison of the workers' numbers of batches when `fit`, `evaluate` or `predict` begins.
 
-A worker with more batches than another one would deadlock in a collective. So would a worker with
-an infinite dataset beside one with a finite dataset, because only finite datasets communicate
-before each batch.
+A worker with more batches than another one would deadlock in a collective. Workers with infinite
+and with finite datasets would deadlock, too, because only finite datasets communicate before each
+batch.
 
 Names of Keras used here, of a model in `fit` that has validation data: `_eval_epoch_iterator` of
 Keras 3 with its public `num_batches`, and `_eval_data_handler` of tf_keras with `inferred_steps`.
@@ -25,7 +25,7 @@ from tf_redsync.network import collectives
 _INFINITE = int(tf.data.INFINITE_CARDINALITY)
 _MAX_LINES = 16
 
-Amount = Sequence[int | None]  # Keras's steps and the dataset's cardinality; None if unknown
+Amount = Sequence[int | None]  # Keras's steps per epoch and the dataset's cardinality, in batches
 
 
 def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = False) -> None:
@@ -38,7 +38,7 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
         in_fit: Whether this is a validation in `fit`, which `params` do not describe.
 
     Raises:
-        Disagreement: on all workers, if some would deadlock.
+        Disagreement: on all workers, if some workers would deadlock.
     """
     strategy = model.distribute_strategy
     steps = _validation_steps(model) if in_fit else params.get("steps")
@@ -65,8 +65,8 @@ def _taken(strategy: Any) -> tuple[int | None, str | None, int | None]:
     """Return and reset the properties of the data that our strategy recorded; `None` if unknown.
 
     Returns:
-        The cardinality of the dataset that the strategy distributed last, kind and hash of the
-        first rows of a generator or of arrays, and the seed by which arrays are shuffled.
+        The cardinality of the last distributed dataset; kind and hash of the first rows of a
+        generator or of arrays; and the seed that shuffles arrays.
     """
     if not collectives.is_ours(strategy):
         return None, None, None
@@ -76,7 +76,13 @@ def _taken(strategy: Any) -> tuple[int | None, str | None, int | None]:
 
 
 def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:
-    """Return an error if workers with these amounts, by rank, would deadlock, else `None`."""
+    """Return an error message if workers with different amounts would deadlock, else `None`.
+
+    Args:
+        amounts: The amounts of data, by rank.
+        epochs: Number of epochs.
+        method: Name of the model's method, for the message.
+    """
     steps = [one for one, _ in amounts]
     batches = [n for _, n in amounts if n is not None]
     known = [n for n in batches if n >= 0]
@@ -126,7 +132,7 @@ _MOST = tf.int64.max
 
 
 class BatchRows:
-    """Number of rows of this worker's smallest batch in `fit`."""
+    """The number of rows of this worker's smallest batch in `fit`, which workers compare."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
@@ -139,7 +145,7 @@ class BatchRows:
         self._least.assign(_MOST)
 
     def note(self, batch: Any) -> None:
-        """Record the rows of a batch, in the step that trains on it."""
+        """Record the number of rows of a batch, in the step that trains on it."""
         rows = next(
             (tf.shape(t, tf.int64)[0] for t in tf.nest.flatten(batch) if _has_rows(t)), None
         )
@@ -153,7 +159,7 @@ class BatchRows:
         return "" if least == _MOST else str(least)
 
     def compare(self, all_told: Sequence[str]) -> None:
-        """Warn once if the minima of the workers, by rank, differ."""
+        """Warn once if the minima differ, given as text by rank; "" disables the comparison."""
         if self._warned or len(set(all_told)) < 2 or "" in all_told:
             return
         self._warned = True

@@ -1,4 +1,4 @@
-"""The exchange's state in Keras's files, beside the variables of the inner optimizer.
+"""The exchange's state in Keras's files, in addition to the inner optimizer's variables.
 
 Keras saves every Keras object among an optimizer's attributes under the attribute's name: in
 `.keras`, `.weights.h5` and sharded files, with Keras 3 and tf_keras. A plain optimizer has no such
@@ -22,7 +22,7 @@ ATTRIBUTE = "exchange_state"  # of the wrapper, and the group's name in files
 
 
 class ExchangeState:
-    """This worker's snapshot of the exchange, which Keras saves and loads.
+    """Object through which Keras saves and loads this worker's snapshot of the exchange.
 
     Args:
         exchange: Returns the exchange.
@@ -35,7 +35,7 @@ class ExchangeState:
         self._exchange, self._iterations = exchange, iterations
 
     def save_own_variables(self, store: Any) -> None:
-        """Store the snapshot, if the exchange is built."""
+        """Store the snapshot's arrays if the exchange is built."""
         exchange = self._exchange()
         if exchange.built:
             for name, array in exchange.worker_state().items():
@@ -51,26 +51,26 @@ class ExchangeState:
 
 
 def snapshot_in(store: Any) -> dict[str, np.ndarray]:
-    """Return the snapshot in a store of Keras or a group of an `.h5` file; empty without one."""
+    """Return the snapshot in a Keras store or a group of an `.h5` file; empty if absent."""
     return {name.replace(".", "/"): np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118
 
 
 def class_of(base: type) -> type[ExchangeState]:
-    """Return the class for an optimizer family.
+    """Return the `ExchangeState` class of an optimizer family.
 
     Args:
-        base: The smallest class of the family whose objects Keras saves: its `Loss`.
+        base: The family's `Loss`, the smallest base class whose objects Keras saves.
     """
     return type("ExchangeState", (ExchangeState, base), {})
 
 
 def warn_if_fresh(exchange: Any, iterations: Any, source: str) -> None:
-    """Warn once if the optimizer's iterations were restored and the exchange's state was not.
+    """Warn once if the optimizer's iterations were restored but not the exchange's state.
 
     Args:
-        exchange: The exchange.
+        exchange: The built exchange.
         iterations: The optimizer's step counter.
-        source: Subject and verb of the warning: where the state is missing.
+        source: Subject and verb of the warning, such as "the loaded file has".
     """
     begun = int(tf.convert_to_tensor(iterations))
     if not exchange.fresh or not begun or exchange.workers == 1 or int(exchange.step.numpy()):

@@ -1,9 +1,9 @@
 """Keras 3's inspection of the first batch, without communication.
 
-Before Keras 3 traces a step it builds model, metrics and loss from the shapes and dtypes of a
-batch, which it computes with `strategy.reduce("MEAN", batch, axis=None)`. Strings, bools, ragged
-and sparse tensors have no mean, workers may have different numbers of rows, and Keras does not use
-the values. So each worker takes the batch of its first replica.
+Before Keras 3 traces a step, it builds model, metrics and loss from the shapes and dtypes of a
+batch. It computes this batch with `strategy.reduce("MEAN", batch, axis=None)`, although it does not
+use the values. Strings, bools, ragged and sparse tensors have no mean, and workers may have
+different numbers of rows. Each worker therefore uses the batch of its first replica.
 
 Under a strategy Keras calls the model on that batch. A model with a `train_step` and without
 `call`, such as Keras's VAE and GAN examples, cannot be called; its first step builds the remaining
@@ -12,9 +12,9 @@ layers.
 Under TensorFlow's own strategy on several workers the inspection fails with an obscure error. With
 a wrapped optimizer the error names the strategy and the remedy.
 
-Keras drops the iterator that the first batch came from, with all prefetched batches. A generator
-does not yield these again, and their number differs between workers. The inspection therefore gets
-the batches that Keras has buffered to find out their shapes, and puts back before the others.
+Keras drops the iterator of the first batch, with all prefetched batches. A generator does not yield
+these again, and their number differs between workers. The inspection therefore reads the batches
+that Keras has buffered to determine shapes. Keras later yields these before all others.
 
 Names of Keras used here, besides those of `KerasTensor`: `_maybe_symbolic_build(iterator,
 data_batch)` and `_distribute_strategy` of a model; `data_adapter` of an epoch iterator; `generator`
@@ -37,12 +37,12 @@ from tf_redsync.network import collectives
 from tf_redsync.patching import patch_once
 
 _NAME = "_maybe_symbolic_build"
-_ROWS = 64  # of arrays that are compared
+_ROWS = 64  # number of rows of an array that are compared
 _NO_SEED = 87654321  # TensorFlow's global seed before `tf.random.set_seed`
 
 
 def install(model_class: Any) -> None:
-    """Make models under our strategy inspect their own first batch; a second call is a no-op.
+    """Patch the inspection to use each worker's own first batch; a second call is a no-op.
 
     Args:
         model_class: `keras.Model`.
@@ -84,7 +84,7 @@ def _reducing_locally(strategy: Any) -> Iterator[None]:
 
 
 def _check_strategy(model: Any, strategy: Any) -> None:
-    """Check that Keras's loops support the strategy with a wrapped optimizer.
+    """Check that `fit` and `evaluate` support the strategy with a wrapped optimizer.
 
     Raises:
         ValueError: under TensorFlow's own strategy on several workers.
@@ -101,7 +101,7 @@ def _check_strategy(model: Any, strategy: Any) -> None:
 
 
 def _build_optimizer(model: Any, strategy: Any) -> None:
-    """Build the optimizer of a model with built layers; the first step builds any other."""
+    """Build the optimizer if all layers are built; otherwise the first step builds it."""
     optimizer = model.optimizer
     variables = model.trainable_variables
     if optimizer is None or optimizer.built or not variables:
@@ -131,13 +131,13 @@ def first_look(iterator: Any) -> Iterator[None]:
 
 
 def first_digest(iterator: Any) -> str | None:
-    """Return kind and hash of the first rows of a generator, a `PyDataset` or arrays.
+    """Return kind and SHA-256 hash of the first rows of a generator, a `PyDataset` or arrays.
 
     Args:
         iterator: Keras's epoch iterator, or `None`.
 
     Returns:
-        Text such as "arrays 0a1b..."; `None` for other data.
+        Text such as "arrays 0a1b...", with kind "generators" or "arrays"; `None` for other data.
     """
     adapter: Any = getattr(iterator, "data_adapter", None)
     first = getattr(adapter, "_first_batches", None)
@@ -189,7 +189,7 @@ def shuffle_seed(iterator: Any) -> int | None:
     adapter: Any = getattr(iterator, "data_adapter", None)
     if not hasattr(adapter, "_inputs") or not getattr(adapter, "_shuffle", False):
         return None
-    seed = int(tf.compat.v1.get_seed(1)[0])  # with an argument it draws no number
+    seed = int(tf.compat.v1.get_seed(1)[0])  # with an operation seed it draws no random number
     return -1 if seed == _NO_SEED else seed
 
 

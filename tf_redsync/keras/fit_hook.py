@@ -1,9 +1,9 @@
-"""The library's own callback in `fit`, `evaluate` and `predict`, and bases of its public callbacks.
+"""The library's internal callback, and base classes of its public callbacks.
 
-Keras does not inform an optimizer about epochs, evaluations and the end of a training. `install`
-patches `CallbackList.set_model`, which every run of a model calls, in Keras 3 and tf_keras. It
-inserts a `FitHook` before the user's callbacks of every model that trains on several workers or
-with a wrapped optimizer.
+Keras does not notify an optimizer of epochs, evaluations and the end of a training. `install`
+patches `CallbackList.set_model` of Keras 3 and tf_keras, which `fit`, `evaluate` and `predict`
+call. The patch inserts a `FitHook` before the user's callbacks of every model that trains under our
+strategy or with a wrapped optimizer.
 
 Names of Keras used here: `CallbackList.set_model(model)` and its list `callbacks`, both public, and
 `_steps_per_execution` of tf_keras's models.
@@ -62,7 +62,7 @@ def install(callbacks_module: Any) -> None:
 
 
 def _order(callback: Any) -> int:
-    """Return a sort key: the hook first, then by the classes' attributes, the progress bar last."""
+    """Return the sort key of a callback: the hook is first, the progress bar last."""
     if isinstance(callback, FitHook):
         return 0
     if any(kind.__name__ == "ProgbarLogger" for kind in type(callback).__mro__):
@@ -80,14 +80,14 @@ def concerns(model: Any) -> bool:
 
 
 def trace_again(exchange: Any) -> None:
-    """Make models that train with an exchange trace their step again, also during `fit`."""
+    """Retrace the train step of models that train with an exchange, also during `fit`."""
     for model in list(_trained):
         if models.exchange_of(model) is exchange and model.train_function is not None:
             model.make_train_function(force=True)
 
 
 class ForTfKeras:
-    """Attributes that tf_keras needs of a callback, without hooks for batches."""
+    """Mixin with the attributes that tf_keras reads of a callback, without batch hooks."""
 
     _supports_tf_logs = True
 
@@ -102,7 +102,7 @@ class ForTfKeras:
 
 
 class OfBothKeras(ForTfKeras, keras.callbacks.Callback):
-    """A callback for Keras 3 and tf_keras with hooks for training batches."""
+    """Base of callbacks for Keras 3 and tf_keras with hooks for training batches."""
 
     @override
     def _implements_train_batch_hooks(self) -> bool:
@@ -126,7 +126,7 @@ def exchange_of(callback: keras.callbacks.Callback) -> Any:
 
 
 class _WithoutZeros(ForTfKeras):
-    """Removes zero counts before the progress bar, which shows 0 as 0.0000e+00."""
+    """Callback that removes zero counts from `logs`; the progress bar shows 0 as 0.0000e+00."""
 
     comes_last = True
 
@@ -141,7 +141,7 @@ class FitHook(ForTfKeras):
 
     model: Any
     params: dict[str, Any]
-    callbacks: list[Any]  # of the whole list
+    callbacks: list[Any]  # all callbacks of the `CallbackList`
     before_bar: Any  # a callback that runs just before the progress bar
     _restores = False  # whether a callback of Keras restores a backup
     _fits = False  # whether `fit` runs
@@ -169,7 +169,7 @@ class FitHook(ForTfKeras):
             self._restores = False
             backups.check_equal(self.model, epoch)
         self._agree(f"begin epoch {epoch + 1}")
-        for exchange in models.exchanges_of(self.model):  # other callbacks have restored by now
+        for exchange in models.exchanges_of(self.model):  # after other callbacks have restored
             training_length.begin(self.model, exchange, self.params, epoch)
         exchange = models.exchange_of(self.model)
         if exchange is not None:
@@ -184,12 +184,12 @@ class FitHook(ForTfKeras):
         self._skipped = models.skipped_steps(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Run after the last step of an epoch and its validation; `logs` goes to the user."""
+        """Run after an epoch and its validation; add `skipped_steps` to `logs`."""
         self._compare_rows(f"end epoch {epoch + 1}")
         weight_sync.synchronize(self.model)
         exchange = models.exchange_of(self.model)
         if exchange is not None:
-            # Again, in case it was not built or the steps were unknown when the epoch began.
+            # At the start of the epoch the exchange may have been unbuilt, or the steps unknown.
             self._warn_of_length(exchange)
         if logs is not None and models.exchanges_of(self.model):
             logs["skipped_steps"] = models.skipped_steps(self.model) - self._skipped
@@ -216,7 +216,7 @@ class FitHook(ForTfKeras):
     def _warn_of_length(self, exchange: Any) -> None:
         """Warn once if the training is too short for its methods.
 
-        If Keras does not know the steps per epoch, the first epoch gives the number.
+        If Keras does not know the number of steps per epoch, the first epoch determines it.
         """
         if self._to_run is None or not exchange.built or exchange.length_checked:
             return
@@ -229,11 +229,11 @@ class FitHook(ForTfKeras):
         training_length.warn(exchange, so_far, epochs, steps)
 
     def _agree(self, what: str) -> None:
-        """Check that all workers do the same at the same step, which prevents deadlocks."""
+        """Check that all workers take the same action at the same step, to prevent deadlocks."""
         agreement.agree(self.model.distribute_strategy, self._at_a_step(what))
 
     def _compare_rows(self, what: str) -> None:
-        """Agrees, and under our strategy compares the rows of the workers' batches."""
+        """Agree on an action, and under our strategy compare the rows of the workers' batches."""
         rows = self._rows()
         told = "" if rows is None else rows.told()
         strategy = self.model.distribute_strategy
@@ -253,7 +253,7 @@ class FitHook(ForTfKeras):
 
 
 def _steps_per_execution(model: Any) -> int:
-    """Return `steps_per_execution` of a model; tf_keras has a variable or no attribute."""
+    """Return `steps_per_execution` of a model; in tf_keras a variable, or absent."""
     found = getattr(model, "steps_per_execution", None)
     if found is None:
         found = getattr(model, "_steps_per_execution", None)
@@ -261,14 +261,15 @@ def _steps_per_execution(model: Any) -> int:
 
 
 def running_method() -> str:
-    """Return the name of the Keras model's method that runs, such as "fit", or ""."""
+    """Return the name of the running method of a Keras model, such as "fit", or ""."""
     return next((name for name in models.keras_functions() if name in _METHODS), "")
 
 
 def watch_ends(model_class: Any) -> None:
     """Patch a family's `fit`, `evaluate`, `predict` to handle errors; a second call is a no-op.
 
-    The library's callbacks are closed, and a `DistributedError` is raised from its original error.
+    An error closes the library's callbacks, and a `DistributedError` is raised from TensorFlow's
+    original error.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.

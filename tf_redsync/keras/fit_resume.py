@@ -1,9 +1,9 @@
-"""Resuming of `fit` at an epoch and batch.
+"""Resumes `fit` at a given epoch and batch.
 
-Neither Keras can begin in the middle of an epoch, so the batches before the position are drawn from
-the data and dropped, without callbacks. Data that are reshuffled in every epoch depend on the
-number of earlier iterators, so iterators of earlier epochs are created, too, without drawing from
-them.
+Neither Keras 3 nor tf_keras can begin in the middle of an epoch. The batches before the position
+are therefore drawn from the data and dropped, without callbacks. The order of data that are
+reshuffled in every epoch depends on the number of earlier iterators. Iterators of earlier epochs
+are therefore created, too, without drawing from them.
 
 `fit` keeps its state in local variables, which are read from its frame. Names used here: of Keras 3
 the variable `epoch_iterator` with `_enumerate_iterator`, `_get_iterator`, `_num_batches` and
@@ -28,7 +28,7 @@ _FIT = "fit"
 class Position:
     """Position of the running `fit`, which `go_on` changes before the first epoch.
 
-    Create it within `on_train_begin`.
+    Create an instance within `on_train_begin`.
 
     Args:
         model: A model of Keras 3 or tf_keras.
@@ -60,7 +60,7 @@ class Position:
         """Set the position at which `fit` begins.
 
         Args:
-            epoch: First epoch, from 0; the number of epochs if nothing is left.
+            epoch: First epoch, from 0; the number of epochs if the training is complete.
             batch: First batch of this epoch, from 0.
             past: Number of earlier epochs.
 
@@ -84,7 +84,7 @@ class Position:
             )
 
     def epoch_begins(self, ended: Callable[[], None]) -> None:
-        """Drop the processed batches; call it within `on_epoch_begin`.
+        """Drop the batches that were already processed; call it within `on_epoch_begin`.
 
         Args:
             ended: Called later if all batches of the epoch turn out to be processed. By then,
@@ -119,9 +119,13 @@ class Position:
 def _may_have_ended(model: Any, ended: Callable[[], None]) -> None:
     """Handle an epoch whose batches were all processed, in data of unknown size.
 
-    This shows when the next batch is drawn. `fit` still needs the results of a step: without them
-    callbacks of Keras 3 would get no metrics, and tf_keras would fail. So the step returns the
-    metrics' results, and then the epoch ends before callbacks see a batch.
+    Only drawing the next batch detects this. `fit` still needs the results of a step: without them
+    callbacks of Keras 3 would receive no metrics, and tf_keras would fail. The step therefore
+    returns the metrics' results, and then the epoch ends before callbacks receive a batch.
+
+    Args:
+        model: The model in `fit`.
+        ended: Called if all batches of the epoch were processed.
     """
     step, callbacks = model.train_function, _locals_of_fit(model)["callbacks"]
 
@@ -169,7 +173,7 @@ def _locals_of_fit(model: Any) -> dict[str, Any]:
 
 
 def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
-    """Make the next epoch of an iterator begin with a batch, after `past` epochs."""
+    """Start the next epoch of an iterator at `batch`, after `past` epochs."""
     enumerate_epoch = epoch_iterator._enumerate_iterator
     at_once = epoch_iterator.steps_per_execution
 
@@ -208,7 +212,11 @@ def _pass_epoch(epoch_iterator: Any, enumerate_epoch: Callable[[], Iterator[Any]
 
 
 def _drop(iterator: Any, batches: int, least: int) -> None:
-    """Draw and drop batches; raises ValueError if there are fewer than `least`."""
+    """Draw and drop batches.
+
+    Raises:
+        ValueError: the data have fewer than `least` batches.
+    """
     for drawn in range(batches):
         try:
             next(iterator)

@@ -3,10 +3,10 @@
 Private names of Keras 3 used here, all on the *instance* of the inner optimizer:
 `_all_reduce_sum_gradients(grads_and_vars)` is called after unscaling and clipping and sums over
 replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)` applies the sums.
-With gradient accumulation: `_backend_update_step(grads, variables, learning_rate)`,
+Gradient accumulation also uses `_backend_update_step(grads, variables, learning_rate)`,
 `_backend_increment_gradient_accumulators(grads, sums)` and
 `_backend_reset_gradient_accumulators()`. `_distribution_strategy` is the strategy in whose scope an
-optimizer was made, and in which it creates variables. Of `tf.distribute.ReplicaContext`:
+optimizer was created, and in which it creates variables. Of `tf.distribute.ReplicaContext`:
 `_merge_call(function, args, kwargs)`, the part of `merge_call` for a single replica.
 """
 
@@ -66,7 +66,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self.built: bool = False
 
     def take_inside(self, scaler: Any) -> None:
-        """Move a `LossScaleOptimizer` from around this wrapper to its inside, unless it has one.
+        """Move an outer `LossScaleOptimizer` inside this wrapper, unless the wrapper has one.
 
         Raises:
             ValueError: one of the two is built.
@@ -83,6 +83,14 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         """Create the inner optimizer's variables and the exchange's state.
 
         Call it in the strategy's scope. Otherwise `model.fit` or the first step calls it.
+
+        Args:
+            variables: All trainable variables, float32, bfloat16 or float16.
+
+        Raises:
+            TypeError: a variable has another dtype.
+            ValueError: this worker would train alone, or the variables are outside of the scope.
+            Disagreement: on all workers, if their models, methods or settings differ.
         """
         if self.built or not variables:  # Keras's `.h5` loader builds optimizers without variables
             return
@@ -99,7 +107,15 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self.built = True
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Exchange the gradients and update the variables; see Keras."""
+        """Exchange the gradients and update the variables; see `keras.optimizers.Optimizer`.
+
+        Args:
+            grads: This replica's gradients; some may be `None`.
+            trainable_variables: Their variables; `None`: those of `build`.
+
+        Raises:
+            ValueError: the wrapper is inside another optimizer's branch.
+        """
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)  # may be a generator
             if len(grads) and not self.exchange.built:
@@ -131,7 +147,8 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     def save_own_variables(self, store: Any) -> None:
         """Store the inner optimizer's variables, like the plain optimizer.
 
-        A file that was saved with the wrapper therefore loads into the plain optimizer, and back.
+        A file that was saved with the wrapper therefore loads into the plain optimizer, and vice
+        versa.
 
         Raises:
             ValueError: the workers' weights differ at present.
@@ -151,9 +168,10 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
 
 def _take_into_scope(optimizer: Any) -> None:
-    """Let an optimizer from outside of the current scope create its variables in this scope.
+    """Set the strategy in which an optimizer creates its variables to the current one.
 
-    With several replicas in a process this is left to fail: each would count the iterations.
+    With several replicas in a process this is a no-op, so that the build fails: every replica would
+    count the iterations.
     """
     strategy = tf.distribute.get_strategy()
     if tf.distribute.has_strategy() and collectives.local_replicas(strategy) == 1:
@@ -170,7 +188,7 @@ def _not_outermost() -> ValueError:
 
 
 def _is_plain_sgd(optimizer: Any) -> bool:
-    """Return whether an update is `w -= learning_rate * g`, a no-op for zero gradients.
+    """Return whether the update step is `w -= learning_rate * g`, a no-op for zero gradients.
 
     Weight decay, clipping and averages happen outside of the update step.
     """
@@ -220,10 +238,10 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
 
 
 def _accumulate_in_branches(inner: Any, finish_step: Callable[[], None]) -> None:
-    """Move the exchange of an optimizer that accumulates gradients into its branch of updates.
+    """Move the exchange of an optimizer that accumulates gradients into its update branch.
 
-    Keras 3 updates and clears its sums in one branch of a conditional and adds to them in the
-    other. The step number decides, which is equal on all workers. TensorFlow has no merge calls in
+    One branch of a Keras 3 conditional applies and clears the sums, the other adds to them. Its
+    predicate is the step number, which is equal on all workers. TensorFlow forbids merge calls in
     a branch, but Keras makes one for every assignment. A process with one replica needs none.
 
     Args:

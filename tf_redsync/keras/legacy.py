@@ -47,8 +47,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     clipvalue = Inner()
     global_clipnorm = Inner()
     get_slot = Inner()
-    # Without `get_slot_names`, with which a checkpoint would save the inner optimizer's slots
-    # twice.
+    # `get_slot_names` is not forwarded: a checkpoint would save the inner optimizer's slots twice.
     _compute_gradients = Inner()  # scales losses in a LossScaleOptimizer
     _HAS_AGGREGATE_GRAD = True
 
@@ -76,7 +75,10 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         applies._distributed_apply = adapter.guarded(self._applies_sums, **returns)
 
     def take_inside(self, scaler: Any) -> None:
-        """See `TfKerasOptimizer.take_inside`; this becomes a `ScaledLegacyOptimizer`."""
+        """Move an outer `LossScaleOptimizer` inside this wrapper; see `TfKerasOptimizer`.
+
+        This object becomes a `ScaledLegacyOptimizer`.
+        """
         loss_scaling.check_new(scaler, self)
         applies = scaler._optimizer = self.inner_optimizer
         self._intercept(applies, scaled=True)
@@ -104,7 +106,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
-        """Exchange the gradients and update the variables; see Keras.
+        """Exchange the gradients and update the variables; see the legacy `Optimizer` of Keras.
 
         Raises:
             ValueError: `experimental_aggregate_gradients` is `False`.
@@ -120,8 +122,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         self.build_once([v for _, v in grads_and_vars])
         apply = self.inner_optimizer.apply_gradients
         applied = self._adapter.run(apply, grads_and_vars, name=name)
-        # Addons' MultiOptimizer groups the results, and a `tf.function` may return it: both need a
-        # tensor. Automatic control dependencies run the update regardless of the result.
+        # The `MultiOptimizer` of Addons groups the results, and a `tf.function` may return one.
+        # Both need a tensor. Automatic control dependencies run the update in any case.
         return tf.convert_to_tensor(self.iterations) if applied is None else applied
 
     @override
@@ -144,7 +146,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         return [inner.get_slot(v, names[0]) for v in self._built_for] if names else []
 
     def _adam_parts(self) -> slots.AdamParts:
-        """Return coefficients and slots of the inner optimizer, an Adam."""
+        """Return the coefficients and slots of the inner optimizer, which must be an Adam."""
         inner = conflicts.innermost(self.inner_optimizer)
         betas = (inner._get_hyper(name, tf.float32) for name in ("beta_1", "beta_2"))
         kinds = ([inner.get_slot(v, name) for v in self._built_for] for name in ("m", "v"))
@@ -181,14 +183,14 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     package="tf_redsync", name="LegacyScaledDistributedOptimizer"
 )
 class ScaledLegacyOptimizer(LegacyOptimizer, tf_keras.mixed_precision.LossScaleOptimizer):
-    """See `ScaledTfKerasOptimizer`."""
+    """A legacy wrapper around a `LossScaleOptimizer`; see `ScaledTfKerasOptimizer`."""
 
     inner_optimizer = None
     vars().update({name: Inner() for name in SCALING})
 
 
 def _rate(optimizer: Any) -> Any:
-    """Return the learning rate, also inside Lookahead and the like; 1 for COCOB without one."""
+    """Return the learning rate, also inside wrappers such as Lookahead; 1 for COCOB."""
     while "learning_rate" not in optimizer._hyper and hasattr(optimizer, "_optimizer"):
         optimizer = optimizer._optimizer
     if "learning_rate" not in optimizer._hyper:

@@ -2,11 +2,11 @@
 
 Workers must agree on finiteness before they exchange, so the exchange cannot run in a branch of
 another optimizer. Under the dtype policy "mixed_float16" `compile` wraps any optimizer into a
-`LossScaleOptimizer`, as users may do. When a model is compiled, the two are therefore swapped.
+`LossScaleOptimizer`; users may do the same. `compile` therefore swaps the two optimizers.
 
 Workers agree on skipped steps before the branch with the exchange. With local steps the exchange
 skips steps, as without loss scaling, and each worker adapts its own scale. Scales may differ,
-because gradients are divided by them before the exchange.
+because gradients are divided by the scale before the exchange.
 
 Names of Keras used here, all public: the method `compile` of `Model` and its `optimizer`; `apply`,
 `check_finite`, `dynamic_scale` and `step_counter` of Keras 3's `LossScaleOptimizer`.
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 
 def put_inside(model: Any) -> None:
-    """Swap the two if the model was compiled with a `LossScaleOptimizer` around the wrapper."""
+    """Swap the optimizers if a model has a `LossScaleOptimizer` around the wrapper."""
     around: Any = getattr(model, "optimizer", None)
     wrapper: Any = getattr(around, "inner_optimizer", None)
     if hasattr(wrapper, "take_inside") and not hasattr(around, "take_inside"):
@@ -29,10 +29,10 @@ def put_inside(model: Any) -> None:
 
 
 def check_new(scaler: Any, wrapper: Any) -> None:
-    """Check that neither of the two optimizers is built.
+    """Check that neither a `LossScaleOptimizer` nor the wrapper inside it is built.
 
     Raises:
-        ValueError: one of them is built.
+        ValueError: one of the two is built.
     """
     if wrapper.exchange.built or getattr(scaler, "built", False):
         raise ValueError(
@@ -71,7 +71,7 @@ def agree(scaler: Any, adapter: Any) -> None:
 
 
 def _nan_if_infinite(grad: Any) -> Any:
-    """Return a gradient with NaN for infinities, which clipping could make finite."""
+    """Return a gradient with NaN in place of infinities, which clipping could make finite."""
     if grad is None:
         return None
     if isinstance(grad, tf.IndexedSlices):

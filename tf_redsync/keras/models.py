@@ -1,4 +1,4 @@
-"""Keras models: their exchanges, replaced methods, and detection of loading.
+"""The exchanges of Keras models, and detection of running Keras methods such as loading.
 
 Names of Keras used here, all public: the function `load_model`, and `compile_from_config` of
 `Model`.
@@ -52,12 +52,13 @@ def may_train(variables: Sequence[Any]) -> bool:
         variables: The model's variables that the optimizer is built with.
 
     Returns:
-        Whether they do. `False` while Keras loads a model outside of the strategy's scope. Keras
-        builds the optimizer of such a model even if it only predicts; its first training step
-        raises.
+        Whether the workers train together. `False` while Keras loads a model outside of the
+        strategy's scope: Keras builds the optimizer even of a model that only predicts. The first
+        training step of such a model raises.
 
     Raises:
-        ValueError: outside of the strategy's scope, unless Keras loads a model.
+        ValueError: this worker would train alone, or the variables are outside of the strategy's
+            scope, unless Keras loads a model.
     """
     try:
         workers.check_together(tf.distribute.get_strategy())

@@ -1,7 +1,7 @@
-"""Momentum of inner optimizers: a table of the hyper-parameters of each class.
+"""The momentum of inner optimizers, by a table of each class's hyper-parameters.
 
 The table covers Keras 3, tf_keras, `tf_keras.optimizers.legacy` and TensorFlow Addons. Names alone
-are ambiguous: `beta_1` of `ScheduleFreeAdamW` is the weight of an average, by which Keras divides,
+are ambiguous. `beta_1` of `ScheduleFreeAdamW` is the weight of an average, by which Keras divides,
 and `beta_1` of `Lion` cannot be 0.
 """
 
@@ -20,12 +20,12 @@ _SUSPECTED = ("momentum", "beta_1")  # conventional names in unknown optimizers
 
 
 class _Kind(NamedTuple):
-    """Hyper-parameters of a class of optimizers.
+    """The names of an optimizer class's hyper-parameters.
 
     Attributes:
         momenta: Hyper-parameters that are momentum of the gradients. If all are 0, there is no
             momentum.
-        second_moment: Coefficient of the second moment; "" without one.
+        second_moment: Decay of the second moment; "" without one.
         needed: Whether the optimizer requires momentum.
     """
 
@@ -74,7 +74,7 @@ class Momentum:
     Attributes:
         optimizer: Name of the innermost optimizer's class.
         values: Hyper-parameters that are momentum and not 0, by name.
-        beta_2: Coefficient of the second moment; `None` without one.
+        beta_2: Decay of the second moment; `None` without one.
         needed: Whether the optimizer requires momentum.
         known: Whether the class is in the table. Otherwise `values` and `beta_2` are guessed by
             name.
@@ -92,7 +92,7 @@ class Momentum:
 
     @property
     def removal(self) -> str:
-        """Instruction for removing the momentum, in the imperative."""
+        """Text in the imperative that tells the user how to remove the momentum."""
         if not self.known:
             names = " or ".join(self.values)
             return (
@@ -109,7 +109,7 @@ class Momentum:
 
 
 def of(optimizer: Any) -> Momentum:
-    """Return the momentum of an optimizer of any family, inside all wrappers."""
+    """Return the momentum of an optimizer of any family, or of the innermost optimizer."""
     inner = _inside(optimizer)
     kind, config = _kind(inner), inner.get_config()
     if kind is None:
@@ -125,9 +125,9 @@ def of(optimizer: Any) -> Momentum:
 def movable(optimizer: Any) -> float:
     """Return the momentum that an exchange may apply instead of the optimizer; 0 for none.
 
-    This is the momentum of a plain SGD of Keras 3 or tf_keras that is not built. Weight decay,
-    clipping and averages act on weights or local gradients, and do not depend on the place of the
-    momentum. Nesterov momentum and updates of accumulated gradients do.
+    Only the momentum of a Keras 3 or tf_keras SGD that is not built can be moved. Weight decay,
+    clipping and averages act on weights or local gradients, so moving the momentum does not affect
+    them. Nesterov momentum and the momentum of accumulated gradients cannot be moved.
     """
     inner = _inside(optimizer)
     home, config = type(inner).__module__, inner.get_config()
@@ -139,7 +139,7 @@ def movable(optimizer: Any) -> float:
 
 @contextlib.contextmanager
 def left_to(exchange: Any, optimizer: Any) -> Iterator[None]:
-    """Context manager that removes an optimizer's momentum if the exchange applies it.
+    """Context that sets an optimizer's momentum to 0 if the exchange applies momentum.
 
     Args:
         exchange: The built exchange.

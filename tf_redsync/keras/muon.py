@@ -1,4 +1,4 @@
-"""Muon for Keras 3, with the kernels of attention as matrices.
+"""The Muon optimizer for Keras 3, which treats attention kernels as matrices.
 
 Private names of Keras 3 used here, on the optimizer itself: `_get_variable_index(variable)`,
 `_should_use_adamw(variable)` and `_muon_update_step(gradient, variable, learning_rate, momentum)`.
@@ -19,8 +19,8 @@ if not hasattr(keras.optimizers, "Muon"):
         f"Received: Keras {keras.__version__}. Install a newer Keras 3."
     )
 
-# Kernels of `MultiHeadAttention` and `GroupedQueryAttention`, and how many of their leading axes
-# are the inputs: [width, heads, size] of the projections, [heads, size, width] of the output.
+# Kernels of `MultiHeadAttention` and `GroupedQueryAttention`, and the number of leading axes that
+# are inputs. Shapes: [width, heads, size] of the projections, [heads, size, width] of the output.
 _INPUT_AXES = {"query": 1, "key": 1, "value": 1, "attention_output": 2}
 _OF_ATTENTION = re.compile(rf"(?:^|/)({'|'.join(_INPUT_AXES)})/(kernel|bias)$")
 
@@ -29,11 +29,12 @@ _OF_ATTENTION = re.compile(rf"(?:^|/)({'|'.join(_INPUT_AXES)})/(kernel|bias)$")
 class Muon(keras.optimizers.Muon):
     """`keras.optimizers.Muon` that updates the kernels of attention by Muon as well.
 
-    Keras's Muon leaves all variables but those with two axes to AdamW. Kernels of its attention
-    layers have three, their biases two. Here the kernels are matrices [inputs, outputs], whose step
-    is that of the kernel reshaped, and AdamW updates the biases.
+    Keras's Muon leaves variables without exactly two axes to AdamW. Kernels of attention layers
+    have three axes, their biases two. This class reshapes the kernels into matrices [inputs,
+    outputs] for Muon, and AdamW updates the biases.
 
-    Arguments: those of `keras.optimizers.Muon`; give the output layer's name to `exclude_layers`.
+    The arguments are those of `keras.optimizers.Muon`. Pass the output layer's name in
+    `exclude_layers`.
 
     Example:
         >>> import tf_redsync as rs
@@ -46,7 +47,7 @@ class Muon(keras.optimizers.Muon):
     """
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the slots."""
+        """Create the slots of every variable."""
         if self.built:
             return
         super().build(variables)
@@ -72,7 +73,7 @@ class Muon(keras.optimizers.Muon):
 
 
 def _matrix(variable: Any) -> tuple[int, int] | None:
-    """Return the shape of an attention kernel as a matrix; `None` for another variable."""
+    """Return the matrix shape of an attention kernel; `None` for any other variable."""
     found = _OF_ATTENTION.search(variable.path)
     if found is None or found[2] != "kernel" or len(variable.shape) != 3:
         return None

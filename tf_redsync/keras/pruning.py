@@ -1,8 +1,9 @@
-"""Pruning by magnitude, of the variables whose method has masks in its state.
+"""Magnitude pruning of the variables whose method has masks in its state.
 
-With sparsity s, the ceil((1 - s) n) largest magnitudes of the n weights of a variable, or of all
-variables together, are kept; of equal magnitudes, the first. All workers have the same weights and
-compute the masks locally. They compare them before writing.
+With sparsity s, pruning keeps the ceil((1 - s) n) largest magnitudes of the n weights of a
+variable, or of all variables together. Among equal magnitudes, it keeps the first. All workers have
+the same weights and compute the masks locally. They compare digests of the masks before they write
+them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ def check(sparsity: float, scope: str) -> None:
 def check_methods(policy: Any, what: str) -> None:
     """Check that a method of a policy has masks.
 
+    Args:
+        policy: The policy.
+        what: Name of the caller, for the message.
+
     Raises:
         ValueError: no method has masks.
     """
@@ -50,12 +55,12 @@ def check_methods(policy: Any, what: str) -> None:
 def magnitude_masks(
     weights: Mapping[int, np.ndarray], sparsity: float, scope: str
 ) -> dict[int, np.ndarray]:
-    """Return masks that are `True` for kept weights.
+    """Return masks by position, bool arrays in the shapes of `weights`; `True` for kept weights.
 
     Args:
         weights: Arrays by position.
-        sparsity: See the module.
-        scope: `"layer"` or `"model"`.
+        sparsity: Fraction of the weights to prune, in (0, 1).
+        scope: `"layer"` prunes the fraction of each array, `"model"` of all arrays together.
     """
     if scope == "model":
         together = np.concatenate([np.abs(w).ravel() for w in weights.values()])
@@ -69,7 +74,7 @@ def magnitude_masks(
 
 
 def _largest(magnitudes: np.ndarray, sparsity: float) -> np.ndarray:
-    """Return a mask of the largest elements of a vector; of equal ones, the first."""
+    """Return a bool mask of a vector's largest elements; the first of equal ones."""
     order = np.argsort(-magnitudes, kind="stable")
     found = np.zeros(magnitudes.size, bool)
     found[order[: kept_elements(sparsity, magnitudes.size)]] = True
@@ -88,9 +93,13 @@ def prune(
     Args:
         exchange: A built `GradientExchange`.
         variables: Its variables, by position.
-        slots: The optimizer's slots: for each kind a list by position.
-        sparsity: See the module.
-        scope: `"layer"` or `"model"`.
+        slots: The optimizer's slots: for each kind a list by position; `None` for absent slots.
+        sparsity: See `magnitude_masks`.
+        scope: See `magnitude_masks`.
+
+    Raises:
+        ValueError: an argument is out of range, no variable has a mask, or weights are non-finite.
+        Disagreement: on all workers, if they do not prune the same weights at the same step.
     """
     check(sparsity, scope)
     check_methods(exchange.policy, "prune")
@@ -123,5 +132,5 @@ def prune(
 
 
 def keep(variable: tf.Variable, mask: tf.Variable) -> None:
-    """Set masked weights to 0, after an update."""
+    """Set weights to 0 where the bool mask is `False`, after an update."""
     variable.assign(tf.where(mask, variable, tf.zeros_like(variable)))

@@ -1,4 +1,4 @@
-"""Variables of Keras 3, tf_keras and `tf.distribute`, and the optimizers' slots for them.
+"""Access to optimizers' slots, and variables of Keras 3, tf_keras and `tf.distribute`.
 
 Private names used here: `_unique_id` of variables; `_distributed_container`, which links a
 component of a distributed variable, or its handle, to the whole; and the list `_v` of Adafactor.
@@ -33,7 +33,7 @@ class Access:
     """Access to the state of an optimizer, by family.
 
     Attributes:
-        rate: Returns the learning rate of a step.
+        rate: Returns the learning rate of a step, a scalar.
         momenta: Returns the momentum slots by variable; may be empty.
         adam: Returns coefficients and slots of an Adam.
         slots: Returns all slots for given variables: a list by variable for each kind of slot.
@@ -56,7 +56,14 @@ class Access:
 
 
 class AdamParts(NamedTuple):
-    """Coefficients of an Adam, and its slots by variable."""
+    """The coefficients of an Adam, and its slots by variable.
+
+    Attributes:
+        beta_1: Decay of the first moment.
+        beta_2: Decay of the second moment.
+        momenta: First moments.
+        variances: Second moments, without bias correction.
+    """
 
     beta_1: Any
     beta_2: Any
@@ -65,7 +72,7 @@ class AdamParts(NamedTuple):
 
 
 def adam_parts(inner: Any) -> AdamParts:
-    """Return coefficients and slots of a Keras 3 or tf_keras Adam."""
+    """Return the coefficients and slots of a Keras 3 or tf_keras Adam."""
     adam = conflicts.innermost(inner)
     return AdamParts(adam.beta_1, adam.beta_2, adam._momentums, adam._velocities)
 
@@ -73,8 +80,9 @@ def adam_parts(inner: Any) -> AdamParts:
 def all_slots(inner: Any, variables: Sequence[tf.Variable]) -> list[list[Any]]:
     """Return the slots of a Keras 3 or tf_keras optimizer: for each kind a list by variable.
 
-    A missing slot is `None`. Slots are the attributes that are lists as long as `variables`, except
-    the list of all the optimizer's variables, which starts with the counter, and the model's.
+    An absent slot is `None`. The function returns attributes that are lists as long as `variables`.
+    It excludes the list of the model's variables and that of all the optimizer's variables, which
+    starts with the step counter.
     """
     inner = conflicts.innermost(inner)
     others = {id(v) for v in (tf_variable(inner.iterations), *variables)}
@@ -100,7 +108,7 @@ def tf_variable(variable: Any) -> tf.Variable:
 
 
 def key(variable: Any) -> Any:
-    """Return an id that a distributed variable shares with its components."""
+    """Return a hashable id that a distributed variable shares with its components."""
     if isinstance(variable, tf.distribute.DistributedValues):
         return variable._unique_id
     container = getattr(variable, "_distributed_container", None)
@@ -117,15 +125,15 @@ class AdamSlots:
         m <- beta_1 m + (1 - beta_1) g;   v <- beta_2 v + (1 - beta_2) g^2
         w <- w - eta sqrt(1 - beta_2^t) / (1 - beta_1^t)  m / (sqrt(v) + epsilon)
 
-    With the slots m / beta_1 and v / beta_2 and a gradient of 0, the optimizer takes the step of m
-    and v. If the exchange has no variance, Adam's bias-corrected variance, v / (1 - beta_2^t),
-    stays constant: v grows with t, and converges after thousands of steps.
+    With slots m / beta_1 and v / beta_2 and a gradient of 0, the optimizer takes the step of m and
+    v. If the exchange has no variance, Adam's bias-corrected variance, v / (1 - beta_2^t), stays
+    constant. v then grows with t, and converges after thousands of steps.
 
     Args:
         inner: The inner optimizer.
-        parts: Returns its coefficients and slots.
-        exchange: The built exchange, whose state has momenta and optionally variances, corrected
-            for their bias.
+        parts: Returns the optimizer's coefficients and slots.
+        exchange: The built exchange, whose state has `momentum` and optionally a bias-corrected
+            `variance`.
     """
 
     def __init__(
@@ -147,13 +155,20 @@ class AdamSlots:
         return found
 
     def _given(self) -> tf.Tensor:
-        """Return whether the step exchanges momenta, as a tensor."""
+        """Return whether the step takes its momenta from the exchange's state, a bool scalar."""
         if self._of_state("variance"):
             return tf.constant(True)
         return tf.logical_not(self._exchange.schedule.warmed())
 
     def gradients(self, totals: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-        """Return the optimizer's input instead of the gradients' sums, in a replica context."""
+        """Return the gradients for the optimizer, 0 where the slots alone define the step.
+
+        Call it in a replica context.
+
+        Args:
+            totals: Sums over workers.
+            positions: Positions of their variables.
+        """
         given, momenta = self._given(), self._of_state("momentum")
         return [
             tf.where(given, tf.zeros_like(total), total) if p in momenta else total
@@ -191,7 +206,7 @@ class AdamSlots:
                 distribution.extended.update(variable, put_in, args=tuple(arguments), group=False)
 
 
-_SMALLEST = 2.0**-126  # below it, TensorFlow's kernels flush to 0
+_SMALLEST = 2.0**-126  # smallest normal float32; TensorFlow flushes smaller values to 0
 
 
 def keep_positive(inner: Any) -> None:
@@ -201,8 +216,8 @@ def keep_positive(inner: Any) -> None:
 
         v = (R / mean(R)) C,  update = g / sqrt(v)
 
-    If a row and a column of gradients have always been 0, R and C are epsilon_1 = 1e-30, and v
-    underflows to 0 in float32, so that the update is 0 / 0. A dense Adafactor has this for an input
+    If a row and a column of gradients have always been 0, R and C are epsilon_1 = 1e-30. Then v
+    underflows to 0 in float32, and the update is 0 / 0. With dense totals this requires an input
     that is always 0 and a unit that is never active; with sparse totals most elements are affected.
     With v at least the smallest normal number of float32, the update is 0. Other v do not change.
 

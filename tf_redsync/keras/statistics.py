@@ -1,9 +1,9 @@
-"""Moving statistics: which variables are statistics, and which steps assign them.
+"""Detection of moving statistics, and of the steps that assign them.
 
 In Keras 3 every replica updates BatchNormalization's moving statistics locally. The strategy
-averages those that a step has assigned. In a graph it finds the assignments, also in called
-functions; in eager steps the variables record them. Statistics of both Keras libraries are restored
-after steps that are skipped or make them non-finite.
+averages the statistics that a step has assigned. It searches a graph and its called functions for
+assignments; in eager steps the variables record them. Statistics of both Keras libraries are
+restored after steps that are skipped or make them non-finite.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
 
     Args:
         variable: A variable that the caller has just created.
-        kwargs: Keyword arguments of its creation.
+        kwargs: Keyword arguments with which it was created.
     """
     averaged_by_others = (
         tf.VariableSynchronization.ON_READ,
@@ -46,9 +46,9 @@ def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def needs_averaging(variable: Any) -> bool:
-    """Return whether a statistic's copies stay different unless the strategy averages them.
+    """Return whether a statistic's copies differ unless the strategy averages them.
 
-    TensorFlow averages those of tf_keras when they are read outside of a replica.
+    TensorFlow averages statistics of tf_keras when they are read outside of a replica.
     """
     return (
         variable.aggregation == tf.VariableAggregation.NONE
@@ -59,7 +59,7 @@ def needs_averaging(variable: Any) -> bool:
 def _creator_is_a_layer() -> bool:
     """Return whether a layer, and not an optimizer or metric, is creating a variable.
 
-    An optimizer's slots look the same to TensorFlow, but are equal on all workers.
+    TensorFlow cannot distinguish an optimizer's slots, which are equal on all workers.
     """
     others, layers = _owners("tf_keras" in sys.modules)
     frame: FrameType | None = sys._getframe(1)
@@ -75,7 +75,7 @@ def _creator_is_a_layer() -> bool:
 
 @functools.cache
 def _owners(with_tf_keras: bool) -> tuple[tuple[type, ...], tuple[type, ...]]:
-    """Return classes that create variables: other classes, and layers."""
+    """Return two tuples of classes that create variables: optimizers and metrics, and layers."""
     others: tuple[type, ...] = (keras.optimizers.Optimizer, keras.metrics.Metric)
     layers: tuple[type, ...] = (keras.Layer,)
     if with_tf_keras:
@@ -87,8 +87,9 @@ def _owners(with_tf_keras: bool) -> tuple[tuple[type, ...], tuple[type, ...]]:
     return others, layers
 
 
-# A network has a hundred statistics. A step packs those that it treats alike: a vector costs few
-# operations to check, average and restore, and every operation of a graph prolongs its start.
+# A network may have a hundred statistics. A step packs statistics of the same kind into one vector,
+# since checking, averaging and restoring a vector needs few operations. Each operation of a graph
+# prolongs its start.
 
 
 def groups(variables: Sequence[Any]) -> list[list[Any]]:
@@ -100,13 +101,13 @@ def groups(variables: Sequence[Any]) -> list[list[Any]]:
 
 
 def pack(values: Iterable[Any]) -> tf.Tensor:
-    """Return tensors or variables of one dtype, flattened and concatenated to one vector."""
+    """Return tensors or variables of one dtype, flattened and concatenated into a vector."""
     tensors = map(tf.convert_to_tensor, values)
     return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors], axis=0)
 
 
 def assign(variables: Sequence[Any], packed: tf.Tensor) -> None:
-    """Set statistics to the parts of a vector of `pack`, in a replica context."""
+    """Set statistics to the parts of a vector from `pack`, in a replica context."""
     parts = tf.split(packed, [v.shape.num_elements() for v in variables])
     for variable, part in zip(variables, parts, strict=True):
         value = part if variable.shape.rank == 1 else tf.reshape(part, variable.shape)
@@ -133,10 +134,14 @@ class Before:
             self._values[id(variable)] = tf.convert_to_tensor(variable)
 
     def or_now(self, variables: Sequence[Any], skipped: tf.Tensor) -> tf.Tensor:
-        """Return a group of statistics, packed: as before the step if they must be restored.
+        """Return a packed group of statistics, with the values before the step if restored.
 
-        That is after a skipped step, and if any of them is non-finite: later batches cannot repair
-        a non-finite moving average.
+        Statistics are restored after a skipped step, and if any of the group is non-finite: later
+        batches cannot repair a non-finite moving average.
+
+        Args:
+            variables: A group of `groups`.
+            skipped: Bool scalar: whether the step is skipped.
         """
         before, now = pack(self._values[id(v)] for v in variables), pack(variables)
         return tf.where(skipped | ~all_finite([now]), before, now)
@@ -150,7 +155,7 @@ class EagerAssignments:
 
     def __init__(self) -> None:
         self._replica = threading.local()  # each replica's step has its own thread
-        # Assigned in functions that eager steps call, which run Python code only when traced.
+        # Assigned in functions that eager steps call; these run Python code only while traced.
         self._in_functions: set[int] = set()
 
     def watch(self, variable: Any) -> None:

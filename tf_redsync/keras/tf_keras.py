@@ -31,7 +31,12 @@ install(tf_keras)
 
 
 def inner_from_config(config: Any, *args: Any) -> Any:
-    """Return the optimizer of a config in a file; `imported_only` rejects unknown modules."""
+    """Return the optimizer of a config in a file; `imported_only` rejects unknown modules.
+
+    Args:
+        config: The serialized optimizer.
+        *args: The `custom_objects` of Keras.
+    """
     imported_only(config)
     try:
         return tf_keras.saving.deserialize_keras_object(config, *args)
@@ -68,7 +73,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         )
 
     def take_inside(self, scaler: Any) -> None:
-        """Move a `LossScaleOptimizer` from around this wrapper to its inside.
+        """Move an outer `LossScaleOptimizer` inside this wrapper.
 
         This object becomes a `ScaledTfKerasOptimizer`.
 
@@ -98,7 +103,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         skip_gradients_aggregation: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Exchange the gradients and update the variables; see Keras.
+        """Exchange the gradients and update the variables; see `tf_keras.optimizers.Optimizer`.
 
         Raises:
             ValueError: `skip_gradients_aggregation` is `True`.
@@ -119,7 +124,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         return applied
 
     def aggregate_gradients(self, grads_and_vars: Any) -> None:
-        """Raise ValueError: gradients cannot be summed without being applied."""
+        """Raise `ValueError`, because only `apply_gradients` sums gradients."""
         raise ValueError(
             "the DistributedOptimizer must be the outermost optimizer: only `apply_gradients` "
             "sums. `compile` reorders a LossScaleOptimizer; in a custom loop use "
@@ -149,9 +154,9 @@ SCALING = [
     package="tf_redsync", name="ScaledDistributedOptimizer"
 )
 class ScaledTfKerasOptimizer(TfKerasOptimizer, tf_keras.mixed_precision.LossScaleOptimizer):
-    """A wrapper around a `LossScaleOptimizer` that is an instance of the class itself.
+    """A wrapper around a `LossScaleOptimizer`, and a `LossScaleOptimizer` itself.
 
-    Otherwise `compile` would scale the loss twice under the dtype policy "mixed_float16".
+    Under the dtype policy "mixed_float16" `compile` would otherwise scale the loss twice.
     """
 
     inner_optimizer = None  # an instance attribute instead of the base class's property

@@ -1,4 +1,4 @@
-"""Length of a training: fractions of it, and warnings if it is too short.
+"""The length of a training: settings that are fractions of it, and warnings if it is short.
 
 Keras passes the number of epochs and of steps per epoch to callbacks in `params`, which is public,
 and the first epoch to `on_epoch_begin`.
@@ -30,19 +30,19 @@ FRACTION = (
 
 
 def ahead(model: Any, params: Mapping[str, Any], epoch: int) -> tuple[int, float]:
-    """Return the number of epochs ahead and of updates per epoch; 0 if unknown.
+    """Return the number of remaining epochs and of updates per epoch; 0 if unknown.
 
     Args:
         model: The model that is trained.
         params: The `params` of a callback.
-        epoch: Epoch that begins, from 0.
+        epoch: The epoch that begins, from 0.
     """
     every = getattr(innermost_optimizer(model.optimizer), "gradient_accumulation_steps", None) or 1
     return (params.get("epochs") or 0) - epoch, (params.get("steps") or 0) / every
 
 
 def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> None:
-    """Set the lengths that are fractions of the training, equally on all workers.
+    """Set the numbers of steps that are fractions of the training, equal on all workers.
 
     Args:
         model: The model that is trained.
@@ -52,6 +52,7 @@ def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> N
 
     Raises:
         ValueError: on all workers, if one does not know its number of steps.
+        Disagreement: on all workers, if they do not begin at the same point.
     """
     unknown = [length for length in exchange.lengths if not length.steps]
     if not unknown:
@@ -69,7 +70,7 @@ def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> N
             "`fit`. Pass steps_per_epoch to `fit`, or a number of steps instead of the fraction."
         )
     for length in unknown:
-        # With data of different lengths, the shortest ends the epoch.
+        # With data of different lengths, the shortest data end the epoch.
         length.begin(length.steps_so_far + min(lengths), model.distribute_strategy)
 
 
@@ -92,7 +93,7 @@ def warn(exchange: Any, so_far: int, epochs: int, steps: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Watched:
-    """Attributes of an exchange for the end of the process, without keeping its state alive."""
+    """Attributes of an exchange that `warn_of_loops` reads, without a reference to its state."""
 
     workers: int
     assignments: list[Assignment]
@@ -107,8 +108,8 @@ _MOST_WATCHED = 8
 def watch(exchange: Any) -> None:
     """Register an exchange for a check of its steps when the process ends.
 
-    The length of a custom loop is known only then. `forget` undoes it, when the length is known or
-    the residuals are delivered.
+    The length of a custom loop is known only at that time. `forget` cancels the check when the
+    length is known or the residuals are delivered.
 
     Args:
         exchange: The built exchange.
@@ -125,7 +126,7 @@ def watch(exchange: Any) -> None:
 
 
 def forget(exchange: Any) -> None:
-    """Undo `watch`."""
+    """Unregister an exchange from `watch`."""
     _watched.pop(id(exchange), None)
 
 

@@ -1,4 +1,4 @@
-"""State of a training as arrays: variables of a model and its optimizers, metrics, exchanges.
+"""The state of a training as arrays: model, optimizers, metrics and exchanges.
 
 Names of Keras used here, all public: a model's `variables` and `metrics`, an optimizer's
 `variables`.
@@ -25,7 +25,7 @@ _REPLICA = "@"  # precedes a replica's index in the names of its values
 
 
 def optimizers(model: Any) -> list[Any]:
-    """Return a model's optimizer, and other wrapped optimizers among its attributes, by name.
+    """Return a model's optimizer, then other wrapped optimizers among its attributes by name.
 
     A model with its own `train_step` may have several, such as a GAN.
     """
@@ -59,14 +59,14 @@ def build(model: Any) -> None:
 
 
 def shared(model: Any) -> dict[str, Callable[[], np.ndarray]]:
-    """Return readers of the variables that steps change and workers share, by name."""
+    """Return functions, by name, that read the variables that steps change and workers share."""
     return {name: copies[0].numpy for name, copies in variables(model).items()}
 
 
 def may_differ(model: Any) -> set[str]:
     """Return names in `shared` whose values may differ between workers, such as statistics.
 
-    Weights are excluded: per-worker weights are in the exchange's state.
+    Trainable weights are excluded, because the exchange's state contains per-worker weights.
     """
     trainable = {id(tf_variable(v)) for v in model.trainable_variables}
     return {
@@ -75,11 +75,11 @@ def may_differ(model: Any) -> set[str]:
 
 
 def per_worker(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
-    """Return this worker's own values: of exchanges, accumulators, metrics, and further replicas.
+    """Return this worker's own values of exchanges, accumulators, metrics and further replicas.
 
     Args:
         model: A model between two steps.
-        with_metrics: Whether an epoch is in progress.
+        with_metrics: Whether to include metrics, because an epoch is in progress.
     """
     values = {
         f"{prefix}{name}": value
@@ -187,7 +187,7 @@ def _of_optimizer(model: Any, optimizer: Any) -> list[Any]:
 
 
 def variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
-    """Return the copies in this process of each variable that steps change, without metrics."""
+    """Return this process's copies of each variable that steps change, except metrics, by name."""
     return {**_copies(MODEL, model.variables), **_copies(_OPTIMIZER, _of_optimizers(model))}
 
 
@@ -207,7 +207,7 @@ def _copies(prefix: str, listed: Sequence[Any]) -> dict[str, tuple[tf.Variable, 
 
 
 def replicas(name: str, copies: Sequence[tf.Variable]) -> list[str]:
-    """Return the names of the values of further replicas of this process."""
+    """Return the names of a variable's values on the further replicas of this process."""
     return [f"{name}{_REPLICA}{i}" for i in range(1, len(copies))]
 
 
@@ -244,12 +244,12 @@ def _methods(config: Any) -> str:
 
 
 def problem_of(model: Any) -> Callable[[Mapping[str, np.ndarray]], str]:
-    """Return a function that says why values of `shared` or `own` cannot be trained further.
+    """Return a function that returns the reason why saved values cannot be trained further.
 
-    It returns `""` for values that can, and does not read the model, so a thread may call it.
-    Trainable weights must be finite. An optimizer's variables must not be NaN, but sums of squares
-    of large gradients may be infinite. Other variables of the model may be user's masks with minus
-    infinity, or statistics.
+    It takes values of `shared` or `per_worker` by name, and returns `""` if they are valid. It does
+    not read the model, so another thread may call it. Trainable weights must be finite. An
+    optimizer's variables must not be NaN, but sums of squares of large gradients may be infinite.
+    Other variables of the model, such as the user's masks with minus infinity, may have any value.
     """
     of_the_user, found = may_differ(model), variables(model)
 

@@ -1,8 +1,8 @@
 """Synchronization of per-worker weights before Keras reads or writes them.
 
 With local steps and per-worker points, the model's variables differ between workers from one
-exchange to the next. The `FitHook` calls `synchronize` at the end of epochs and before
-evaluations and predictions. The model's saving methods and `load_weights` call it, too.
+exchange to the next. The `FitHook` calls `synchronize` when `fit` begins, after each epoch, and
+before evaluations and predictions. The model's saving methods and `load_weights` call it, too.
 
 Names of Keras used here, all public: the methods `SAVING` and `load_weights` of `Model`.
 """
@@ -30,7 +30,7 @@ def register(exchange: Any) -> None:
 def synchronize(model: Any) -> None:
     """Synchronize a model's weights; all workers must call it.
 
-    A no-op unless an exchange with per-worker weights trains the model.
+    This is a no-op unless an exchange with per-worker weights trains the model.
     """
     if not _exchanges:
         return
@@ -39,7 +39,7 @@ def synchronize(model: Any) -> None:
 
 
 def _exchanges_of(model: Any) -> list[Any]:
-    """Return the registered exchanges that train some weight of a model."""
+    """Return the registered exchanges that train any weight of a model."""
     try:
         weights = [tf_variable(v) for v in model.weights]
     except ValueError:  # a layer of tf_keras is not built
@@ -74,7 +74,7 @@ def install(model_class: type) -> None:
 
 
 def _ending_rounds(method: Any) -> Any:
-    """Wrap loading: weights loaded in the middle of a round would count as its changes."""
+    """Wrap `load_weights` to end the round: loaded weights would count as its changes."""
 
     def load(self: Any, *args: Any, **kwargs: Any) -> Any:
         synchronize(self)

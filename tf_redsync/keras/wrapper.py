@@ -1,4 +1,4 @@
-"""The wrapper around an optimizer of any family: forwarded attributes, build, saving, switching.
+"""The base of all wrappers: forwards attributes, builds, saves, and switches compression.
 
 A wrapper is an optimizer of its family and inherits attributes such as `weight_decay` and
 `clipnorm` that have no effect. They are removed from the instance, so that Python calls
@@ -46,7 +46,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Inner:
-    """Descriptor of an attribute of the family's base class that is forwarded."""
+    """Descriptor that forwards an attribute of the family's base class to the inner optimizer."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -63,14 +63,14 @@ class Inner:
 
 
 class AttributeForwarding:
-    """Forwarding of attributes to the inner optimizer or the exchange; a base of `Wrapper`."""
+    """Base of `Wrapper` that forwards attributes to the inner optimizer."""
 
     inner_optimizer: Any
     exchange: Any
     _adapter: Any
 
     def delete_forwarded(self) -> None:
-        """Delete attributes of the base class that the inner optimizer has, too."""
+        """Delete inherited attributes that the inner optimizer has, too, to forward them."""
         for name in [n for n in vars(self) if not n.startswith("_") and n not in _NOT_FORWARDED]:
             if name not in _READ_ONLY and hasattr(self.inner_optimizer, name):
                 del self.__dict__[name]
@@ -96,7 +96,7 @@ class AttributeForwarding:
             self.forward_attribute(name, value)
 
     def set_on_wrapper(self, name: str, value: Any) -> None:
-        """Set an attribute of the wrapper that users cannot set."""
+        """Set an attribute of the wrapper itself, also one that is read-only for users."""
         super().__setattr__(name, value)
 
     def forward_attribute(self, name: str, value: Any) -> None:
@@ -270,7 +270,11 @@ class Wrapper(AttributeForwarding):
         self.inner_optimizer.iterations = value
 
     def explain(self) -> Explanation:
-        """Return a table of every variable's exchange, with warnings about accuracy."""
+        """Return a table of every variable's exchange, with warnings about accuracy.
+
+        Raises:
+            RuntimeError: before `build`.
+        """
         made = self.exchange.explain()
         largest = sorted(self.exchange.assignments, key=lambda a: -a.spec.size)
         hints = accuracy.of_settings(self.inner_optimizer, [a.method for a in largest])
@@ -280,7 +284,7 @@ class Wrapper(AttributeForwarding):
         """Print a table of every variable's exchange, like Keras's `model.summary()`.
 
         The columns are the method, its density, the bytes that this worker sends per step, the
-        compression ratio, the selection, and the bytes of the state.
+        compression ratio, the selection, and the state in bytes.
 
         Args:
             print_fn: Called with each line; `print` by default.
@@ -291,15 +295,19 @@ class Wrapper(AttributeForwarding):
         summary.write(self.exchange, self.name, print_fn)
 
     def bytes_per_step(self) -> float:
-        """Return the bytes that this worker sends per step."""
+        """Return the mean bytes that this worker sends per step, after warm-ups.
+
+        Raises:
+            RuntimeError: before `build`.
+        """
         return self.exchange.bytes_per_step()
 
     def prune(self, sparsity: float, scope: str = "layer") -> None:
         """Set the smallest weights of the variables that `PacTrain` exchanges to 0 permanently.
 
         Their optimizer slots are set to 0, too. Call it between two steps, in the strategy's scope,
-        on all workers; `tf_redsync.callbacks.Prune` calls it in `fit`. Weights that are 0 are
-        pruned first, so a pruned model does not change.
+        on all workers; `tf_redsync.callbacks.Prune` calls it in `fit`. Zero weights are pruned
+        first, so a pruned model does not change.
 
         Args:
             sparsity: Fraction of the weights to prune, in (0, 1).
@@ -327,20 +335,21 @@ class Wrapper(AttributeForwarding):
 
         Raises:
             RuntimeError: before `build`.
+            ValueError: a method exchanges momenta.
             Disagreement: workers do not flush at the same step.
         """
         self._adapter.flush(self.apply_gradients)
 
     def disable(self) -> None:
-        """Disable compression from the next step on: all-reduces and the inner optimizer.
+        """Disable compression from the next step on; steps are those of a dense warm-up.
 
-        Steps are those of a dense warm-up: float32 sums, with the method's momentum if it has one.
-        Residuals are kept until `enable()`; call `flush()` before to deliver them. Methods with a
-        delay (`CDSGD`) are flushed automatically. Per-worker weights are synchronized.
+        Gradients are all-reduced in float32, with the method's momentum if it has one. Residuals
+        are kept until `enable()`; call `flush()` before to deliver them. Methods with a delay
+        (`CDSGD`) are flushed automatically. Per-worker weights are synchronized.
 
-        Call it between two steps, such as in a callback, on all workers. `fit` traces its step
-        again. A custom loop needs a new `tf.function`; the old one raises an error. The setting is
-        not saved: a resumed training compresses.
+        Call it between two steps, such as in a callback, on all workers. `fit` retraces its step. A
+        custom loop needs a new `tf.function`; the old one raises an error. The setting is not
+        saved: a resumed training compresses.
 
         Raises:
             RuntimeError: before `build`.
@@ -368,7 +377,7 @@ class Wrapper(AttributeForwarding):
         fit_hook.trace_again(self.exchange)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config: inner optimizer, policy, options."""
+        """Return the config: name, inner optimizer, method and options."""
         warm_up = self._options.get("warm_up")
         return {
             "name": self.name,
@@ -403,10 +412,10 @@ class Wrapper(AttributeForwarding):
 
 
 def outside_of_replicas(function: Callable[[], None]) -> None:
-    """Call `function` eagerly, in the scope of the strategy of the calling replica.
+    """Call `function` eagerly, in the scope of the calling replica's strategy.
 
     The replicas of a process run or are traced one after the other. The first replica's call ends
-    before the next replica checks whether it is needed.
+    before the next replica checks whether a call is needed.
     """
     with tf.init_scope():
         if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
@@ -430,7 +439,7 @@ def outside_of_replicas(function: Callable[[], None]) -> None:
 
 
 def install(library: Any) -> None:
-    """Patch methods of a library's model classes, once.
+    """Patch the model and callback classes of a Keras library, once.
 
     Args:
         library: `keras` or `tf_keras`.
