@@ -29,51 +29,51 @@ class DistributedOptimizer(Wrapper, abc.ABC):
     weight decay, clipping, EMA, slots) remains with the inner optimizer. As in Keras, clipping in
     the inner optimizer acts on each worker's gradient before the exchange.
 
-    If any worker has a non-finite value in a step, all workers skip the step. It only increments
-    `optimizer.exchange.skipped`, which `fit` logs for each epoch as `skipped_steps`. Ten skipped
-    steps in a row are a warning that names the worker and the variable.
+    If any worker has a non-finite value in a step, all workers skip the step. A skipped step only
+    increments `optimizer.exchange.skipped`, which `fit` logs for each epoch as `skipped_steps`.
+    After ten skipped steps in a row, a warning names the worker and the variable.
 
-    The constructor returns an optimizer of the family of the inner one, for `model.compile` or a
-    custom loop, which is also an instance of this class. Additional members are `exchange`,
-    `explain()`, `summary()`, `bytes_per_step()`, `disable()`, `enable()`, `flush()` and `prune()`.
-    Unless `build(variables)` was called, the first step builds the exchange for the variables of
-    that step.
+    The constructor returns an optimizer of the inner optimizer's family, for `model.compile` or a
+    custom loop. The object is also an instance of this class. Its additional members are
+    `exchange`, `explain()`, `summary()`, `bytes_per_step()`, `disable()`, `enable()`, `flush()` and
+    `prune()`. Unless `build(variables)` was called, the first step builds the exchange for the
+    variables of that step.
 
     Args:
-        optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer. Or an argument of
-            `keras.optimizers.get`: a name such as `"adam"`, or a config; with
-            TF_USE_LEGACY_KERAS=1 of `tf_keras.optimizers.get`.
+        optimizer: A Keras 3, tf_keras or legacy (TensorFlow Addons) optimizer. Alternatively a name
+            such as `"adam"` or a config, as in `keras.optimizers.get`. With TF_USE_LEGACY_KERAS=1,
+            `tf_keras.optimizers.get` creates the optimizer.
         method: The method of the exchange: `RedSync(...)`, `Dense(...)`, a `Policy` that chooses by
             variable, or `Auto(...)`, which chooses by measurement. `None`: `Auto()`.
         warm_up: `DenseWarmUp(steps=...)`, or `DenseWarmUp(fraction=...)` of the steps that `fit`
             will run. All gradients are all-reduced densely during the warm-up, and the method
             begins after it. `None`: only the method's own warm-up, if any. See docs/warm-up.md.
         name: Name of the wrapper.
-        bucket_bytes: Size at which a bucket is full, in float32 bytes. Tensors of one method are
-            exchanged together in buckets.
+        bucket_bytes: Size at which a bucket is full, in float32 bytes; default 16 MiB. Tensors of
+            one method are exchanged together in buckets.
         direct_collectives: Use single-round collectives where the strategy has them; `False`
             forces TensorFlow's public ones.
         two_levels: Whether a worker is a process with all of its replicas (GPUs). Their gradients
             are then summed densely on the first replica's device, and the processes exchange the
             sums: one selection, one residual and one message per process. A single process
-            exchanges nothing. With one replica per process it has no effect. `False`: every replica
-            is a worker. `None`: `True` under MultiWorkerMirroredStrategy with several processes
-            and `direct_collectives`, else `False`.
+            exchanges nothing. The option has no effect with one replica per process. `False`: every
+            replica is a worker. `None`: `True` under MultiWorkerMirroredStrategy with several
+            processes and `direct_collectives`, else `False`.
         max_skipped_steps: Number of skipped steps in a row after which all workers raise; `None` or
             0: no limit.
         check_every: Number of steps between comparisons of the weights (bitwise), the learning
             rate and the step counter of all workers, from the first step on; `None` or 0: no
-            comparisons. With `direct_collectives=False`, and among replicas of one process, there
-            are none either.
-        on_drift: Reaction to weights that differ: `"error"`: all workers raise an error that names
-            the worker and the variable; `"restore"`: they copy the weights and slots of worker 0
-            and warn. Other differences are always errors.
+            comparisons. `direct_collectives=False`, and replicas of one process as workers, disable
+            comparisons, too.
+        on_drift: Reaction to weights that differ. `"error"`: all workers raise an error that names
+            the worker and the variable. `"restore"`: all workers copy the weights and slots of
+            worker 0 and warn. Other differences always raise.
 
     Raises:
         TypeError: `optimizer` is not an optimizer.
-        ValueError: Keras does not know the optimizer's name, the optimizer is already wrapped, or
-            both the optimizer and the method have momentum. When it is built: two levels without
-            direct collectives.
+        ValueError: an argument is out of range, or Keras does not know the optimizer's name. The
+            optimizer is already wrapped. Both the optimizer and the method have momentum. At build
+            time: two levels without direct collectives.
 
     Example:
         >>> import keras, tf_redsync as rs
@@ -130,7 +130,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
     @classmethod
     @override
     def __subclasshook__(cls, other: type) -> bool:
-        """Return whether a class is a wrapper of some family; `Wrapper` is below this class."""
+        """Return whether a class is a wrapper of any family, a subclass of `Wrapper`."""
         return cls is DistributedOptimizer and issubclass(other, Wrapper)
 
 

@@ -3,11 +3,11 @@
 Additions to TensorFlow's strategy:
 
 * `reduce` accepts the structures and scalars that `model.fit` of Keras 3 passes, and numbers of
-  every dtype; `gather` concatenates by rank, also strings;
-* the moving statistics of BatchNormalization, which every worker updates from its own batches, are
-  averaged over the workers after every step that changed them, in one small collective;
-* workers that build different models raise an error with both shapes instead of a deadlock;
-* TF_CONFIG is checked before any server starts; later strategies of a process share the server.
+  every dtype. `gather` concatenates by rank and accepts strings.
+* BatchNormalization's moving statistics, which every worker updates from its own batches, are
+  averaged over the workers. This takes a small collective after every step that changed them.
+* Workers that build different models raise an error with both shapes instead of a deadlock.
+* TF_CONFIG is checked before any server starts. Later strategies of a process share the server.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _earlier_use_named() -> Iterator[None]:
 
 
 def _resolver() -> Any:
-    """Return the resolver of a checked TF_CONFIG."""
+    """Check TF_CONFIG and return its cluster resolver."""
     check_tf_config(os.environ.get("TF_CONFIG"), serves=coordination.joined())
     if not os.environ.get("TF_CONFIG"):  # TensorFlow would parse an empty one
         os.environ.pop("TF_CONFIG", None)
@@ -86,29 +86,31 @@ def _resolver() -> Any:
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous training on several workers, with `model.fit` of Keras 3.
 
-    It reads the cluster from TF_CONFIG. Create it at the start of the program, before any other
-    TensorFlow operation. A later strategy in the same process, for example of a notebook cell that
-    runs again, shares the running cluster; its `timeout_seconds` then applies to all of them.
+    The strategy reads the cluster from TF_CONFIG. Create it at the start of the program, before any
+    other TensorFlow operation. A later strategy in the same process, for example in a notebook cell
+    that runs again, shares the running cluster. Its `timeout_seconds` then applies to all
+    strategies of the process.
 
     Args:
         cluster_resolver: As in TensorFlow's strategy; default TF_CONFIG.
         timeout_seconds: Seconds that a worker may be behind another one that has entered a step.
-            After it all workers raise an error with the step of each worker. `None`: no limit.
-            Default: 600.
+            After this time, all workers raise an error with the step of each worker. `None`: no
+            limit. Default: 600.
         communication_options: As in TensorFlow's strategy, but without `timeout_seconds`. Without
             an `implementation`, NCCL is used if every worker has GPUs that it does not share.
         start_timeout: Seconds that the constructor waits for the other workers. It logs the missing
             workers meanwhile and finally raises an error that names them. May be `float("inf")`.
             Default: the environment variable `TF_REDSYNC_START_TIMEOUT`, else 600.
         heartbeat_seconds: Seconds without a heartbeat after which a worker's process counts as lost
-            and training ends, above 10. The watchdog reports the worker after half of it.
+            and training ends, above 10. The watchdog reports the worker after half of this time.
             Connections may be interrupted for a quarter of it. Default: the environment variable
             `TF_REDSYNC_HEARTBEAT_SECONDS`, else 60; no limit with `timeout_seconds=None`.
 
     Raises:
-        ValueError: TF_CONFIG is malformed, a port is in use, a timeout is out of range or is set in
-            `communication_options`, NCCL lacks GPUs, or the numbers of GPUs differ.
-        StartError: some worker did not start in time, or this process is a duplicate.
+        ValueError: TF_CONFIG is malformed, or a port is in use. A timeout is out of range or is set
+            in `communication_options`. NCCL lacks GPUs, or the workers' numbers of GPUs differ.
+        RuntimeError: TensorFlow was used before the strategy was created.
+        StartError: a worker did not start in time, or this process is a duplicate.
 
     Example:
         strategy = tf_redsync.MultiWorkerMirroredStrategy()
@@ -116,7 +118,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             model = build_model()
     """
 
-    # Of the dataset distributed last; see `keras/data_amounts.py` and `keras/first_batch.py`.
+    # Properties of the last distributed dataset; see `keras/data_amounts.py`.
     distributed_batches: int | None = None
     first_digest: str | None = None
     shuffle_seed: int | None = None
@@ -154,7 +156,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._statistics: list[Any] = []  # non-trainable model variables, see `run`
         # The function of `average_statistics`, and the number of statistics that it averages.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
-        # Set while a step is traced; see `step/nonfinite.py` and `keras/adapter.py`.
+        # Pairs of a skip condition and whether workers agree on it; set while a step is traced.
         self.skips: list[tuple[Callable[[], tf.Tensor], bool]] = []
         self.checks: dict[Any, Callable[[], None]] = {}  # comparisons after the step
         # Whether to average the statistics in the step; `None`: in every step.
@@ -177,13 +179,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         transport.choose(options, agreement.gather_texts(self, start, gpus))
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Reduce `value` over replicas; also structures, and scalars with `axis=0`.
+        """Reduce `value` over replicas; accepts structures, and scalars with `axis=0`.
 
         Args:
             reduce_op: `"SUM"`, `"MEAN"` or a `tf.distribute.ReduceOp`.
             value: A tensor, a per-replica value, or a structure of them. The mean of integers of
                 any size is float64.
             axis: Axis to reduce within each replica, or `None`. Ignored for scalars.
+
+        Returns:
+            The structure of `value` with the reduced tensors.
 
         Raises:
             TypeError: `value` has strings, bools, ragged or sparse tensors.
@@ -210,7 +215,15 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return tf.nest.map_structure(reduce_one, value)
 
     def gather(self, value: Any, axis: Any) -> Any:
-        """Concatenate `value` of all replicas, by rank, along `axis`; strings and bools too."""
+        """Concatenate `value` of all replicas along `axis`, by rank; accepts strings and bools.
+
+        Args:
+            value: A per-replica value of any dtype.
+            axis: Axis along which to concatenate.
+
+        Raises:
+            Disagreement: on all workers, if eager calls differ between workers.
+        """
         self._agree_on("gather", value, f"along axis {axis}")
         gather, part = super().gather, self.experimental_local_results(value)[0]
         with step_errors.translated():
@@ -220,7 +233,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return super().run(function, args=(value,))
 
     def _agree_on(self, what: str, value: Any, how: str) -> None:
-        """Check, before an eager collective, that all workers run the same one."""
+        """Check before an eager collective that all workers run the same collective."""
         if not tf.executing_eagerly():
             return
         parts = tf.nest.flatten(value)
@@ -232,7 +245,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def run(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
     ) -> Any:
-        """Run `fn` on every replica, then average the statistics that it changed."""
+        """Run `fn` on every replica, then average the moving statistics that it changed.
+
+        The arguments are those of TensorFlow's strategy. With several workers, steps that are
+        skipped restore the statistics.
+        """
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._lifted(fn)(*args, **(kwargs or {}))
 
@@ -270,8 +287,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _lifted(self, function: Any) -> Any:
         """Return a `tf.function` that runs the Python function of `function` on every replica.
 
-        TensorFlow does the same: an optimizer merges the replicas, which is impossible inside of a
-        function that is traced for one replica.
+        An optimizer merges the replicas, which is impossible inside a function that is traced for
+        one replica. TensorFlow's strategies do the same.
         """
         if function not in self._functions:
             on_one = function.python_function
@@ -296,11 +313,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def shared_statistics(self) -> list[Any]:
-        """The statistics that are equal on all workers after each step."""
+        """The moving statistics that are equal on all workers after each step."""
         return [v for v in self._statistics if statistics.needs_averaging(v)]
 
     def average_statistics(self) -> None:
-        """Average the statistics over the workers now; all workers must call it."""
+        """Average the moving statistics over the workers now; all workers must call it."""
         if not self._statistics or collectives.worker_count(self) == 1:
             return
         variables = tuple(self.shared_statistics)
@@ -339,7 +356,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @contextmanager
     def _noting_new_statistics(self, before: statistics.Before) -> Iterator[None]:
-        """Context of a replica's step that adds the statistics it creates to `before`."""
+        """Context of a replica's step, which adds the statistics created in it to `before`."""
         self._begun.append(before)
         try:
             yield
@@ -365,7 +382,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def _mean(self, values: tf.Tensor) -> tf.Tensor:
         (total,) = self._network.all_reduce([values])
-        # In a skipped step the values are equal on all workers, and averaging would round them.
+        # In a skipped step the values are equal on all workers, and a mean would round them.
         skipped = _any(skipped() for skipped, agreed in self.skips if agreed)
         return tf.where(skipped, values, total / self.num_replicas_in_sync)
 
@@ -379,8 +396,8 @@ def already_sharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) 
     of batches. Keras's `class_weight` is not supported; put sample weights into the dataset.
 
     Args:
-        dataset: Batches of this worker's examples. With several replicas in a process, each replica
-            takes the next batch in turn.
+        dataset: Batches of this worker's examples. With several replicas in a process, the replicas
+            take batches in turn.
         strategy: The strategy in whose scope the model was built.
 
     Returns:
@@ -404,7 +421,7 @@ def already_sharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) 
 
 
 def _any(flags: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Return whether any flag is set."""
+    """Return whether any flag is set, a bool scalar; false without flags."""
     return tf.reduce_any([tf.constant(False), *flags])
 
 
@@ -414,7 +431,7 @@ def _dtype_name(value: Any) -> str:
 
 
 def _check_communication_options(options: Any) -> None:
-    """Raise `ValueError` for a timeout of collectives: each would block a thread for that time."""
+    """Raise `ValueError` for a timeout: every collective would block a thread for that time."""
     if options is not None and options.timeout_seconds:
         raise ValueError(
             "`communication_options` must have no `timeout_seconds`: TensorFlow would block one "
