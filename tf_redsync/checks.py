@@ -100,7 +100,7 @@ def make_tuple(instance: Any, name: str) -> None:
     """
     value = getattr(instance, name)
     if not isinstance(value, (list, tuple)):
-        raise ValueError(f"`{name}` must be a tuple. Received: {name}={value!r}{if_class(value)}")
+        raise ValueError(f"`{name}` must be a tuple. Received: {name}={value!r}{class_hint(value)}")
     object.__setattr__(instance, name, tuple(value))
 
 
@@ -149,7 +149,7 @@ def momentum(value: Any, nesterov: bool) -> None:
         )
 
 
-def if_class(value: Any) -> str:
+def class_hint(value: Any) -> str:
     """Return a hint for an error message if a class was passed in place of an instance."""
     return f". It is a class: call it, {value.__name__}(...)" if isinstance(value, type) else ""
 

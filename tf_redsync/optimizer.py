@@ -111,7 +111,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         if warm_up is not None and not isinstance(warm_up, DenseWarmUp):
             raise ValueError(
                 "`warm_up` must be None, DenseWarmUp(steps=...) or DenseWarmUp(fraction=...). "
-                f"Received: warm_up={warm_up!r}{checks.if_class(warm_up)}"
+                f"Received: warm_up={warm_up!r}{checks.class_hint(warm_up)}"
             )
         optimizer = _instance(optimizer)
         return _adapter(optimizer)(
@@ -179,6 +179,6 @@ def _adapter(optimizer: Any) -> Any:
     hint = ". Pass the optimizer first and the method second" if swapped else ""
     raise TypeError(
         "`optimizer` must be an optimizer of keras, tf_keras or tf_keras.optimizers.legacy "
-        f"(TensorFlow Addons). Received: optimizer={optimizer!r}{checks.if_class(optimizer)}"
+        f"(TensorFlow Addons). Received: optimizer={optimizer!r}{checks.class_hint(optimizer)}"
         f"{hint}"
     )

@@ -234,5 +234,5 @@ def check(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, Outer):
         raise ValueError(
             f"`{name}` must be None or an optimizer of tf_redsync.outer, such as "
-            f"tf_redsync.outer.Nesterov(). Received: {name}={value!r}{checks.if_class(value)}"
+            f"tf_redsync.outer.Nesterov(). Received: {name}={value!r}{checks.class_hint(value)}"
         )

@@ -41,7 +41,7 @@ class Rule(Configurable):
         if not isinstance(self.method, Method):
             raise ValueError(
                 "`method` must be a tf_redsync method. Received: "
-                f"method={self.method!r}{checks.if_class(self.method)}"
+                f"method={self.method!r}{checks.class_hint(self.method)}"
             )
 
 
@@ -74,7 +74,7 @@ class Policy(Configurable):
         if not isinstance(self.default, Method):
             raise ValueError(
                 "`default` must be a tf_redsync method. Received: "
-                f"default={self.default!r}{checks.if_class(self.default)}"
+                f"default={self.default!r}{checks.class_hint(self.default)}"
             )
         if self.output_layer is not None:
             checks.pattern("output_layer", self.output_layer)

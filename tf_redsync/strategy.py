@@ -56,7 +56,7 @@ device_iterators.install()
 
 
 @contextmanager
-def _earlier_use_named() -> Iterator[None]:
+def _explaining_earlier_use() -> Iterator[None]:
     """Context that adds the remedy to TensorFlow's error about ops before the strategy.
 
     Raises:
@@ -144,7 +144,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         number = collectives.separate_keys(self)
         times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
         with startup as seconds, coordination.time_limits(cluster, lost_after, seconds, times):
-            with _earlier_use_named():
+            with _explaining_earlier_use():
                 super().__init__(cluster_resolver, options)
         if collectives.worker_count(self) > 1:
             self._start_together(number, options, timeout_seconds, heartbeat_seconds)
@@ -263,7 +263,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             if in_fit:
                 self.batch_rows.note((fn_args, fn_kwargs))
             before = statistics.Before(self._statistics)
-            with self._noting_new_statistics(before):
+            with self._recording_new_statistics(before):
                 if tf.executing_eagerly():
                     self._eager_assignments.start()
                     result = fn(*fn_args, **fn_kwargs)
@@ -355,7 +355,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return variable
 
     @contextmanager
-    def _noting_new_statistics(self, before: statistics.Before) -> Iterator[None]:
+    def _recording_new_statistics(self, before: statistics.Before) -> Iterator[None]:
         """Context of a replica's step, which adds the statistics created in it to `before`."""
         self._begun.append(before)
         try:
@@ -369,7 +369,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return
         skipped = _any(skipped() for skipped, _ in self.skips)
         for group in statistics.groups(changed):
-            values = before.or_now(group, skipped)
+            values = before.restored_if(group, skipped)
             if statistics.needs_averaging(group[0]):
                 values = self._mean_if_due(values)
             statistics.assign(group, values)

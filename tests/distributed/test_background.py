@@ -42,7 +42,7 @@ def built(strategy, method, beside, keras, **compiled):
         inner = keras.optimizers.SGD(0.01, momentum=0.9)
         optimizer = rs.DistributedOptimizer(inner, eval(method, {"rs": rs}))
         optimizer.build(model.trainable_variables)
-        optimizer.exchange.schedule.beside_steps = beside
+        optimizer.exchange.schedule.in_background = beside
         if compiled:
             model.compile(optimizer, "mse", **compiled)
     return model, optimizer

@@ -542,7 +542,7 @@ def test_data_of_another_order_are_warned_of(family, words):
 
     class Look(library.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            told.append(fit_resume.Position(self.model).doubts)
+            told.append(fit_resume.Position(self.model).order_warning)
             raise Interrupted
 
     model = model_of(family)

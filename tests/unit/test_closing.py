@@ -12,10 +12,10 @@ class Part:
 
     def __init__(self, name, told, model=MODEL, error=None):
         self.name, self.told, self.model, self.error = name, told, model, error
-        closing.opened(self)
+        closing.register(self)
 
     def close(self):
-        closing.closed(self)
+        closing.unregister(self)
         self.told.append(self.name)
         if self.error:
             raise self.error
@@ -23,16 +23,16 @@ class Part:
 
 def test_an_inner_error_closes_what_its_context_has_opened_of_its_model():
     told = []
-    with pytest.raises(KeyboardInterrupt), closing.closed_on_error(MODEL):
+    with pytest.raises(KeyboardInterrupt), closing.closing_on_error(MODEL):
         Part("outer", told)
-        with pytest.raises(ValueError), closing.closed_on_error(MODEL):
+        with pytest.raises(ValueError), closing.closing_on_error(MODEL):
             Part("inner", told)
             elsewhere = Part("of another model", told, OTHER)
             raise ValueError
         assert told == ["inner"]
         raise KeyboardInterrupt
     assert told == ["inner", "outer"]
-    with closing.closed_on_error(OTHER):
+    with closing.closing_on_error(OTHER):
         pass  # without an error `on_train_end` closes it
     assert told == ["inner", "outer"]
     elsewhere.close()
@@ -40,7 +40,7 @@ def test_an_inner_error_closes_what_its_context_has_opened_of_its_model():
 
 def test_one_that_cannot_be_closed_does_not_keep_the_others_open():
     told = []
-    with pytest.raises(OSError, match="disk full"), closing.closed_on_error(MODEL):
+    with pytest.raises(OSError, match="disk full"), closing.closing_on_error(MODEL):
         Part("first", told)
         Part("second", told, error=OSError("disk full"))
         raise ValueError

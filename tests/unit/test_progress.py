@@ -354,7 +354,7 @@ def test_an_error_shows_the_beginning_of_a_long_action(monkeypatch, length):
         agreement, "_exchange", lambda _, what, told: (compared.append(what), ("agreed", []))[1]
     )
     monkeypatch.setattr(agreement.collectives, "is_ours", lambda _: True)
-    agreement._agree_and_tell(None, "x" * length, "")
+    agreement._agree_and_gather(None, "x" * length, "")
     assert compared == ["x" * length]
     assert (shown == compared) == (length == 20) and len(shown[0]) < 300
 

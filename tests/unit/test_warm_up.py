@@ -184,7 +184,7 @@ def test_local_steps_count_skipped_steps_of_a_warm_up_once():
         def count_together(self, finite, flags):
             counted.append(("together", bool(finite)))
 
-        def count_here(self, finite, flags):
+        def count_local_step(self, finite, flags):
             counted.append(("here", bool(finite)))
 
     program.nonfinite = NonFiniteCounter()

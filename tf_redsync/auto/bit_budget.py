@@ -114,7 +114,7 @@ class BitBudget(Policy):
             if not isinstance(method, Method):
                 raise ValueError(
                     "`candidates` must be tf_redsync methods. Received: "
-                    f"{method!r} in candidates{checks.if_class(method)}"
+                    f"{method!r} in candidates{checks.class_hint(method)}"
                 )
         checks.real("bits", self.bits, low=0.0, high=64.0, low_open=True)
         if self.gradients is not None and not callable(self.gradients):

@@ -112,7 +112,7 @@ def check_candidate(method: Method, alone: bool) -> None:
     if not isinstance(method, Method):
         raise ValueError(
             f"`candidates` must be tf_redsync methods. Received: {method!r} in candidates"
-            f"{checks.if_class(method)}"
+            f"{checks.class_hint(method)}"
         )
     schedule = method.sync_schedule
     phases = schedule.warm_up_steps or schedule.dense_every or schedule.changes

@@ -135,12 +135,12 @@ class Checkpoint(OfBothKeras):
             self.close()
         self._files = Checkpoints(strategy, self.directory, self.keep, f"every {self.every}")
         self._position = Position(self.model)
-        closing.opened(self)
+        closing.register(self)
         self._metrics: dict[str, np.ndarray] = {}
         self._first_epoch: int | None = None
         found = self._files.restore(self._subject, self._check, self._use)
         if found is not None:
-            self._go_on(found.manifest)
+            self._resume(found.manifest)
         self._warn_of_order(in_the_middle=found is not None and found.manifest.batch > 0)
         self._epoch, self._batch = 0, 0
         self._due, self._asked, self._trained, self._signalled = "", "", False, False
@@ -217,7 +217,7 @@ class Checkpoint(OfBothKeras):
 
         `fit` calls it when it ends or raises.
         """
-        closing.closed(self)
+        closing.unregister(self)
         self._position.reset()
         if self._at is not None:
             self._at.stop()
@@ -229,10 +229,10 @@ class Checkpoint(OfBothKeras):
 
     def _warn_of_order(self, in_the_middle: bool) -> None:
         """Warn if a resumed epoch may repeat some batches and skip others."""
-        doubts = self._position.doubts
-        if doubts and (self.every != "epoch" or in_the_middle):
+        warning = self._position.order_warning
+        if warning and (self.every != "epoch" or in_the_middle):
             warnings.warn(
-                f"{doubts}, so an epoch that `Checkpoint` resumes in the middle may repeat some "
+                f"{warning}, so an epoch that `Checkpoint` resumes in the middle may repeat some "
                 "batches and skip others. Use a tf.data pipeline with seeds, or every='epoch'.",
                 stacklevel=3,
             )
@@ -278,7 +278,7 @@ class Checkpoint(OfBothKeras):
             training_state.shared(model),
             lambda: training_state.per_worker(model, with_metrics=batch > 0),
             training_state.may_differ(model),
-            training_state.problem_of(model),
+            training_state.validator(model),
         )
 
     def _check(self, found: Found) -> None:
@@ -287,9 +287,9 @@ class Checkpoint(OfBothKeras):
 
     def _use(self, found: Found) -> None:
         """Restore the values of a checkpoint."""
-        self._metrics = training_state.take_over(self.model, found)
+        self._metrics = training_state.restore(self.model, found)
 
-    def _go_on(self, described: Manifest) -> None:
+    def _resume(self, described: Manifest) -> None:
         """Make `fit` continue where a checkpoint was saved."""
         epochs, epoch = self.params["epochs"], described.epoch
         if described.finished >= epochs:  # the training may have ended early
@@ -303,7 +303,7 @@ class Checkpoint(OfBothKeras):
             )
         self._first_epoch = described.first_epoch
         past = epoch - described.first_epoch if epoch < epochs else 0
-        self._position.go_on(epoch, described.batch, past)
+        self._position.resume_at(epoch, described.batch, past)
 
 
 class _AtTheEnd(ForTfKeras, keras.callbacks.Callback):

@@ -98,7 +98,7 @@ class CompressionMetrics(OfBothKeras):
         if exchange.count_elements():
             fit_hook.trace_again(exchange)
         self.close()  # left by a loop that raised, without `fit`
-        closing.opened(self)
+        closing.register(self)
         self._sampler, self._opened = None, False
         self._epoch, self._batches, self._next_batch = 0, 0, 0
         self._first_epoch: int | None = None
@@ -171,7 +171,7 @@ class CompressionMetrics(OfBothKeras):
 
     def close(self) -> None:
         """Close the files, and stop a running profile; `fit` calls it when it ends or raises."""
-        closing.closed(self)
+        closing.unregister(self)
         self._profiles.close()
         if self._outputs is not None:
             self._outputs.close()

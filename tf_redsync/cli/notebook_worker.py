@@ -31,7 +31,7 @@ def error_file(rank: int) -> str:
     return f"error_{rank}.pickle"
 
 
-def _adopt(folder: Path) -> None:
+def _restore_surroundings(folder: Path) -> None:
     """Set the notebook's `sys.path`, and the sources of its cells.
 
     AutoGraph and tracebacks read the source of a function from `linecache`.
@@ -80,7 +80,7 @@ def _dump_error(error: Exception) -> bytes:
 
 def main(folder: Path, rank: int) -> None:
     """Call the function; save the result of rank 0, or this worker's error, which is raised."""
-    _adopt(folder)
+    _restore_surroundings(folder)
     try:
         train, args = pickle.loads((folder / CALL).read_bytes())
         result = train(*args)

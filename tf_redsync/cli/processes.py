@@ -366,7 +366,7 @@ class Job:
         if first is not None:
             self.say(first[1])
         if self._exit_code == 128 + signal.SIGINT:
-            self._say_where()
+            self._print_places()
         results = tuple(worker.result() for worker in self._workers)
         numbers = [worker.index for worker in self._workers]
         return LaunchResult(
@@ -378,7 +378,7 @@ class Job:
             interrupted=self._ending,
         )
 
-    def _say_where(self) -> None:
+    def _print_places(self) -> None:
         """Print, for each worker that raised after an interrupt, the line of the user's program."""
         places = [(w.index, root_cause.place(w.tail(KEPT_LINES))) for w in self._workers]
         told = ", ".join(f"worker {index} at {place}" for index, place in places if place)

@@ -55,7 +55,7 @@ def agree(strategy: tf.distribute.Strategy, what: str) -> None:
         Disagreement: on every worker, with the differing texts.
     """
     if collectives.worker_count(strategy) > 1 and not _covered:
-        _agree_and_tell(strategy, what, "")
+        _agree_and_gather(strategy, what, "")
 
 
 def gather_texts(strategy: tf.distribute.Strategy, what: str, text: str) -> list[str]:
@@ -71,18 +71,18 @@ def gather_texts(strategy: tf.distribute.Strategy, what: str, text: str) -> list
     """
     if collectives.worker_count(strategy) == 1:
         return [text]
-    return _agree_and_tell(strategy, what, text)
+    return _agree_and_gather(strategy, what, text)
 
 
-def _agree_and_tell(strategy: tf.distribute.Strategy, what: str, told: str) -> list[str]:
+def _agree_and_gather(strategy: tf.distribute.Strategy, what: str, text: str) -> list[str]:
     if not collectives.is_ours(strategy):  # tf_redsync's strategy has started its watchdog
         watchdog.start(strategy, watchdog.DEFAULT_TIMEOUT_SECONDS)
     with watchdog.waiting_for_agreement(_shortened(what)):
-        verdict, all_told = _exchange(strategy, what, told)
+        verdict, texts = _exchange(strategy, what, text)
     if verdict != "agreed":
         raise Disagreement(verdict)
     _created.clear()
-    return all_told
+    return texts
 
 
 def _shortened(what: str) -> str:
@@ -138,29 +138,29 @@ def create_variable(create: Callable[..., tf.Variable], arguments: dict[str, Any
         watchdog.end_broadcast()
 
 
-def _exchange(strategy: tf.distribute.Strategy, what: str, told: str) -> tuple[str, list[str]]:
+def _exchange(strategy: tf.distribute.Strategy, what: str, text: str) -> tuple[str, list[str]]:
     """Publish this worker's text; return the chief's verdict and the texts of all workers."""
-    what = json.dumps([what, _created, told])
+    own = json.dumps([what, _created, text])
     number, rank = next(_sequence), collectives.worker_rank(strategy)
     store = coordination.key_value_store()
     if rank != 0:
-        store.set_config_key_value(f"{_PREFIX}/{number}/{rank}", what)
-        verdict, all_told = json.loads(_wait_for(f"{number}/verdict", 0))
-        return verdict, all_told
+        store.set_config_key_value(f"{_PREFIX}/{number}/{rank}", own)
+        verdict, texts = json.loads(_wait_for(f"{number}/verdict", 0))
+        return verdict, texts
     workers = collectives.worker_count(strategy)
-    texts = {r: _wait_for(f"{number}/{r}", r) for r in range(1, workers)}
-    reports = [json.loads(text) for text in (what, *texts.values())]
-    verdict, all_told = _verdict(reports), [said[-1] for said in reports]
+    received = {r: _wait_for(f"{number}/{r}", r) for r in range(1, workers)}
+    reports = [json.loads(report) for report in (own, *received.values())]
+    verdict, texts = _verdict(reports), [report[-1] for report in reports]
     if number:  # all workers have reached this call, so all have read the last verdict
         store.delete_config_key_value(f"{_PREFIX}/{number - 1}")
-    store.set_config_key_value(f"{_PREFIX}/{number}/verdict", json.dumps([verdict, all_told]))
-    return verdict, all_told
+    store.set_config_key_value(f"{_PREFIX}/{number}/verdict", json.dumps([verdict, texts]))
+    return verdict, texts
 
 
 def _verdict(reports: list[list[Any]]) -> str:
     """Compare the workers' reports, by rank: their next action and their new variables."""
     own, others = reports[0], dict(enumerate(reports[1:], 1))
-    different = {r: said for r, said in others.items() if _compared(said) != _compared(own)}
+    different = {r: report for r, report in others.items() if _compared(report) != _compared(own)}
     if not different:
         return "agreed"
     shown = differences(_first_difference([own, *different.values()]))
@@ -171,19 +171,19 @@ def _verdict(reports: list[list[Any]]) -> str:
     )
 
 
-def _compared(said: list[Any]) -> tuple[str, list[str]]:
+def _compared(report: list[Any]) -> tuple[str, list[str]]:
     """Return the part of a report that must be equal on all workers."""
-    what, created, _ = said
+    what, created, _ = report
     return what, [_without_numbers(text) for text in created]
 
 
-def _first_difference(all_said: list[list[Any]]) -> list[str]:
+def _first_difference(reports: list[list[Any]]) -> list[str]:
     """Return the first differing variable of each worker; without one, each next action."""
-    rows = itertools.zip_longest(*(created for _, created, _ in all_said))
+    rows = itertools.zip_longest(*(created for _, created, _ in reports))
     for row in rows:
         if len({text and _without_numbers(text) for text in row}) > 1:
-            return [text or what for text, (what, *_) in zip(row, all_said, strict=True)]
-    return [what for what, *_ in all_said]
+            return [text or what for text, (what, *_) in zip(row, reports, strict=True)]
+    return [what for what, *_ in reports]
 
 
 def _without_numbers(text: str) -> str:
@@ -242,24 +242,26 @@ class Channel:
 
         def get(key: str) -> str:
             path = f"{self._prefix}/{number}/{key}"
-            return _insist(lambda: store.get_config_key_value(path, 1000 * _SLICE_SECONDS))
+            return _retrying(lambda: store.get_config_key_value(path, 1000 * _SLICE_SECONDS))
 
         def put(key: str, value: str) -> None:
             # The key exists if an earlier request succeeded and its answer was lost.
             with contextlib.suppress(tf.errors.AlreadyExistsError):
-                _insist(lambda: store.set_config_key_value(f"{self._prefix}/{number}/{key}", value))
+                _retrying(
+                    lambda: store.set_config_key_value(f"{self._prefix}/{number}/{key}", value)
+                )
 
         put(str(self._rank), text)
         if self._rank == 0:
             texts = [get(str(rank)) for rank in range(self._workers)]
             if number:  # all workers have reached this call, so all have read the last texts
-                _insist(lambda: store.delete_config_key_value(f"{self._prefix}/{number - 1}"))
+                _retrying(lambda: store.delete_config_key_value(f"{self._prefix}/{number - 1}"))
             put("all", json.dumps(texts))
         found: list[str] = json.loads(get("all"))
         return found
 
 
-def _insist(action: Callable[[], _Answer]) -> _Answer:
+def _retrying(action: Callable[[], _Answer]) -> _Answer:
     """Retry a request to the service until it is answered or a worker is lost.
 
     Raises:

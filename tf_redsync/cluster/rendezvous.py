@@ -274,7 +274,7 @@ class Rendezvous:
             await line.flush()
         except NoAnswer as error:
             if error.calls:
-                self.heard_of_tensorflow()
+                self.note_started_tensorflow()
             if error.unsigned:
                 line.send()  # signed, so that a worker with another secret detects it
                 self._report(writer.get_extra_info("peername")[0].removeprefix("::ffff:"))
@@ -294,7 +294,7 @@ class Rendezvous:
                 environment.JOB,
             )
 
-    def heard_of_tensorflow(self) -> None:
+    def note_started_tensorflow(self) -> None:
         """Handle the news that a worker has started TensorFlow without a rendezvous."""
 
     async def _log_missing(self) -> None:
@@ -422,7 +422,7 @@ class Chief(Rendezvous):
             one.line.send(end=text)
 
     @override
-    def heard_of_tensorflow(self) -> None:
+    def note_started_tensorflow(self) -> None:
         for rank in set(self._reasons) - set(self._joined):
             if not self._reasons[rank].startswith("TensorFlow"):
                 self._reasons[rank] += f"; TensorFlow calls from somewhere: {_EARLIER_RUN}"

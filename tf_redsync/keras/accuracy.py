@@ -55,14 +55,14 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
 def _unsuited(inner: Any, method: Method) -> str | None:
     """Return the reason and remedy if a method does not suit an optimizer, else `None`."""
     found = momentum.of(inner)
-    if _of_late_momentum(inner, method) is not None:
+    if _stale_momentum_warning(inner, method) is not None:
         advice = found.removal
         if momentum.movable(inner):
             advice = f"CodedGMC({found}) is considered instead"
         elif found.known and tuple(found.values) == ("momentum",):
             advice += f" with Auto({found}), which considers CodedGMC({found})"
         return f"{found} of the inner optimizer acts on stale gradients; {advice}"
-    if _of_short_memory(inner, method) is not None:
+    if _second_moment_warning(inner, method) is not None:
         return (
             f"{found.optimizer}'s second moment decays before elements are sent; use AMSGrad, or a "
             "higher density"
@@ -81,16 +81,16 @@ def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
         methods: The methods, the most important one first. Some warnings name only the first method
             that they apply to.
     """
-    found = [_of_short_memory(inner, m) for m in methods]
+    found = [_second_moment_warning(inner, m) for m in methods]
     late = [m for m, text in zip(methods, found, strict=True) if text is None]
-    found.append(next(filter(None, (_of_late_momentum(inner, m) for m in late)), None))
+    found.append(next(filter(None, (_stale_momentum_warning(inner, m) for m in late)), None))
     found.append(_of_suspected_momentum(inner, methods))
     for check in (_of_one_mean, _of_long_rounds, lambda m: _of_factors(inner, m)):
         found.append(next(filter(None, map(check, methods)), None))
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _of_short_memory(inner: Any, method: Method) -> str | None:
+def _second_moment_warning(inner: Any, method: Method) -> str | None:
     """Return a warning if an adaptive optimizer's second moment decays before elements are sent.
 
     The decayed moment makes an element's next step too long. With local steps the optimizer
@@ -158,7 +158,7 @@ def _of_long_rounds(method: Method) -> str | None:
     )
 
 
-def _of_late_momentum(inner: Any, method: Method) -> str | None:
+def _stale_momentum_warning(inner: Any, method: Method) -> str | None:
     """Return a warning if the inner optimizer's momentum acts on stale gradients."""
     found = momentum.of(inner)
     waits = method.traits.waiting_steps > SHORT_WAIT and "residual" in method.traits.state_kinds

@@ -232,7 +232,7 @@ class Adapter:
             ValueError: the optimizer has not called `aggregate`.
         """
         if self._variables and not self._asked:
-            raise conflicts.never_asks(self._inner)
+            raise conflicts.bypasses_exchange(self._inner)
         if self.exchange.consensus is not None:
             self.exchange.finish_step(tf.cast(self.access.rate(), tf.float32))
         if self._drift is not None:
@@ -326,7 +326,7 @@ class Adapter:
                 if self._adam is not None and not self.exchange.schedule.off:
                     served = [(self._position(v), v) for _, v in grads_and_vars]
                     self._adam.prepare(distribution, served)
-                with momentum.left_to(self.exchange, self._inner):
+                with momentum.without_inner_momentum(self.exchange, self._inner):
                     update(distribution, grads_and_vars, *args, **kwargs)
                 for variable, mask in masked:
                     distribution.extended.update(variable, pruning.keep, args=(mask,), group=False)
@@ -369,7 +369,7 @@ def as_policy(method: Method | Policy | Auto | dict[str, Any] | None) -> Policy 
     raise ValueError(
         "`method` must be a method such as tf_redsync.RedSync(density=0.001), a "
         f"tf_redsync.Policy, tf_redsync.Auto(), or None. Received: method={method!r}"
-        f"{checks.if_class(method)}"
+        f"{checks.class_hint(method)}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 _open: list[Any] = []  # callbacks of all models in `fit`
 
 
-def opened(callback: Any) -> None:
+def register(callback: Any) -> None:
     """Register a callback, whose `close()` is called if the `fit` of its model raises.
 
     `close` is public, so that a loop without `fit` can call it, too.
@@ -21,14 +21,14 @@ def opened(callback: Any) -> None:
         _open.append(callback)
 
 
-def closed(callback: Any) -> None:
+def unregister(callback: Any) -> None:
     """Unregister a callback; its `close` calls this."""
     if callback in _open:
         _open.remove(callback)
 
 
 @contextlib.contextmanager
-def closed_on_error(model: Any) -> Iterator[None]:
+def closing_on_error(model: Any) -> Iterator[None]:
     """Context that closes a model's callbacks registered within it if it raises."""
     before = list(_open)
     try:

@@ -32,7 +32,7 @@ def install(model_class: Any) -> None:
             _check(kwargs["optimizer"] if "optimizer" in kwargs else next(iter(args), None))
             with _scope(self):
                 compiled(self, *args, **kwargs)
-                loss_scaling.put_inside(self)
+                loss_scaling.move_scaler_inside(self)
             consistency.note_compile(self, signature.bind(self, *args, **kwargs).arguments)
 
         return in_scope

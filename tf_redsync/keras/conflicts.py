@@ -173,15 +173,15 @@ def check_single(optimizer: Any) -> None:
     Raises:
         ValueError: the optimizer is a `MultiOptimizer`, whose optimizers sum their own gradients.
     """
-    if is_several(innermost(optimizer)):
-        raise never_asks(innermost(optimizer))
+    if is_multi_optimizer(innermost(optimizer)):
+        raise bypasses_exchange(innermost(optimizer))
 
 
-def never_asks(inner: Any) -> ValueError:
+def bypasses_exchange(inner: Any) -> ValueError:
     """Return the error for an optimizer that updates without the exchange."""
     name = type(inner).__name__
     recipe = f"{name} of DistributedOptimizer(...)s"
-    if is_several(inner):
+    if is_multi_optimizer(inner):
         each = "DistributedOptimizer(optimizer, method)"
         addons = hasattr(inner, "optimizer_specs")
         recipe = f"{name}([({each}, layers), ...])"
@@ -194,7 +194,7 @@ def never_asks(inner: Any) -> ValueError:
     )
 
 
-def is_several(optimizer: Any) -> bool:
+def is_multi_optimizer(optimizer: Any) -> bool:
     """Return whether an optimizer is a `MultiOptimizer` of Keras 3 or TensorFlow Addons."""
     return any(
         kind.__name__ == "MultiOptimizer"

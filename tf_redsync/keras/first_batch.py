@@ -60,7 +60,7 @@ def install(model_class: Any) -> None:
                 strategy.shuffle_seed = shuffle_seed(iterator)
             if type(self).call is model_class.call:
                 return _build_optimizer(self, strategy)
-            with _reducing_locally(strategy), first_look(iterator):
+            with _reducing_locally(strategy), replaying_buffered(iterator):
                 return build(self, iterator, data_batch)
 
         return inspect
@@ -112,7 +112,7 @@ def _build_optimizer(model: Any, strategy: Any) -> None:
 
 
 @contextmanager
-def first_look(iterator: Any) -> Iterator[None]:
+def replaying_buffered(iterator: Any) -> Iterator[None]:
     """Context manager in which an epoch iterator yields buffered batches of a generator.
 
     Args:

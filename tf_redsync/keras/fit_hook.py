@@ -28,7 +28,7 @@ from tf_redsync.keras import (
     training_length,
     weight_sync,
 )
-from tf_redsync.keras.closing import closed_on_error
+from tf_redsync.keras.closing import closing_on_error
 from tf_redsync.network import collectives
 from tf_redsync.patching import patch_once
 
@@ -278,7 +278,7 @@ def watch_ends(model_class: Any) -> None:
     def watching(method: Any) -> Any:
         def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                with closed_on_error(self):
+                with closing_on_error(self):
                     return method(self, *args, **kwargs)
             except DistributedError as error:
                 if error.original is None:

@@ -26,7 +26,7 @@ _FIT = "fit"
 
 
 class Position:
-    """Position of the running `fit`, which `go_on` changes before the first epoch.
+    """Position of the running `fit`, which `resume_at` changes before the first epoch.
 
     Create an instance within `on_train_begin`.
 
@@ -42,7 +42,7 @@ class Position:
         self._then: Callable[[Callable[[], None]], None] | None = None
 
     @property
-    def doubts(self) -> str:
+    def order_warning(self) -> str:
         """Reason why the order of batches may differ in another run; `""` if none is known."""
         data = self._keras3 or self._tf_keras
         if data is None:
@@ -56,7 +56,7 @@ class Position:
             return "`fit` shuffles arrays" if adapter._shuffle else ""
         return f"Python code yields the data ({kind})"
 
-    def go_on(self, epoch: int, batch: int, past: int) -> None:
+    def resume_at(self, epoch: int, batch: int, past: int) -> None:
         """Set the position at which `fit` begins.
 
         Args:

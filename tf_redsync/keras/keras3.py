@@ -65,7 +65,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             _accumulate_in_branches(applies, adapter.finish_step)
         self.built: bool = False
 
-    def take_inside(self, scaler: Any) -> None:
+    def adopt_scaler(self, scaler: Any) -> None:
         """Move an outer `LossScaleOptimizer` inside this wrapper, unless the wrapper has one.
 
         Raises:
@@ -119,7 +119,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)  # may be a generator
             if len(grads) and not self.exchange.built:
-                self.build_once(trainable_variables)
+                self.build_if_needed(trainable_variables)
         if collectives.inside_branch():
             raise _not_outermost()
         apply = self.inner_optimizer.apply

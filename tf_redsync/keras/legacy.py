@@ -74,7 +74,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         returns = {"otherwise": tf.no_op} if scaled else {}  # like the other branch
         applies._distributed_apply = adapter.guarded(self._applies_sums, **returns)
 
-    def take_inside(self, scaler: Any) -> None:
+    def adopt_scaler(self, scaler: Any) -> None:
         """Move an outer `LossScaleOptimizer` inside this wrapper; see `TfKerasOptimizer`.
 
         This object becomes a `ScaledLegacyOptimizer`.
@@ -119,7 +119,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
                 "tf_keras.mixed_precision.LossScaleOptimizer(inner))."
             )
         grads_and_vars = list(grads_and_vars)
-        self.build_once([v for _, v in grads_and_vars])
+        self.build_if_needed([v for _, v in grads_and_vars])
         apply = self.inner_optimizer.apply_gradients
         applied = self._adapter.run(apply, grads_and_vars, name=name)
         # The `MultiOptimizer` of Addons groups the results, and a `tf.function` may return one.

@@ -19,12 +19,12 @@ from typing import Any
 import tensorflow as tf
 
 
-def put_inside(model: Any) -> None:
+def move_scaler_inside(model: Any) -> None:
     """Swap the optimizers if a model has a `LossScaleOptimizer` around the wrapper."""
     around: Any = getattr(model, "optimizer", None)
     wrapper: Any = getattr(around, "inner_optimizer", None)
-    if hasattr(wrapper, "take_inside") and not hasattr(around, "take_inside"):
-        wrapper.take_inside(around)
+    if hasattr(wrapper, "adopt_scaler") and not hasattr(around, "adopt_scaler"):
+        wrapper.adopt_scaler(around)
         model.optimizer = wrapper
 
 

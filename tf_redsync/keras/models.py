@@ -26,7 +26,7 @@ def exchanges_of(model: Any) -> list[Any]:
     """Return the exchanges of a model's optimizer; a `MultiOptimizer` may have several."""
     optimizer: Any = getattr(model, "optimizer", None)
     parts = [optimizer]
-    if conflicts.is_several(optimizer):
+    if conflicts.is_multi_optimizer(optimizer):
         specs = getattr(optimizer, "optimizer_specs", None)  # TensorFlow Addons
         parts = list(optimizer.optimizers) if specs is None else [s["optimizer"] for s in specs]
     found = (getattr(part, "exchange", None) for part in parts)

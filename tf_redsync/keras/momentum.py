@@ -138,7 +138,7 @@ def movable(optimizer: Any) -> float:
 
 
 @contextlib.contextmanager
-def left_to(exchange: Any, optimizer: Any) -> Iterator[None]:
+def without_inner_momentum(exchange: Any, optimizer: Any) -> Iterator[None]:
     """Context that sets an optimizer's momentum to 0 if the exchange applies momentum.
 
     Args:

@@ -133,7 +133,7 @@ class Before:
         with contextlib.nullcontext() if self._graph is None else self._graph.as_default():
             self._values[id(variable)] = tf.convert_to_tensor(variable)
 
-    def or_now(self, variables: Sequence[Any], skipped: tf.Tensor) -> tf.Tensor:
+    def restored_if(self, variables: Sequence[Any], skipped: tf.Tensor) -> tf.Tensor:
         """Return a packed group of statistics, with the values before the step if restored.
 
         Statistics are restored after a skipped step, and if any of the group is non-finite: later

@@ -72,7 +72,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
             applies._distributed_apply_gradients_fn, otherwise=lambda: applies.iterations
         )
 
-    def take_inside(self, scaler: Any) -> None:
+    def adopt_scaler(self, scaler: Any) -> None:
         """Move an outer `LossScaleOptimizer` inside this wrapper.
 
         This object becomes a `ScaledTfKerasOptimizer`.
@@ -115,7 +115,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
             )
         grads_and_vars = list(grads_and_vars)
         variables = [v for _, v in grads_and_vars]
-        self.build_once(variables)
+        self.build_if_needed(variables)
         adapter, apply = self._adapter, self.inner_optimizer.apply_gradients
         adapter.guard.begin(variables)
         applied = adapter.run(apply, grads_and_vars, finish=False, name=name, **kwargs)

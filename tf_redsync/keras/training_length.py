@@ -78,7 +78,7 @@ def warn(exchange: Any, so_far: int, epochs: int, steps: float) -> None:
     """Warn about elements that are never sent, and stages that never begin.
 
     Args:
-        exchange: The built exchange, or its `_Watched`.
+        exchange: The built exchange, or its `_LoopRecord`.
         so_far: Number of updates before this training.
         epochs: Number of epochs.
         steps: Updates per epoch.
@@ -92,7 +92,7 @@ def warn(exchange: Any, so_far: int, epochs: int, steps: float) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Watched:
+class _LoopRecord:
     """Attributes of an exchange that `warn_of_loops` reads, without a reference to its state."""
 
     workers: int
@@ -101,7 +101,7 @@ class _Watched:
     step: Any
 
 
-_watched: dict[int, _Watched] = {}  # by the exchange's `id`, in the order of `watch`
+_watched: dict[int, _LoopRecord] = {}  # by the exchange's `id`, in the order of `watch`
 _MOST_WATCHED = 8
 
 
@@ -119,7 +119,7 @@ def watch(exchange: Any) -> None:
     if not _watched:
         atexit.unregister(warn_of_loops)
         atexit.register(warn_of_loops)
-    kept = _Watched(exchange.workers, exchange.assignments, exchange.warm_up, exchange.step)
+    kept = _LoopRecord(exchange.workers, exchange.assignments, exchange.warm_up, exchange.step)
     _watched[id(exchange)] = kept
     if len(_watched) > _MOST_WATCHED:
         del _watched[next(iter(_watched))]

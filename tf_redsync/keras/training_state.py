@@ -101,7 +101,7 @@ def per_worker(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
     return values
 
 
-def take_over(model: Any, found: Found) -> dict[str, np.ndarray]:
+def restore(model: Any, found: Found) -> dict[str, np.ndarray]:
     """Restore a model from a checkpoint; return the values of its metrics.
 
     All workers must call it.
@@ -243,7 +243,7 @@ def _methods(config: Any) -> str:
     return ", ".join(found)
 
 
-def problem_of(model: Any) -> Callable[[Mapping[str, np.ndarray]], str]:
+def validator(model: Any) -> Callable[[Mapping[str, np.ndarray]], str]:
     """Return a function that returns the reason why saved values cannot be trained further.
 
     It takes values of `shared` or `per_worker` by name, and returns `""` if they are valid. It does
@@ -283,7 +283,7 @@ def check(model: Any, found: Found) -> None:
     missing = [name for name in variables(model) if name not in found.shared]
     if missing:
         raise ValueError(f"its files lack {len(missing)} variables, such as {missing[0]}")
-    problem = problem_of(model)
+    problem = validator(model)
     for values in (found.shared, *found.own):
         if said := problem(values):
             raise ValueError(said)

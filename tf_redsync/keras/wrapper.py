@@ -219,7 +219,7 @@ class Wrapper(AttributeForwarding):
         if self.exchange is not self._adapter.exchange:
             self.set_on_wrapper("exchange", self._adapter.exchange)
 
-    def build_once(self, variables: Sequence[Any]) -> None:
+    def build_if_needed(self, variables: Sequence[Any]) -> None:
         """Build with the variables of the first step, unless `build` was called before."""
         if variables and not self.exchange.built:
             outside_of_replicas(lambda: self.build(variables))

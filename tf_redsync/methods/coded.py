@@ -99,12 +99,12 @@ class Coded(MethodWrapper):
         if not isinstance(self.indices, IndexCoding):
             raise ValueError(
                 "`indices` must be a coding of positions from tf_redsync.codings, such as "
-                f"Golomb(). Received: indices={self.indices!r}{checks.if_class(self.indices)}"
+                f"Golomb(). Received: indices={self.indices!r}{checks.class_hint(self.indices)}"
             )
         if not isinstance(self.values, ValueCoding):
             raise ValueError(
                 "`values` must be a coding of values from tf_redsync.codings, such as Half(). "
-                f"Received: values={self.values!r}{checks.if_class(self.values)}"
+                f"Received: values={self.values!r}{checks.class_hint(self.values)}"
             )
         checks.boolean("error_feedback", self.error_feedback)
         checks.integer("seed", self.seed, low=0)
@@ -112,7 +112,7 @@ class Coded(MethodWrapper):
             raise ValueError(
                 "`method` must send selected elements with their positions, as TopK, RedSync, DGC, "
                 "SIDCo, GMC, FixedThreshold, CompAMS and SparDL do. "
-                f"Received: method={self.method!r}{checks.if_class(self.method)}"
+                f"Received: method={self.method!r}{checks.class_hint(self.method)}"
             )
         if self.method.traits.density_changes:
             self._check_any_slots()

@@ -78,7 +78,7 @@ class Scheduled(Staged, MethodWrapper):
             raise ValueError(
                 "`method` must have a density, as RedSync, CodedTopK, TopK, DGC and SBC do, or be "
                 "Coded or HalfPrecision around such a method. Received: "
-                f"method={self.method!r}{checks.if_class(self.method)}"
+                f"method={self.method!r}{checks.class_hint(self.method)}"
             )
         if self.method.traits.density_changes or self.method.sync_schedule.stages:
             raise ValueError(

@@ -147,7 +147,7 @@ def _variables(exchange: GradientExchange, apart: bool) -> Iterator[tuple[str, s
         if length is not None:
             yield name, "shared", length.variable
     if exchange.schedule.skips_locally:
-        for name, variable in exchange.nonfinite.here_only.items():
+        for name, variable in exchange.nonfinite.local_variables.items():
             yield f"skips/{name}", "own", variable
         if isinstance(exchange.schedule, Streaming):
             for name, (kind, variable) in exchange.nonfinite.in_flight.items():

@@ -83,7 +83,7 @@ class ExchangeBuilder:
             if m.sync_schedule.intervals and m.sync_schedule.intervals.of_training
         ]
         self.training = TrainingLength(f"method={parts[0]!r}") if parts else None
-        self._made: GradientExchange | None = None
+        self._exchange: GradientExchange | None = None
 
     @property
     def lengths(self) -> tuple[FitSteps, ...]:
@@ -93,7 +93,7 @@ class ExchangeBuilder:
     @property
     def built(self) -> bool:
         """Whether the exchange is built."""
-        return self._made is not None
+        return self._exchange is not None
 
     def build(
         self,
@@ -146,25 +146,25 @@ class ExchangeBuilder:
             weights = variables if weights is None else weights
             made = self._kind(setup, weights, self.rate, self.expects_pruning)
         workers.warn_if_alone(strategy, worker.network.workers, self._two_levels)
-        self._made = made
+        self._exchange = made
         if self._counts_elements:
             made.count_elements()
         return made
 
     def count_elements(self) -> bool:
         """Make the exchange count elements; see `GradientExchange.count_elements`."""
-        if self._made is not None:
-            return self._made.count_elements()
+        if self._exchange is not None:
+            return self._exchange.count_elements()
         self._counts_elements = True
         return False
 
     def to_consensus(self) -> None:
         """Forward to the exchange; a no-op before `build`."""
-        if self._made is not None:
-            self._made.to_consensus()
+        if self._exchange is not None:
+            self._exchange.to_consensus()
 
     def __getattr__(self, name: str) -> Any:
-        made = self.__dict__.get("_made")
+        made = self.__dict__.get("_exchange")
         if made is not None:
             return getattr(made, name)
         if name in _OF_VARIABLES:

@@ -126,7 +126,7 @@ class LocalSteps(ChangingSteps):
 
     def _count(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
         if self.nonfinite is not None:
-            self.nonfinite.count_here(outcome.finite, lambda: not_finite(grads))
+            self.nonfinite.count_local_step(outcome.finite, lambda: not_finite(grads))
 
     def _count_together(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
         if self.nonfinite is not None:
@@ -214,7 +214,7 @@ class LocalSteps(ChangingSteps):
 
         tf.cond(outcome.finite, advance, consensus.restore)
         if self.nonfinite is not None:
-            self.nonfinite.keep_counts(self._iterations)
+            self.nonfinite.store_counts(self._iterations)
             self.nonfinite.exchange_counts(network)
             self.nonfinite.count_round(outcome.finite, self._by_position(changes), self._iterations)
         consensus.steps.assign(0)

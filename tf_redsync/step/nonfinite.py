@@ -2,7 +2,7 @@
 
 All workers skip the same steps and have equal counts. With local steps (`step/local_steps.py`) each
 worker skips its own steps, and the workers share their counts once per round. Each worker stores
-its counts (`keep_counts`), all gather them (`exchange_counts`), possibly concurrently with later
+its counts (`store_counts`), all gather them (`exchange_counts`), possibly concurrently with later
 steps, and add the results to the common counts (`count_round`).
 
 Only a step that is reported determines the worker and the variable, before the exchange. Reading a
@@ -45,32 +45,32 @@ class NonFiniteCounter:
         total: int64 variable, skipped steps so far, equal on all workers. With local steps: the sum
             over the workers, plus the number of dropped rounds.
         in_a_row: int64 variable, skipped steps since the last finite one, equal on all workers.
-        here: int64 variable, with local steps: this worker's skipped steps in a row.
+        local_streak: int64 variable, with local steps: this worker's skipped steps in a row.
     """
 
     def __init__(self, names: Sequence[str], network: Network, limit: int):
         self._names, self._network, self._limit = tuple(names), network, limit
         self.total = state_variables.counter("exchange_skipped")
         self.in_a_row = state_variables.counter("exchange_skipped_in_a_row")
-        self.here = state_variables.counter("exchange_skipped_here")
-        self._here_in_round = state_variables.counter("exchange_skipped_in_round")
-        self._here_first = state_variables.counter("exchange_not_finite_here")
+        self.local_streak = state_variables.counter("exchange_skipped_here")
+        self._local_in_round = state_variables.counter("exchange_skipped_in_round")
+        self._local_first = state_variables.counter("exchange_not_finite_here")
         self._kept = state_variables.counters("exchange_counts_kept", 3)
         self._behind = state_variables.counter("exchange_updates_behind")
         self._gathered = state_variables.counters("exchange_counts_gathered", 2)
 
     @property
-    def here_only(self) -> dict[str, tf.Variable]:
+    def local_variables(self) -> dict[str, tf.Variable]:
         """The variables that belong to this worker only, by name; used with local steps."""
         return {
-            "here": self.here,
-            "here_in_round": self._here_in_round,
-            "here_first": self._here_first,
+            "here": self.local_streak,
+            "here_in_round": self._local_in_round,
+            "here_first": self._local_first,
         }
 
     @property
     def in_flight(self) -> dict[str, tuple[str, tf.Variable]]:
-        """The variables from `keep_counts` to `count_round`: `(kind, variable)` by name."""
+        """The variables from `store_counts` to `count_round`: `(kind, variable)` by name."""
         return {
             "kept": ("own", self._kept),
             "behind": ("own", self._behind),
@@ -86,7 +86,7 @@ class NonFiniteCounter:
             strategy: A `tf_redsync.MultiWorkerMirroredStrategy`.
             skips_locally: Whether each worker skips steps by itself.
         """
-        streak = self.here if skips_locally else self.in_a_row
+        streak = self.local_streak if skips_locally else self.in_a_row
         strategy.skips.append((lambda: streak.read_value() > 0, not skips_locally))
 
     def flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -111,7 +111,7 @@ class NonFiniteCounter:
         self.total.assign_add(1, read_value=False)
         self._report_when(self._is_reported(streak), streak, functools.partial(first, flags))
 
-    def count_here(self, finite: tf.Tensor, flags: Callable[[], tf.Tensor]) -> None:
+    def count_local_step(self, finite: tf.Tensor, flags: Callable[[], tf.Tensor]) -> None:
         """Count a local step, which this worker skips if it is not `finite`.
 
         Args:
@@ -120,12 +120,12 @@ class NonFiniteCounter:
         """
 
         def skipped() -> None:
-            self.here.assign_add(1, read_value=False)
-            self._here_in_round.assign_add(1, read_value=False)
-            self._here_first.assign(first(flags()), read_value=False)
+            self.local_streak.assign_add(1, read_value=False)
+            self._local_in_round.assign_add(1, read_value=False)
+            self._local_first.assign(first(flags()), read_value=False)
 
         def advance() -> None:
-            self.here.assign(0, read_value=False)
+            self.local_streak.assign(0, read_value=False)
 
         tf.cond(finite, advance, skipped)
 
@@ -137,17 +137,17 @@ class NonFiniteCounter:
             flags: See `flags`.
         """
         tf.cond(finite, self.advance, lambda: self.skip(flags))
-        streak = self.here.read_value() + 1
-        self.here.assign(streak * tf.cast(~finite, tf.int64), read_value=False)
+        streak = self.local_streak.read_value() + 1
+        self.local_streak.assign(streak * tf.cast(~finite, tf.int64), read_value=False)
 
-    def keep_counts(self, iterations: tf.Variable | None) -> None:
+    def store_counts(self, iterations: tf.Variable | None) -> None:
         """Keep this worker's counts for `exchange_counts`.
 
         Args:
             iterations: This worker's number of updates, or `None`.
         """
         updates = tf.constant(0) if iterations is None else iterations.read_value()
-        counts = self.here.read_value(), self._here_in_round.read_value(), updates
+        counts = self.local_streak.read_value(), self._local_in_round.read_value(), updates
         self._kept.assign([tf.cast(c, tf.int64) for c in counts], read_value=False)
 
     def exchange_counts(self, network: Network) -> None:
@@ -180,7 +180,7 @@ class NonFiniteCounter:
         longest, skipped = gathered[0], gathered[1]
         before, dropped = self.in_a_row.read_value(), tf.cast(~finite, tf.int64)
         self.total.assign_add(skipped + dropped, read_value=False)
-        self._here_in_round.assign_sub(self._kept.read_value()[1], read_value=False)
+        self._local_in_round.assign_sub(self._kept.read_value()[1], read_value=False)
         self._note(tf.maximum(longest, (before + 1) * dropped), before, changes)
 
     def count_within_round(self, finite: tf.Tensor, changes: Sequence[tf.Tensor]) -> None:
@@ -202,7 +202,7 @@ class NonFiniteCounter:
             return (before < limit) & (streak >= limit)
 
         def suspect() -> tf.Tensor:
-            here, here_first = self.here.read_value(), self._here_first.read_value()
+            here, here_first = self.local_streak.read_value(), self._local_first.read_value()
             return tf.cond(here > 0, lambda: here_first, lambda: first(not_finite(changes)))
 
         too_many = streak >= self._limit if self._limit else tf.constant(False)

@@ -80,10 +80,10 @@ class Streaming(LocalSteps):
         nonfinite: Counts skipped steps.
 
     Attributes:
-        beside_steps: Whether exchanges with a delay run in the background.
+        in_background: Whether exchanges with a delay run in the background.
     """
 
-    beside_steps = True
+    in_background = True
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Streaming(LocalSteps):
         `None` if no fragment is delayed, or if exchanges cannot run in the background.
         """
         delays = [f.sync_schedule.delay for f in self.fragments]
-        if self._background is None and any(delays) and self.beside_steps:
+        if self._background is None and any(delays) and self.in_background:
             apart = network.in_background() if isinstance(network, DirectCollectives) else None
             if apart is not None:
                 transfers = [
@@ -226,7 +226,7 @@ class Streaming(LocalSteps):
     def _keep_counts(self, fragment: Fragment) -> None:
         """Store this worker's count of skipped steps for the last fragment's exchange."""
         if self.nonfinite is not None and fragment is self.fragments[-1]:
-            self.nonfinite.keep_counts(self._iterations)
+            self.nonfinite.store_counts(self._iterations)
 
     def _exchange_counts(self, fragment: Fragment, network: Network) -> None:
         """Gather the workers' counts of skipped steps with the last fragment of a round."""
