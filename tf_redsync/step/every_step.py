@@ -253,8 +253,14 @@ class EveryStep:
 
     def to_consensus(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
-    ) -> None:
-        """Set the model's weights to those that all workers agree on."""
+    ) -> tf.Tensor | None:
+        """Set the model's weights to those that all workers agree on.
+
+        Returns:
+            The bytes sent; `None` if that never sends anything.
+        """
+        del consensus, states, network
+        return None
 
     def attach_optimizer(
         self, momenta: Mapping[int, tf.Variable], iterations: tf.Variable | None

@@ -478,14 +478,18 @@ class GradientExchange(tf.Module):
         if self.consensus is None or not self.weights_differ:
             return
         if self._gather is None:
-            arguments = (self.consensus, self.states, self.network)
-            self._gather = tf.function(
-                lambda: self.strategy.run(self.schedule.to_consensus, arguments)
-            )
+            self._gather = tf.function(lambda: self.strategy.run(self._end_round))
         with self.agreed("bring the workers' weights together (`to_consensus()`)"):
             self.schedule.settle()
             self._gather()
             collectives.average_statistics(self.strategy)
+
+    def _end_round(self) -> None:
+        """Call the schedule's `to_consensus` in a replica context, and count the bytes."""
+        assert self.consensus is not None
+        sent = self.schedule.to_consensus(self.consensus, self.states, self.network)
+        if sent is not None:
+            self.bytes_in_all.assign_add(sent, read_value=False)
 
     def explain(self) -> explanation.Explanation:
         """Return a table of the variables, their methods and their bytes per step."""

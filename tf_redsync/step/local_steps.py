@@ -172,13 +172,14 @@ class LocalSteps(ChangingSteps):
     @override
     def to_consensus(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
-    ) -> None:
+    ) -> tf.Tensor:
         """End the current round, if any."""
-        tf.cond(
+        sent, _ = tf.cond(
             consensus.steps.read_value() > 0,
             lambda: self.exchange_changes(consensus, states, network),
             nothing_sent,
         )
+        return sent
 
     def exchange_changes(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
