@@ -390,6 +390,24 @@ def test_advice_on_what_auto_chose():
     assert dense.text.startswith("Stay dense") and "--method" in dense.text and not dense.code
 
 
+def test_advice_on_a_momentum_that_moves_into_the_exchange():
+    """`CodedGMC` applies it, and `DistributedOptimizer` rejects a second one in the optimizer."""
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    auto = subjects.suited(rs.Auto(), sgd, pytest.fail)
+    made = prediction.make(auto, SPECS, GRADS, measured(), 0.1)
+    assert made.methods == (rs.CodedGMC(momentum=0.9),)
+    use = report.advise(made)
+    with pytest.raises(ValueError, match="momentum is set on both sides"):
+        exec(use.code, {"rs": rs, "optimizer": sgd})
+    assert "momentum=0.0" in use.code and "momentum" in use.text
+    exec(use.code, {"rs": rs, "optimizer": keras.optimizers.SGD(0.1, momentum=0.0)})
+
+    first, bias, last = made.layers
+    last = dataclasses.replace(last, method=rs.Dense(momentum=0.9))
+    mixed = report.advise(dataclasses.replace(made, layers=(first, bias, last)))
+    assert mixed.code == "optimizer = rs.DistributedOptimizer(optimizer, rs.Auto())"
+
+
 def test_mixed_choices_recommend_auto():
     auto = rs.Auto(candidates=(TOP_K,))
     first, bias, last = planned(auto).layers

@@ -48,6 +48,9 @@ def advise(plan: Plan) -> Advice:
     if not wins(step, dense):
         return Advice(False, f"Stay dense: with {name} a step is predicted to take {times}.", None)
     line = f"optimizer = rs.DistributedOptimizer(optimizer, {name})"
+    if _moves_momentum(plan):
+        name += ", which applies the optimizer's momentum"
+        line += "  # set momentum=0.0 in the optimizer"
     return Advice(True, f"Use {name}: a step is predicted to take {times}.", line)
 
 
@@ -57,7 +60,18 @@ def _chosen(plan: Plan) -> Method | Policy | Auto:
         return plan.policy if plan.policy.rules else plan.policy.default
     method, *others = plan.methods
     alone = all(la.method == method or method.refuses(la.spec) for la in plan.layers)
-    return method if alone and not others else plan.policy
+    if alone and not others:
+        return method
+    auto = plan.policy  # `Auto.suited` has replaced default candidates, which keeps momentum fixed
+    return dataclasses.replace(auto, candidates=None) if auto.left_out or auto.movable else auto
+
+
+def _moves_momentum(plan: Plan) -> bool:
+    """Return whether the advised method applies the momentum that the optimizer has now."""
+    auto, method = plan.policy, _chosen(plan)
+    if not (isinstance(auto, Auto) and auto.movable and isinstance(method, Method)):
+        return False
+    return method.traits.momentum_in_exchange > 0.0
 
 
 def code(value: Any) -> str:
