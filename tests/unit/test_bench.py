@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 import tf_redsync as rs
 from tests.distributed.cluster import run_workers
+from tf_redsync import expressions
 from tf_redsync.cli import bench, bench_result, bench_worker, launch
 from tf_redsync.methods import known_losses
+from tf_redsync.planning import subject as subjects
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +45,18 @@ def test_workers_measure_each_method_in_turn(tmp_path):
     weights = 40 * 50 + 50
     assert dense["bytes"] == pytest.approx(4 * weights, rel=0.01)  # a ring of two workers
     assert 0 < top["bytes"] < dense["bytes"] / 5 and nothing["bytes"] == 0
+
+
+def test_each_measurement_has_whole_rounds_of_local_steps():
+    """Otherwise the median may be of steps that exchange nothing."""
+    strategy = tf.distribute.get_strategy()
+    made = subjects.subject(tiny(), 4)
+    for text, steps in (("Dense()", 4), ("LocalSGD(steps=3)", 6), ("ACPSGD(rank=1)", 4)):
+        timing = bench_worker.prepare(strategy, text, expressions.evaluate(text), made)
+        timing.run(4)
+        assert int(timing.optimizer.exchange.step.numpy()) == steps
+    timing.run(5)
+    assert int(timing.optimizer.exchange.step.numpy()) == 4 + 6  # it alternates two exchanges
 
 
 def test_wrong_methods_and_models_end_with_a_line(capsys):

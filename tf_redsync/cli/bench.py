@@ -42,7 +42,8 @@ _FLAGS: tuple[Flag, ...] = (
         ("--batch-size",),
         {"type": int, "help": "examples per worker of a synthetic batch (default: 32)"},
     ),
-    (("--steps",), {"type": int, "default": 10, "help": "steps per round (10)"}),
+    (("--steps",), {"type": int, "default": 10, "help": "steps per round, rounded up to "
+     "whole rounds of local steps (10)"}),
     (("--rounds",), {"type": int, "default": 5, "help": "rounds after a warm-up round (5)"}),
     (
         ("--training-steps",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,13 +32,16 @@ class Timing(Measured):
     Attributes:
         optimizer: The wrapped optimizer.
         step: Runs one step; returns the loss.
+        period: Number of steps after which the exchanges repeat.
     """
 
     optimizer: Any
     step: Callable[[], Any]
+    period: int = 1
 
     def run(self, steps: int) -> float:
-        """Run `steps` steps; return the mean seconds per step."""
+        """Run at least `steps` steps, in whole periods; return the mean seconds per step."""
+        steps = -(-steps // self.period) * self.period
         started = time.perf_counter()
         for _ in range(steps):
             loss = self.step()
@@ -91,7 +95,15 @@ def prepare(strategy: Any, text: str, found: Any, subject: Any) -> Timing:
         loss=known_loss(found.method),
         optimizer=optimizer,
         step=lambda: strategy.experimental_local_results(step())[0],
+        period=_period(optimizer.exchange.schedule.buckets),
     )
+
+
+def _period(buckets: Sequence[Any]) -> int:
+    """Return the number of steps after which the exchanges of all buckets repeat."""
+    schedules = [bucket.method.sync_schedule for bucket in buckets]
+    steps = [s.local_steps for s in schedules] + [s.dense_every for s in schedules]
+    return math.lcm(*(n for n in steps if n), *(b.method.traits.period for b in buckets))
 
 
 def measure(
