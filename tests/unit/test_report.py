@@ -229,6 +229,36 @@ def test_the_page_opens_with_what_was_saved_what_it_cost_and_where_time_went(tmp
     assert text.index("class='answer'") < text.index("<dl>")
 
 
+def facts(folder):
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", rs.report(folder).read_text()))
+
+
+@pytest.mark.parametrize("before", [0.0, 12_345.0])
+def test_only_recorded_steps_count(tmp_path, before):
+    """Resumed at step 100, with the callback or another directory only now."""
+    pytest.importorskip("plotly", reason="pip install plotly")
+    run = RUN | {"step": 100, "bytes_sent": before}
+    late = [sample(100 + s, bytes_sent=before + 400.0 * s) for s in (10, 20)]
+    found = facts(write(tmp_path, [run, *late]))
+    assert found["compression"] == "10.4 times" and found["steps"] == "120 (20 recorded)"
+    assert (found["sent by a worker"], found["dense would be"]) == ("8 kB", "83.2 kB")
+
+
+def test_dense_bytes_of_several_numbers_of_workers(tmp_path):
+    """Two workers send each element once in an all-reduce, four send it 1.5 times."""
+    pytest.importorskip("plotly", reason="pip install plotly")
+    more = RUN | {"step": 50, "workers": 4, "dense_bytes": 6240.0, "bytes_sent": 20_000.0}
+    found = facts(write(tmp_path, [*TRAINING, more, sample(60), sample(70)]))
+    assert found["dense would be"] == page.size(50 * 4160 + 20 * 6240)
+
+
+def test_bytes_of_the_round_that_the_last_epoch_ends(tmp_path):
+    """The sample of an epoch's last step may precede the exchange that ends its round."""
+    pytest.importorskip("plotly", reason="pip install plotly")
+    found = facts(write(tmp_path, [RUN, sample(50), epoch(50, bytes_sent=26_000.0)]))
+    assert found["sent by a worker"] == "26 kB" and found["compression"] == "8.0 times"
+
+
 def test_words():
     assert page.size(1_234_567) == "1.23 MB" and page.size(12) == "12 bytes"
     assert records.finite({"a": np.float32("inf"), "b": [np.int64(3), math_nan()]}) == {

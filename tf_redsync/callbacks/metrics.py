@@ -238,6 +238,7 @@ class CompressionMetrics(OfBothKeras):
         self._opened = True
         run = {
             "step": self._epoch_start[0],
+            "bytes_sent": self._epoch_start[1],
             "epoch": self._epoch,
             "every": self.every,
             "versions": training_state.versions(self.model),

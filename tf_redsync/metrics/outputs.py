@@ -42,7 +42,7 @@ class Outputs:
         run_dir: The run directory.
         sampler: Sampler of the exchange.
         optimizer: The `DistributedOptimizer`.
-        run: Further fields of the run's first record.
+        run: Further fields of the run's first record. `bytes_sent` is that of this process.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Outputs:
             "run",
             format=records.FORMAT,
             time=self._began,
-            **run,
+            **{**run, "bytes_sent": round(run["bytes_sent"] + bytes_before(exchange))},
             rank=rank,
             workers=exchange.workers,
             optimizer=type(optimizer.inner_optimizer).__name__,

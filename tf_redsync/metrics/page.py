@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import os
 from pathlib import Path
@@ -149,11 +150,11 @@ def methods_of(worker: Worker) -> list[str]:
 def _answer(history: History) -> str:
     """Return the head's text: saved bytes, measured accuracy losses, and the parts of a step."""
     worker = history.first
-    sent, dense, _ = _sent_and_dense(worker)
-    found = []
-    if sent and dense:
-        less = f"{dense / sent:,.1f} times less"
-        found.append(f"Each worker sent {size(sent)} instead of {size(dense)}, {less}.")
+    traffic, found = _traffic(worker), []
+    if traffic.ratio:
+        bytes_ = f"{size(traffic.sent)} instead of {size(traffic.dense)}"
+        since = f" after step {traffic.first:,}" if traffic.first else ""
+        found.append(f"Each worker sent {bytes_}{since}, {traffic.ratio:,.1f} times less.")
     known = worker.run.get("known_losses") or {}
     largest = methods_of(worker)[0]
     if largest in known:
@@ -172,18 +173,18 @@ def _answer(history: History) -> str:
 def _facts(history: History, source: str) -> str:
     worker = history.first
     run, last = worker.run, worker.samples[-1] if worker.samples else {}
-    sent, dense, step = _sent_and_dense(worker)
+    traffic = _traffic(worker)
     workers = int(run.get("workers", 1))
     versions = run.get("versions") or {}
     facts = {
         "workers": f"{workers} ({len(history.workers)} recorded)",
         "optimizer": run.get("optimizer"),
         "methods": ", ".join(methods_of(worker)),
-        "steps": f"{step:,}",
+        "steps": _steps(traffic),
         "loss": _short(_last_loss(worker)),
-        "sent by a worker": size(sent),
-        "dense would be": size(dense) if workers > 1 else None,
-        "compression": f"{dense / sent:,.1f} times" if sent and dense else None,
+        "sent by a worker": size(traffic.sent),
+        "dense would be": size(traffic.dense) if workers > 1 else None,
+        "compression": f"{traffic.ratio:,.1f} times" if traffic.ratio else None,
         "density, last sample": _percent(last.get("density")),
         "skipped steps": last.get("skipped_steps"),
         "step": _ms(last.get("step_ms")),
@@ -198,18 +199,43 @@ def _facts(history: History, source: str) -> str:
     return f"<p class='what'>{_escaped(source)}</p><dl>{''.join(cells)}</dl>"
 
 
-def _sent_and_dense(worker: Worker) -> tuple[float | None, float, int]:
-    """Return the bytes sent until the last record, those of a dense training, and the step."""
-    sent, step = _sent_at_last(worker)
-    return sent, (worker.run.get("dense_bytes") or 0.0) * step, step
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes of a worker in the recorded steps, which may begin after the training's first step.
+
+    Attributes:
+        sent: Bytes sent; `None` if unknown.
+        dense: Bytes that dense all-reduces would send.
+        first: Step after which the records begin.
+        last: Last recorded step.
+    """
+
+    sent: float | None
+    dense: float
+    first: int
+    last: int
+
+    @property
+    def ratio(self) -> float | None:
+        """`dense` divided by `sent`; `None` if either is 0 or unknown."""
+        return self.dense / self.sent if self.sent and self.dense else None
 
 
-def _sent_at_last(worker: Worker) -> tuple[float | None, int]:
-    """Return the last recorded number of sent bytes, and its step."""
-    found = [(s.get("step") or 0, s.get("bytes_sent")) for s in worker.samples]
-    found += [(e.get("step") or 0, (e.get("logs") or {}).get("bytes_sent")) for e in worker.epochs]
-    step, sent = max(found, key=lambda pair: pair[0], default=(0, None))
-    return sent, step
+def _traffic(worker: Worker) -> Traffic:
+    first, before = worker.start.get("step") or 0, worker.start.get("bytes_sent") or 0.0
+    found = [(s, s.get("bytes_sent")) for s in worker.samples]
+    found += [(e, (e.get("logs") or {}).get("bytes_sent")) for e in worker.epochs]
+    sent, dense, last = None, 0.0, first
+    for record, so_far in sorted(found, key=lambda pair: pair[0].get("step") or 0):
+        step = max(record.get("step") or 0, last)
+        dense, last = dense + (record.get("dense_bytes") or 0.0) * (step - last), step
+        sent = sent if so_far is None else so_far - before
+    return Traffic(sent, dense, first, last)
+
+
+def _steps(traffic: Traffic) -> str:
+    recorded = f" ({traffic.last - traffic.first:,} recorded)" if traffic.first else ""
+    return f"{traffic.last:,}{recorded}"
 
 
 def _last_loss(worker: Worker) -> float | None:

@@ -2,7 +2,8 @@
 
 Each line is a JSON object with `record`, its kind. This module does not need TensorFlow.
 
-    run     when `fit` begins: versions, the model's variables, methods, the text of `explain()`
+    run     when `fit` begins: versions, the model's variables, methods, the text of `explain()`,
+            `step` and `bytes_sent` so far
     sample  at regular steps: `step`, `epoch`, `seconds` since `fit` began, `time` (Unix),
             `bytes_sent` by the worker since the run's first step, `bytes_per_step`,
             `compression_ratio`, `density`, `residual_norm`, `skipped_steps`, `step_ms`, Keras's
@@ -176,8 +177,9 @@ class Worker:
     Attributes:
         rank: Rank of the worker.
         run: The last `run` record.
+        start: The `run` record that the samples begin with.
         samples: Samples in the order of steps, with `elapsed`: seconds of training, without the
-            time between two runs.
+            time between two runs; and `dense_bytes` of their run.
         splits: Profiles of steps.
         epochs: Epochs in order.
         no_split: Reason for the absence of profiles; empty if there are any.
@@ -185,6 +187,7 @@ class Worker:
 
     rank: int
     run: dict[str, Any]
+    start: dict[str, Any]
     samples: tuple[dict[str, Any], ...]
     splits: tuple[dict[str, Any], ...]
     epochs: tuple[dict[str, Any], ...]
@@ -245,6 +248,7 @@ def load(run_dir: str | os.PathLike[str]) -> History:
 def _worker(lines: Lines, notes: list[str]) -> Worker | None:
     """Join a worker's runs. A run may begin before the end of the previous one."""
     run: dict[str, Any] = {}
+    start = run
     kept: list[dict[str, Any]] = []
     runs, again, elapsed_before, no_split = 0, 0, 0.0, ""
     for record in lines.records:
@@ -254,13 +258,14 @@ def _worker(lines: Lines, notes: list[str]) -> Worker | None:
             run, runs, no_split, step = record, runs + 1, "", record.get("step") or 0
             before = [r for r in kept if step and (r.get("step") or 0) <= step]
             again += _samples(kept) - _samples(before)
-            kept = before
+            kept, start = before, start if before else run
             elapsed_before = max([r["elapsed"] for r in kept], default=0.0)
         elif kind == "no_split":
             no_split = str(record.get("why", ""))
         elif kind in ("sample", "split", "epoch") and run:
             since = (record.get("time") or 0.0) - (run.get("time") or 0.0)
-            kept.append({**record, "elapsed": elapsed_before + max(0.0, since)})
+            elapsed = elapsed_before + max(0.0, since)
+            kept.append({**record, "elapsed": elapsed, "dense_bytes": run.get("dense_bytes")})
     if not run:
         return None
     if runs > 1:
@@ -276,7 +281,7 @@ def _worker(lines: Lines, notes: list[str]) -> Worker | None:
     def of(kind: str) -> tuple[dict[str, Any], ...]:
         return tuple(r for r in kept if r["record"] == kind)
 
-    return Worker(lines.rank, run, of("sample"), of("split"), of("epoch"), no_split)
+    return Worker(lines.rank, run, start, of("sample"), of("split"), of("epoch"), no_split)
 
 
 def _samples(found: Sequence[dict[str, Any]]) -> int:
