@@ -17,6 +17,7 @@ import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.callbacks import CompressionMetrics
 from tf_redsync.keras.fit_hook import OfBothKeras
+from tf_redsync.methods.known_losses import known_loss
 from tf_redsync.metrics import page, profiler, sampling
 
 STEPS, BATCH = 12, 8
@@ -252,6 +253,21 @@ def test_second_fit_and_resume(mirrored, tmp_path):
     assert fitted(resumed, again, initial_epoch=2, epochs=3)["bytes_sent"] == [3 * sent]
     fresh = model_of(mirrored(2), keras, TOPK)  # a new training in the same directory
     assert fitted(fresh, again, epochs=1)["bytes_sent"] == [sent]
+
+
+def test_known_losses_are_those_of_the_methods_in_use(mirrored, tmp_path):
+    """Not of the last method of the same class that the policy might use, as `Auto` has several."""
+    fewer, more = rs.BlockQuantized(bits=4), rs.BlockQuantized(bits=8)
+    rules = tuple(rs.Rule(pattern=name, method=fewer) for name in ("first", "second"))
+    for policy, losses in (
+        (rs.Policy(default=more, rules=rules), known_loss(fewer)),
+        (rs.Policy(default=more, rules=rules[1:]), f"{known_loss(fewer)}; {known_loss(more)}"),
+    ):
+        fitted(model_of(mirrored(2), keras, policy), CompressionMetrics(tmp_path, 9, False))
+        (*_, run) = lines(tmp_path, "run")
+        assert sorted(run["known_losses"]["BlockQuantized"].split("; ")) == sorted(
+            losses.split("; ")
+        )
 
 
 def test_a_full_disk(tmp_path):

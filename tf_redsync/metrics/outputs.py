@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.config import serialize
+from tf_redsync.exchange.layout import Bucket
 from tf_redsync.methods.known_losses import known_loss
 from tf_redsync.metrics import records
 from tf_redsync.metrics.profiler import Split
@@ -72,7 +73,7 @@ class Outputs:
             policy=serialize(exchange.policy),
             dense_bytes=explained.dense_bytes,
             expected_bytes=explained.bytes_per_step,
-            known_losses={type(m).__name__: known_loss(m) for m in exchange.policy.methods},
+            known_losses=_known_losses(exchange.schedule.buckets),
             decision=explained.decision,
             explained=str(explained),
             variables=[dataclasses.asdict(row) for row in explained.rows],
@@ -137,6 +138,14 @@ class Outputs:
         self._file.close()
         if self._events is not None:
             self._events.close()
+
+
+def _known_losses(buckets: Sequence[Bucket]) -> dict[str, str]:
+    """Return what the methods in use are known to cost, by class; see `known_loss`."""
+    found: dict[str, dict[str, None]] = {}
+    for bucket in buckets:
+        found.setdefault(type(bucket.method).__name__, {})[known_loss(bucket.method)] = None
+    return {name: "; ".join(losses) for name, losses in found.items()}
 
 
 def mean_logs(model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
