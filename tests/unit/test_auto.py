@@ -149,6 +149,18 @@ def test_nothing_to_decide_about():
     assert "4 workers" in str(decision)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_overhead": 0.1, "step_seconds": 1.0}])
+@pytest.mark.parametrize(("workers", "text"), [(1, "1 worker:"), (3, "3 workers:")])
+def test_nothing_is_predicted_without_measurements(workers, text, options):
+    """One worker, or the replicas of a process: a table of 0 ms would look like a prediction."""
+    unmeasured = Measured(workers, cost.Link.of(float("inf"), 0.0), {})
+    decision = rs.Auto(**options).decide(SPECS, unmeasured, ONE_BUCKET)
+    assert {a.method for a in decision.assign(SPECS)} == {rs.Dense()}
+    assert {a.reason for a in decision.assign(SPECS)} == {"dense without measurements"}
+    (line,) = str(decision).splitlines()
+    assert text in line and "inf" not in line and "predicted" not in line
+
+
 def test_the_output_layer_is_never_quantized():
     quantized = rs.RedSync(density=0.01, dense_below=0, quantized=True)
     auto = rs.Auto(candidates=(quantized,))

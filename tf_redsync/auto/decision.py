@@ -33,6 +33,11 @@ class Measured:
     link: cost.Link
     work: dict[Method, cost.Work]
 
+    @property
+    def known(self) -> bool:
+        """Whether the network was measured, or described by the user."""
+        return math.isfinite(self.link.all_reduce.rate)
+
     def seconds(self, method: Method, specs: Sequence[TensorSpec]) -> float:
         """Return the predicted seconds per step for tensors, including those `method` refuses.
 
@@ -85,13 +90,17 @@ class Decision:
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
         """Return the method of each of `specs`; see `Policy.assign`."""
         chosen = {s.position: (s, c.method) for c in self.choices for s in c.specs}
-        return [or_dense(*chosen[s.position], self.reason) for s in specs]
+        reason = self.reason if self.measured.known else "dense without measurements"
+        return [or_dense(*chosen[s.position], reason) for s in specs]
 
     @override
     def __str__(self) -> str:
-        link = self.measured.link
+        link, workers = self.measured.link, self.measured.workers
+        if not self.measured.known:
+            number = "1 worker" if workers == 1 else f"{workers} workers"
+            return f"tf_redsync.Auto, {number}: dense exchanges, without measurements"
         lines = [
-            f"tf_redsync.Auto, {self.measured.workers} workers: "
+            f"tf_redsync.Auto, {workers} workers: "
             + ", ".join(
                 f"{kind.replace('_', '-')} {1e3 * line.latency:.2f} ms per hop and "
                 f"{line.rate / 1e6:.1f} MB/s"
@@ -245,7 +254,7 @@ def left_out_lines(
         choices: Choices of the buckets.
         measured: Measurements of the predictions.
     """
-    known = choices and math.isfinite(measured.link.all_reduce.rate)
+    known = choices and measured.known
     found: dict[str, list[str]] = {}
     for o in left_out:
         seconds = sum(measured.seconds(o.method, c.specs) for c in choices)
