@@ -200,6 +200,10 @@ def test_candidates_of_a_budget():
     names = [type(m).__name__ for m in auto.methods]
     assert names[0] == "Dense" and names[-1] == "SparseLoCo" and "DiLoCo" in names
     assert not {"OneBitAdam", "DeMo"} & set(names)
+    sparser = rs.Auto(max_overhead=0.1, step_seconds=1.0, density=0.001)
+    assert sparser.methods == tuple(
+        rs.CodedTopK(density=0.001) if isinstance(m, rs.CodedTopK) else m for m in auto.methods
+    )
     kept = auto.suited(lambda m: "late" if isinstance(m, rs.CodedTopK) else None)
     assert [type(m).__name__ for m in kept.methods] == [n for n in names if n != "CodedTopK"]
 
@@ -344,6 +348,10 @@ def test_what_following_the_advice_would_gain():
                 "candidates": (rs.StreamingDiLoCo(overlap=0, mixing=0.0),),
             },
             "constant number of local steps",
+        ),
+        (  # the workers would train alone
+            {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.NoExchange(),)},
+            "Received: NoExchange() in candidates",
         ),
         ({"candidates": (rs.LocalSGD(),)}, "must exchange gradients in every step"),
     ],

@@ -128,7 +128,7 @@ class Auto(Configurable):
         if self.candidates is not None:
             return (self.default, *self.candidates)
         if self.max_overhead is not None:
-            return (self.default, *chosen_from())
+            return (self.default, *chosen_from(self.density))
         if self.momentum:
             return (self.default, CodedGMC(density=self.density, momentum=self.momentum))
         return (self.default, *every_step(self.density))

@@ -18,7 +18,7 @@ from tf_redsync.exchange.method import Method
 from tf_redsync.methods.block_quantized import BlockQuantized
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.demo import DeMo
-from tf_redsync.methods.dense import Dense
+from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.half import HalfPrecision
 from tf_redsync.methods.local_sgd import DiLoCo, LocalSGD
 from tf_redsync.methods.low_rank import PowerSGD
@@ -60,10 +60,15 @@ def candidates() -> tuple[Candidate, ...]:
     return tuple(sorted(found, key=lambda c: c.perplexity))
 
 
-def chosen_from() -> tuple[Method, ...]:
-    """Return the methods, besides `Dense`, that work with any optimizer and learning rate."""
+def chosen_from(density: float) -> tuple[Method, ...]:
+    """Return the methods, besides `Dense`, that work with any optimizer and learning rate.
+
+    Args:
+        density: Density of `CodedTopK`.
+    """
     methods = (c.method for c in candidates() if not isinstance(c.method, Dense))
-    return tuple(m for m in methods if dense_start(m) is None and not m.traits.votes)
+    found = (m for m in methods if dense_start(m) is None and not m.traits.votes)
+    return tuple(CodedTopK(density=density) if isinstance(m, CodedTopK) else m for m in found)
 
 
 def every_step(density: float) -> tuple[Method, ...]:
@@ -119,7 +124,8 @@ def check_candidate(method: Method, alone: bool) -> None:
     begins = phases or dense_start(method) is not None
     if alone:
         turns = schedule.fragments or schedule.intervals
-        if begins or turns or schedule.delay or schedule.own_point:
+        never = isinstance(method, NoExchange)
+        if begins or turns or never or schedule.delay or schedule.own_point:
             raise ValueError(
                 "`candidates` must exchange gradients in every step, or weight changes after a "
                 "constant number of local steps, without warm-up or phases. Received: "
