@@ -179,6 +179,8 @@ def test_config_has_everything_but_the_function():
         ({"gradients": [1]}, "`gradients`"),
         ({"default": rs.QSGD()}, "`candidates`"),
         ({"candidates": (rs.TopK, )}, "`candidates`"),
+        ({"candidates": ()}, "`candidates`"),
+        ({"relative": "no"}, "`relative`"),
         ({"candidates": (rs.Dense(momentum=0.9),)}, "momentum"),
         ({"candidates": (rs.LocalSGD(steps=2),), "default": rs.LocalSGD(steps=2)}, "every step"),
     ],

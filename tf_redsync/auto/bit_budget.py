@@ -110,6 +110,8 @@ class BitBudget(Policy):
     def __post_init__(self) -> None:
         if self.candidates is not None:
             checks.make_tuple(self, "candidates")
+            if not self.candidates:
+                raise ValueError("`candidates` must have a method. Received: candidates=()")
         for method in self.candidates or ():
             if not isinstance(method, Method):
                 raise ValueError(
@@ -117,6 +119,7 @@ class BitBudget(Policy):
                     f"{method!r} in candidates{checks.class_hint(method)}"
                 )
         checks.real("bits", self.bits, low=0.0, high=64.0, low_open=True)
+        checks.boolean("relative", self.relative)
         if self.gradients is not None and not callable(self.gradients):
             raise ValueError(
                 "`gradients` must be a function without arguments that yields a list of gradients "
