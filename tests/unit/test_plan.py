@@ -486,6 +486,9 @@ def test_the_last_stage_is_planned():
     policy = Policy(default=HALF, rules=(rs.Rule(pattern="a", method=staged),))
     assert subjects.suited(policy, None, warned.append).methods == (HALF, last)
     assert len(warned) == 2 and all(repr(last) in text for text in warned)
+    warned.clear()
+    subjects.suited(rs.BitBudget(), None, warned.append)  # has no stages, and no gradients here
+    assert len(warned) == 1 and "default" in warned[0] and "stages" not in warned[0]
 
 
 # --------------------------------------------------------------------------------- command line

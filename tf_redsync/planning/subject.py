@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_redsync import expressions
 from tf_redsync.auto import Auto, probe
+from tf_redsync.auto.bit_budget import BitBudget
 from tf_redsync.config import registered
 from tf_redsync.exchange.capabilities import at_step
 from tf_redsync.exchange.layout import TensorSpec, tensor_spec
@@ -332,6 +333,8 @@ def suited(
         PlanError: the cost model does not cover a method, or the optimizer does not fit it.
     """
     policy = _last_stages(as_policy(method), warn)
+    if isinstance(policy, BitBudget):
+        warn(f"BitBudget needs gradients to choose; the plan is for its default, {policy.default}")
     prediction.check(policy.methods)
     inner = conflicts.innermost(optimizer)
     if inner is None:
@@ -357,7 +360,7 @@ def _last_stages(policy: Policy | Auto, warn: Callable[[str], None]) -> Policy |
         rules=tuple(dataclasses.replace(r, method=last(r.method)) for r in policy.rules),
     )
     for given, used in zip(policy.methods, found.methods, strict=True):
-        if used is not given:
+        if used != given:
             warn(f"{type(given).__name__} runs in stages; the plan is for the last, {used!r}")
     return found
 
