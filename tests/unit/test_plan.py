@@ -589,6 +589,7 @@ def test_one_method_and_a_given_time(module, capsys):
         (["--model", "nowhere:make"], "Received: --model=nowhere:make"),
         (["--max-overhead", "10"], "`--max-overhead` must be a number above 0 with a percent sign"),
         (["--max-overhead", "0%"], "Received: --max-overhead=0%"),
+        (["--max-overhead", "5%", "--step-ms", "0"], "`--step-ms` must be above 0 with"),
         (["--max-overhead", "5%", "--method", "TopK"], "Received: --method=TopK"),
         (["--max-overhead", "5%", "--json", "p.json"], "Received: --json=p.json"),
         (["--plot", "plan.pdf"], "Received: --plot=plan.pdf"),

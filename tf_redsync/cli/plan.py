@@ -187,6 +187,11 @@ def _check(args: argparse.Namespace) -> None:
         if value is not None and not 0.0 <= value < float("inf"):
             flag = name.replace("_", "-")
             raise PlanError(f"`--{flag}` must be at least 0. Received: --{flag}={value}")
+    if args.max_overhead is not None and args.step_ms == 0.0:
+        raise PlanError(
+            "`--step-ms` must be above 0 with `--max-overhead`, which is a share of it. "
+            f"Received: --step-ms={args.step_ms}"
+        )
     for name in ("json", "plot"):
         path = getattr(args, name)
         if path is not None:
