@@ -170,6 +170,15 @@ def test_a_page_that_is_no_file(tmp_path, monkeypatch, capsys, output):
     assert ended.value.code == 2 and "`output` must be a file" in capsys.readouterr().err
 
 
+def test_the_page_never_replaces_the_records(tmp_path):
+    pytest.importorskip("plotly", reason="pip install plotly")
+    path = write(tmp_path, TRAINING) / "worker-0.jsonl"
+    records_before = path.read_text()
+    with pytest.raises(ValueError, match="`output` must not be a file of CompressionMetrics"):
+        rs.report(tmp_path, path)
+    assert path.read_text() == records_before
+
+
 def test_a_page_that_cannot_be_written_leaves_no_part(tmp_path, monkeypatch):
     def full(self, target):
         raise OSError("No space left")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_redsync.metrics import figures
-from tf_redsync.metrics.records import History, Worker, load
+from tf_redsync.metrics.records import History, Worker, is_records, load
 
 NAME = "report.html"
 # Makes browsers refuse content from a network.
@@ -51,7 +51,7 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
 
     Raises:
         FileNotFoundError: `run_dir` has no records, or the directory of `output` does not exist.
-        ValueError: `output` is empty or a directory.
+        ValueError: `output` is empty, a directory, or a file of `CompressionMetrics`.
         ReportError: plotly is not installed, or the records cannot be used.
 
     Example:
@@ -85,6 +85,8 @@ def _checked(output: str | os.PathLike[str]) -> Path:
     path, given = Path(output), f"Received: output={os.fspath(output)!r}"
     if not os.fspath(output) or path.is_dir():
         raise ValueError(f"`output` must be a file, not a directory. {given}")
+    if is_records(path):
+        raise ValueError(f"`output` must not be a file of CompressionMetrics. {given}")
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"`output` must be a file in an existing directory. {given}")
     return path

@@ -32,6 +32,11 @@ FORMAT = 1
 _FILE = re.compile(r"worker-(\d+)\.jsonl")
 
 
+def is_records(path: Path) -> bool:
+    """Return whether a file has the name of a worker's file."""
+    return _FILE.fullmatch(path.name) is not None
+
+
 class RunFile:
     """Writer of a worker's file. An error becomes a warning and ends the writing.
 
