@@ -14,7 +14,7 @@ import pytest
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.cli.main import REPORT as command
-from tf_redsync.metrics import page, records
+from tf_redsync.metrics import figures, page, records
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 SIZES = (600, 20, 400, 20)
@@ -236,6 +236,20 @@ def test_the_page_opens_with_what_was_saved_what_it_cost_and_where_time_went(tmp
     assert "The known loss of accuracy of TopK: 2 < 3 points" in answer
     assert "compute 5.0, wait 3.0, " in answer
     assert text.index("class='answer'") < text.index("<dl>")
+
+
+def test_names_are_no_html():
+    """Plotly would show a <sub> of a name as an index."""
+    pytest.importorskip("plotly", reason="pip install plotly")
+    named = [{**v, "name": f"w<sub>{i}"} for i, v in enumerate(VARIABLES * 3)]
+    residual = [1.0] * len(named)
+    samples = [sample(s, layers={"density": residual, "residual": residual}) for s in (1, 2)]
+    run = RUN | {"variables": named}
+    worker = records.Worker(0, run, run, tuple(samples), (), (), "")
+    drawn = [figure.to_plotly_json() for figure in figures.layers(worker)]
+    assert len(drawn) == 3
+    text = json.dumps(drawn, default=str)
+    assert "w<sub>" not in text and "w&lt;sub&gt;11" in text
 
 
 def facts(folder):

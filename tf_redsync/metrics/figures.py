@@ -246,7 +246,7 @@ def _density(
         120 + 22 * len(shown), columns=2, shared_yaxes=True, horizontal_spacing=0.04,
         subplot_titles=titles,
     )  # fmt: skip
-    names = [short_name(variables[i]["name"]) for i in shown]
+    names = [_label(variables[i]) for i in shown]
     tips = [
         f"{html.escape(variables[i]['name'])} {variables[i]['shape']}<br>{variables[i]['method']}, "
         f"{html.escape(variables[i]['how'])}"
@@ -289,7 +289,7 @@ def _residuals(
         go.Scatter(x=steps, y=total, name="all", line={"color": "black", "dash": "dot"})
     )
     for i in list(norms)[:_LINES]:
-        name = short_name(variables[i]["name"])
+        name = _label(variables[i])
         figure.add_trace(go.Scatter(x=steps, y=norms[i], name=name))
     figure.update_yaxes(title_text="norm of the residual", rangemode="tozero")
     figure.update_xaxes(title_text="step")
@@ -306,7 +306,7 @@ def _heat(
     import plotly.graph_objects as go
 
     values = [[math.log10(v) if v else None for v in row] for row in norms.values()]
-    names = [short_name(variables[i]["name"]) for i in norms]
+    names = [_label(variables[i]) for i in norms]
     rows = list(range(len(names)))
     figure = empty(140 + 12 * len(names))
     figure.add_trace(
@@ -318,6 +318,11 @@ def _heat(
     figure.update_yaxes(tickvals=rows, ticktext=names, autorange="reversed", tickfont_size=9)
     figure.update_xaxes(title_text="step")
     return figure.update_layout(margin={"l": 190}, title={"text": "all residuals", "font_size": 13})
+
+
+def _label(variable: dict[str, Any]) -> str:
+    """Return a variable's short name as text for plotly, which understands some HTML."""
+    return html.escape(short_name(variable["name"]))
 
 
 def short_name(name: str, at_most: int = 26) -> str:
