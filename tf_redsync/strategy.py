@@ -38,6 +38,7 @@ from tf_redsync.keras import (
     first_batch,
     fit_hook,
     patch_tf_keras,
+    scalar_losses,
     statistics,
 )
 from tf_redsync.network import (
@@ -52,6 +53,7 @@ from tf_redsync.ops import native
 fit_hook.install(keras.callbacks)
 first_batch.install(keras.Model)
 compile_hook.install(keras.Model)
+scalar_losses.install()
 device_iterators.install()
 
 

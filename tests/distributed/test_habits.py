@@ -243,6 +243,35 @@ def rows_of_batches(strategy):
     }
 
 
+def scalar_losses(strategy):
+    """Losses that return a mean instead of a value for each row: gradients of the same size."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    def mean_of_squares(y, p):
+        return keras.ops.mean((y - p) ** 2)
+
+    class MeanOfSquares(keras.losses.Loss):
+        def call(self, y, p):
+            return mean_of_squares(y, p)
+
+    found = []
+    for loss in ("mse", mean_of_squares, MeanOfSquares()):
+        keras.utils.set_random_seed(5)
+        with strategy.scope():
+            model = problems.network(keras)
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.05), rs.Dense())
+            model.compile(optimizer, loss)
+        data = problems.dataset(16 * STEPS, 16)
+        history = model.fit(data, validation_data=data, verbose=0).history
+        weights = np.concatenate([w.ravel() for w in model.get_weights()])
+        found.append([*history["loss"], *history["val_loss"], *weights])
+    np.testing.assert_allclose(found[1:], found[:1] * 2, rtol=1e-4, atol=1e-6)
+    return {"digests": [problems.digest(model)], "step": int(optimizer.exchange.step.numpy())}
+
+
 def bfloat16(strategy):
     """A model whose variables are bfloat16, under `fit`."""
     import keras
@@ -385,6 +414,7 @@ SCENARIOS = {
     "forgotten scope": forgotten_scope,
     "gan": gan,
     "rows": rows_of_batches,
+    "scalar losses": scalar_losses,
     "several trainings": several_trainings,
     "no call": no_call(True),
     "no call, unbuilt parts": no_call(False),
