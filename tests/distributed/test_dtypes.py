@@ -230,6 +230,11 @@ def forgotten_scopes(strategy):
         optimizer = rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense())
         strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))
 
+    def measured():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae", keras.metrics.AUC()])
+
     legacy = tf_keras.optimizers.legacy
     trainings = {
         "keras3": fitted(keras, keras.optimizers.SGD(0.1)),
@@ -237,9 +242,10 @@ def forgotten_scopes(strategy):
         "legacy": fitted(tf_keras, legacy.SGD(0.1)),
         "keras3 fit in scope": lambda: in_scope(fitted(keras, keras.optimizers.SGD(0.1))),
         "loop": loop,
+        "metric": measured,
     }
     errors = {}
-    for name in (*FORGETFUL, *INSIDE):
+    for name in (*FORGETFUL, *INSIDE, "metric"):
         try:
             trainings[name]()
         except ValueError as error:
@@ -329,3 +335,8 @@ def test_a_forgotten_scope_is_an_error(found, name):
 @pytest.mark.parametrize("name", INSIDE)
 def test_variables_from_outside_of_the_scope_are_an_error(found, name):
     assert "in the strategy's scope" in json.loads(found["forgotten"])[name]
+
+
+def test_a_metric_from_outside_of_the_scope_is_an_error(found):
+    error = json.loads(found["forgotten"])["metric"]
+    assert "`metrics`" in error and "AUC" in error

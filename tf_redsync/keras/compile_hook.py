@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.exchange.method import Method
-from tf_redsync.keras import consistency, loss_scaling
+from tf_redsync.keras import consistency, loss_scaling, slots
+from tf_redsync.network import collectives
 from tf_redsync.patching import patch_once
+
+_METRICS = ("metrics", "weighted_metrics")  # arguments of `compile`
 
 
 def install(model_class: Any) -> None:
@@ -18,8 +22,8 @@ def install(model_class: Any) -> None:
 
     The patched method runs in the scope of the strategy in which the model was created. Keras 3
     does not enter this scope, and metrics created outside of it would differ between workers. A
-    method instead of an optimizer raises `TypeError`. The workers compare the other arguments when
-    `fit` begins.
+    method instead of an optimizer raises `TypeError`, a metric object from outside of the scope
+    `ValueError`. The workers compare the other arguments when `fit` begins.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
@@ -33,7 +37,9 @@ def install(model_class: Any) -> None:
             with _scope(self):
                 compiled(self, *args, **kwargs)
                 loss_scaling.move_scaler_inside(self)
-            consistency.note_compile(self, signature.bind(self, *args, **kwargs).arguments)
+            arguments = signature.bind(self, *args, **kwargs).arguments
+            _check_metrics(self, arguments)
+            consistency.note_compile(self, arguments)
 
         return in_scope
 
@@ -46,6 +52,28 @@ def _scope(model: Any) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     scope: contextlib.AbstractContextManager[Any] = strategy.scope()
     return scope
+
+
+def _check_metrics(model: Any, arguments: Mapping[str, Any]) -> None:
+    """Check that metric objects have a variable on each replica, whose values Keras adds up.
+
+    tf_keras checks this itself. Other variables would hold the values of this worker's rows.
+
+    Raises:
+        ValueError: a metric was created outside of the scope of the model's strategy.
+    """
+    strategy = getattr(model, "distribute_strategy", None)
+    if not collectives.is_ours(strategy) or collectives.worker_count(strategy) == 1:
+        return
+    for metric in tf.nest.flatten([arguments.get(name) for name in _METRICS]):
+        for variable in getattr(metric, "variables", ()):
+            if not isinstance(slots.tf_variable(variable), tf.distribute.DistributedValues):
+                raise ValueError(
+                    "`metrics` of `compile` must be created in the scope of the model's strategy; "
+                    "otherwise each worker measures only its own rows. Received: "
+                    f"{type(metric).__name__} {metric.name!r} from outside. Create it inside of "
+                    "`with strategy.scope():`, or pass its name as a string."
+                )
 
 
 def _check(optimizer: Any) -> None:
