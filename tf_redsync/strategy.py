@@ -38,6 +38,7 @@ from tf_redsync.keras import (
     first_batch,
     fit_hook,
     patch_tf_keras,
+    replica_seeds,
     scalar_losses,
     statistics,
 )
@@ -54,6 +55,7 @@ fit_hook.install(keras.callbacks)
 first_batch.install(keras.Model)
 compile_hook.install(keras.Model)
 scalar_losses.install()
+replica_seeds.install()
 device_iterators.install()
 
 

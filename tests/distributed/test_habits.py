@@ -272,6 +272,26 @@ def scalar_losses(strategy):
     return {"digests": [problems.digest(model)], "step": int(optimizer.exchange.step.numpy())}
 
 
+def dropout(strategy):
+    """A model with dropout, whose masks differ between the workers."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    with strategy.scope():
+        layer = keras.layers.Dropout(0.5, seed=3)
+        model = keras.Sequential([problems.network(keras), layer])
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.05), rs.Dense())
+        model.compile(optimizer, "mse")
+    model.fit(problems.dataset(16 * STEPS, 16), verbose=0)
+    draw = tf.function(lambda: strategy.run(lambda: layer(tf.ones((1, 64)), training=True)))
+    first, second = strategy.gather(draw(), axis=0).numpy()
+    assert (first != second).any()
+    return {"digests": [problems.digest(model)], "step": int(optimizer.exchange.step.numpy())}
+
+
 def bfloat16(strategy):
     """A model whose variables are bfloat16, under `fit`."""
     import keras
@@ -415,6 +435,7 @@ SCENARIOS = {
     "gan": gan,
     "rows": rows_of_batches,
     "scalar losses": scalar_losses,
+    "dropout": dropout,
     "several trainings": several_trainings,
     "no call": no_call(True),
     "no call, unbuilt parts": no_call(False),
