@@ -50,6 +50,17 @@ def train_differently():
     told("execution", lambda: fit(lambda: sgd(0.1), 1 + rank))
     told("plateau", lambda: fit(lambda: sgd(0.1), callbacks=[] if rank else [plateau]))
     told("nothing", lambda: fit(lambda: sgd(0.1), 2, callbacks=[plateau]))
+
+    def load_on_one_worker():
+        with strategy.scope():
+            model = problems.network(keras)
+            model.compile(rs.DistributedOptimizer(sgd(0.1), rs.Dense()), "mse")
+        model.fit(problems.dataset(32, 8), verbose=0)
+        if rank == 1:
+            model.set_weights([0.5 * w for w in model.get_weights()])
+        model.fit(problems.dataset(32, 8), verbose=0)
+
+    told("loaded", load_on_one_worker)
     version, rs.__version__ = rs.__version__, rs.__version__ + ("+local" if rank else "")
     told("version", lambda: fit(lambda: sgd(0.1)))
     rs.__version__ = version
@@ -176,6 +187,12 @@ def test_what_drifts_apart_stops_all_workers(trained, what, texts):
         for text in texts:
             assert text in worker[what], worker[what]
         assert worker[f"{what}/step"] == 4  # the fifth one compared, and raised
+
+
+def test_weights_that_one_worker_has_loaded_between_two_fits(trained):
+    for worker in trained:
+        assert "the workers have drifted apart" in worker["loaded"], worker["loaded"]
+        assert "worker 1 has the bits of" in worker["loaded"] and "kernel" in worker["loaded"]
 
 
 def test_worker_0_is_taken_over(trained):

@@ -166,7 +166,7 @@ class Adapter:
             self._adam = slots.AdamSlots(self._inner, self.access.adam, exchange)
         if isinstance(exchange.schedule, LocalSteps):
             self._attach(exchange)
-        drift = consistency.drift_of(
+        exchange.drift = drift = consistency.drift_of(
             exchange,
             self._inner,
             self._variables,

@@ -159,6 +159,9 @@ class FitHook(ForTfKeras):
         data_amounts.compare(self.model, "fit", getattr(self, "params", {}))
         self._fits = True
         weight_sync.synchronize(self.model)
+        for exchange in models.exchanges_of(self.model):
+            if exchange.built and exchange.drift is not None:  # one worker may have loaded weights
+                exchange.drift.compare_in_next_step()
         rows = self._rows()
         if rows is not None:
             rows.begin()

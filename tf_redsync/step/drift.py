@@ -1,9 +1,9 @@
 """Detects workers whose weights or learning rates differ, by a periodic comparison of their bits.
 
-All workers gather a fingerprint of each weight in the first step of a run, and every `every` steps
-after it. The branch depends on a counter that is equal on all workers. Workers that apply the same
-updates stay equal to the last bit. A difference therefore has another cause: another learning rate,
-other hyper-parameters, or weights that only one worker has loaded.
+All workers gather a fingerprint of each weight in the first step of a run or a `fit`, and every
+`every` steps after it. The branch depends on a counter that is equal on all workers. Workers that
+apply the same updates stay equal to the last bit. A difference therefore has another cause: another
+learning rate, other hyper-parameters, or weights that only one worker has loaded.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ class DriftDetector:
         steps = self._steps.read_value()
         self._steps.assign_add(1, read_value=False)
         tf.cond(tf.equal(steps % self._every, 0), self._compare, lambda: None)
+
+    def compare_in_next_step(self) -> None:
+        """Compare after the next step. All workers must call it, between two steps."""
+        self._steps.assign(0)
 
     def _compare(self) -> None:
         numbers, weights = self._numbers(), list(self._weights())

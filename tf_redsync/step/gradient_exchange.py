@@ -21,6 +21,7 @@ from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.ops.wire import before_cast, widened
 from tf_redsync.policy import Assignment, Policy, Resolved, Undecided
 from tf_redsync.step import masks, state_variables, workers
+from tf_redsync.step.drift import DriftDetector
 from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.fit_steps import FitSteps, TrainingLength, WarmUp
 from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
@@ -63,10 +64,12 @@ class GradientExchange(tf.Module):
         called: Whether a step has been traced or run.
         length_checked: Whether the length of a training has been checked; see
             `keras/training_length.py`.
+        drift: Compares the workers' weights, or `None`.
         replacement: Function that replaces the exchange while a step is traced; see `flushing.py`.
     """
 
     built = True
+    drift: DriftDetector | None = None
 
     def __init__(
         self,
