@@ -1,5 +1,7 @@
 """A `LossScaleOptimizer` may be on either side of the wrapper where a model is compiled."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -68,3 +70,57 @@ def test_either_order_trains_the_same(families):
                 assert "LossScale" in str(seen[f"{key}, inside"])
                 assert np.isfinite(seen[key]).all() and seen[f"{key}, sent"] > 0
                 assert seen[f"{key}, skipped"] == 2  # of 8 steps
+
+
+def own_points():
+    """Weights with and without a scaler, and those at the ends of steps, one not finite."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy, found = rs.MultiWorkerMirroredStrategy(), {}
+    warm = {"warm_up": rs.DenseWarmUp(2)}
+    cases = {
+        "CDSGD": (rs.CDSGD(warm_up=None, dense_below=16), {}),
+        "GMCPlus": (rs.contrib.GMCPlus(dense_below=16), warm),
+    }
+
+    def fit(x, y, model, *callbacks):
+        data = problems.sharded(tf.data.Dataset.from_tensor_slices((x, y)).batch(16))
+        model.fit(data, verbose=0, shuffle=False, callbacks=list(callbacks))
+        return np.concatenate([np.ravel(w) for w in model.get_weights()])
+
+    for name, (method, options) in cases.items():
+        for scaled in (False, True):
+            inner = keras.optimizers.SGD(0.05)
+            if scaled:
+                inner = keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0)
+            with strategy.scope():
+                model = problems.network(keras)
+                model.compile(rs.DistributedOptimizer(inner, method, **options), "mse")
+            x, y = problems.regression(80)
+            found[f"{name}, {scaled}"] = fit(x, y, model)
+        points = []
+
+        class Look(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None, points=points):
+                own = [keras.ops.convert_to_numpy(v) for v in self.model.trainable_variables]
+                points.append(np.concatenate(list(map(np.ravel, own))))
+
+        x[56:64] = np.inf  # the fourth batch's rows of worker 1
+        found[f"{name}, end"] = fit(x, y, model, Look())
+        found[f"{name}, moved"] = [bool(np.any(a != b)) for a, b in itertools.pairwise(points)]
+    return found
+
+
+def test_points_of_their_own():
+    """They depend on gradients, which are in the scaler's branch."""
+    both = run_workers(own_points)
+    for seen in both:
+        for name in ("CDSGD", "GMCPlus"):
+            np.testing.assert_array_equal(seen[f"{name}, True"], seen[f"{name}, False"], name)
+            assert list(seen[f"{name}, moved"]) == [True, True, False, True]
+            assert np.isfinite(seen[f"{name}, end"]).all()
+            np.testing.assert_array_equal(seen[f"{name}, end"], both[0][f"{name}, end"], name)

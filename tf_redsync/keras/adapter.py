@@ -88,6 +88,8 @@ class Adapter:
         self.exchange: GradientExchange | ExchangeBuilder = ExchangeBuilder(
             suited, rate=self.access.rate, kind=SaveableExchange, **options
         )
+        self.exchanges_in_branch = False  # whether the inner optimizer calls `finish_in_branch`
+        self._finishes_in_branch = False
         self._running = 0  # concurrent steps of this wrapper, one per replica
         self._asked = False  # whether the optimizer has ever called `aggregate`
         self.guard = UpdateGuard()
@@ -153,6 +155,7 @@ class Adapter:
         exchange = self.exchange.build(variables, sparse_totals, tensors, described)
         self.exchange = exchange
         conflicts.check_accumulation(self._inner, exchange)
+        self._finishes_in_branch = self.exchanges_in_branch and not exchange.schedule.skips_locally
         weight_sync.register(exchange)
         training_length.watch(exchange)
         self._variables, self._given = tuple(tensors), tuple(variables)
@@ -233,10 +236,18 @@ class Adapter:
         """
         if self._variables and not self._asked:
             raise conflicts.bypasses_exchange(self._inner)
-        if self.exchange.consensus is not None:
+        if self.exchange.consensus is not None and not self._finishes_in_branch:
             self.exchange.finish_step(tf.cast(self.access.rate(), tf.float32))
         if self._drift is not None:
             self._drift()
+
+    def finish_in_branch(self) -> None:
+        """End a step in the branch of its exchange, if each worker has a point of its own.
+
+        The point depends on the gradients, which are not accessible outside of the branch.
+        """
+        if self.exchange.consensus is not None and self._finishes_in_branch:
+            self.exchange.finish_step(tf.cast(self.access.rate(), tf.float32))
 
     def aggregate(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.

@@ -54,7 +54,6 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         applies = inner_optimizer
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
             applies = inner_optimizer.inner_optimizer
-            loss_scaling.agree(inner_optimizer, adapter)
         applies._all_reduce_sum_gradients = adapter.aggregate
         applies._distributed_tf_update_step = adapter.guarded(
             _with_sparse_descent(applies._distributed_tf_update_step)
@@ -63,6 +62,8 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self._accumulates = conflicts.accumulates(inner_optimizer)
         if self._accumulates:
             _accumulate_in_branches(applies, adapter.finish_step)
+        if applies is not inner_optimizer:
+            loss_scaling.agree(inner_optimizer, adapter, finishes=not self._accumulates)
         self.built: bool = False
 
     def adopt_scaler(self, scaler: Any) -> None:
@@ -75,7 +76,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         if isinstance(self.inner_optimizer, keras.optimizers.LossScaleOptimizer):
             return
         scaler.inner_optimizer = self.inner_optimizer
-        loss_scaling.agree(scaler, self._adapter)
+        loss_scaling.agree(scaler, self._adapter, finishes=not self._accumulates)
         self.rewrap(scaler)
 
     @override

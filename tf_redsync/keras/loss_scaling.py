@@ -42,14 +42,16 @@ def check_new(scaler: Any, wrapper: Any) -> None:
         )
 
 
-def agree(scaler: Any, adapter: Any) -> None:
+def agree(scaler: Any, adapter: Any, finishes: bool) -> None:
     """Make a `LossScaleOptimizer` of Keras 3 skip steps together with the other workers.
 
     Args:
         scaler: The `LossScaleOptimizer` inside the wrapper.
         adapter: The wrapper's `Adapter`.
+        finishes: Whether a step with own points ends in the scaler's branch. With gradient
+            accumulation it ends in the branch of updates.
     """
-    check, apply = scaler.check_finite, scaler.apply
+    check, apply, update = scaler.check_finite, scaler.apply, scaler.inner_optimizer.apply
 
     def check_everywhere(grads: Any) -> Any:
         exchange = adapter.exchange
@@ -67,7 +69,13 @@ def agree(scaler: Any, adapter: Any) -> None:
         scaler.dynamic_scale.assign(tf.where(finite, kept, 0.5 * scale))
         scaler.step_counter.assign(tf.where(finite, counted, tf.zeros_like(counted)))
 
+    def update_and_finish(grads: Any, trainable_variables: Any = None) -> None:
+        update(grads, trainable_variables)
+        adapter.finish_in_branch()
+
     scaler.check_finite, scaler.apply = check_everywhere, apply_alone
+    if finishes:
+        adapter.exchanges_in_branch, scaler.inner_optimizer.apply = True, update_and_finish
 
 
 def _nan_if_infinite(grad: Any) -> Any:

@@ -334,10 +334,8 @@ class GradientExchange(tf.Module):
         return self.in_worker(count, [1.0 - tf.cast(finite, tf.float32), here])
 
     def _skip(self, flags: tf.Tensor) -> None:
-        """Count a step whose exchange is skipped."""
+        """Count a step whose exchange is skipped; each worker stays at its own point."""
         self.schedule.interrupt()
-        if self.consensus is not None:
-            self.schedule.before_update(self.consensus)
         self.nonfinite.skip(flags)
 
     @property
