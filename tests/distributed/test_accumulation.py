@@ -110,6 +110,7 @@ def train():
     model.fit(data, steps_per_epoch=len(x), verbose=0, callbacks=[Look()])
     found["moved"] = [bool((a != b).any()) for a, b in zip(before[1:], before[:-1], strict=True)]
     found["skipped"] = int(optimizer.exchange.skipped.numpy())
+    found.update(flushed(strategy, model, data))
 
     with strategy.scope():
         model = problems.network(keras)
@@ -119,6 +120,31 @@ def train():
         model.fit(problems.dataset(16, 8), verbose=0)
     except Exception as error:
         found["other window"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def flushed(strategy, model, data):
+    """Weights, residuals and sums before and after `flush()` in the middle of a window."""
+    optimizer, found = model.optimizer, {}
+    model.fit(data, steps_per_epoch=1, verbose=0)
+
+    def look(when):
+        exchange, residuals = optimizer.exchange, {}
+        for bucket, states in zip(exchange.schedule.buckets, exchange.states, strict=True):
+            own = states.variables_by_name.get("residual", ())
+            for spec, variable in zip(bucket.layout.specs, own, strict=False):
+                residuals[spec.position] = strategy.experimental_local_results(variable)[0].numpy()
+        all_of = [residuals.get(s.position, np.zeros(s.shape)) for s in exchange.specs]
+        sums = [np.ravel(v) for v in optimizer.variables if "accumulator" in v.path]
+        found[f"weights {when}"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+        found[f"residuals {when}"] = np.concatenate(list(map(np.ravel, all_of)))
+        found[f"sums {when}"] = np.concatenate(sums)
+        found[f"updates {when}"] = int(optimizer.iterations.numpy())
+        found[f"position {when}"] = int(optimizer.variables[0].numpy()) % STEPS
+
+    look("before")
+    optimizer.flush()
+    look("after")
     return found
 
 
@@ -222,6 +248,19 @@ def test_a_window_with_a_value_that_is_not_finite(trained):
         updates = [s for s in range(1, UPDATES * STEPS) if worker["moved"][s - 1]]
         assert updates == [2, 8, 11]  # the window that ends at step 5 is left out
         assert worker["skipped"] == 1
+
+
+def test_flush_within_a_window(trained):
+    waiting = sum(worker["residuals before"] for worker in trained)
+    assert np.abs(waiting).max() > 0.1
+    for worker in trained:
+        delivered = worker["weights before"] - worker["weights after"]
+        np.testing.assert_allclose(delivered, 0.05 * waiting, atol=1e-6)
+        assert not worker["residuals after"].any()
+        assert worker["sums before"].any()
+        np.testing.assert_array_equal(worker["sums after"], worker["sums before"])
+        assert worker["position after"] == worker["position before"] == 1
+        assert worker["updates after"] == worker["updates before"] + 1
 
 
 def test_windows_must_be_equal(trained):

@@ -4,8 +4,8 @@ Private names of Keras 3 used here, all on the *instance* of the inner optimizer
 `_all_reduce_sum_gradients(grads_and_vars)` is called after unscaling and clipping and sums over
 replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)` applies the sums.
 Gradient accumulation also uses `_backend_update_step(grads, variables, learning_rate)`,
-`_backend_increment_gradient_accumulators(grads, sums)` and
-`_backend_reset_gradient_accumulators()`. `_distribution_strategy` is the strategy in whose scope an
+`_backend_increment_gradient_accumulators(grads, sums)`, `_backend_reset_gradient_accumulators()`,
+and `_iterations`, the counter of steps. `_distribution_strategy` is the strategy in whose scope an
 optimizer was created, and in which it creates variables. Of `tf.distribute.ReplicaContext`:
 `_merge_call(function, args, kwargs)`, the part of `merge_call` for a single replica.
 """
@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from tf_redsync.config import imported_only
 from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, weight_sync
+from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Inner, Wrapper, install
 from tf_redsync.network import collectives, initial_values
@@ -61,7 +62,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         adapter.guard.guard_keras3(applies)
         self._accumulates = conflicts.accumulates(inner_optimizer)
         if self._accumulates:
-            _accumulate_in_branches(applies, adapter.finish_step)
+            _accumulate_in_branches(applies, adapter)
         if applies is not inner_optimizer:
             loss_scaling.agree(inner_optimizer, adapter, finishes=not self._accumulates)
         self.built: bool = False
@@ -238,24 +239,38 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
     return update_all
 
 
-def _accumulate_in_branches(inner: Any, finish_step: Callable[[], None]) -> None:
+def _accumulate_in_branches(inner: Any, adapter: Adapter) -> None:
     """Move the exchange of an optimizer that accumulates gradients into its update branch.
 
     One branch of a Keras 3 conditional applies and clears the sums, the other adds to them. Its
     predicate is the step number, which is equal on all workers. TensorFlow forbids merge calls in
     a branch, but Keras makes one for every assignment. A process with one replica needs none.
 
+    `flush()` has no sums to update with. Its step leaves them and counts as a whole window, so that
+    the windows stay the same.
+
     Args:
         inner: The optimizer that applies the sums over workers.
-        finish_step: Called after an update, in a replica context.
+        adapter: The wrapper's adapter, whose steps end after an update.
     """
-    reset = inner._backend_reset_gradient_accumulators
+    reset, apply = inner._backend_reset_gradient_accumulators, inner.apply
+    window = inner.gradient_accumulation_steps
+
+    def apply_or_flush(grads: Any, trainable_variables: Any = None) -> None:
+        flushes = adapter.exchange.replacement is not None
+        inner.gradient_accumulation_steps = None if flushes else window
+        try:
+            apply(grads, trainable_variables)
+        finally:
+            inner.gradient_accumulation_steps = window
+        if flushes:
+            inner._iterations.assign_add(window - 1)
 
     def update(grads: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
         own = [tf_variable(v) for v in variables]
         totals = inner._all_reduce_sum_gradients(list(zip(grads, own, strict=True)))
         _alone(lambda strategy: inner._distributed_tf_update_step(strategy, totals, learning_rate))
-        finish_step()
+        adapter.finish_step()
 
     def increment(grads: Sequence[Any], sums: Sequence[Any]) -> None:
         def add(strategy: tf.distribute.Strategy) -> None:
@@ -265,6 +280,7 @@ def _accumulate_in_branches(inner: Any, finish_step: Callable[[], None]) -> None
 
         _alone(add)
 
+    inner.apply = apply_or_flush
     inner._backend_update_step = update
     inner._backend_increment_gradient_accumulators = increment
     inner._backend_reset_gradient_accumulators = lambda: _alone(lambda strategy: reset())
