@@ -1,6 +1,7 @@
 """GradientExchange on replicas of one process: gradients in, totals and state out."""
 
 import contextlib
+import types
 import warnings
 
 import keras
@@ -14,8 +15,11 @@ from tests import total_state
 from tests.loops import loop
 from tests.oracle import redsync as oracle
 from tf_redsync.cluster import agreement
+from tf_redsync.exchange.layout import Bucket, BucketLayout, TensorSpec
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step.builder import ExchangeBuilder
+from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.local_steps import LocalSteps
 
 SHAPES = {"embedding": (40, 5), "kernel": (30, 20), "bias": (20,), "scale": (), "out": (20, 11)}
 SPARSE = rs.RedSync(density=0.05, dense_below=0, selection="exact")
@@ -229,6 +233,41 @@ def test_half_precision_is_accumulated_in_float32_and_cast_back(mirrored, dtype)
         np.testing.assert_array_equal(sent[sent != 0], np.float32(expected))
     state = [v for s in exchange.states for group in s.variables_by_name.values() for v in group]
     assert len(state) == 4 and all(v.dtype == tf.float32 for v in state)
+
+
+@loop(
+    "method",
+    [
+        rs.Dense(),
+        rs.TopK(density=0.05, dense_below=0),
+        rs.TopK(density=0.9, dense_below=0),
+        rs.BlockQuantized(bits=8),
+        rs.GMC(density=0.05, dense_below=0),
+    ],
+)
+def test_a_total_that_overflows_float16_is_skipped(mirrored, method):
+    """Gradients are finite in float16, and so is their float32 sum, but not the sum in float16."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = make_variables(tf.float16)
+    exchange = build(strategy, method, variables)
+    step = make_step(strategy, exchange)
+    for size, finite in ((60_000.0, False), (30_000.0, True)):
+        grads = [np.full(s, size, np.float16) for s in SHAPES.values()]
+        totals, found = step([grads, grads])
+        assert found == finite, size
+        assert not finite or all(np.isfinite(t).all() for own in totals for t in own)
+    assert int(exchange.skipped.numpy()) == 1
+
+
+def test_a_local_gradient_that_overflows_float16_is_skipped():
+    layout = BucketLayout((TensorSpec("w", (3,), "float16"),), workers=2)
+    schedule = LocalSteps([Bucket(rs.LocalSGD(steps=2), layout)], 2)
+    network = types.SimpleNamespace(workers=2)  # Keras has divided the gradient by their number
+    for size, finite in ((40_000.0, False), (30_000.0, True)):
+        grads = [[tf.fill([3], size)]]
+        inputs = Inputs(grads, [{}], None, tf.constant(0, tf.int64), network)
+        assert bool(schedule.run(inputs).finite) == finite, size
 
 
 @loop("dtype", [tf.bfloat16, tf.float16])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -67,12 +68,24 @@ class Plan:
         runs: Their exchanges.
         may_overflow: For each bucket, whether its totals may overflow and are checked.
         full: For each bucket, whether its exchange sends all elements.
+        narrow: The indices of bucket and tensor of all float16 variables whose totals are equal on
+            all workers, which must agree on an overflow.
     """
 
     buckets: tuple[Bucket, ...]
     runs: tuple[Run, ...]
     may_overflow: tuple[bool, ...]
     full: tuple[bool, ...]
+    narrow: tuple[tuple[int, int], ...] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        narrow = [
+            (number, i)
+            for number, bucket in enumerate(self.buckets)
+            for i, spec in enumerate(bucket.layout.specs)
+            if spec.dtype == "float16" and bucket.method.traits.exchanges
+        ]
+        object.__setattr__(self, "narrow", tuple(narrow))
 
     def run(self, inputs: Inputs) -> Outcome:
         """Exchange one step's gradients; see `EveryStep.run`."""
@@ -87,9 +100,15 @@ class Plan:
             inputs.meter.note(self.buckets, outcome.elements, self.full)
         checked = itertools.compress(outcome.results, self.may_overflow)
         totals = [total for totals, _ in checked for total in totals]
+        if self.narrow:
+            totals += self.in_float16([totals for totals, _ in outcome.results])
         if totals:
             outcome.finite &= wire.totals_are_finite(totals)
         return outcome
+
+    def in_float16(self, totals: Sequence[Sequence[Any]]) -> list[tf.Tensor]:
+        """Return the totals of `narrow` as they are applied: the cast may overflow."""
+        return [tf.cast(totals[number][i], tf.float16) for number, i in self.narrow]
 
 
 def dense_plan(buckets: Sequence[Bucket]) -> Plan:

@@ -117,7 +117,8 @@ class LocalSteps(ChangingSteps):
         """Run a local step, without communication."""
         workers = inputs.network.workers
         totals = [[workers * g for g in widened(bucket)] for bucket in inputs.grads]
-        finite = all_finite([total for bucket in totals for total in bucket])
+        everything = [total for bucket in totals for total in bucket]
+        finite = all_finite([*everything, *self.plan.in_float16(totals)])
         results = []
         for bucket, own, state in zip(self.buckets, totals, inputs.states, strict=True):
             update = capability(bucket.method, LocalMomentum)
