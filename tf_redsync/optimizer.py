@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from tf_redsync import checks, requirements
 from tf_redsync.auto import Auto
-from tf_redsync.exchange.layout import DEFAULT_BUCKET_BYTES
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.policy import Policy
@@ -49,8 +48,9 @@ class DistributedOptimizer(Wrapper, abc.ABC):
             will run. All gradients are all-reduced densely during the warm-up, and the method
             begins after it. `None`: only the method's own warm-up, if any. See docs/warm-up.md.
         name: Name of the wrapper.
-        bucket_bytes: Size at which a bucket is full, in float32 bytes; default 16 MiB. Tensors of
-            one method are exchanged together in buckets.
+        bucket_bytes: Size at which a bucket is full, in float32 bytes. Tensors of one method are
+            exchanged together in buckets. `None`: a quarter of the bytes of these tensors, from 1
+            to 16 MiB.
         direct_collectives: Use single-round collectives where the strategy has them; `False`
             forces TensorFlow's public ones.
         two_levels: Whether a worker is a process with all of its replicas (GPUs). Their gradients
@@ -93,7 +93,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         *,
         warm_up: DenseWarmUp | None = None,
         name: str | None = None,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         direct_collectives: bool = True,
         two_levels: bool | None = None,
         max_skipped_steps: int | None = DEFAULT_LIMIT,

@@ -108,7 +108,7 @@ class Policy(Configurable):
         specs: Sequence[TensorSpec],
         strategy: Any,
         network: Any,
-        bucket_bytes: int,
+        bucket_bytes: int | None,
         sparse_totals: bool = False,
     ) -> Resolved:
         """Return the policy itself, which has no choice to make."""
@@ -178,7 +178,7 @@ class Undecided(Protocol):
         specs: Sequence[TensorSpec],
         strategy: Any,
         network: Any,
-        bucket_bytes: int,
+        bucket_bytes: int | None,
         sparse_totals: bool = False,
     ) -> Resolved:
         """Choose the methods; all workers call it at the same point, outside of any replica.

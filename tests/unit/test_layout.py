@@ -79,6 +79,21 @@ def test_biases_do_not_hold_up_large_tensors(method, bucket_bytes, expected):
     assert [p for _, p in positions(made)] == expected
 
 
+@pytest.mark.parametrize(
+    ("mib", "expected"),
+    [
+        (0.5, [8]),  # 8 tensors of 1/16 MiB: less than the smallest limit
+        (2.0, [4, 4]),  # of 1/4 MiB: 1 MiB is the smallest limit
+        (8.0, [2, 2, 2, 2]),  # a quarter is 2 MiB
+        (128.0, [1] * 8),  # 16 MiB is the largest limit
+    ],
+)
+def test_a_bucket_has_at_most_a_quarter_by_default(mib, expected):
+    size = int(mib * 2**20) // 4 // 8
+    made = buckets([(size, A)] * 8, bucket_bytes=None)
+    assert [len(b.layout.specs) for b in made] == expected
+
+
 def test_no_tensors_no_buckets():
     assert buckets([]) == []
 

@@ -38,7 +38,7 @@ from tf_redsync.auto.decision import (
 from tf_redsync.cluster import agreement
 from tf_redsync.config import Configurable, register
 from tf_redsync.exchange.driver import Network
-from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.exchange.layout import LARGEST_BUCKET, TensorSpec, make_buckets
 from tf_redsync.exchange.method import Method
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.gmc import CodedGMC
@@ -171,7 +171,7 @@ class Auto(Configurable):
         specs: Sequence[TensorSpec],
         strategy: Any,
         network: Network,
-        bucket_bytes: int,
+        bucket_bytes: int | None,
         sparse_totals: bool = False,
     ) -> Decision:
         """Measure and decide; see `tf_redsync.policy.Undecided`."""
@@ -185,17 +185,19 @@ class Auto(Configurable):
         return decision
 
     def decide(
-        self, specs: Sequence[TensorSpec], measured: Measured, bucket_bytes: int
+        self, specs: Sequence[TensorSpec], measured: Measured, bucket_bytes: int | None = None
     ) -> Decision:
         """Return the decision for all buckets; a pure function, so it is equal on all workers.
 
         Args:
             specs: The variables, in the model's order.
             measured: Measurements of `self.considered`.
-            bucket_bytes: See `make_buckets`.
+            bucket_bytes: Largest group of tensors with one decision, in float32 bytes; `None` for
+                16 MiB.
         """
         marked = Policy(default=self.default).mark_output_layer(specs)
-        groups = make_buckets([(s, self.default) for s in marked], measured.workers, bucket_bytes)
+        pairs = [(s, self.default) for s in marked]
+        groups = make_buckets(pairs, measured.workers, bucket_bytes or LARGEST_BUCKET)
         choices = tuple(self._choice(g.layout.specs, measured) for g in groups)
         decision = Decision(choices, measured, self.trial_steps)
         if self.max_overhead is not None and self.step_seconds is not None:

@@ -165,7 +165,7 @@ class BitBudget(Policy):
         specs: Sequence[TensorSpec],
         strategy: Any,
         network: Network,
-        bucket_bytes: int,
+        bucket_bytes: int | None,
         sparse_totals: bool = False,
     ) -> Resolved:
         """Measure the errors and choose; see `tf_redsync.policy.Undecided`."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-DEFAULT_BUCKET_BYTES = 16 * 1024 * 1024
+SMALLEST_BUCKET, LARGEST_BUCKET = 2**20, 2**24  # default limits of a bucket's float32 bytes
 _BIAS_OR_NORM = re.compile(r"(^|[/_])(bias|beta|gamma|scale)(:\d+)?$")
 GRADIENT_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 
@@ -108,7 +108,7 @@ class Bucket:
 def make_buckets(
     assignments: Sequence[tuple[TensorSpec, Any]],
     workers: int,
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     sparse_totals: bool = False,
 ) -> list[Bucket]:
     """Group tensors into buckets, in the order of the backward pass.
@@ -125,7 +125,8 @@ def make_buckets(
         assignments: `(spec, method)` in the order of the model's variables.
         workers: Number of workers.
         bucket_bytes: Size in float32 bytes at which a bucket is full. A larger tensor may be a
-            bucket of its own.
+            bucket of its own. `None`: a quarter of the bytes of the method's tensors, at least
+            1 MiB and at most 16 MiB, so that small models have a bucket that leaves early, too.
         sparse_totals: See `BucketLayout`.
 
     Returns:
@@ -135,7 +136,7 @@ def make_buckets(
     Raises:
         ValueError: If `bucket_bytes` is not positive.
     """
-    if bucket_bytes <= 0:
+    if bucket_bytes is not None and bucket_bytes <= 0:
         raise ValueError(f"`bucket_bytes` must be positive. Received: bucket_bytes={bucket_bytes}")
     sizes: Counter[Any] = Counter()
     for spec, method in assignments:
@@ -143,11 +144,13 @@ def make_buckets(
     open_buckets: dict[Any, list[TensorSpec]] = {}
     closed: list[tuple[Any, list[TensorSpec]]] = []
     for spec, method in reversed(assignments):
-        cut = sizes[method, spec.fragment] > bucket_bytes and not method.traits.whole_model
+        size = sizes[method, spec.fragment]
+        full = bucket_bytes or min(max(size // 4, SMALLEST_BUCKET), LARGEST_BUCKET)
+        cut = size > full and not method.traits.whole_model
         key = (method, spec.fragment, cut and spec.is_bias_or_norm)
         specs = open_buckets.setdefault(key, [])
         specs.append(spec)
-        if cut and sum(s.bytes for s in specs) >= bucket_bytes:
+        if cut and sum(s.bytes for s in specs) >= full:
             closed.append((key, open_buckets.pop(key)))
     closed.extend(sorted(open_buckets.items(), key=lambda item: item[0][2]))  # biases last
     return [

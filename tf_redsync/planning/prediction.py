@@ -25,7 +25,6 @@ from tf_redsync.auto.candidates import names
 from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange import loopback, traffic
 from tf_redsync.exchange.layout import (
-    DEFAULT_BUCKET_BYTES,
     Bucket,
     BucketLayout,
     TensorSpec,
@@ -131,7 +130,7 @@ def make(
     resolved: Resolved
     rivals: tuple[Method, ...]
     if isinstance(policy, Auto):
-        resolved, rivals = policy.decide(specs, measured, DEFAULT_BUCKET_BYTES), policy.methods[1:]
+        resolved, rivals = policy.decide(specs, measured), policy.methods[1:]
     else:
         resolved, rivals = policy, ()
     assignments, dense = resolved.assign(specs), Policy(default=Dense()).assign(specs)

@@ -11,7 +11,6 @@ import tensorflow as tf
 from tf_redsync.cluster import agreement, step_errors
 from tf_redsync.config import serialize
 from tf_redsync.exchange.layout import (
-    DEFAULT_BUCKET_BYTES,
     Bucket,
     TensorSpec,
     make_buckets,
@@ -62,7 +61,7 @@ class ExchangeBuilder:
     def __init__(
         self,
         policy: Policy | Undecided,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         direct_collectives: bool = True,
         two_levels: bool | None = None,
         max_skipped_steps: int | None = nonfinite.DEFAULT_LIMIT,
