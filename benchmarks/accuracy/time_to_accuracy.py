@@ -6,9 +6,9 @@
         --folder docs/accuracy/standard --plot minutes.png
 
 takes the time of a step from reports of `benchmarks/step/step_time.py` or `benchmarks/peers`, of
-the same network, batch and number of workers, and the accuracy or the perplexity after some steps
-from the full runs of `benchmarks/accuracy/standard_runs.py`. A step of PyTorch gets the accuracy of
-the same algorithm here.
+the same network and global batch, and the accuracy or the perplexity after some steps from the full
+runs of `benchmarks/accuracy/standard_runs.py`. A step of another number of workers gets the
+accuracy of those runs, as does a step of PyTorch that of the same algorithm here.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ def courses(
         setups: Among which `setup` finds the one that it takes its rates from.
 
     Raises:
-        ValueError: A report is of another network, batch or number of workers.
+        ValueError: A report is of another network or global batch.
     """
     for report in reports:
         _check(report, setup)
     full = [run for run in runs_of(setups, folder) if run.setup is setup and not run.grid]
     found = []
-    for report in sorted(reports, key=_bits_per_second):
+    for report in sorted(reports, key=lambda r: (r["workers"], _bits_per_second(r))):
         rate = report["rate"].replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
         network = f"{rate}, {report['workers']} workers"
         for arm in setup.arms:
@@ -132,13 +132,19 @@ def flat(report: dict[str, Any]) -> dict[str, Any]:
 def _check(report: dict[str, Any], setup: Setup) -> None:
     """Raise unless a report is of the steps that the runs of a setup were trained with."""
     flags = dict(zip(setup.flags, setup.flags[1:], strict=False))
-    for name, default in (("model", None), ("batch", None), ("workers", "4")):
-        trained = flags.get(f"--{name}", default)
-        if trained is not None and trained != str(report[name]):
-            raise ValueError(
-                f"the steps of setup {setup.name!r} have {name}={trained}. Received: a report of "
-                f"{name}={report[name]}; measure with --{name} {trained}"
-            )
+    model, batch = flags.get("--model"), flags.get("--batch")
+    if model is not None and model != report["model"]:
+        raise ValueError(
+            f"the steps of setup {setup.name!r} have model={model}. Received: a report of "
+            f"model={report['model']}; measure with --model {model}"
+        )
+    workers, measured = int(flags.get("--workers", "4")), report["workers"]
+    if batch is not None and workers * int(batch) != measured * report["batch"]:
+        raise ValueError(
+            f"the steps of setup {setup.name!r} have a global batch of {workers} x {batch}. "
+            f"Received: a report of {measured} workers with batch={report['batch']}; measure with "
+            f"--batch {workers * int(batch) // measured}"
+        )
 
 
 def table(found: Sequence[Course]) -> str:
@@ -158,14 +164,18 @@ def table(found: Sequence[Course]) -> str:
 
 
 def plot(found: Sequence[Course], path: Path) -> None:
-    """Draws the metric against minutes, a panel for each network."""
+    """Draws the metric against minutes, a panel for each network, three in a row."""
     from matplotlib.figure import Figure
 
     networks = list(dict.fromkeys(c.network for c in found))
     algorithms = list(dict.fromkeys(_algorithm(c.method) for c in found))
-    figure = Figure(figsize=(5.5 * len(networks), 4))
-    axes = figure.subplots(1, len(networks), sharey=True)
-    for network, axis in zip(networks, np.atleast_1d(axes), strict=True):
+    columns = min(len(networks), 3)
+    rows = -(-len(networks) // columns)
+    figure = Figure(figsize=(5.5 * columns, 4 * rows))
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for panel in panels[len(networks) :]:
+        panel.set_axis_off()
+    for network, axis in zip(networks, panels, strict=False):
         for c in (c for c in found if c.network == network):
             style = f"C{algorithms.index(_algorithm(c.method))}"
             style += "--" if c.method.startswith("PyTorch") else "-"
@@ -176,8 +186,9 @@ def plot(found: Sequence[Course], path: Path) -> None:
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
     rising = found[0].sign > 0
-    np.atleast_1d(axes)[0].set_ylabel("test accuracy, %" if rising else "test perplexity")
-    np.atleast_1d(axes)[-1].legend(loc="lower right" if rising else "upper right")
+    for axis in panels[::columns]:
+        axis.set_ylabel("test accuracy, %" if rising else "test perplexity")
+    panels[len(networks) - 1].legend(loc="lower right" if rising else "upper right")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import types
+from contextlib import nullcontext
 
 import pytest
 
@@ -236,7 +237,7 @@ def test_the_page_shows_the_rows():
 @pytest.mark.parametrize("name", ["resnet9", "gpt"])
 def test_the_archive_shows_the_minutes(name):
     docs = run_queue.ROOT / "docs"
-    paths = sorted((docs / "accuracy" / "steps").glob(f"{name}_4_workers_*.json"))
+    paths = sorted((docs / "accuracy" / "steps").glob(f"{name}_*_workers_*.json"))
     reports = [time_to_accuracy.flat(json.loads(p.read_text(encoding="utf-8"))) for p in paths]
     setup = next(setup for setup in standard_runs.SETUPS if setup.name == name)
     found = time_to_accuracy.courses(setup, docs / "accuracy" / "standard", reports)
@@ -271,8 +272,22 @@ def test_minutes_to_an_accuracy(tmp_path):
     assert lines[3].endswith("| 2 | 500 | - | - |") and "| 1.4 | 1.5 |" in lines[2]
     time_to_accuracy.plot(found, tmp_path / "minutes.png")
     assert (tmp_path / "minutes.png").stat().st_size > 5000
-    with pytest.raises(ValueError, match="'digits' have workers=2.*workers=4; .* --workers 2"):
-        time_to_accuracy.courses(DIGITS, tmp_path, [{**report, "workers": 4}], setups)
+
+
+@pytest.mark.parametrize(
+    ("report", "problem"),
+    [
+        ({"workers": 4, "batch": 32}, None),
+        ({"workers": 2, "batch": 64}, None),
+        ({"workers": 2, "batch": 32}, "4 x 32.* 2 workers with batch=32; .* --batch 64"),
+        ({"workers": 4, "batch": 32, "model": "vgg"}, "model=resnet9.*model=vgg"),
+    ],
+)
+def test_measured_steps_have_the_global_batch_of_the_runs(tmp_path, report, problem):
+    report = {"model": "resnet9", "rate": "1gbit", "methods": {}, **report}
+    expectation = pytest.raises(ValueError, match=problem) if problem else nullcontext()
+    with expectation:
+        assert not time_to_accuracy.courses(standard_runs.SETUPS[0], tmp_path, [report])
 
 
 def test_minutes_of_pytorch(tmp_path):
