@@ -49,8 +49,8 @@ class DistributedOptimizer(Wrapper, abc.ABC):
             begins after it. `None`: only the method's own warm-up, if any. See docs/warm-up.md.
         name: Name of the wrapper.
         bucket_bytes: Size at which a bucket is full, in float32 bytes. Tensors of one method are
-            exchanged together in buckets. `None`: a quarter of the bytes of these tensors, from 1
-            to 16 MiB.
+            exchanged together in buckets. `None`: 16 MiB, but at most a quarter of these tensors;
+            not below 1 MiB.
         direct_collectives: Use single-round collectives where the strategy has them; `False`
             forces TensorFlow's public ones.
         two_levels: Whether a worker is a process with all of its replicas (GPUs). Their gradients

@@ -92,6 +92,8 @@ def test_a_bucket_has_at_most_a_quarter_by_default(mib, expected):
     size = int(mib * 2**20) // 4 // 8
     made = buckets([(size, A)] * 8, bucket_bytes=None)
     assert [len(b.layout.specs) for b in made] == expected
+    local = buckets([(size, rs.LocalSGD(steps=4))] * 8, bucket_bytes=None)
+    assert len(local) == (8 if mib > 64 else 1)  # no backward pass to overlap with
 
 
 def test_no_tensors_no_buckets():

@@ -125,8 +125,8 @@ def make_buckets(
         assignments: `(spec, method)` in the order of the model's variables.
         workers: Number of workers.
         bucket_bytes: Size in float32 bytes at which a bucket is full. A larger tensor may be a
-            bucket of its own. `None`: a quarter of the bytes of the method's tensors, at least
-            1 MiB and at most 16 MiB, so that small models have a bucket that leaves early, too.
+            bucket of its own. `None`: 16 MiB, but at most a quarter of the bytes of the method's
+            tensors (not below 1 MiB), so that an exchange begins early in small models, too.
         sparse_totals: See `BucketLayout`.
 
     Returns:
@@ -145,7 +145,7 @@ def make_buckets(
     closed: list[tuple[Any, list[TensorSpec]]] = []
     for spec, method in reversed(assignments):
         size = sizes[method, spec.fragment]
-        full = bucket_bytes or min(max(size // 4, SMALLEST_BUCKET), LARGEST_BUCKET)
+        full = bucket_bytes or _default_bucket_bytes(method, size)
         cut = size > full and not method.traits.whole_model
         key = (method, spec.fragment, cut and spec.is_bias_or_norm)
         specs = open_buckets.setdefault(key, [])
@@ -157,3 +157,10 @@ def make_buckets(
         Bucket(method, BucketLayout(tuple(specs), workers, index, sparse_totals))
         for index, ((method, *_), specs) in enumerate(closed)
     ]
+
+
+def _default_bucket_bytes(method: Any, size: int) -> int:
+    """Return the bytes at which a bucket of a method with `size` bytes of tensors is full."""
+    if method.sync_schedule.local_steps:  # exchanges after a step, not beside a backward pass
+        return LARGEST_BUCKET
+    return min(max(size // 4, SMALLEST_BUCKET), LARGEST_BUCKET)
