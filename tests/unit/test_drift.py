@@ -108,7 +108,7 @@ def test_differences():
 
 
 def reported(on_drift, rates, weights):
-    """What is told of workers with these learning rates and these two words of weights each."""
+    """Reports workers with these learning rates and two words of weights each."""
     detector = drift.DriftDetector(None, 5, on_drift, dict, list, list)
     numbers = [drift.number_words(rate).numpy() for rate in rates]
     rows = [[*n, a, 0, b, 0] for n, (a, b) in zip(numbers, weights, strict=True)]

@@ -250,7 +250,7 @@ def test_a_dead_worker_is_named_with_the_steps_that_the_others_have_reached():
 
 
 def test_a_dead_worker_has_the_steps_whose_messages_the_others_have():
-    """Its last report may be older than what it has sent since."""
+    """A worker may send messages after its last report."""
     room = Room(2, timeout_seconds=600.0, dead=(1,))
     room.reports = [at(812)] * 2
     room.pass_seconds(5)

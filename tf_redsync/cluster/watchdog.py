@@ -6,8 +6,9 @@ after a failed collective. The chief's thread runs the `StallDetector` and answe
 After a verdict every worker's thread aborts the collectives of its process, and the waiting step
 raises with the verdict.
 
-Keys are numbered and deleted after reading, because the service does not overwrite keys. It also
-keeps each query whose client has timed out, so no thread asks for a key that nobody will publish.
+Keys are numbered and deleted after reading, because the service does not overwrite keys. The
+service also keeps each query whose client has timed out, so a thread requests only keys that some
+worker will publish.
 """
 
 from __future__ import annotations
