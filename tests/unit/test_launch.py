@@ -189,6 +189,15 @@ def test_log_dir_prints_worker_0_only(tmp_path):
         assert (tmp_path / "logs" / f"worker_{i}.log").read_text() == f"I am {i}\n"
 
 
+@pytest.mark.parametrize(("count", "kept"), [("0", 1), ("1", 2)])
+def test_a_requeued_slurm_job_appends_to_the_logs(tmp_path, monkeypatch, count, kept):
+    path = script(tmp_path, "print('I am', index)")
+    assert launch.run([sys.executable, path], 1, log_dir=tmp_path).exit_code == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", count)  # in jobs that were requeued
+    assert launch.run([sys.executable, path], 1, log_dir=tmp_path).exit_code == 0
+    assert (tmp_path / "worker_0.log").read_text() == kept * "I am 0\n"
+
+
 def test_module(tmp_path):
     script(tmp_path, "print('module', __name__, sys.argv[1:])")
     done = cli("-n", "1", "-m", "script", "--a", cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}:."})

@@ -346,7 +346,7 @@ class LocalStart:
                     {**self.base, **own},
                     self.output.log(number),
                     self.output.printer(number),
-                    self.restarts.attempt > 0,
+                    self.restarts.appends_logs,
                     cores,
                     process=self.spares.take(place, own, cores),
                     stream=self.output.stream if number == 0 else None,

@@ -354,7 +354,7 @@ class SSHStart:
         for i, host in enumerate(used):
             words = command(host, self.remote.ssh, self.remote.python)
             log, show = self.output.log(i), self.output.printer(i)
-            again = self.restarts.attempt > 0
+            again = self.restarts.appends_logs
             try:
                 worker = RemoteWorker(i, host.name, words, os.environ, log, show, again)
             except OSError as error:
