@@ -6,7 +6,8 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.oracle import small_floats as oracle
-from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.exchange import loopback, traffic
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.methods.common import small_floats
 from tf_redsync.policy import Policy
 from tf_redsync.step.streaming import Fragment, Streaming
@@ -154,3 +155,14 @@ def test_values_that_are_not_finite_have_no_scale(bits):
     runs[1, 7], runs[2, 9] = np.inf, np.nan
     scales = small_floats.encode(tf.constant(runs), bits).scales.numpy()
     assert np.isfinite(scales[0]) and not np.isfinite(scales[1:]).any()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("bits", [4, 8, 16, 32])
+def test_a_fragment_without_elements(bits, workers):
+    method = rs.StreamingDiLoCo(steps=20, fragments=1, value_bits=bits)
+    layout = BucketLayout((TensorSpec("empty", (0, 2)),), workers)
+    states = loopback.initial_states(method, layout)
+    step = loopback.run_step(method, layout, [[tf.zeros([0, 2])]] * workers, states, 0)
+    assert step.finite and step.totals[0][0].shape == (0, 2)
+    assert step.bytes_sent == traffic.bytes_sent(traffic.messages(method, layout))

@@ -134,8 +134,8 @@ def _blocks(workers: int) -> int:
 
 
 def _runs(size: int, blocks: int) -> int:
-    """Return the number of runs in a block."""
-    return -(-size // (blocks * RUN))
+    """Return the number of runs in a block, at least 1: a fragment may have no elements."""
+    return max(1, -(-size // (blocks * RUN)))
 
 
 def _messages(blocks: tf.Tensor, bits: int) -> tf.Tensor:
