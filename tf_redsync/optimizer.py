@@ -50,7 +50,8 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         name: Name of the wrapper.
         bucket_bytes: Size at which a bucket is full, in float32 bytes. Tensors of one method are
             exchanged together in buckets. `None`: 16 MiB, but at most a quarter of these tensors;
-            not below 1 MiB.
+            not below 1 MiB. `RedSync` and `ZeroOneAdam` restore a saved state only with the same
+            value.
         direct_collectives: Use single-round collectives where the strategy has them; `False`
             forces TensorFlow's public ones.
         two_levels: Whether a worker is a process with all of its replicas (GPUs). Their gradients

@@ -28,14 +28,16 @@ METHODS = {
 }
 
 
-def build(strategy, policy=METHODS["redsync"], filled=True):
+def build(strategy, policy=METHODS["redsync"], filled=True, bucket_bytes=None):
     """An exchange whose state is full of numbers, as after some steps."""
     if isinstance(policy, rs.methods.Method):
         policy = rs.Policy(default=policy)
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         variables = [tf.Variable(tf.zeros(s), name=n) for n, s in SHAPES.items()]
-        exchange = ExchangeBuilder(policy, kind=SaveableExchange).build(variables)
+        exchange = ExchangeBuilder(policy, kind=SaveableExchange, bucket_bytes=bucket_bytes).build(
+            variables
+        )
     if filled:
         generator = np.random.default_rng(3)
         for state in exchange.states:
@@ -214,7 +216,7 @@ def bad_shape(parts):
 REFUSED = {
     "numbers that are not finite": (bad_number, "rank 0, saved at step 13, has 1 non-finite"),
     "another dtype": (bad_dtype, "dtype float32. Received: dtype=float64"),
-    "another shape": (bad_shape, "bucket_0/.*received \\(7,\\)"),
+    "another shape": (bad_shape, "states/.*received \\(7,\\)"),
     "a negative counter": (changed(step=np.int64(-1)), "'step' of a part must be an integer"),
     "a counter that is none": (changed(step=np.float64(3)), "'step' of a part must be an integer"),
     "more in a row than at all": (
@@ -260,10 +262,23 @@ def test_what_a_method_counts_may_begin_below_zero(mirrored):
     equal(other.worker_state(), saved)
 
 
+@pytest.mark.parametrize("name", ["power", "coded_gmc"])
+def test_states_of_tensors_load_into_other_buckets(mirrored, name):
+    methods = {**METHODS, "coded_gmc": rs.CodedGMC(dense_below=0)}
+    one, several = (
+        build(mirrored(2), methods[name], filled, size)
+        for filled, size in ((True, None), (False, 4))
+    )
+    assert len(one.states) < len(several.states)
+    saved = one.worker_state()
+    several.restore_worker_states([saved])
+    equal(several.worker_state(), saved)
+
+
 def test_another_method_is_refused_and_no_part_at_all(mirrored):
     saved = build(mirrored(2)).worker_state()
     other = build(mirrored(2), rs.Dense(momentum=0.9))
-    with pytest.raises(ValueError, match="bucket_0/ratios/0: expected"):
+    with pytest.raises(ValueError, match="states/ratios/bucket_0/0: expected"):
         other.restore_worker_states([saved])
     with pytest.raises(ValueError, match="`parts`.*Received"):
         other.restore_worker_states([])
@@ -356,4 +371,4 @@ def test_a_single_worker_knows_the_state_that_only_several_have(schedule, method
     several, _ = schedule([bucket], steps=4).init(bucket)
     assert several.keys() > one.keys()
     for name in several:
-        assert needs_several_workers(f"bucket_0/{name}/0") == (name not in one), name
+        assert needs_several_workers(f"states/{name}/0") == (name not in one), name

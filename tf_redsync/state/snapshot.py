@@ -12,7 +12,8 @@ snapshots of a run to any number of workers.
     training_steps                length of the training in steps, if settings are fractions of it;
                                   0 while unknown
     consensus/..., trial/...      state of the sync schedules that have it
-    bucket_0/residual/0, ...      states of the methods
+    states/residual/3, ...        states of the methods, by the variable's position in the model
+    states/ratios/bucket_0/0, ... states of a whole bucket
 
 An array of kind "shared" is equal on all workers. Other arrays have one row for each worker in the
 process: several rows only if the process's replicas are workers. Kinds "sum" and "mean" are those
@@ -44,6 +45,7 @@ LENGTHS = ("warm_up_steps", "training_steps")
 _SCALARS = ("format", "rank", "workers", "rows")
 # State of sync schedules that a single worker does not run.
 _OF_SCHEDULES = ("consensus/", "trial/", "skips/", "optimizer/")
+_STATES = "states/"
 _PENDING = "/pending/"  # gradients, possibly non-finite: the step that sends them is then skipped
 _OF_BUCKETS = (_PENDING, "/outer_", "/moving")  # of a delay, an outer optimizer, fragments
 _SHOWN = 5  # names in a message
@@ -167,10 +169,14 @@ def _variables(exchange: GradientExchange, apart: bool) -> Iterator[tuple[str, s
         for name in ("count", "verdict", "delivered"):
             yield f"trial/{name}", "shared", getattr(times, name)
         yield "trial/seconds", "own", times.seconds
-    for bucket, variables in enumerate(exchange.states):
+    for number, variables in enumerate(exchange.states):
+        positions = [str(s.position) for s in exchange.schedule.buckets[number].layout.specs]
         for name, group in variables.variables_by_name.items():
-            for i, variable in enumerate(group):
-                yield f"bucket_{bucket}/{name}/{i}", variables.kinds[name], variable
+            in_bucket = [f"bucket_{number}/{i}" for i in range(len(group))]
+            # States of single tensors do not depend on how tensors are grouped.
+            places = positions if len(group) == len(positions) else in_bucket
+            for place, variable in zip(places, group, strict=True):
+                yield f"{_STATES}{name}/{place}", variables.kinds[name], variable
 
 
 def needs_several_workers(name: str) -> bool:
@@ -329,7 +335,7 @@ class Snapshot:
         """
         counters = [n for n, a in self.arrays.items() if not a.shape and a.dtype.kind == "i"]
         # Counters of methods may begin below 0.
-        found = {n: int(self.arrays[n]) for n in counters if not n.startswith("bucket_")}
+        found = {n: int(self.arrays[n]) for n in counters if not n.startswith(_STATES)}
         bounds = {
             "skipped_in_a_row": found.get("skipped"),
             "trial/verdict": 2,
@@ -397,8 +403,8 @@ def incompatible_message(
     remedy = " With local steps the workers' files differ: load the same one on all workers."
     return (
         f"{owner} belongs to another model or method: {listed}. "
-        "Use the model and the method that were saved, or load with compile=False and compile "
-        "again." + (remedy if apart else "")
+        "Use the model, the method and the `bucket_bytes` that were saved, or load with "
+        "compile=False and compile again." + (remedy if apart else "")
     )
 
 
