@@ -92,6 +92,17 @@ def problem(future):
     return str(error.value)
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".b", "a\0b"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_that_no_host_can_have_is_named(started, host, rank):
+    two = cluster(2)
+    addresses = list(two.addresses)
+    addresses[1 - rank] = f"{host}:{addresses[1 - rank].rpartition(':')[2]}"
+    wrong = dataclasses.replace(two, addresses=tuple(addresses))
+    text = problem(started(wrong, rank, 1.0))
+    assert f"{host!r} is not a host name" in text and f"worker {1 - rank}" in text
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_workers_meet_in_any_order(started, order):
     three = cluster(3)

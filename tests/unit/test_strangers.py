@@ -12,6 +12,7 @@ import pytest
 from tests.unit.stranger import MAGIC, Stranger
 from tests.unit.test_rendezvous import cluster, no_environment, problem, soon, started
 from tf_redsync import environment
+from tf_redsync.cluster import handshake
 
 __all__ = ["no_environment", "soon", "started"]  # fixtures
 
@@ -202,6 +203,35 @@ def test_only_who_knows_the_secret_takes_the_place_of_a_missing_worker(started, 
         else:
             text = problem(chief)
             assert f"worker 1 at {two.addresses[1]}" in text and environment.JOB in text
+
+
+def still_open(connections):
+    """Those of some connections that the other side has not closed."""
+    found = []
+    for connection in connections:
+        connection.setblocking(False)
+        try:
+            closed = connection.recv(1) == b""
+        except BlockingIOError:
+            closed = False
+        except OSError:
+            closed = True
+        found += [] if closed else [connection]
+    return found
+
+
+def test_a_flood_of_connections_leaves_descriptors_to_the_worker(started, secret):
+    two = cluster(2)
+    chief = started(two, 0)
+    silent = [connected(two.addresses[0]) for _ in range(2 * handshake.MOST_STRANGERS)]
+    end = time.monotonic() + 0.8 * handshake.ANSWER_SECONDS  # then silent ones are closed anyway
+    while len(still_open(silent)) > handshake.MOST_STRANGERS and time.monotonic() < end:
+        time.sleep(0.02)
+    assert len(still_open(silent)) == handshake.MOST_STRANGERS
+    for future in (started(two, 1), chief):
+        future.result(10)
+    for connection in silent:
+        connection.close()
 
 
 def test_a_worker_that_is_sent_back_to_itself_does_not_believe_itself(started, secret):

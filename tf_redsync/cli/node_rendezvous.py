@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-import logging
 import os
 import signal
 import socket
@@ -27,7 +26,6 @@ from tf_redsync.cluster.handshake import Connection, NoAnswer
 ALIVE_SECONDS = 1.0
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _TICK_SECONDS = 0.1
-_logger = logging.getLogger("tf_redsync")
 
 
 def is_loopback(host: str) -> bool:
@@ -73,11 +71,12 @@ class Server:
     def __init__(self, timeout: float, secret: str):
         self.membership = Membership(timeout, time.monotonic(), output.say)
         self._secret = secret
+        self._strangers = handshake.Strangers()
         self._connected: set[Connection] = set()
 
     async def run(self, listening: socket.socket) -> tuple[int, str]:
         """Serve until the job is over and all nodes have gone; return its exit code and message."""
-        server = await asyncio.start_server(self._talk, sock=listening, limit=handshake.LIMIT)
+        server = await handshake.start_server(self._talk, listening)
         try:
             while self.membership.over is None:
                 await asyncio.sleep(_TICK_SECONDS)
@@ -93,11 +92,13 @@ class Server:
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = Connection(reader, writer)
+        self._strangers.add(line)
         node: Node | None = None
         beat: asyncio.Task[None] | None = None
         try:
             await line.open(self._secret, calls=False)
             await line.receive()  # an empty message, since the caller did not know its address yet
+            self._strangers.remove(line)
             words = await line.receive()
             self._connected.add(line)
             node = self.membership.join(words, line.send, time.monotonic())
@@ -112,8 +113,7 @@ class Server:
             if error.unsigned:
                 line.send()  # signed, so that a node with another secret detects it
                 await line.finish()
-                host = writer.get_extra_info("peername")[0]
-                _logger.warning("a process at %s called without %s", host, environment.JOB)
+                self._strangers.report(writer.get_extra_info("peername")[0])
         except asyncio.CancelledError:  # the job is over
             pass
         finally:
@@ -121,6 +121,7 @@ class Server:
                 beat.cancel()
             if node is not None:
                 self.membership.lose(node, time.monotonic())
+            self._strangers.remove(line)
             self._connected.discard(line)
             line.close()
 

@@ -17,9 +17,11 @@ import dataclasses
 import errno
 import hmac
 import json
+import logging
 import os
 import re
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tf_redsync import environment
@@ -27,11 +29,14 @@ from tf_redsync import environment
 ANSWER_SECONDS = 3.0
 _RESOLVED_SECONDS = 0.5  # for a name that was resolved before a connection was tried
 LIMIT = 1 << 20  # bytes in a line: enough for the names of some thousand workers
+MOST_STRANGERS = 128  # unauthenticated connections at a time; a process has 1,024 descriptors
+_MOST_HOSTS = 8  # named in warnings
 _MAGIC = b"tf_redsync "
 _CHALLENGE = re.compile(r"[0-9a-f]{32}")
 _OTHER_VERSION = "the process there speaks another protocol: another version of tf_redsync?"
 _HTTP2_CALL = b"PRI * HTTP/"  # first bytes of a gRPC client
 _HTTP2_SETTINGS = b"\x04\x00\x00\x00\x00\x00"  # bytes 3 to 9 of a gRPC server
+_logger = logging.getLogger("tf_redsync")
 
 
 class NoAnswer(Exception):
@@ -208,6 +213,49 @@ class Connection:
         self._writer.close()
 
 
+class Strangers:
+    """Callers of this process that have not sent a signed line.
+
+    Above `MOST_STRANGERS` the oldest connection is closed, so that a flood of connections does not
+    use up this process's descriptors.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[Connection, None] = {}  # in the order of arrival
+        self._hosts: set[str] = set()
+
+    def add(self, line: Connection) -> None:
+        """Add an accepted connection."""
+        self._lines[line] = None
+        if len(self._lines) > MOST_STRANGERS:
+            oldest = next(iter(self._lines))
+            self.remove(oldest)
+            oldest.close()
+
+    def remove(self, line: Connection) -> None:
+        """Remove a connection that is authenticated or closed."""
+        self._lines.pop(line, None)
+
+    def report(self, host: str) -> None:
+        """Warn of an unauthenticated caller, once for each of the first few hosts."""
+        host = host.removeprefix("::ffff:")
+        if host not in self._hosts and len(self._hosts) < _MOST_HOSTS:
+            self._hosts.add(host)
+            _logger.warning(
+                "a process at %s has called with another %s or without one; it got no answer",
+                host,
+                environment.JOB,
+            )
+
+
+async def start_server(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    listening: socket.socket,
+) -> asyncio.Server:
+    """Serve on a socket; asyncio accepts up to `backlog` connections before it calls `answer`."""
+    return await asyncio.start_server(answer, sock=listening, limit=LIMIT, backlog=MOST_STRANGERS)
+
+
 async def call(address: str, secret: str, **words: Any) -> Connection:
     """Connect to "host:port" and send `words`; raise `NoAnswer` with the reason if that fails."""
     host, _, port = address.rpartition(":")
@@ -219,6 +267,8 @@ async def call(address: str, secret: str, **words: Any) -> Connection:
         raise await _silence(host) from None
     except OSError as error:
         raise _unreachable(error) from error
+    except ValueError as error:  # a name with an empty or long part, or a null character
+        raise NoAnswer(f"{host!r} is not a host name ({error})") from error
     try:
         await line.open(secret, calls=True)
     except BaseException:

@@ -165,7 +165,7 @@ class Rendezvous:
         self.connections: dict[str, socket.socket] = {}  # by worker, for the startup monitor
         self.me = Identity(cluster.rank, cluster.tasks)
         self._secret = os.environ.get(environment.JOB, "")
-        self._strangers: set[str] = set()  # reported hosts of unauthenticated callers
+        self._strangers = handshake.Strangers()
         self._started = time.monotonic()
         self._main: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
@@ -177,7 +177,7 @@ class Rendezvous:
         beside: list[asyncio.Task[Any]] = []
         try:
             with listen(self.cluster) as port:
-                server = await asyncio.start_server(self._answer, sock=port, limit=handshake.LIMIT)
+                server = await handshake.start_server(self._answer, port)
                 beside = [asyncio.create_task(self._log_missing())]
                 await self._within_timeout(self._first_of([self.connect(), self._call_myself()]))
                 server.close()
@@ -266,9 +266,11 @@ class Rendezvous:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = Connection(reader, writer)
+        self._strangers.add(line)
         try:
             await line.open(self._secret, calls=False)
             words = await line.receive()
+            self._strangers.remove(line)
             line.send(**vars(self.me))
             await self.greet(words, line)
             await line.flush()
@@ -277,22 +279,12 @@ class Rendezvous:
                 self.note_started_tensorflow()
             if error.unsigned:
                 line.send()  # signed, so that a worker with another secret detects it
-                self._report(writer.get_extra_info("peername")[0].removeprefix("::ffff:"))
+                self._strangers.report(writer.get_extra_info("peername")[0])
         except asyncio.CancelledError:  # the rendezvous is over
             pass
         finally:
+            self._strangers.remove(line)
             line.close()
-
-    def _report(self, host: str) -> None:
-        """Warn of an unauthenticated caller, once for each of the first few hosts."""
-        if host not in self._strangers and len(self._strangers) < _MAX_NAMES:
-            self._strangers.add(host)
-            _logger.warning(
-                "a process at %s has called this worker with another %s or without one; it got no "
-                "answer",
-                host,
-                environment.JOB,
-            )
 
     def note_started_tensorflow(self) -> None:
         """Handle the news that a worker has started TensorFlow without a rendezvous."""
