@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_redsync.building import libraries
+from tf_redsync.building import BuildError, libraries
 from tf_redsync.cli import isolation, launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,6 +125,31 @@ def test_an_installed_package_builds_the_library_at_first_use(monkeypatch, tmp_p
     library = isolation.loopback_only()["LD_PRELOAD"]
     assert Path(library).is_file() and library.startswith(str(tmp_path))
     assert isolation.loopback_only() == {"LD_PRELOAD": library}
+
+
+def test_a_user_without_a_home_directory_starts_jobs(monkeypatch, tmp_path):
+    monkeypatch.setattr(isolation, "LIBRARY", tmp_path / "_loopback_only.so")
+    for variable in ("TF_REDSYNC_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no entry in passwd
+    with pytest.raises(BuildError, match="TF_REDSYNC_CACHE"):
+        libraries.cache()
+    assert isolation.loopback_only() == {}
+
+
+@pytest.mark.parametrize("folder", ["a folder", "a:folder"])
+def test_a_path_that_splits_ld_preload_is_not_preloaded(monkeypatch, tmp_path, capsys, folder):
+    spaced, plain = tmp_path / folder / "library.so", tmp_path / "library.so"
+    spaced.parent.mkdir()
+    spaced.touch()
+    monkeypatch.setattr(isolation, "LIBRARY", spaced)
+    monkeypatch.setattr(isolation, "reachable_through", lambda: ["eth0"])
+    monkeypatch.setattr(libraries, "loopback_only", lambda: plain)
+    assert isolation.isolate("auto") == {"LD_PRELOAD": str(plain)}
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(libraries, "loopback_only", lambda: spaced)
+    assert isolation.isolate("auto") == {}
+    assert "eth0" in capsys.readouterr().err
 
 
 def test_other_preloaded_libraries_stay(monkeypatch, tmp_path):

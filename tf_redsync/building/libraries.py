@@ -189,10 +189,18 @@ def _digest(made_of: Any) -> str:
 
 
 def cache() -> Path:
-    """Return the folder for libraries and objects, which may be missing."""
-    if named := os.environ.get(CACHE):
-        return Path(named).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tf_redsync"
+    """Return the folder for libraries and objects, which may be missing.
+
+    Raises:
+        BuildError: If this user has no home directory.
+    """
+    try:
+        if named := os.environ.get(CACHE):
+            return Path(named).expanduser().absolute()
+        caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    except RuntimeError as error:
+        raise BuildError(f"{error} Set {CACHE} to a writable folder") from error
+    return Path(caches) / "tf_redsync"
 
 
 def sources() -> Path:

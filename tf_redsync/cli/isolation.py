@@ -52,7 +52,8 @@ def isolate(choice: str) -> dict[str, str]:
         print(
             "tf_redsync.launch: warning: other machines can connect to the workers' ports through "
             f"{', '.join(interfaces)} and run operations in the workers. The library that closes "
-            "the ports cannot be built on this machine. Pass --isolate yes to close them, or "
+            "the ports cannot be built on this machine, or its path has a space or a colon. Set "
+            "TF_REDSYNC_CACHE to another folder or pass --isolate yes to close them, or pass "
             "--isolate no to silence this warning. See docs/security.md.",
             file=sys.stderr,
         )
@@ -64,13 +65,20 @@ def loopback_only() -> dict[str, str]:
     if not sys.platform.startswith("linux"):
         return {}
     library = LIBRARY
-    if not library.is_file():
+    if not library.is_file() or not _can_be_preloaded(library):
         try:
             library = libraries.loopback_only()
         except BuildError:
             return {}
+        if not _can_be_preloaded(library):
+            return {}
     others = os.environ.get("LD_PRELOAD", "")
     return {"LD_PRELOAD": f"{library}:{others}" if others else str(library)}
+
+
+def _can_be_preloaded(library: Path) -> bool:
+    """Return whether a path has none of the characters that separate paths in LD_PRELOAD."""
+    return not set(" :").intersection(str(library))
 
 
 def reachable_through() -> list[str]:
