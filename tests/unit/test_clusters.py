@@ -267,6 +267,7 @@ BAD = {
     "number": (["--hosts", "a:0"], "Received: 'a:0'"),
     "option": (["--hosts", "-oProxyCommand=x"], "expected one argument"),
     "option2": (["--hosts=-oProxyCommand=x"], "Received: '-oProxyCommand=x'"),
+    "option3": (["--hosts=-oProxyCommand=x@a"], "Received: '-oProxyCommand=x@a'"),
     "twice": (["--hosts", "a:1,a:2"], "'a:1,a:2'"),
     "local": (["--hosts", "localhost:1,b:1"], "Received: 'localhost:1,b:1'"),
     "file": (["--hostfile", "/no/file"], "`--hostfile` cannot be read"),

@@ -32,7 +32,7 @@ from tf_redsync.cli.restarts import NotStarted, Restarts
 # its libraries. Other variables may name files or secrets of this machine; --env forwards more.
 FORWARDED = ("TF_", "KERAS_", "XLA_", "NCCL_", "GRPC_", "OMP_", "CUDA_", "PYTHON")
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=10"
-_HOST = re.compile(r"(?:[^\s@:/]+@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)")
+_HOST = re.compile(r"(?:[^\s@:/-][^\s@:/]*@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)")
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
 
 
