@@ -224,6 +224,24 @@ def test_last_line_without_newline_and_progress_bar(tmp_path):
     assert launch.run([sys.executable, path], 1, timeout=20).workers[0].output == "2/2\nlast"
 
 
+def test_lines_without_end_take_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(processes, "_KEPT_CHARACTERS", 100_000)
+    path = script(tmp_path, r"sys.stdout.buffer.write(b'\xff' * 10_000_000 + b'end')")
+    (worker,) = launch.run([sys.executable, path], 1, timeout=20).workers
+    assert worker.output.endswith("end") and 1000 < len(worker.output) < 110_000
+
+
+def test_too_few_descriptors_are_an_error_in_one_line(tmp_path):
+    few = "import resource as r, sys; r.setrlimit(r.RLIMIT_NOFILE, (20, 20));"
+    main = "from tf_redsync.cli import launch; sys.exit(launch.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", f"{main.partition(';')[0]}; {few} {main}"]
+    options = ["-n", "16", "--isolate", "no", script(tmp_path, "")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "Too many open files" in done.stderr and "ulimit" in done.stderr
+
+
 def test_failing_worker_is_named_and_the_others_are_killed(tmp_path):
     body = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

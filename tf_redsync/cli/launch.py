@@ -198,6 +198,9 @@ def run_command(command: Sequence[str], args: argparse.Namespace) -> int:
     except HostError as error:
         output.say(str(error))
         return NO_HOST_EXIT_CODE
+    except OSError as error:  # no process, descriptor or memory is left
+        output.say(f"the workers cannot be started: {error}. Check the limits of `ulimit -a`.")
+        return 1
 
 
 def _run_nodes(command: Sequence[str], nodes: Nodes, args: argparse.Namespace) -> int:

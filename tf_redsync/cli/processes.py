@@ -24,6 +24,7 @@ from tf_redsync import stopping
 from tf_redsync.cli import output, root_cause
 
 KEPT_LINES = 400  # kept in memory per worker
+_KEPT_CHARACTERS = 8 << 20  # kept in memory per worker, or one line if that is longer
 _PR_SET_PDEATHSIG = 1
 _DRAIN_READS = 64  # reads of 64 KiB; a pipe holds less, unless a process keeps writing into it
 _LONGEST_LINE = 1 << 20  # bytes; longer lines are split
@@ -186,6 +187,8 @@ class Worker:
             # A progress bar rewrites its line with "\r": only the last state is kept.
             text = lines.decode("utf-8", "replace").rstrip("\n")
             self._lines.extend(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+            while len(self._lines) > 1 and sum(map(len, self._lines)) > _KEPT_CHARACTERS:
+                self._lines.popleft()
             if root_cause.TRACEBACK in text:
                 self.failed_at = time.monotonic()
             if self._printer:
