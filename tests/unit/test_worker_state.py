@@ -1,7 +1,9 @@
 """Parts of a save on replicas of one process: bit by bit, as sums, and what is refused."""
 
+import io
 import json
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -225,6 +227,10 @@ REFUSED = {
     ),
     "a newer format": (changed(format=np.int64(2)), "format 2.* format 1"),
     "a rank that cannot be": (changed(rank=np.int64(5)), "rank=5, rows=1, workers=2"),
+    "more workers than there can be": (
+        lambda parts: [p.update(workers=np.int64(1 << 40)) for p in parts],
+        "workers=1099511627776",
+    ),
     "no number of workers": (lambda parts: parts[0].pop("workers"), "`parts`.*without workers"),
     "something else": (lambda parts: parts.__setitem__(0, {"a": 1}), "`parts`"),
     "text": (changed(step=np.array("13")), "'step' of a part must be an array of numbers"),
@@ -355,7 +361,14 @@ def test_a_damaged_checkpoint_is_refused(mirrored, tmp_path, monkeypatch):
     prefix = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
     reader = tf.train.load_checkpoint(prefix)
     key = next(n for n in reader.get_variable_to_shape_map() if "py_state" in n)
-    for text in (reader.get_tensor(key)[:-300], b"", b"\x80\x04N."):
+    bomb, single, huge = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    np.savez_compressed(bomb, step=np.zeros(1 << 20))
+    np.save(single, np.zeros(3))
+    form = {"shape": (1 << 50,), "fortran_order": False, "descr": "<f8"}
+    with zipfile.ZipFile(huge, "w") as archive, archive.open("step.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, form)
+    made = [file.getvalue() for file in (bomb, single, huge)]
+    for text in (reader.get_tensor(key)[:-300], b"", b"\x80\x04N.", *made):
         with pytest.raises(ValueError, match="corrupted"):
             model.optimizer.exchange._in_checkpoint.deserialize(text)
 

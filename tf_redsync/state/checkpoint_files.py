@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import stat
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -142,6 +143,17 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     write(path, content)
 
 
+def check_unpacked(archive: zipfile.ZipFile, most: int) -> None:
+    """Check that an archive is not compressed, so that its arrays are smaller than the file.
+
+    Raises:
+        ValueError: If the arrays have more than `most` bytes.
+    """
+    unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > most:
+        raise ValueError(f"{unpacked} bytes of arrays exceed the limit of {most}")
+
+
 def read_arrays(
     path: Path, most: int, dtype_of: Callable[[str], Any] = np.dtype
 ) -> dict[str, np.ndarray]:
@@ -159,10 +171,7 @@ def read_arrays(
     with opened(path, most) as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
-                # The archive is not compressed, so its arrays are smaller than the file.
-                unpacked = sum(entry.file_size for entry in archive.zip.infolist())
-                if unpacked > most:
-                    raise ValueError(f"{unpacked} bytes of arrays exceed the limit of {most}")
+                check_unpacked(archive.zip, most)
                 named = json.loads(bytes(archive[_DTYPES]))
                 keys = [key for key in archive.files if key != _DTYPES]
                 loaded = {key.removeprefix(_PREFIX): archive[key] for key in keys}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.state import restore, snapshot
+from tf_redsync.state import checkpoint_files, restore, snapshot
 from tf_redsync.step.gradient_exchange import GradientExchange
 
 CHECKPOINT_KEY = "worker_state"  # the name of an exchange's snapshot in a checkpoint
@@ -49,8 +48,9 @@ def arrays_of(archive: bytes) -> dict[str, np.ndarray]:
     """
     try:
         with np.load(io.BytesIO(archive), allow_pickle=False) as arrays:
+            checkpoint_files.check_unpacked(arrays.zip, len(archive))
             return dict(arrays)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # zipfile and numpy raise many classes for corrupted data
         raise ValueError(
             f"the exchange's state in the checkpoint is corrupted ({error}). Load an earlier one."
         ) from error

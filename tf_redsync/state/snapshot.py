@@ -49,6 +49,7 @@ _STATES = "states/"
 _PENDING = "/pending/"  # gradients, possibly non-finite: the step that sends them is then skipped
 _OF_BUCKETS = (_PENDING, "/outer_", "/moving")  # of a delay, an outer optimizer, fragments
 _SHOWN = 5  # names in a message
+_MOST_WORKERS = 1 << 20  # in a file that is not corrupted
 
 
 class IncompatibleState(ValueError):
@@ -269,10 +270,12 @@ class Snapshot:
         Raises:
             ValueError: If they are inconsistent.
         """
-        if not self.rows or not self.workers or (self.rank + 1) * self.rows > self.workers:
+        contradict = not self.rows or (self.rank + 1) * self.rows > self.workers
+        if contradict or self.workers > _MOST_WORKERS:
             raise ValueError(
-                f"the part's rank and workers contradict each other. Received: rank={self.rank}, "
-                f"rows={self.rows}, workers={self.workers}. Load an earlier one."
+                "the part's rank and workers contradict each other, or there are more than "
+                f"{_MOST_WORKERS:,} workers. Received: rank={self.rank}, rows={self.rows}, "
+                f"workers={self.workers}. Load an earlier one."
             )
         kinds = self.about.get("kinds")
         if not isinstance(kinds, dict) or set(kinds) != set(self.arrays):
