@@ -293,6 +293,24 @@ def test_a_full_disk_is_a_warning_and_the_last_one_stays(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-000003"]
 
 
+def test_a_checkpoint_of_another_job_in_the_same_directory_stays(tmp_path):
+    other = tmp_path / "checkpoint-000002"
+    files = {other / name: b"another job's" for name in ("part-00000.npz", "manifest.json")}
+
+    def other_job(done):
+        if done == 5:
+            other.mkdir()
+            for path, data in files.items():
+                path.write_bytes(data)
+
+    checkpoint = rs.callbacks.Checkpoint(tmp_path, every=4)
+    callbacks = [checkpoint, at_the_end_of_steps(other_job)]
+    with pytest.warns(UserWarning, match=r"checkpoint-000002 .* step 8(.|\n)*Another job"):
+        model_of("keras3").fit(DATA["shuffled once"][0](), epochs=1, verbose=0, callbacks=callbacks)
+    assert all(path.read_bytes() == data for path, data in files.items())
+    assert Store(tmp_path).numbers() == [3, 2, 1]
+
+
 # ------------------------------------------------------------------------- beside the training
 
 

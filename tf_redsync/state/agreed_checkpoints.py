@@ -306,6 +306,7 @@ class Checkpoints:
     ) -> None:
         """Write this worker's part, and commit the checkpoint with the other workers' threads."""
         number, parts = save.number, []
+        taken = self._store.is_complete(number)  # by another job in this directory
 
         def write() -> None:
             if said := problem(_of(_SHARED, values)):
@@ -328,7 +329,7 @@ class Checkpoints:
         if not self.leads or all_failed is _NO_ANSWER:
             return
         if any(all_failed):
-            self._clean_up(lambda: self._store.remove(number))
+            self._clean_up(lambda: taken or self._store.remove(number))
         else:
             subject = manifest.subject
             self._clean_up(lambda: self._store.remove_old(self._keep, subject, self._refused))

@@ -62,6 +62,10 @@ class Store:
         """Return a number above those of all checkpoints and leftovers."""
         return max(self._all(), default=0) + 1
 
+    def is_complete(self, number: int) -> bool:
+        """Return whether a checkpoint exists, usable or not."""
+        return os.path.lexists(self.path(number) / checkpoint_manifest.NAME)
+
     def _all(self) -> list[int]:
         if not self.directory.is_dir():
             return []
@@ -115,11 +119,13 @@ class Store:
 
         Raises:
             OSError: If the part cannot be written; the message has the remedy. The part then does
-                not exist.
+                not exist. It is an error, too, if another job has completed the checkpoint.
         """
         directory = self.path(number)
         path = directory / checkpoint_manifest.part_name(rank)
         try:
+            if self.is_complete(number):
+                raise FileExistsError(errno.EEXIST, "the checkpoint is complete")
             checkpoint_files.make_directory(directory)
             checkpoint_files.write_arrays(path, values)
             size = path.stat().st_size
@@ -256,6 +262,7 @@ _REMEDIES = {
     errno.EROFS: "The file system is read-only: give `Checkpoint` a directory on another one.",
     errno.EACCES: "Permission denied: change it, or give `Checkpoint` another directory.",
     errno.EPERM: "Permission denied: change it, or give `Checkpoint` another directory.",
+    errno.EEXIST: "Another job saves there: give each job's `Checkpoint` its own directory.",
     errno.ENOTDIR: "A component of the path is a file: give `Checkpoint` a directory.",
 }
 
