@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.kernels.common import native_ops
 from tf_redsync import ops
-from tf_redsync.cli import doctor
+from tf_redsync.cli import doctor, isolation, launch, self_test
 
 
 @pytest.fixture
@@ -85,11 +85,26 @@ def test_what_runs_on_gpus(no_config, monkeypatch):
     assert doctor.backends()["decode"]["GPU"]["reason"] == "it is there"
 
 
-@pytest.mark.parametrize("text", ["{not json", "[1, 2]", '{"cluster": 5}'])
+@pytest.mark.parametrize("text", ["{not json", "[1, 2]", "[" * 100_000, '{"cluster": 5}'])
 def test_malformed_config_is_reported(no_config, capsys, monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
     assert doctor.main([]) == 0
     assert "TF_CONFIG is malformed" in capsys.readouterr().out
+
+
+def test_the_ports_of_the_check_are_closed(monkeypatch, tmp_path):
+    library = tmp_path / "_loopback_only.so"
+    library.touch()
+    monkeypatch.setattr(isolation, "LIBRARY", library)
+    started = []
+
+    def run(*args, env, **options):
+        started.append(env)
+        return launch.LaunchResult((), 1, "")
+
+    monkeypatch.setattr(launch, "run", run)
+    self_test.run(gpus=0)
+    assert [env["LD_PRELOAD"] for env in started] == [str(library)]
 
 
 def test_unusable_installation_is_reported(no_config, capsys, monkeypatch, tmp_path):

@@ -143,7 +143,7 @@ def cluster() -> dict[str, Any]:
         config = json.loads(text)
         jobs = {job: len(tasks) for job, tasks in config.get("cluster", {}).items()}
         return {"set": True, "jobs": jobs, "task": config.get("task")}
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         return {"set": True, "problem": f"TF_CONFIG is malformed: {error}"}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_redsync.cli import launch
+from tf_redsync.cli import isolation, launch
 
 WORKERS = 2
 TIMEOUT = 180.0  # seconds; the first run compiles the native library
@@ -39,7 +39,11 @@ def _on(visible: Sequence[str]) -> dict[str, str]:
         job = launch.run(
             [sys.executable, "-m", "tf_redsync.cli.self_test", folder],
             WORKERS,
-            env={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+            env={
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+                **isolation.loopback_only(),
+            },
             worker_env=[{"CUDA_VISIBLE_DEVICES": number} for number in visible],
             timeout=TIMEOUT,
             grace=10,
