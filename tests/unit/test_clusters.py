@@ -351,6 +351,9 @@ def test_slurm(monkeypatch, tmp_path):
         others = json.loads(other.configs[0])["cluster"]["worker"]
         assert not set(others) & set(addresses) and other.job != shares[0].job
     assert "n1:7000" in schedulers.slurm(1, 7000, slurm(0)).configs[0]
+    for node in ("-1", "3", "x"):
+        with pytest.raises(ValueError, match=f"SLURM_NODEID={node}"):
+            schedulers.slurm(1, None, slurm(node))
     with pytest.raises(ValueError, match="6 tasks on 3 nodes"):
         schedulers.slurm(1, None, slurm(0, SLURM_STEP_NUM_TASKS="6"))
 

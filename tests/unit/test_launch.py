@@ -179,6 +179,9 @@ def test_tasks_that_do_not_train_have_numbers_of_their_own():
         for kind, i in tasks
     ]
     assert found == [0, 1, 2, 3, 4]
+    infinite = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1e999}}'
+    for malformed in ("[" * 100_000, infinite, "{"):  # which the worker reports
+        assert rank_in(malformed) == 0
 
 
 def test_log_dir_prints_worker_0_only(tmp_path):

@@ -61,11 +61,12 @@ def slurm(workers: int, port: int | None, env: Mapping[str, str] = os.environ) -
             f"`--slurm` needs one task per node: pass --ntasks-per-node=1 to srun, and -n to the "
             f"launcher for more workers. Received: {tasks} tasks on {len(names)} nodes ({nodes})"
         )
-    node = int(env["SLURM_NODEID"])
+    number = env["SLURM_NODEID"]
+    node = int(number) if number.isdecimal() else len(names)
     if node >= len(names):
         raise ValueError(
             f"SLURM_NODEID must be below the number of nodes, {len(names)} ({nodes}). Received: "
-            f"SLURM_NODEID={node}"
+            f"SLURM_NODEID={number}"
         )
     step = env.get("SLURM_STEP_ID", "0")
     if port is None:

@@ -100,7 +100,8 @@ def rank_in(text: str) -> int:
             kinds.append(task["type"])
         before = kinds[: kinds.index(task["type"])]
         return int(task["index"]) + sum(len(config["cluster"].get(kind, ())) for kind in before)
-    except (ValueError, KeyError, TypeError, AttributeError):  # the worker reports the error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        # The worker reports the error.
         return 0
 
 
