@@ -25,8 +25,10 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import installed
-from installed import LISTS, NativeBuildError, run_compiler
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # for PYTHONSAFEPATH
+
+import installed  # noqa: E402
+from installed import LISTS, NativeBuildError, run_compiler  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 VERSION = "custom_ops/kernels/version.cc"  # describes the build
@@ -65,7 +67,9 @@ class Objects:
     """A folder of objects, each named by a hash of its inputs."""
 
     def __init__(self, fallback):
-        folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        folder = os.environ.get("XDG_CACHE_HOME", "")
+        if not os.path.isabs(folder):  # the XDG specification ignores relative paths
+            folder = os.path.expanduser("~/.cache")
         cache = os.environ.get("TF_REDSYNC_CACHE") or os.path.join(folder, "tf_redsync")
         self._folder = pathlib.Path(cache) / "objects"
         try:

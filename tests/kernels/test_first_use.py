@@ -208,6 +208,7 @@ def test_the_folder(tree):
         ({"env": {"TF_REDSYNC_CACHE": str(tree / "file" / "cache")}}, "Not a directory"),
         ({"change": noexec}, "mounted `noexec`"),
         ({"change": read_only}, "Permission denied"),
+        ({"env": {"TF_REDSYNC_CACHE": str(tree / ("x" * 300))}}, "File name too long"),
     ]
     assert mine is os.access
     for how, reason in cases:
@@ -216,6 +217,25 @@ def test_the_folder(tree):
         assert "Set TF_REDSYNC_CACHE" in answer
         assert len(answer.splitlines()) == 1 and said == ""
     assert not (tree / "compiled").exists() or compiled(tree) == []
+
+
+def test_without_a_compiler_a_folder_of_another_user_is_no_error(tree):
+    """Such as that of HOME in a container which runs as another user."""
+    unusable = {"TF_REDSYNC_CACHE": str(tree / ("x" * 300)), "CXX": str(tree / "no-compiler")}
+    assert "no C++ compiler" in ask(tree, env=unusable)[0]
+
+
+def test_the_default_folder(tree):
+    variables = {"TF_REDSYNC_CACHE": "", "XDG_CACHE_HOME": "relative", "HOME": str(tree / "home")}
+    assert ask(tree, env=variables)[0].startswith(str(tree / "home" / ".cache" / "tf_redsync"))
+    nobody = "os.environ.pop('HOME'); import pwd; pwd.getpwuid = {}.__getitem__"
+    answer, said = ask(tree, env=variables, change=nobody)
+    assert answer.startswith("error: This user has no home") and "Set TF_REDSYNC_CACHE" in answer
+    assert len(answer.splitlines()) == 1 and said == ""
+
+
+def test_python_does_not_search_the_scripts_folder(tree):
+    assert pathlib.Path(ask(tree, env={"PYTHONSAFEPATH": "1"})[0]).is_file()
 
 
 def test_a_full_disk(tree):

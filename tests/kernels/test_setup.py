@@ -97,6 +97,13 @@ def test_without_a_cache_folder(tree):
     assert "built the native library" in build(tree)
 
 
+@needs_compiler
+def test_a_relative_cache_folder_is_ignored(tree):
+    build(tree, XDG_CACHE_HOME="relative", HOME=str(tree / "home"))
+    assert (tree / "home" / ".cache" / "tf_redsync" / "objects").is_dir()
+    assert not (tree / "relative").exists()
+
+
 @pytest.mark.parametrize(
     ("case", "reason"),
     [("no compiler", "no compiler"), ("broken source", "this file is broken")],

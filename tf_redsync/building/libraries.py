@@ -74,7 +74,10 @@ def loopback_only() -> Path:
 
 def _there(folder: Path, kind: str = "") -> Path | None:
     """Return the newest library in a folder, of the given kind if it is not ""."""
-    found = folder.glob(f"{kind}*.so")
+    try:
+        found = list(folder.glob(f"{kind}*.so"))
+    except OSError:  # for example the home directory of another user
+        return None
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -192,15 +195,19 @@ def cache() -> Path:
     """Return the folder for libraries and objects, which may be missing.
 
     Raises:
-        BuildError: If this user has no home directory.
+        BuildError: If no variable names one and the user has no home directory.
     """
-    try:
-        if named := os.environ.get(CACHE):
-            return Path(named).expanduser().absolute()
-        caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    except RuntimeError as error:
-        raise BuildError(f"{error} Set {CACHE} to a writable folder") from error
-    return Path(caches) / "tf_redsync"
+    if named := os.environ.get(CACHE):
+        return Path(os.path.expanduser(named)).absolute()
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(folder):  # the XDG specification ignores relative paths
+        folder = os.path.expanduser("~/.cache")
+    if not os.path.isabs(folder):  # no HOME, and no entry in /etc/passwd, as in some containers
+        raise BuildError(
+            "This user has no home directory for the native library. Set TF_REDSYNC_CACHE to a "
+            "writable folder"
+        )
+    return Path(folder) / "tf_redsync"
 
 
 def sources() -> Path:

@@ -34,7 +34,7 @@ def make_once(target: Path, what: str, make: Callable[[int], None]) -> None:
     Raises:
         BuildError: If this process, or the one that it waited for, cannot make the file.
     """
-    if target.exists():
+    if os.path.exists(target):  # `Path.exists` raises where the user may not look
         return
     check_folder(target.parent)
     path = target.with_suffix(".lock")
