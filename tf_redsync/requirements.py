@@ -13,6 +13,7 @@ import os
 import warnings
 
 _OLDEST, _NEWEST = (2, 16), (2, 21)  # pyproject.toml has the same range
+_OLDEST_KERAS = (3, 5)  # as in pyproject.toml; pip lets a later installation replace Keras
 
 
 def check_tensorflow() -> None:
@@ -28,7 +29,7 @@ def check_tensorflow() -> None:
             "TensorFlow is not installed, and tf_redsync needs TensorFlow 2.16 to 2.21. Install "
             "`tensorflow`, `tensorflow-cpu` or `tensorflow[and-cuda]` with pip."
         )
-    found = tuple(map(int, version.split(".")[:2]))
+    found = _numbers(version)
     if found < _OLDEST:
         raise ImportError(
             f"tf_redsync needs TensorFlow 2.16 or later. Received: TensorFlow {version}."
@@ -50,8 +51,17 @@ def check_backend(backend: str) -> None:
 
 
 def check_keras() -> None:
-    """Raise `ImportError` if a file of the user, such as `keras.py`, hides Keras."""
-    _version_of("keras")
+    """Raise `ImportError` if Keras is too old, or hidden by a file such as `keras.py`."""
+    version = _version_of("keras")
+    if version and _numbers(version) < _OLDEST_KERAS:
+        raise ImportError(
+            f"tf_redsync needs Keras 3.5 or later. Received: Keras {version}. Run "
+            "pip install 'keras>=3.5'."
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def _version_of(name: str) -> str:

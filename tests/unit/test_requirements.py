@@ -6,6 +6,7 @@ import re
 import sys
 import types
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -42,6 +43,16 @@ def test_old_tensorflow(monkeypatch, version):
         requirements.check_tensorflow()
 
 
+@pytest.mark.parametrize("version", ["2.15.0", "3.3.3", "3.5.0", "3.15.1", "3.16.0.dev2026"])
+def test_old_keras(monkeypatch, version):
+    monkeypatch.setattr(keras, "__version__", version)
+    if version < "3.5" and not version.startswith("3.1"):
+        with pytest.raises(ImportError, match=f"3.5 or later. Received: Keras {version}"):
+            requirements.check_keras()
+    else:
+        requirements.check_keras()
+
+
 @pytest.mark.parametrize("version", ["2.16.0", "2.21.0-rc1", "3.0.0", "2.22.0-dev20260101"])
 def test_new_tensorflow(monkeypatch, version, recwarn):
     monkeypatch.setattr(tf, "__version__", version)
@@ -53,10 +64,12 @@ def test_new_tensorflow(monkeypatch, version, recwarn):
         assert len(told) == 1 and f"2.16 to 2.21. Received: TensorFlow {version}" in told[0]
 
 
-def test_the_extra_has_the_same_range():
+def test_pyproject_has_the_same_ranges():
     text = (ROOT / "pyproject.toml").read_text()
     (low, high) = re.search(r'"tensorflow>=2\.(\d+),<2\.(\d+)"', text).groups()
     assert requirements._OLDEST == (2, int(low)) and requirements._NEWEST == (2, int(high) - 1)
+    (low,) = re.search(r'"keras>=3\.(\d+)"', text).groups()
+    assert requirements._OLDEST_KERAS == (3, int(low))
 
 
 @pytest.mark.parametrize("installed", ["tensorflow", "tensorflow-cpu"])
