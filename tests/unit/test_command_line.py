@@ -13,6 +13,7 @@ import tf_redsync as rs
 from tests.distributed import forks
 from tests.distributed.cluster import ENVIRONMENT
 from tests.loops import loop
+from tf_redsync import requirements
 from tf_redsync.cli import main, output, self_test
 from tf_redsync.cli.command_line import Parser
 
@@ -55,7 +56,7 @@ def test_help_needs_no_tensorflow():
 
 def test_what_imports_tensorflow_is_noticed():
     ran = without_tensorflow("plan --model a:b --workers 2 --rate 1gbit")
-    assert "import of numpy halted" in ran.stderr and "ended with" not in ran.stdout
+    assert "TensorFlow is not installed" in ran.stderr and "ended with 1" in ran.stdout
 
 
 @loop("name", COMMANDS)
@@ -106,6 +107,22 @@ def test_bad_commands(words, said, capsys):
     assert code == 2
     shown = capsys.readouterr()
     assert said in shown.err + shown.out
+
+
+PLAN = ["plan", "--model", "train:build_model", "--workers", "2", "--rate", "1gbit"]
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["build"], PLAN])
+def test_without_a_supported_tensorflow_commands_end_with_one_line(words, monkeypatch, capsys):
+    def refuse():
+        raise ImportError("TensorFlow is not installed")
+
+    monkeypatch.setattr(requirements, "check_tensorflow", refuse)
+    with pytest.raises(SystemExit) as ended:
+        main.main(words)
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and "TensorFlow is not installed" in said
+    assert len(said.splitlines()) == 1
 
 
 def test_completion_completes(tmp_path, capsys):

@@ -90,6 +90,15 @@ class Command:
         return self.run(parser.parse_args(argv), parser)
 
 
+def check_installation(parser: argparse.ArgumentParser) -> None:
+    """End a command that needs TensorFlow with an error if its version does not fit."""
+    try:
+        requirements.check_tensorflow()
+        requirements.check_keras()
+    except ImportError as error:
+        parser.exit(1, f"{parser.prog}: error: {error}\n")
+
+
 def check_output_file(flag: str, path: str) -> None:
     """Check, before the work for it, that a file of the command line can probably be written.
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_redsync.cli import self_test
-from tf_redsync.cli.command_line import Command, Parser
+from tf_redsync.cli.command_line import Command, Parser, check_installation
 from tf_redsync.version import __version__
 
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-addons", "numpy")
@@ -238,7 +238,7 @@ def _configure(parser: Parser) -> None:
 
 
 def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    del parser
+    check_installation(parser)
     report = examine()
     if args.check:
         os.environ.pop("TF_CONFIG", None)  # the self-test sets it for its workers

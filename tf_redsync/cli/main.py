@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from tf_redsync.building import BuildError, libraries
-from tf_redsync.cli.command_line import Command, Parser
+from tf_redsync.cli.command_line import Command, Parser, check_installation
 from tf_redsync.metrics import page
 from tf_redsync.version import __version__
 
@@ -68,6 +68,7 @@ def _configure_build(parser: Parser) -> None:
 def _build(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.cuda:
         os.environ[libraries.CUDA] = "1"
+    check_installation(parser)
 
     from tf_redsync.ops import native
 

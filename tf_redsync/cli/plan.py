@@ -18,7 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_redsync.cli.command_line import Command, Flag, Parser, check_output_file
+from tf_redsync.cli.command_line import (
+    Command,
+    Flag,
+    Parser,
+    check_installation,
+    check_output_file,
+)
 from tf_redsync.planning import PlanError
 
 if TYPE_CHECKING:
@@ -217,6 +223,7 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         say("ignoring TF_CONFIG: --workers gives the number of workers")
     try:
         _check(args)
+        check_installation(parser)
         from tf_redsync.planning import report
         from tf_redsync.planning import subject as subjects
 
