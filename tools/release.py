@@ -1,6 +1,6 @@
 """Makes a release ready, up to the upload: docs/releasing.md.
 
-    pip install ".[release]"
+    pip install ".[release]"                  # in an environment without the extra `test`
     python tools/release.py --rehearse        # everything but the tag; the version may have no date
     python tools/release.py                   # the version that pyproject.toml names, and its tag
 
