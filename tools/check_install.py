@@ -80,6 +80,22 @@ def runs(interpreter):
     )
 
 
+def builder(folder):
+    """Returns an interpreter with the setuptools that pyproject.toml asks for."""
+    text = (ROOT / "pyproject.toml").read_text()
+    minimum = re.search(r'^requires = \["setuptools>=([\d.]+)"\]$', text, re.M).group(1)
+    code = (
+        "import setuptools, sys; found = setuptools.__version__.split('.')[:2];"
+        f"sys.exit([int(n) for n in found] < {[int(n) for n in minimum.split('.')[:2]]})"
+    )
+    if subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0:
+        return sys.executable
+    run([sys.executable, "-m", "venv", folder / "builder"])
+    python = folder / "builder" / "bin" / "python"
+    pip(python, f"setuptools>={minimum}")
+    return python
+
+
 def distributions(folder):
     """Builds sdist and wheel; returns their paths."""
     # Of a copy: a build leaves folders behind, and takes in what others have left.
@@ -91,7 +107,7 @@ def distributions(folder):
         "from setuptools import build_meta as b; import sys; folder = sys.argv[1];"
         "b.build_sdist(folder); b.build_wheel(folder)"
     )
-    run([sys.executable, "-c", program, folder / "dist"], cwd=copy)
+    run([builder(folder), "-c", program, folder / "dist"], cwd=copy)
     (wheel,) = (folder / "dist").glob("*-py3-none-any.whl")
     (sdist,) = (folder / "dist").glob("*.tar.gz")
     return wheel, sdist
