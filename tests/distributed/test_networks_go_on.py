@@ -298,4 +298,4 @@ def test_a_killed_network_goes_on_to_the_bit(name, tmp_path):
     own = {n for n in weights[0] if any(w[n] != weights[0][n] for w in weights)}
     assert all(n.startswith("exchange/") for n in own), own
     if "streaming" not in name:  # all of which has arrived
-        assert any(n.startswith("exchange/states/") for n in own), "no worker has a state of its own"
+        assert any(n.startswith("exchange/states/") for n in own), "no worker has its own state"
