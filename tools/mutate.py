@@ -172,14 +172,14 @@ MUTATIONS = (
         "keras/fit_resume.py",
         "    for drawn in range(batches):\n",
         "    for drawn in range(0):\n",
-        ("tests/unit/test_checkpoint.py", "-k", "goes_on_to_the_bit"),
+        ("tests/unit/test_checkpoint.py", "-k", "resume_is_bitwise_equal"),
     ),
     Mutation(
         "checkpoint: shuffles of the epochs before are left out",
         "keras/fit_resume.py",
         "        for _ in range(past):\n            _pass_epoch",
         "        for _ in range(0):\n            _pass_epoch",
-        ("tests/unit/test_checkpoint.py", "-k", "goes_on_to_the_bit"),
+        ("tests/unit/test_checkpoint.py", "-k", "resume_is_bitwise_equal"),
     ),
     Mutation(
         "checkpoint: the last batch of data of unknown size is the end",
@@ -193,7 +193,7 @@ MUTATIONS = (
         "keras/training_state.py",
         "    if values.keys() == copies.keys() and",
         "    if False and",
-        ("tests/unit/test_checkpoint.py", "-k", "unknown_size or to_the_bit"),
+        ("tests/unit/test_checkpoint.py", "-k", "unknown_size or bitwise_equal"),
     ),
     Mutation(
         "checkpoint: other parts come after the manifest",
@@ -220,14 +220,14 @@ MUTATIONS = (
         "state/agreed_checkpoints.py",
         "        self.finish()\n        number",
         "        number",
-        ("tests/unit/test_checkpoint.py", "-k", "next_one_waits"),
+        ("tests/unit/test_checkpoint.py", "-k", "next_save_waits"),
     ),
     Mutation(
         "checkpoint: an error does not wait for a save",
         "callbacks/checkpoint.py",
         "        self._signals.close()\n        self._files.finish()\n",
         "        self._signals.close()\n",
-        ("tests/unit/test_checkpoint.py", "-k", "waits_for_a_save_at"),
+        ("tests/unit/test_checkpoint.py", "-k", "exit_waits_for"),
     ),
     Mutation(
         "checkpoint: a file is written in its place",

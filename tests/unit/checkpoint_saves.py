@@ -1,7 +1,7 @@
-"""Saves checkpoints as two workers do, in processes that are killed; without TensorFlow.
+"""Saves two workers' checkpoints in processes that are killed. Runs without TensorFlow.
 
-python checkpoint_saves.py everywhere DIRECTORY          killed after each operation on the disk
-python checkpoint_saves.py whenever DIRECTORY 30 SEED    killed at random moments of 30 saves
+python checkpoint_saves.py every_operation DIRECTORY          kill after each file operation
+python checkpoint_saves.py random_times DIRECTORY 30 SEED    kill at random times of 30 saves
 """
 
 import contextlib
@@ -25,7 +25,7 @@ SUBJECT = {"kind": {"method": "RedSync"}, "variables": {"model": [["w", "float32
 
 
 def load_store():
-    """The store without the package around it, which imports TensorFlow."""
+    """Imports the store without the package's `__init__`, which imports TensorFlow."""
     folder = Path(__file__).resolve().parents[2] / "tf_redsync"
     package = types.ModuleType("tf_redsync")
     package.__path__ = [str(folder)]
@@ -36,12 +36,18 @@ def load_store():
 
 
 def arrays(save, rank):
-    """What a worker saves: any mixture of two saves is found."""
+    """Returns a worker's arrays; each value identifies the save, so mixed saves are detected."""
     return {f"a{i}": np.full([50], 1000 * save + 10 * rank + i) for i in range(ARRAYS)}
 
 
-def save_all(store, saves, said=lambda save: None):
-    """Makes checkpoints, one after the other, as the workers do."""
+def save_all(store, saves, committed=lambda save: None):
+    """Writes checkpoints one after the other, as the workers do.
+
+    Args:
+        store: The store.
+        saves: Total number of saves.
+        committed: Called with the number of each committed save.
+    """
     _, manifest = load_store()
     store.leave_token(JOB, 0)
     store.remove_token(JOB, 0)
@@ -55,7 +61,7 @@ def save_all(store, saves, said=lambda save: None):
         )
         described = manifest(save, save, 0, parts, SUBJECT, {})
         store.commit(number, described)
-        said(save)
+        committed(save)
         store.remove_old(KEEP, SUBJECT)
         number += 1
 
@@ -64,8 +70,8 @@ def rewrite(path, place, value):
     """Changes a value of a manifest and makes its checksum valid again.
 
     Args:
-        path: The file.
-        place: Names and positions with dots between them.
+        path: The manifest.
+        place: Keys and indices, joined by dots.
         value: The new value.
     """
     values = json.loads(path.read_text())
@@ -80,23 +86,23 @@ def rewrite(path, place, value):
 
 
 def newest(store):
-    """The newest checkpoint as the number of its save, or None; all that exist must be whole."""
+    """Returns the save number of the newest checkpoint, or None; asserts that all are complete."""
     saves = []
     for number in store.numbers():
-        found = store.manifest(number)
-        store.verify(number, found.parts)
+        manifest = store.manifest(number)
+        store.verify(number, manifest.parts)
         for rank in range(WORKERS):
-            read = store.read_part(number, found.parts[rank])
+            read = store.read_part(number, manifest.parts[rank])
             assert read.keys() == arrays(0, 0).keys()
-            for name, value in arrays(found.step, rank).items():
+            for name, value in arrays(manifest.step, rank).items():
                 np.testing.assert_array_equal(read[name], value)
-        saves.append(found.step)
+        saves.append(manifest.step)
     return saves[0] if saves else None
 
 
 @contextlib.contextmanager
 def each_operation(then):
-    """Calls `then(number, name, path)` after each operation on the disk."""
+    """Calls `then(number, name, path)` after each file operation."""
     done, operations = [0], {name: getattr(os, name) for name in OPERATIONS}
 
     def counted(name):
@@ -117,8 +123,8 @@ def each_operation(then):
             setattr(os, name, operation)
 
 
-def in_a_process(directory, saves, kill_at=None, kill_after=None):
-    """Saves in a process that is killed; returns the last save that it said was done."""
+def save_in_child(directory, saves, kill_at=None, kill_after=None):
+    """Saves in a process that is killed; returns the last save that it reported as committed."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -136,22 +142,22 @@ def in_a_process(directory, saves, kill_at=None, kill_after=None):
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
     with open(read) as file:
-        said = [int(line) for line in file if line.endswith("\n")]
-    assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL), "it failed of itself"
-    return said[-1] if said else None
+        committed = [int(line) for line in file if line.endswith("\n")]
+    assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL), "the child failed before it was killed"
+    return committed[-1] if committed else None
 
 
-def check(directory, said, before):
-    """After a kill: the newest one that was said to be saved is there, or the one after it."""
+def check(directory, committed, before):
+    """Asserts that the newest checkpoint is the last committed one or the one after it."""
     found = newest(load_store()[0](directory))
-    least = before if said is None else said
-    assert found is not None or least is None, f"nothing is left of {least}"
+    least = before if committed is None else committed
+    assert found is not None or least is None, f"lost checkpoint {least}"
     assert found in (least, 0 if least is None else least + 1), (found, least)
     return found
 
 
-def tidy(directory):
-    """The next run leaves nothing behind of one that was killed."""
+def check_cleanup(directory):
+    """Asserts that the next run removes the leftovers of the killed one."""
     store = load_store()[0](directory)
     before = newest(store)
     save_all(store, (-1 if before is None else before) + 2)
@@ -161,29 +167,30 @@ def tidy(directory):
     assert [n for n in names if not n.startswith("checkpoint-")] == sorted(expected), names
 
 
-def everywhere(directory):
+def every_operation(directory):
     log = []
     with each_operation(lambda _, *operation: log.append(operation)):
         save_all(load_store()[0](directory), 4)
     for at in range(len(log)):
         shutil.rmtree(directory)
-        said = in_a_process(directory, 4, kill_at=at)
-        check(directory, said, None)
-        tidy(directory)
+        committed = save_in_child(directory, 4, kill_at=at)
+        check(directory, committed, None)
+        check_cleanup(directory)
     return len(log)
 
 
-def whenever(directory, saves, seed):
+def random_times(directory, saves, seed):
     chance, found, kills = random.Random(seed), None, 0
     while found is None or found < saves:
-        said = in_a_process(directory, 10**9, kill_after=chance.uniform(0.0, 0.03))
-        found = check(directory, said, found)
+        committed = save_in_child(directory, 10**9, kill_after=chance.uniform(0.0, 0.03))
+        found = check(directory, committed, found)
         kills += 1
-    tidy(directory)
+    check_cleanup(directory)
     return kills
 
 
 if __name__ == "__main__":
     job, folder, *numbers = sys.argv[1:]
-    print({"everywhere": everywhere, "whenever": whenever}[job](Path(folder), *map(int, numbers)))
+    jobs = {"every_operation": every_operation, "random_times": random_times}
+    print(jobs[job](Path(folder), *map(int, numbers)))
     assert "tensorflow" not in sys.modules and "keras" not in sys.modules

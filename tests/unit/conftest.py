@@ -1,4 +1,4 @@
-"""Several logical CPU devices, so that MirroredStrategy has replicas to synchronise."""
+"""Creates several logical CPU devices, so that MirroredStrategy has replicas to synchronize."""
 
 import functools
 
@@ -8,10 +8,10 @@ LOGICAL_CPUS = 4
 
 
 def pytest_configure(config):
-    """Make the devices before the first operation, hence here and not in a fixture."""
+    """Creates the devices before the first TensorFlow operation, which a fixture could not do."""
     distributes = getattr(config.option, "dist", "no") != "no"
     if distributes and not hasattr(config, "workerinput"):
-        return  # This process only hands out tests: it needs no TensorFlow.
+        return  # The pytest-xdist controller only distributes tests and needs no TensorFlow.
     import tensorflow as tf
 
     tf.config.set_logical_device_configuration(
@@ -24,8 +24,8 @@ def pytest_configure(config):
 def _strategy(replicas: int):
     import tensorflow as tf
 
-    # Strategies of one process number their collectives from the same start, and TensorFlow takes
-    # two with one number for one. Its own tests move the start, too.
+    # Strategies of one process number their collectives from the same start, and TensorFlow
+    # confuses two with the same number. TensorFlow's own tests also move the start.
     numbered = type(
         "MirroredStrategy",
         (tf.distribute.MirroredStrategy,),
@@ -36,5 +36,5 @@ def _strategy(replicas: int):
 
 @pytest.fixture(scope="session")
 def mirrored():
-    """A function that returns the MirroredStrategy with so many replicas."""
+    """Returns a function that returns a MirroredStrategy with the given number of replicas."""
     return _strategy

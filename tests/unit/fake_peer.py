@@ -1,7 +1,7 @@
-"""A worker of benchmarks/peers without a library: a linear model in NumPy, and no network.
+"""A stand-in for a worker of benchmarks/peers: a NumPy linear model without a network.
 
-`none` trains on its own data, `dense` does not train (so that workers agree), `split` should agree
-and does not, `crash` fails on worker 1, and `stuck` never ends.
+`none` trains on its own data. `dense` does not train, so the workers agree. `split` trains
+although it should agree. `crash` raises on worker 1, and `stuck` never ends.
 """
 
 import os
@@ -15,7 +15,7 @@ METHODS = ("none", "dense", "split", "crash", "stuck")
 
 
 def build(args, where):
-    """See `common.main`."""
+    """Builds the model; see `common.main`."""
     if args.method == "crash" and where.rank == 1:
         raise RuntimeError("no such luck")
     if args.method == "stuck":

@@ -1,7 +1,7 @@
-"""What a new process is needed for, as a script: `python fresh_process.py FOLDER`.
+"""Runs checks that need a new process: `python fresh_process.py FOLDER`.
 
-Importing TensorFlow takes seconds, so one process is for all. Each part prints its name before what
-it has to say; see `test_fresh_process.py`.
+One process runs all parts, because importing TensorFlow takes seconds. Each part prints its
+name before its output; `test_fresh_process.py` reads it.
 """
 
 import os
@@ -83,7 +83,7 @@ def replicas(folder):
     print("traced:", optimizer.exchange.step.numpy(), flush=True)
 
 
-# In this order: what imports the library comes after what must not, what may hang comes last.
+# Parts that must not import the library come first; the part that may hang comes last.
 PARTS = (two_devices, load_without_the_library, no_tf_keras, four_threads, plan, replicas)
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A stranger at the workers' meeting, on a raw socket."""
+"""A peer on a raw socket that speaks the rendezvous protocol."""
 
 import contextlib
 import hashlib
@@ -9,7 +9,7 @@ MAGIC = b"tf_redsync "
 
 
 class Stranger:
-    """Speaks the meeting's protocol, as its description says, and knows a secret or not."""
+    """Speaks the rendezvous protocol as documented, with any secret."""
 
     def __init__(self, connection, secret, calls=True):
         self.file = connection.makefile("rwb")
@@ -32,18 +32,18 @@ class Stranger:
             self.file.flush()
 
     def read(self):
-        """The next line, without its mark; empty when the other side has closed."""
+        """Returns the next line without its prefix, or an empty line at end of stream."""
         line = b""
         with contextlib.suppress(ConnectionResetError):
             line = self.file.readline()
         self.got += line
         return line[len(MAGIC) :]
 
-    def tell(self, **words):
+    def send(self, **words):
         self._count += 1
         text = json.dumps(words).encode()
         said = self._direction + b" %d " % self._count + text
         self.write(hmac.new(self._key, said, hashlib.sha256).hexdigest().encode() + b" " + text)
 
-    def hear(self):
+    def receive(self):
         return json.loads(self.read().partition(b" ")[2] or b"null")

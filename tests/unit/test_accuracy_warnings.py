@@ -1,4 +1,4 @@
-"""Warnings of what is known to cost accuracy: when they come, and how they are switched off."""
+"""`AccuracyWarning`: the settings that raise it, and how to filter it."""
 
 import json
 import re
@@ -23,8 +23,8 @@ SGD = keras.optimizers.SGD
 MOMENTUM = {"momentum": 0.9}
 
 
-def warned(action):
-    """The texts of all `AccuracyWarning`s."""
+def accuracy_warnings(action):
+    """Returns the texts of all `AccuracyWarning`s that `action` raises."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         action()
@@ -51,8 +51,8 @@ IN_A_RULE = rs.Policy(default=rs.Dense(), rules=(rs.Rule(pattern="a", method=QUA
         (MOMENTUM, QUANTIZED, ["momentum=0.9 .* 1,000 steps late", "quantized=True"]),
     ],
 )
-def test_settings_that_cost(inner, method, words):
-    texts = warned(lambda: rs.DistributedOptimizer(SGD(0.1, **inner), method))
+def test_costly_settings_warn(inner, method, words):
+    texts = accuracy_warnings(lambda: rs.DistributedOptimizer(SGD(0.1, **inner), method))
     assert len(texts) == len(words)
     for text, pattern in zip(texts, words, strict=True):
         assert "\n" not in text
@@ -84,10 +84,10 @@ NESTEROV = {m: rs.outer.Nesterov(learning_rate=0.7, momentum=m) for m in (0.4, 0
     ],
 )
 def test_long_rounds_quote_the_nearest_measured_setting(method, figure):
-    (text,) = warned(lambda: rs.DistributedOptimizer(SGD(0.1), method))
+    (text,) = accuracy_warnings(lambda: rs.DistributedOptimizer(SGD(0.1), method))
     assert figure in text and "6.49 in dense training" in text
     assert f"every {method.steps} steps" in text
-    assert ("momentum=0.5" in text) == ("of 0.9" in text)  # the advice, where it would help
+    assert ("momentum=0.5" in text) == ("of 0.9" in text)  # recommended where it would help
 
 
 @loop(
@@ -101,8 +101,8 @@ def test_long_rounds_quote_the_nearest_measured_setting(method, figure):
         ({}, rs.RedSync(quantized=True, density=0.5), ["66.0 % instead of 68.2 %", "10 %"]),
     ],
 )
-def test_losses_are_those_at_the_users_density(inner, method, figures):
-    (text,) = warned(lambda: rs.DistributedOptimizer(SGD(0.1, **inner), method))
+def test_quoted_losses_match_the_density(inner, method, figures):
+    (text,) = accuracy_warnings(lambda: rs.DistributedOptimizer(SGD(0.1, **inner), method))
     assert all(figure in text for figure in figures)
 
 
@@ -116,9 +116,9 @@ def test_losses_are_those_at_the_users_density(inner, method, figures):
         (rs.ACPSGD(), ["10.4 instead of 7.6"]),
     ],
 )
-def test_losses_with_adam_are_those_of_the_method(method, figures):
+def test_quoted_losses_with_adam_match_the_method(method, figures):
     adam = keras.optimizers.Adam(1e-3)
-    (text,) = warned(lambda: rs.DistributedOptimizer(adam, method))
+    (text,) = accuracy_warnings(lambda: rs.DistributedOptimizer(adam, method))
     assert all(figure in text for figure in figures)
 
 
@@ -134,14 +134,14 @@ def test_losses_with_adam_are_those_of_the_method(method, figures):
         (MOMENTUM, rs.SBC(steps=10)),
         (MOMENTUM, rs.CodedTopK(steps=10)),
         (MOMENTUM, rs.Dense()),
-        (MOMENTUM, rs.contrib.Wangni(density=0.01)),  # nothing waits
-        (MOMENTUM, rs.contrib.EF21(density=0.01)),  # all of its total is in every step
+        (MOMENTUM, rs.contrib.Wangni(density=0.01)),  # no element is delayed
+        (MOMENTUM, rs.contrib.EF21(density=0.01)),  # every step sends all elements
         (MOMENTUM, rs.PowerSGD()),
         (MOMENTUM, None),
     ],
 )
-def test_settings_that_do_not(inner, method):
-    assert not warned(lambda: rs.DistributedOptimizer(SGD(0.1, **inner), method))
+def test_harmless_settings_do_not_warn(inner, method):
+    assert not accuracy_warnings(lambda: rs.DistributedOptimizer(SGD(0.1, **inner), method))
 
 
 @loop(
@@ -156,7 +156,7 @@ def test_settings_that_do_not(inner, method):
             0.9,
             rs.CodedTopK(density=0.001),
             ["CodedTopK sends an element every 1000 steps"],
-        ),  # and no second one
+        ),  # the second call does not warn again
         (0.9, rs.PowerSGD(), ["PowerSGD with an adaptive optimizer"]),
         (0.0, rs.ACPSGD(), ["ACPSGD with an adaptive optimizer"]),
         (0.9, rs.HalfPrecision(), []),
@@ -166,18 +166,18 @@ def test_settings_that_do_not(inner, method):
 )
 def test_adaptive_optimizers(beta_1, method, words):
     adam = keras.optimizers.Adam(1e-3, beta_1=beta_1)
-    texts = warned(lambda: rs.DistributedOptimizer(adam, method))
+    texts = accuracy_warnings(lambda: rs.DistributedOptimizer(adam, method))
     assert len(texts) == len(words)
     for text, pattern in zip(texts, words, strict=True):
         assert re.search(pattern, text)
 
 
-def test_they_come_once_and_are_filtered_like_others():
+def test_warns_once_and_honours_filters():
     def several():
         optimizer = rs.DistributedOptimizer(SGD(0.1, momentum=0.9), rs.TopK())
-        optimizer.nesterov = True  # the inner optimizer is looked at again
+        optimizer.nesterov = True  # checks the inner optimizer again
 
-    assert len(warned(several)) == 1
+    assert len(accuracy_warnings(several)) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", rs.AccuracyWarning)
@@ -185,27 +185,27 @@ def test_they_come_once_and_are_filtered_like_others():
 
 
 @pytest.mark.parametrize("family", [keras, tf_keras, None], ids=["keras3", "tf_keras", "legacy"])
-def test_the_line_is_the_users(family):
+def test_warning_points_at_the_users_line(family):
     family = tf_keras.optimizers.legacy if family is None else family.optimizers
     with pytest.warns(rs.AccuracyWarning) as caught:
         rs.DistributedOptimizer(family.SGD(0.1, momentum=0.9), rs.TopK())
     assert [w.filename for w in caught] == [__file__]
 
 
-def test_explain_says_so_of_what_is_in_use(mirrored):
-    """Of methods that serve a variable, that is; and the config says nothing of it."""
+def test_explain_includes_the_warnings(mirrored):
+    """Only methods that serve a variable are included; the config has no warnings."""
     with mirrored(2).scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", rs.AccuracyWarning)
         weights = [tf.Variable(tf.zeros([n, 4])) for n in (100, 8)]
-        told = []
+        shown = []
         for below in (0, 9999):
             method = rs.TopK(density=0.01, dense_below=below)
             optimizer = rs.DistributedOptimizer(SGD(0.1, momentum=0.9), method)
             optimizer.build(weights)
-            told.append(optimizer.explain())
-    (hint,) = told[0].hints
-    assert "TopK sends them 100 steps late" in hint and f"\naccuracy: {hint}" in str(told[0])
-    assert told[1].hints == () and "accuracy:" not in str(told[1])
+            shown.append(optimizer.explain())
+    (hint,) = shown[0].hints
+    assert "TopK sends them 100 steps late" in hint and f"\naccuracy: {hint}" in str(shown[0])
+    assert shown[1].hints == () and "accuracy:" not in str(shown[1])
 
 
 @loop(
@@ -224,7 +224,7 @@ def test_explain_says_so_of_what_is_in_use(mirrored):
         (rs.CodedGMC(), []),
     ],
 )
-def test_explain_notes_what_a_method_is_not(mirrored, method, words):
+def test_explain_notes_limits_of_a_method(mirrored, method, words):
     with mirrored(2).scope():
         optimizer = rs.DistributedOptimizer(SGD(0.1), method)
         optimizer.build([tf.Variable(tf.zeros([300, 300])) for _ in range(2)])
@@ -232,7 +232,7 @@ def test_explain_notes_what_a_method_is_not(mirrored, method, words):
     assert len(notes) == bool(words) and all(w in notes[0] for w in words)
 
 
-def test_redsync_as_the_paper_trains_it():
+def test_redsync_with_the_papers_settings():
     preset = rs.RedSync.preset(390)
     assert (preset.density, preset.momentum, preset.masks, preset.clip_norm) == (
         0.001,
@@ -251,7 +251,7 @@ def test_redsync_as_the_paper_trains_it():
 # ------------------------------------------------------------------------------- too short a run
 
 
-def model_of(family, method, **options):
+def build_model(family, method, **options):
     layers = family.layers
     model = family.Sequential([layers.Input((20,)), layers.Dense(50), layers.Dense(1)])
     optimizer = rs.DistributedOptimizer(family.optimizers.SGD(0.01), method, **options)
@@ -267,34 +267,34 @@ def fit(model, epochs=2, data=None, **options):
 
 @pytest.mark.deep
 @loop("family", [keras, tf_keras])
-def test_a_density_below_one_over_the_steps(mirrored, family):
+def test_density_below_one_over_steps_warns(mirrored, family):
     with mirrored(2).scope():
-        model = model_of(family, rs.TopK(density=0.01, dense_below=0))
-    (text,) = warned(fit(model))
+        model = build_model(family, rs.TopK(density=0.01, dense_below=0))
+    (text,) = accuracy_warnings(fit(model))
     assert "TopK sends an element of " in text and "every 100 steps on average" in text
     assert "(density 0.01), but this training has 8 of them" in text
-    # Of 1101 elements 51 are biases, and dense.
+    # Of 1101 elements 51 are biases, which are sent densely.
     assert "95% of the weights" in text and "Set a density of 0.12 or more" in text
-    assert not warned(fit(model))  # once
+    assert not accuracy_warnings(fit(model))  # warns once
 
 
-def test_length_unknown_or_one_worker(mirrored):
+def test_unknown_length_or_one_worker_does_not_warn(mirrored):
     method = rs.TopK(density=0.01, dense_below=0)
     with mirrored(2).scope():
-        model = model_of(keras, method)
+        model = build_model(keras, method)
     data = tf.data.Dataset.from_tensors((tf.ones([10, 20]), tf.ones([10, 1])))
     unknown = data.repeat(3).filter(lambda *_: True)
-    (text,) = warned(fit(model, 2, unknown))
-    # The first epoch tells. The step in which the data end may be counted or not.
+    (text,) = accuracy_warnings(fit(model, 2, unknown))
+    # The first epoch defines the length. It may include the step in which the data end.
     per_epoch = int(model.optimizer.exchange.step.numpy()) / 2
-    (said,) = map(int, re.findall(r"has (\d+) of them", text))
-    assert per_epoch > 2 and said % 2 == 0 and abs(said // 2 - per_epoch) <= 1
-    assert not warned(fit(model, 1, data.repeat(), steps_per_epoch=2))
-    assert not warned(fit(model_of(keras, method), 1))
+    (steps,) = map(int, re.findall(r"has (\d+) of them", text))
+    assert per_epoch > 2 and steps % 2 == 0 and abs(steps // 2 - per_epoch) <= 1
+    assert not accuracy_warnings(fit(model, 1, data.repeat(), steps_per_epoch=2))
+    assert not accuracy_warnings(fit(build_model(keras, method), 1))
 
 
-def looped(strategy, method, steps=2):
-    """An optimizer after a custom loop."""
+def run_custom_loop(strategy, method, steps=2):
+    """Returns an optimizer after a custom loop."""
     with strategy.scope():
         weights = [tf.Variable(tf.zeros([10, 10]), name=n) for n in "ab"]
         optimizer = rs.DistributedOptimizer(SGD(0.1), method)
@@ -307,66 +307,68 @@ def looped(strategy, method, steps=2):
     return optimizer
 
 
-def test_custom_loops_are_looked_at_when_the_process_ends(mirrored, monkeypatch):
+def test_custom_loops_are_checked_at_exit(mirrored, monkeypatch):
     end, late = training_length.warn_of_loops, rs.TopK(density=0.01, dense_below=0)
-    end()  # of other tests
-    optimizer = looped(mirrored(2), late)
-    (text,) = warned(end)
+    end()  # left by other tests
+    optimizer = run_custom_loop(mirrored(2), late)
+    (text,) = accuracy_warnings(end)
     assert "TopK sends an element" in text and "has 2 of them" in text
-    assert not warned(end)
-    looped(mirrored(2), rs.TopK(density=0.5, dense_below=0))
-    looped(mirrored(2), late, steps=0)
-    looped(mirrored(2), late).flush()  # nothing waits
-    assert not warned(end)
+    assert not accuracy_warnings(end)
+    run_custom_loop(mirrored(2), rs.TopK(density=0.5, dense_below=0))
+    run_custom_loop(mirrored(2), late, steps=0)
+    run_custom_loop(mirrored(2), late).flush()  # no element is delayed
+    assert not accuracy_warnings(end)
     with mirrored(2).scope():
-        model = model_of(keras, late)
-    assert warned(fit(model))
-    assert not warned(end)  # it has been said
-    for _ in range(20):  # what is kept is little, and no weights
-        optimizer = looped(mirrored(2), late, steps=0)
+        model = build_model(keras, late)
+    assert accuracy_warnings(fit(model))
+    assert not accuracy_warnings(end)  # warns once
+    for _ in range(20):  # the registry keeps little memory, and no weights
+        optimizer = run_custom_loop(mirrored(2), late, steps=0)
     kept = list(training_length._watched.values())
     assert len(kept) < 10 and not any(k is optimizer.exchange for k in kept)
-    looped(mirrored(2), late)
+    run_custom_loop(mirrored(2), late)
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
-    assert not warned(end)  # an error has ended the loop
+    assert not accuracy_warnings(end)  # the loop ended with an error
 
 
-def said(method, epochs, steps, warm_up=None, so_far=0):
-    """What is said of a model of one matrix and a bias, on two workers."""
+def advice(method, epochs, steps, warm_up=None, so_far=0):
+    """Returns the warning for a model with one matrix and one bias on two workers."""
     specs = [TensorSpec("kernel", (1000, 10)), TensorSpec("bias", (10,))]
     assigned = rs.Policy(default=method).assign(specs)
     exchange = SimpleNamespace(warm_up=warm_up, workers=2, assignments=assigned)
     return accuracy.of_length(exchange, so_far, epochs, steps)
 
 
-def test_what_is_dense_or_sent_more_often_does_not_wait():
+def test_dense_or_frequent_exchanges_do_not_warn():
     hundredth = rs.TopK(density=0.01)
-    assert said(hundredth, 10, 10) is None and "has 99 of them" in said(hundredth, 1, 99)
-    assert said(hundredth, 1, 99, so_far=1) is None
-    assert said(rs.Dense(), 1, 1) is None
-    assert said(rs.TopK(density=0.01, dense_below=99999), 1, 9) is None
+    assert advice(hundredth, 10, 10) is None and "has 99 of them" in advice(hundredth, 1, 99)
+    assert advice(hundredth, 1, 99, so_far=1) is None
+    assert advice(rs.Dense(), 1, 1) is None
+    assert advice(rs.TopK(density=0.01, dense_below=99999), 1, 9) is None
     small = rs.CodedTopK(density=0.001, dense_below=99999, small_density=0.2)
-    assert said(small, 1, 5) is None and "every 5 steps" in said(small, 1, 4)
-    assert "every 1,000 steps" in said(rs.Coded(method=rs.TopK(density=0.001)), 1, 999)
+    assert advice(small, 1, 5) is None and "every 5 steps" in advice(small, 1, 4)
+    assert "every 1,000 steps" in advice(rs.Coded(method=rs.TopK(density=0.001)), 1, 999)
     warm_up = WarmUp(rs.DenseWarmUp(50))
-    assert said(hundredth, 1, 150, warm_up) is None
-    assert "has 99 of them" in said(hundredth, 1, 149, warm_up)
-    assert said(hundredth, 1, 50, warm_up) is None  # all of it is dense
+    assert advice(hundredth, 1, 150, warm_up) is None
+    assert "has 99 of them" in advice(hundredth, 1, 149, warm_up)
+    assert advice(hundredth, 1, 50, warm_up) is None  # all steps are dense
 
 
-def test_rounds_count_not_steps():
-    sbc = rs.SBC(steps=10, density=0.01)  # waits for 100 rounds
-    assert "every 100 rounds of 10 steps" in said(sbc, 1, 900)
-    assert "training has 90 of them" in said(sbc, 1, 900)
-    assert said(sbc, 1, 1000) is None and said(sbc, 100, 5) is None  # a round ends with the epoch
-    assert said(rs.LocalSGD(steps=500), 1, 100) is None
+def test_length_counts_rounds_not_steps():
+    sbc = rs.SBC(steps=10, density=0.01)  # an element waits for up to 100 rounds
+    assert "every 100 rounds of 10 steps" in advice(sbc, 1, 900)
+    assert "training has 90 of them" in advice(sbc, 1, 900)
+    assert (
+        advice(sbc, 1, 1000) is None and advice(sbc, 100, 5) is None
+    )  # a round ends with the epoch
+    assert advice(rs.LocalSGD(steps=500), 1, 100) is None
     own = rs.RedSync(density=0.01, dense_below=0, warm_up=rs.DenseWarmUp(50))
-    assert said(own, 1, 150) is None and "has 99 of them" in said(own, 1, 149)
-    assert said(own, 1, 50) is None  # all of it is dense
+    assert advice(own, 1, 150) is None and "has 99 of them" in advice(own, 1, 149)
+    assert advice(own, 1, 50) is None  # all steps are dense
 
 
 @pytest.mark.filterwarnings(ONE_WORKER)
-def test_a_loaded_optimizer_says_it_again():
+def test_loaded_optimizer_warns_again():
     with pytest.warns(rs.AccuracyWarning):
         optimizer = rs.DistributedOptimizer(SGD(0.1, momentum=0.9), rs.TopK())
     config = json.loads(json.dumps(optimizer.get_config()))

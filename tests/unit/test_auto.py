@@ -1,4 +1,4 @@
-"""`Auto.decide`: a function of what was measured. No cluster, no clock."""
+"""`Auto.decide` as a pure function of measurements, without a cluster or a clock."""
 
 import keras
 import pytest
@@ -31,7 +31,7 @@ def chosen(decision):
     return [type(a.method).__name__ for a in decision.assign(SPECS)]
 
 
-def test_a_slow_link_compresses_and_a_fast_one_does_not():
+def test_slow_links_compress_and_fast_links_do_not():
     busy = cost.Work(fixed=0.01)
     slow = AUTO.decide(SPECS, measured(1e6, work=busy), ONE_BUCKET)
     fast = AUTO.decide(SPECS, measured(1e10, work=busy), ONE_BUCKET)
@@ -40,7 +40,7 @@ def test_a_slow_link_compresses_and_a_fast_one_does_not():
     assert slow.trial_steps == AUTO.trial_steps > 0 and fast.trial_steps == 0
 
 
-def test_the_cheapest_candidate_serves():
+def test_cheapest_candidate_is_chosen():
     slow_factors = {REDSYNC: cost.NO_WORK, rs.ACPSGD(): cost.Work(fixed=100.0)}
     decision = AUTO.decide(SPECS, Measured(P, cost.Link.of(1e6, 0.0), slow_factors), ONE_BUCKET)
     assert chosen(decision) == ["RedSync", "Dense", "RedSync"]
@@ -51,10 +51,10 @@ def test_the_cheapest_candidate_serves():
 
 
 @pytest.mark.parametrize(("part", "expected"), [(0.99, "RedSync"), (1.01, "Dense")])
-def test_a_candidate_must_win_clearly(part, expected):
-    """On a link that costs nothing but the bytes of the all-reduce, work decides."""
+def test_candidate_must_be_clearly_faster(part, expected):
+    """Where only the all-reduce's bytes cost time, computation decides."""
     free, dense = cost.Line(0.0, float("inf")), cost.Line(0.0, 1e6)
-    specs = [SPECS[0]]  # nothing that RedSync would leave to the all-reduce
+    specs = [SPECS[0]]  # no tensor that RedSync would send densely
     all_reduce = 1.5 * 4 * 500_000 / 1e6
     work = {REDSYNC: cost.Work(fixed=part * CLEARLY * all_reduce)}
     auto = rs.Auto(candidates=(REDSYNC,))
@@ -64,8 +64,8 @@ def test_a_candidate_must_win_clearly(part, expected):
 
 
 @pytest.mark.parametrize(("saved", "expected"), [(1.01, "RedSync"), (0.99, "Dense")])
-def test_a_candidate_must_be_worth_it(saved, expected):
-    """However much faster: differences of less than the error of the measurement do not count."""
+def test_saving_must_exceed_measurement_error(saved, expected):
+    """A faster candidate is rejected if the difference is within the measurement error."""
     worthwhile = WORTHWHILE_SECONDS + SECONDS_PER_TENSOR
     free, dense = cost.Line(0.0, float("inf")), cost.Line(saved * worthwhile / 6, 1e99)
     auto = rs.Auto(candidates=(REDSYNC,))
@@ -75,8 +75,10 @@ def test_a_candidate_must_be_worth_it(saved, expected):
 
 
 @pytest.mark.parametrize(("tensors", "expected"), [(1, "CodedTopK"), (200, "Dense")])
-def test_each_tensor_must_save_time(tensors, expected):
-    """Of many small tensors, as the norms of ResNet50, the operations cost more than is saved."""
+def test_many_small_tensors_stay_dense(tensors, expected):
+    """For many small tensors, such as ResNet50's norms, the ops cost more than compression
+    saves.
+    """
     specs = [TensorSpec(f"v{i}", (200_000 // tensors,), i) for i in range(tensors)]
     free, dense = cost.Line(0.0, float("inf")), cost.Line(0.003 / 6, 1e99)
     auto = rs.Auto(candidates=(rs.CodedTopK(),))
@@ -84,8 +86,8 @@ def test_each_tensor_must_save_time(tensors, expected):
     assert type(found.choices[0].method).__name__ == expected
 
 
-def test_every_bucket_has_its_own_choice():
-    """What a bucket costs whatever its size keeps the small one dense."""
+def test_each_bucket_is_decided_separately():
+    """The fixed cost of a bucket keeps the small one dense."""
     work = cost.Work(fixed=0.7)  # between 0.6 s and 3 s of all-reduce
     decision = AUTO.decide(SPECS, measured(1e6, work=work), 400_000)
     assert [[s.name for s in c.specs] for c in decision.choices] == [
@@ -97,14 +99,14 @@ def test_every_bucket_has_its_own_choice():
     assert chosen(decision) == ["ACPSGD", "Dense", "Dense"]
 
 
-def test_more_workers_make_the_all_gather_dear():
+def test_more_workers_make_all_gather_more_expensive():
     auto = rs.Auto(candidates=(REDSYNC,))
     few = auto.decide(SPECS, measured(workers=4), ONE_BUCKET)
     many = auto.decide(SPECS, measured(workers=400), ONE_BUCKET)
     assert "RedSync" in chosen(few) and "RedSync" not in chosen(many)
 
 
-def test_equal_measurements_give_equal_decisions_and_tables():
+def test_equal_measurements_give_equal_decisions():
     first = AUTO.decide(SPECS, measured(), ONE_BUCKET)
     second = AUTO.decide(list(SPECS), measured(), ONE_BUCKET)
     assert first == second and str(first) == str(second)
@@ -128,7 +130,7 @@ def test_the_table():
     assert [row[-1] for row in rows] == ["ACPSGD", "ACPSGD", "Dense"]
 
 
-def test_methods_of_one_class_have_names_of_their_own():
+def test_methods_of_one_class_have_distinct_names():
     diloco = [rs.DiLoCo(steps=steps) for steps in (15, 50)]
     factors = rs.BlockQuantized(method=rs.PowerSGD(), bits=4)
     assert names((*rs.Auto().methods, *diloco, factors)) == [
@@ -143,7 +145,7 @@ def test_methods_of_one_class_have_names_of_their_own():
     assert any(row.endswith(f"  {name}") for row in rows for name in ("PowerSGD", "CodedTopK"))
 
 
-def test_nothing_to_decide_about():
+def test_nothing_to_decide_is_dense():
     decision = AUTO.decide([], measured(), ONE_BUCKET)
     assert decision.choices == () and decision.assign([]) == [] and decision.trial_steps == 0
     assert "4 workers" in str(decision)
@@ -151,8 +153,10 @@ def test_nothing_to_decide_about():
 
 @pytest.mark.parametrize("options", [{}, {"max_overhead": 0.1, "step_seconds": 1.0}])
 @pytest.mark.parametrize(("workers", "text"), [(1, "1 worker:"), (3, "3 workers:")])
-def test_nothing_is_predicted_without_measurements(workers, text, options):
-    """One worker, or the replicas of a process: a table of 0 ms would look like a prediction."""
+def test_single_worker_has_no_predictions(workers, text, options):
+    """A table of 0 ms for one worker or the replicas of one process would look like a
+    prediction.
+    """
     unmeasured = Measured(workers, cost.Link.of(float("inf"), 0.0), {})
     decision = rs.Auto(**options).decide(SPECS, unmeasured, ONE_BUCKET)
     assert {a.method for a in decision.assign(SPECS)} == {rs.Dense()}
@@ -161,7 +165,7 @@ def test_nothing_is_predicted_without_measurements(workers, text, options):
     assert text in line and "inf" not in line and "predicted" not in line
 
 
-def test_the_output_layer_is_never_quantized():
+def test_output_layer_is_never_quantized():
     quantized = rs.RedSync(density=0.01, dense_below=0, quantized=True)
     auto = rs.Auto(candidates=(quantized,))
     decision = auto.decide(SPECS, Measured(P, cost.Link.of(1e6, 0.0), {}), ONE_BUCKET)
@@ -174,7 +178,7 @@ LOCAL = (rs.LocalSGD(steps=10), rs.LocalSGD(steps=100), rs.DiLoCo(steps=1000))
 
 
 @pytest.mark.parametrize(("most", "place"), [(4.0, 0), (3.0, 1), (0.1, 2), (0.004, 3)])
-def test_the_first_that_fits_the_budget(most, place):
+def test_budget_selects_the_first_candidate_that_fits(most, place):
     """The all-reduce takes 1.5 x 4 x 600,500 bytes / 1 MB/s = 3.603 s, of a step of one second."""
     auto = rs.Auto(candidates=LOCAL, max_overhead=most, step_seconds=1.0)
     decision = auto.decide(SPECS, measured(), 400_000)
@@ -186,7 +190,7 @@ def test_the_first_that_fits_the_budget(most, place):
     assert totals == pytest.approx([3.603, 0.3603, 0.03603, 0.003603])
 
 
-def test_none_fits_the_budget():
+def test_budget_that_no_candidate_fits():
     auto = rs.Auto(candidates=LOCAL[:2], max_overhead=0.01, step_seconds=1.0)
     decision = auto.decide(SPECS, measured(), ONE_BUCKET)
     assert {a.method for a in decision.assign(SPECS)} == {LOCAL[1]}
@@ -194,8 +198,10 @@ def test_none_fits_the_budget():
     assert decision.assign(SPECS)[0].reason == "the fastest: none fits the budget"
 
 
-def test_candidates_of_a_budget():
-    """By default from the exact to the frugal; nothing with a beginning of its own, no votes."""
+def test_default_candidates_of_a_budget():
+    """Default candidates range from exact to small; methods with a warm-up and votes are
+    excluded.
+    """
     auto = rs.Auto(max_overhead=0.1, step_seconds=1.0)
     names = [type(m).__name__ for m in auto.methods]
     assert names[0] == "Dense" and names[-1] == "SparseLoCo" and "DiLoCo" in names
@@ -256,8 +262,10 @@ def test_candidates_of_a_budget():
         (keras.optimizers.SGD(0.1, momentum=0.9), AUTO, {}),
     ],
 )
-def test_the_table_says_what_is_left_out(inner, auto, told):
-    """With the time on the network, by which the user sees what following the advice would gain."""
+def test_table_lists_excluded_methods(inner, auto, told):
+    """The table also shows their time on the network, from which the user sees the possible
+    gain.
+    """
     suited = accuracy.suited(inner, auto, lambda text: None)
     decision = suited.decide(SPECS, measured(1e6), ONE_BUCKET)
     lines = [x for x in str(decision).splitlines() if x.startswith("left out: ")]
@@ -267,7 +275,7 @@ def test_the_table_says_what_is_left_out(inner, auto, told):
         assert all(word in line for word in words)
     assert not set(names(suited.methods)) & set(told) or auto.candidates
     again = rs.methods.from_config(rs.methods.serialize(suited))
-    assert again == suited  # no part of it
+    assert again == suited  # not part of the table
 
 
 @loop(
@@ -284,12 +292,13 @@ def test_the_table_says_what_is_left_out(inner, auto, told):
         (type("SGD", (keras.optimizers.SGD,), {"__module__": "mine"})(0.1, momentum=0.9), 0.0),
     ],
 )
-def test_a_plain_sgds_momentum_may_be_the_exchanges(inner, momentum):
-    """Both places are compared by what the whole model takes; the optimizer's is the default."""
+def test_momentum_may_move_into_the_exchange(inner, momentum):
+    """The whole model's time decides where plain SGD's momentum is applied; the default is SGD."""
     suited = accuracy.suited(inner, rs.Auto(), lambda text: None)
     assert suited.movable == pytest.approx(momentum)
     others = [m for m in rs.Auto().methods if isinstance(m, (rs.PowerSGD, rs.BlockQuantized))]
-    work = dict.fromkeys(others, cost.Work(fixed=10.0))  # or one would win, whatever the place
+    # otherwise one candidate would win in both cases
+    work = dict.fromkeys(others, cost.Work(fixed=10.0))
     fast, slow = (
         suited.decide(SPECS, Measured(P, cost.Link.of(rate, 0.0), work), ONE_BUCKET)
         for rate in (1e10, 1e6)
@@ -301,11 +310,12 @@ def test_a_plain_sgds_momentum_may_be_the_exchanges(inner, momentum):
         assert "not chosen: momentum=" in str(fast)
         assert "is applied in the exchange" in str(slow) and "CodedGMC ms" in str(slow)
         assert rs.CodedGMC(density=0.03, momentum=momentum) in suited.considered
-    assert accuracy.suited(inner, AUTO, lambda text: None).movable == 0.0  # candidates of the user
+    # the user's own candidates
+    assert accuracy.suited(inner, AUTO, lambda text: None).movable == 0.0
 
 
-def test_what_following_the_advice_would_gain():
-    """The time of what is left out is the prediction of a candidate without computation."""
+def test_predicted_gain_of_the_advice():
+    """The predicted time of an excluded method ignores its computation."""
     sgd = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
     (line,) = (
         accuracy.suited(sgd, rs.Auto(), lambda text: None)
@@ -341,7 +351,7 @@ def test_what_following_the_advice_would_gain():
             {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.contrib.ZeroOneAdam(),)},
             "without warm-up or phases",
         ),
-        (  # `Policy` alone says which tensors a fragment has
+        (  # only `Policy` defines a fragment's tensors
             {
                 "max_overhead": 0.1,
                 "step_seconds": 1.0,
@@ -349,14 +359,14 @@ def test_what_following_the_advice_would_gain():
             },
             "constant number of local steps",
         ),
-        (  # the workers would train alone
+        (  # the workers would train independently
             {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.NoExchange(),)},
             "Received: NoExchange() in candidates",
         ),
         ({"candidates": (rs.LocalSGD(),)}, "must exchange gradients in every step"),
     ],
 )
-def test_budgets_that_are_refused(options, text):
+def test_bad_budgets(options, text):
     with pytest.raises(ValueError) as caught:
         rs.Auto(**options)
     assert text in str(caught.value)

@@ -1,4 +1,4 @@
-"""AutoGraph: it converts the user's functions, and leaves those of this package alone."""
+"""AutoGraph converts the user's functions but not those of this package."""
 
 import traceback
 
@@ -11,12 +11,12 @@ from tf_redsync import autograph
 
 
 def generated(frames):
-    """The functions of a stack whose code AutoGraph has written."""
+    """Returns the functions of a stack whose code AutoGraph has generated."""
     return {f.name for f in frames if "__autograph_generated" in f.filename}
 
 
-class Noting(keras.optimizers.schedules.LearningRateSchedule):
-    """A constant rate that notes the stack of its calls."""
+class RecordingRate(keras.optimizers.schedules.LearningRateSchedule):
+    """A constant learning rate that records its call stack."""
 
     def __init__(self):
         self.frames = []
@@ -29,8 +29,8 @@ class Noting(keras.optimizers.schedules.LearningRateSchedule):
         return {}
 
 
-def test_a_step_converts_functions_of_the_user_only():
-    rate = Noting()
+def test_step_converts_only_user_functions():
+    rate = RecordingRate()
     strategy = rs.MultiWorkerMirroredStrategy()
     with strategy.scope():
         weight = tf.Variable([1.0])
@@ -56,7 +56,7 @@ def branching(x):
     return -x
 
 
-def test_as_called_converts_where_autograph_is_on():
+def test_as_called_converts_if_autograph_is_enabled():
     def step(x):
         return autograph.as_called(branching)(x)
 
@@ -66,7 +66,7 @@ def test_as_called_converts_where_autograph_is_on():
         tf.function(step, autograph=False)(tf.constant(-2.0))
 
 
-def test_a_rule_is_added_once():
+def test_rule_is_added_once():
     from tensorflow.python.autograph.core import config
 
     before = config.CONVERSION_RULES

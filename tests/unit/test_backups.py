@@ -1,4 +1,4 @@
-"""Callbacks of Keras that would write one file on two workers are an error in `fit`."""
+"""`fit` raises for Keras callbacks that would write the same file on two workers."""
 
 import keras
 import pytest
@@ -10,7 +10,7 @@ from tf_redsync.keras import backups
 
 
 class Orbax(keras.callbacks.OrbaxCheckpoint):
-    """One of a user, without the package that Keras's constructor asks for."""
+    """A user's subclass without the package that Keras's constructor requires."""
 
     def __init__(self, directory):
         keras.callbacks.Callback.__init__(self)
@@ -32,7 +32,7 @@ class Model:
 
 @pytest.fixture
 def two_workers(monkeypatch):
-    """A function that sets whether two workers, with the same callbacks, see the same files."""
+    """Returns a function that sets whether two workers with equal callbacks share a filesystem."""
     monkeypatch.setattr(backups.collectives, "worker_count", lambda strategy: 2)
     monkeypatch.setattr(backups.agreement, "gather_texts", lambda strategy, what, own: [own, own])
 
@@ -44,7 +44,7 @@ def two_workers(monkeypatch):
 
 
 @loop("kind", KINDS)
-def test_one_path_for_all(two_workers, tmp_path, kind):
+def test_shared_backup_path_raises(two_workers, tmp_path, kind):
     callback = KINDS[kind](str(tmp_path))
     two_workers(same_files=True)
     with pytest.raises(ValueError, match=f"workers 0, 1 would write.*`{kind.split()[0]}`") as error:

@@ -1,4 +1,4 @@
-"""`tf-redsync bench`: workers that measure steps, their table, and what is wrong with a command."""
+"""`tf-redsync bench`: measurement by workers, the result table and command errors."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def measured(path, methods):
 
 @pytest.mark.distributed
 @pytest.mark.timeout(120)
-def test_workers_measure_each_method_in_turn(tmp_path):
+def test_methods_are_measured_in_turn(tmp_path):
     path = tmp_path / "times.json"
     methods = ["Dense", "TopK(density=0.01, dense_below=0)", "NoExchange()"]
     codes = run_workers(measured, args=(str(path), methods))
@@ -47,8 +47,8 @@ def test_workers_measure_each_method_in_turn(tmp_path):
     assert 0 < top["bytes"] < dense["bytes"] / 5 and nothing["bytes"] == 0
 
 
-def test_each_measurement_has_whole_rounds_of_local_steps():
-    """Otherwise the median may be of steps that exchange nothing."""
+def test_measurements_cover_whole_rounds_of_local_steps():
+    """Otherwise the median may cover only steps without an exchange."""
     strategy = tf.distribute.get_strategy()
     made = subjects.subject(tiny(), 4)
     for text, steps in (("Dense()", 4), ("LocalSGD(steps=3)", 6), ("ACPSGD(rank=1)", 4)):
@@ -56,10 +56,10 @@ def test_each_measurement_has_whole_rounds_of_local_steps():
         timing.run(4)
         assert int(timing.optimizer.exchange.step.numpy()) == steps
     timing.run(5)
-    assert int(timing.optimizer.exchange.step.numpy()) == 4 + 6  # it alternates two exchanges
+    assert int(timing.optimizer.exchange.step.numpy()) == 4 + 6  # alternates between two exchanges
 
 
-def test_wrong_methods_and_models_end_with_a_line(capsys):
+def test_bad_methods_and_models_exit_with_one_line(capsys):
     assert measured("unused", ["RedSync(densty=0.1)"])["code"] == 2
     assert "Did you mean `density`" in capsys.readouterr().err
     argv = ["--model=nowhere:f", "--steps=1", "--rounds=1", "--training-steps=1",
@@ -69,7 +69,7 @@ def test_wrong_methods_and_models_end_with_a_line(capsys):
 
 
 @pytest.mark.parametrize("flag", ["--json", "--plot"])
-def test_files_are_checked_before_the_measurement(tmp_path, capsys, monkeypatch, flag):
+def test_paths_are_checked_before_the_measurement(tmp_path, capsys, monkeypatch, flag):
     monkeypatch.setattr(bench_worker, "measure", lambda *args: pytest.fail("measured"))
     argv = ["--model=tests.unit.test_bench:tiny", "--steps=1", "--rounds=1", "--training-steps=1"]
     for path in (tmp_path / "missing" / "file", tmp_path):
@@ -77,7 +77,7 @@ def test_files_are_checked_before_the_measurement(tmp_path, capsys, monkeypatch,
         assert f"Received: {flag}={path}" in capsys.readouterr().err
 
 
-def test_a_failed_picture_leaves_the_times(tmp_path):
+def test_plot_failure_keeps_the_times(tmp_path):
     path = tmp_path / "times.json"
     with pytest.raises(OSError, match="missing"):
         bench_result.show(
@@ -90,7 +90,7 @@ def row(method, loss, *seconds):
     return bench_result.Measured(method=method, loss=loss, seconds=list(seconds), bytes=1234.0)
 
 
-def test_speeds_are_over_dense():
+def test_speedups_are_relative_to_dense():
     rows = [row("Dense()", "none", 0.1, 0.3, 0.2), row("TopK()", "not measured", 0.05)]
     lines = bench_result.table(rows, 36_000).splitlines()
     numbers = ["Dense()", "200.0", "100.0", "300.0", "1,234", "1.00x", "2.00", "none"]
@@ -99,7 +99,7 @@ def test_speeds_are_over_dense():
     assert "speed" not in bench_result.table(rows[1:], 1)
 
 
-def test_the_sentence_names_the_fastest_method_its_loss_and_the_best_without_a_loss():
+def test_summary_names_the_fastest_method_and_the_fastest_lossless_one():
     nothing = row("NoExchange", "not measured", 0.01)
     dense, half = row("Dense()", "none", 0.2), row("HalfPrecision()", "none", 0.1)
     coded = row("CodedGMC()", "0.5 to 2.6 points", 0.05)
@@ -114,10 +114,10 @@ def test_the_sentence_names_the_fastest_method_its_loss_and_the_best_without_a_l
     slow = row("HalfPrecision()", "none", 0.19)
     assert "Without" not in bench_result.sentence([dense, slow, coded], 1)
     assert bench_result.sentence([dense, slow], 1).startswith("Stay dense: 200.0 ms a step")
-    assert bench_result.sentence([half, coded], 1) == ""  # nothing to compare with
+    assert bench_result.sentence([half, coded], 1) == ""  # no other method to compare with
 
 
-def test_the_picture_has_a_bar_and_a_loss_for_each_method():
+def test_plot_has_a_bar_and_a_loss_per_method():
     pytest.importorskip("plotly", reason="pip install plotly")
     rows = [row("Dense()", "none", 0.2), row("CodedGMC()", "0.5 to 2.6 points", 0.05)]
     figure = bench_result.figure(rows, 36_000)
@@ -127,7 +127,7 @@ def test_the_picture_has_a_bar_and_a_loss_for_each_method():
     assert "Use CodedGMC()" in figure.layout.title.text
 
 
-def test_known_losses_are_those_of_the_documentation():
+def test_known_losses_match_the_documentation():
     pages = [(ROOT / name).read_text() for name in ("README.md", "docs/accuracy.md")]
     words = " ".join(" ".join(pages).split())
     measured = [
@@ -143,7 +143,7 @@ def test_known_losses_are_those_of_the_documentation():
     assert all(known_losses.known_loss(m).startswith("not measured") for m in unknown)
 
 
-def test_the_command_starts_the_launcher(monkeypatch, capsys):
+def test_command_starts_the_launcher(monkeypatch, capsys):
     started = []
     monkeypatch.setattr(launch, "run_command", lambda words, args: started.append((words, args)))
     bench.main(["-n", "3", "--methods", "Dense", "RedSync(density=0.01)", "--rounds", "2"])

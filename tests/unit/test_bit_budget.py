@@ -1,4 +1,4 @@
-"""`BitBudget`: the choice is the best within the budget, by the errors that exchanges leave."""
+"""`BitBudget` chooses the best settings within the budget, by measured compression errors."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,9 @@ class OneWorker:
 
 
 def gradients():
-    """Spread out in the first layer, a few large elements in the third, low rank in the last."""
+    """Returns spread-out values in the first layer, few large ones in the third, low rank
+    in the last.
+    """
     rng = np.random.default_rng(0)
     for _ in range(STEPS):
         spread = rng.choice([-1.0, 1.0], SHAPES[0])
@@ -41,7 +43,7 @@ def resolved(policy):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_is_the_best_of_all_choices(seed):
+def test_choice_is_optimal(seed):
     rng = np.random.default_rng(seed)
     errors = [rng.exponential(size=rng.integers(1, 5)).tolist() for _ in range(5)]
     costs = [rng.integers(1, 50, len(row)).astype(float).tolist() for row in errors]
@@ -55,21 +57,21 @@ def test_is_the_best_of_all_choices(seed):
         for choice in itertools.product(*(range(len(row)) for row in errors))
     }
     assert sums[tuple(chosen)][1] <= budget
-    # Costs that end within a part of the budget may count as more.
+    # Costs that end within a budget unit may be rounded up.
     within = [error for error, cost in sums.values() if cost <= 0.9995 * budget]
     assert sums[tuple(chosen)][0] <= min(within) + 1e-9
 
 
-def test_a_budget_that_nothing_fits_is_an_error():
+def test_impossible_budget_raises():
     with pytest.raises(ValueError, match="`bits` is too small.* 3 times"):
         allocate([[0.0, 1.0], [0.5]], [[4.0, 2.0], [4.0]], 2.0)
 
 
-def test_an_option_that_overflows_is_not_chosen():
+def test_overflowing_option_is_not_chosen():
     assert allocate([[float("nan"), 1.0, float("inf")]], [[1.0, 2.0, 3.0]], 10.0) == [1]
 
 
-def test_errors_are_smaller_than_those_of_any_uniform_setting():
+def test_errors_are_below_any_uniform_setting():
     policy = rs.BitBudget(
         default=rs.CodedTopK(density=0.03, dense_below=0), bits=0.6, gradients=gradients
     )
@@ -86,7 +88,7 @@ def test_errors_are_smaller_than_those_of_any_uniform_setting():
     assert [a.method for a in found.assign(SPECS)] == methods
 
 
-def test_relative_errors_do_not_depend_on_a_variables_scale():
+def test_relative_errors_ignore_variable_scale():
     def smaller():
         for first, *others in gradients():
             yield [0.001 * first, *others]
@@ -104,7 +106,7 @@ def test_relative_errors_do_not_depend_on_a_variables_scale():
     assert density_of_the_first(smaller, False) == 0.01
 
 
-def test_a_large_budget_leaves_no_error_and_a_rule_is_kept():
+def test_large_budget_has_no_error_and_keeps_rules():
     policy = rs.BitBudget(
         default=rs.PowerSGD(rank=1, min_compression_rate=0),
         bits=40.0,
@@ -114,21 +116,22 @@ def test_a_large_budget_leaves_no_error_and_a_rule_is_kept():
     found = resolved(policy)
     assert found.rows[2].method == rs.Dense() and found.rows[2].error == 0.0
     assert found.rows[3].method.rank >= 1 and found.rows[3].error < 1e-3
-    assert found.rows[1].bits == 32 * 30  # a vector, which PowerSGD refuses
+    assert found.rows[1].bits == 32 * 30  # a vector, which PowerSGD rejects
 
 
-def test_momentum_of_the_exchange_is_no_error():
-    """At a density of 1 the totals are those of momentum SGD."""
+def test_exchange_momentum_is_not_an_error():
+    """At density 1 the totals are those of momentum SGD."""
     energy = sum(float(tf.reduce_sum(g * g)) for step in gradients() for g in step)
     for method in (rs.Dense(momentum=0.9), rs.GMC(density=1.0, momentum=0.9, dense_below=0)):
         policy = rs.BitBudget(default=method, candidates=(method,), bits=64.0, gradients=gradients)
         assert sum(row.error for row in resolved(policy).rows) < 1e-9 * energy
 
 
-def test_rounding_is_an_error_also_where_the_dense_form_rounds():
+def test_rounding_of_a_dense_form_is_an_error():
     """The dense form of `BlockQuantized()` and `HalfPrecision()` is the method itself."""
     found = resolved(rs.BitBudget(default=rs.BlockQuantized(bits=8), bits=9, gradients=gradients))
-    assert found.rows[2].method.bits == found.rows[3].method.bits == 8  # the others have one value
+    # the other tensors have one value
+    assert found.rows[2].method.bits == found.rows[3].method.bits == 8
     assert found.rows[2].error > 0 and found.rows[3].error > 0
 
     def huge():
@@ -140,8 +143,8 @@ def test_rounding_is_an_error_also_where_the_dense_form_rounds():
     assert not any(row.error for row in found.rows)
 
 
-def test_the_settings_do_not_depend_on_the_default_one():
-    """A rank that a matrix is too small for is not a rule."""
+def test_settings_do_not_depend_on_the_default():
+    """A rank that exceeds a matrix's dimensions does not become a rule."""
     found = [
         resolved(rs.BitBudget(default=rs.PowerSGD(rank=r), bits=8.0, gradients=gradients))
         for r in (1, 32)
@@ -150,23 +153,23 @@ def test_the_settings_do_not_depend_on_the_default_one():
     assert any(isinstance(row.method, rs.PowerSGD) for row in found[1].rows)
 
 
-def test_without_gradients_all_have_the_default_and_that_is_said(caplog):
+def test_default_without_gradients_is_logged(caplog):
     policy = rs.BitBudget(default=rs.TopK(density=0.1))
     assert resolved(policy) is policy
     assert "`gradients`" in caplog.text
     assert {a.method for a in policy.assign(SPECS)} <= {rs.TopK(density=0.1), rs.Dense()}
 
 
-def test_is_found_by_a_program_that_never_imported_it(monkeypatch):
+def test_deserializes_without_importing_its_module(monkeypatch):
     config = serialize(rs.BitBudget(bits=0.5))
     home = rs.BitBudget.__module__
     monkeypatch.delitem(sys.modules, home)
-    monkeypatch.setattr(tf_redsync.auto, "bit_budget", None)  # put back in the end
+    monkeypatch.setattr(tf_redsync.auto, "bit_budget", None)  # restored after the test
     monkeypatch.delitem(tf_redsync.config._REGISTRY, "BitBudget")
     assert evaluate("BitBudget(bits=0.5)").method.bits == from_config(config).bits == 0.5
 
 
-def test_config_has_everything_but_the_function():
+def test_config_excludes_only_the_function():
     policy = rs.BitBudget(default=rs.PowerSGD(rank=2), bits=0.4, gradients=gradients)
     again = from_config(serialize(policy))
     assert again == policy and again.gradients is None and again.bits == 0.4
@@ -185,7 +188,7 @@ def test_config_has_everything_but_the_function():
         ({"candidates": (rs.LocalSGD(steps=2),), "default": rs.LocalSGD(steps=2)}, "every step"),
     ],
 )  # fmt: skip
-def test_wrong_arguments(arguments, words):
+def test_bad_arguments(arguments, words):
     with pytest.raises(ValueError, match=words):
         rs.BitBudget(**arguments)
 
@@ -198,6 +201,6 @@ def test_wrong_arguments(arguments, words):
         (lambda: [[tf.fill(s, np.nan) for s in SHAPES]], "finite.*layer_0/kernel"),
     ],
 )
-def test_wrong_gradients(made, words):
+def test_bad_gradients(made, words):
     with pytest.raises(ValueError, match=words):
         resolved(rs.BitBudget(gradients=made))

@@ -1,4 +1,4 @@
-"""Bloom filters of positions: DeepReduce's policies against plain Python, false positives."""
+"""Bloom filters of positions: DeepReduce's policies against plain Python, and false positives."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def encoded(coding, chosen, seed, sizes=SIZES, slots=SLOTS):
     return coding.encode(indices, counts, Capacity(sizes, slots), tf.constant(seed))
 
 
-def found(positions, row=0) -> list[list[int]]:
+def decoded_positions(positions, row=0) -> list[list[int]]:
     return [
         np.array(at[row][:n]).tolist()
         for at, n in zip(positions.indices, positions.counts[row].numpy(), strict=True)
@@ -33,7 +33,7 @@ def found(positions, row=0) -> list[list[int]]:
 
 
 def expected(policy, chosen, seed, rate):
-    """Heads, filters, and the positions that get values."""
+    """Returns heads, filters, and the positions that have values."""
     heads, filters, positions = [], [], []
     for i, (size, slots, own) in enumerate(zip(SIZES, SLOTS, chosen, strict=True)):
         bloom = BloomFilter(size, slots, rate)
@@ -57,8 +57,8 @@ def expected(policy, chosen, seed, rate):
     ("policy", "rate"),
     [("p0", None), ("p0", 0.3), ("p1", 0.3), ("p2", 0.3), ("leftmost", None)],
 )
-def test_policies(policy, rate):
-    """Words and positions of the oracle, the sender's as well as those of all receivers."""
+def test_policies_match_the_oracle(policy, rate):
+    """The sender's and the receivers' words and positions equal the oracle's."""
     coding, rng = (
         contrib.codings.Bloom(policy=policy, false_positive_rate=rate),
         np.random.default_rng(0),
@@ -76,14 +76,14 @@ def test_policies(policy, rate):
         sent.append(positions)
     rows, sent = [*rows, np.zeros_like(rows[0])], [*sent, [[]] * 4]
     decoded = coding.decode(tf.constant(np.stack(rows)), Capacity(SIZES, SLOTS), tf.constant(77))
-    assert [found(decoded, r) for r in range(3)] == sent
+    assert [decoded_positions(decoded, r) for r in range(3)] == sent
     capacity = coding.received(Capacity(SIZES, SLOTS))
     assert [at.shape[1] for at in decoded.indices] == list(capacity.slots)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.4])
-def test_false_positives_are_as_many_as_set(rate):
-    """Of the rate, on average of ten filters; and all that was selected is among the positives."""
+def test_false_positive_rate_matches_the_setting(rate):
+    """The mean rate of ten filters is as set, and all selected positions are positives."""
     size, k, rng = 20_000, 200, np.random.default_rng(1)
     coding, false = contrib.codings.Bloom(false_positive_rate=rate), []
     for seed in range(10):
@@ -91,13 +91,13 @@ def test_false_positives_are_as_many_as_set(rate):
         coded = encoded(coding, [chosen], seed, (size,), (k,))
         positives = np.array(coded.indices[0])[: coded.counts[0]]
         assert np.isin(chosen, positives).all()
-        assert len(positives) < coded.indices[0].shape[0]  # there was room for all of them
+        assert len(positives) < coded.indices[0].shape[0]  # capacity for all of them
         false.append(len(positives) - k)
     assert np.mean(false) / (size - k) == pytest.approx(rate, rel=0.1)
 
 
 def hits(policy, seed, k=40, rate=0.05):
-    """Selected ones among the positions that a policy takes of 50 k, and these."""
+    """Returns how many selected positions a policy takes out of 50 k, and the positions."""
     chosen = np.int32(np.sort(np.random.default_rng(2).choice(50 * k, k, replace=False)))
     coding = contrib.codings.Bloom(policy=policy, false_positive_rate=rate)
     coded = encoded(coding, [chosen], seed, (50 * k,), (k,))
@@ -106,22 +106,22 @@ def hits(policy, seed, k=40, rate=0.05):
     return np.isin(taken, chosen).sum(), taken.tolist()
 
 
-def test_p1_takes_others_in_every_step():
-    """About r / |P| of what was selected, nothing of it always."""
+def test_p1_varies_its_choice_by_step():
+    """About r / |P| of the selected positions are dropped, none of them always."""
     taken = [hits("p1", seed) for seed in range(30)]
     assert len({tuple(t) for _, t in taken}) == 30
     share = np.mean([n for n, _ in taken]) / 40
     assert share == pytest.approx(40 / (40 + 0.05 * 1960), abs=0.06)
 
 
-def test_p2_finds_more_of_what_was_selected():
+def test_p2_takes_more_selected_positions():
     found = {p: sum(hits(p, seed, k=16)[0] for seed in range(4)) for p in ("p1", "p2")}
     assert found["p2"] > 1.3 * found["p1"]
 
 
 @pytest.mark.parametrize("policy", ["p2"])
-def test_in_a_graph(policy):
-    """All shapes are known there, as a collective needs; equal rows give equal positions."""
+def test_graph_mode(policy):
+    """Shapes are static, as a collective requires; equal rows give equal positions."""
     coding, capacity = contrib.codings.Bloom(policy=policy), Capacity((100,), (4,))
     chosen = tf.constant([3, 30, 31, 99])
 
@@ -142,8 +142,8 @@ def test_in_a_graph(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_malformed_words_are_harmless(policy):
-    """Every word is a filter: positions that the tensors have, and no more than there is room."""
+def test_malformed_words_are_in_bounds(policy):
+    """Any word is a valid filter. Decoded positions stay within the tensors and the capacity."""
     coding, capacity, rng = (
         contrib.codings.Bloom(policy=policy),
         Capacity((200, 50), (8, 4)),
@@ -179,7 +179,7 @@ def test_bad_arguments(make, words):
         make()
 
 
-def test_a_tensor_of_too_many_elements_is_refused():
+def test_tensor_with_too_many_elements_raises():
     capacity = Capacity((2**31,), (100,))
     with pytest.raises(ValueError, match="at most 2147483647 elements.*RawIndices"):
         contrib.codings.Bloom().decode(

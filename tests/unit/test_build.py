@@ -1,4 +1,4 @@
-"""setup.py and Bazel build the same files with the same flags."""
+"""setup.py and Bazel compile the same files with the same flags."""
 
 import ast
 import os
@@ -17,7 +17,7 @@ OPS = ROOT / "custom_ops"
 
 
 def constants() -> dict:
-    """What sources.bzl assigns, read as literals: it must be Starlark as well as Python."""
+    """Returns the literals that sources.bzl assigns; the file must be Starlark and Python."""
     tree = ast.parse((OPS / "sources.bzl").read_text())
     found = {}
     for node in tree.body[1:]:
@@ -27,7 +27,7 @@ def constants() -> dict:
 
 
 def matches(pattern: str) -> set[str]:
-    """Files under custom_ops/ by Bazel's rules: `*` within a name, `**` any number of folders."""
+    """Returns the files under custom_ops/ that match by Bazel's rules."""
     parts = re.split(r"(\*\*/|\*)", pattern)
     rule = "".join({"**/": "(?:[^/]+/)*", "*": "[^/]*"}.get(p, re.escape(p)) for p in parts)
     files = (p.relative_to(OPS).as_posix() for p in OPS.rglob("*") if p.is_file())
@@ -41,9 +41,10 @@ def listed(*names: str) -> list[str]:
 
 @pytest.fixture
 def setup_sources(monkeypatch):
-    """The C++ sources that setup.py hands to its compiler."""
+    """Returns the C++ sources that setup.py passes to its compiler."""
     monkeypatch.setattr(setuptools, "setup", lambda **arguments: None)
-    runpy.run_path(str(ROOT / "setup.py"))  # as it stands: its folder comes first in sys.path
+    # imported unmodified: its folder comes first in sys.path
+    runpy.run_path(str(ROOT / "setup.py"))
     import build_library
 
     sources = [*build_library.SOURCES, *build_library.PRELOAD_SOURCES]
@@ -51,8 +52,8 @@ def setup_sources(monkeypatch):
     return [s for s in sources if s.endswith(".cc") and s not in for_gpu]
 
 
-def test_an_object_depends_on_all_that_the_compiler_reads(setup_sources):
-    """Else a build after a change of a header takes an old object from the cache."""
+def test_objects_depend_on_all_included_files(setup_sources):
+    """Otherwise a build after a header change would reuse a stale object."""
     import build_library
 
     compiler = shutil.which("g++") or pytest.skip("there is no g++ to ask")
@@ -64,7 +65,7 @@ def test_an_object_depends_on_all_that_the_compiler_reads(setup_sources):
         assert {f for f in read if f.startswith("custom_ops")} == build_library.reads(source)
 
 
-def test_every_source_is_in_one_list():
+def test_each_source_is_in_one_list():
     lists = [name for name in constants() if name.endswith(("SOURCES", "HEADERS"))]
     files = [file for name in lists for file in listed(name)]
     assert len(files) == len(set(files)), "in two lists"
@@ -73,21 +74,21 @@ def test_every_source_is_in_one_list():
     assert set(files) == there and len(there) > 15
 
 
-def test_setup_builds_what_is_listed(setup_sources):
+def test_setup_compiles_the_listed_sources(setup_sources):
     assert setup_sources == listed("CORE_SOURCES", "OP_SOURCES") + listed("PRELOAD_SOURCES")
 
 
-def test_bazel_names_no_sources_and_flags_of_its_own():
+def test_bazel_has_no_own_sources_or_flags():
     for name in ("BUILD", "redsync_ops.bzl"):
         text = (OPS / name).read_text()
         assert not re.search(r"\w\.(cc|h|cuh?)\"|\"-O|-std=|-ffp|-DNDEBUG", text)
     loaded = (OPS / "redsync_ops.bzl").read_text()
-    found = (OPS / "installed.py").read_text()  # CUDA's, with which the repository rule calls nvcc
+    found = (OPS / "installed.py").read_text()  # CUDA's, which the repository rule passes to nvcc
     assert all(f'"{name}"' in loaded or f'LISTS["{name}"]' in found for name in constants())
 
 
 def query(tmp_path, expression: str) -> list[str]:
-    """Labels that Bazel answers with, as paths."""
+    """Returns the labels in Bazel's answer as paths."""
     folders = [f"--output_user_root={tmp_path}/user", f"--output_base={tmp_path}/base"]
     command = ["bazel", "--batch", *folders, "query", "--noshow_progress", expression]
     env = {**os.environ, "PYTHON_BIN_PATH": sys.executable}
@@ -103,14 +104,14 @@ def query(tmp_path, expression: str) -> list[str]:
     return sorted(label.removeprefix("//").replace(":", "/") for label in labels)
 
 
-@pytest.mark.deep  # Without a source `bazel test` would not link, or its library not load.
+@pytest.mark.deep  # Without a source `bazel test` would fail to link or to load the library.
 @pytest.mark.skipif(shutil.which("bazel") is None, reason="there is no bazel")
-def test_bazel_builds_what_setup_builds(tmp_path, setup_sources):
+def test_bazel_compiles_the_same_sources_as_setup(tmp_path, setup_sources):
     labels = (
         'kind("source file", labels(srcs, //custom_ops:all) + labels(srcs, //tests/kernels:all))'
     )
     found = query(tmp_path, labels)
-    for_gpu = listed("GPU_OP_SOURCES")  # Only where there is nvcc.
+    for_gpu = listed("GPU_OP_SOURCES")  # Only where nvcc exists.
     compiled = [f for f in found if f.endswith(".cc") and f not in for_gpu]
     programs = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("tests/kernels/*_test.cc"))
     assert compiled == sorted(setup_sources + programs) and programs

@@ -1,4 +1,4 @@
-"""Gradients of bfloat16: read as such where ops do that, added up in float32 where they are not."""
+"""bfloat16 gradients: ops read them directly where possible and otherwise sum in float32."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tf_redsync.step.gradient_exchange import as_float
 
 
 def in_a_graph(make):
-    """What `make` returns in a graph: tensors without values."""
+    """Traces `make` and returns its symbolic tensors."""
     found = []
 
     @tf.function
@@ -21,7 +21,7 @@ def in_a_graph(make):
     return found[0]
 
 
-def test_what_was_cast_is_found():
+def test_cast_from_bfloat16_is_detected():
     x, found = in_a_graph(lambda x: (x, before_cast(tf.cast(x, tf.float32))))
     assert found is x
 
@@ -37,18 +37,18 @@ def test_what_was_cast_is_found():
         lambda x: tf.bitcast(tf.constant([1, 2, 3]), tf.float32),
     ],
 )
-def test_what_was_not_cast_from_bfloat16_to_float32_is_left_alone(make):
+def test_other_casts_are_kept(make):
     tensor, found = in_a_graph(lambda x: (t := make(x), before_cast(t)))
     assert found is tensor
 
 
-def test_eager_tensors_do_not_tell():
+def test_eager_tensors_have_no_cast():
     tensor = tf.cast(tf.constant([1.0], tf.bfloat16), tf.float32)
     assert before_cast(tensor) is tensor
 
 
-def test_rows_of_an_embedding_are_added_up_in_float32():
-    """A row that occurs 1,000 times: in bfloat16 the sum would stay where ones no longer count."""
+def test_embedding_rows_are_summed_in_float32():
+    """A row occurs 1,000 times; a bfloat16 sum would stop growing long before."""
     rows = tf.IndexedSlices(tf.ones([1_000, 2], tf.bfloat16), [1] * 1_000, tf.constant([3, 2]))
     dense = as_float(rows, TensorSpec("table", (3, 2), "bfloat16"))
     assert dense.dtype == tf.float32

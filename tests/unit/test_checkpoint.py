@@ -1,4 +1,4 @@
-"""`Checkpoint` with one worker: where `fit` goes on, in all libraries, with all kinds of data."""
+"""`Checkpoint` with one worker: resuming `fit` with every library and kind of data."""
 
 import datetime
 import hashlib
@@ -46,7 +46,7 @@ def dataset():
     return tf.data.Dataset.from_tensor_slices(arrays())
 
 
-# What `fit` gets as data, as a function, and its other arguments.
+# `fit`'s data, as a function, and its other arguments.
 DATA = {
     "shuffled anew": (lambda: dataset().shuffle(20, seed=3).batch(BATCH), {}),
     "shuffled once": (
@@ -73,7 +73,7 @@ FAMILIES = {
 }
 
 
-def model_of(family, width=6, **compiled):
+def build_model(family, width=6, **compiled):
     library, optimizer = FAMILIES[family]
     library.utils.set_random_seed(1)
     layers = [library.layers.Input([5]), library.layers.Dense(width, activation="relu")]
@@ -87,7 +87,7 @@ def model_of(family, width=6, **compiled):
 
 
 def recorder(library, at=None):
-    """Notes what callbacks are told, and interrupts at the end of a step, from 1."""
+    """Returns a callback that records its arguments and interrupts after step `at`, from 1."""
 
     class Recorder(library.callbacks.Callback):
         def __init__(self):
@@ -110,7 +110,7 @@ def recorder(library, at=None):
 
 def train(family, data, directory, at=None, every=4, epochs=EPOCHS, callbacks=(), **arguments):
     per = {k: arguments.pop(k) for k in list(arguments) if k == "steps_per_execution"}
-    model = model_of(family, **per)
+    model = build_model(family, **per)
     seen = recorder(FAMILIES[family][0], at)
     checkpoint = rs.callbacks.Checkpoint(directory, every=every)
     every_one = [seen, *callbacks, checkpoint]
@@ -119,7 +119,7 @@ def train(family, data, directory, at=None, every=4, epochs=EPOCHS, callbacks=()
         model.fit(data(), epochs=epochs, verbose=0, callbacks=every_one, **arguments)
     except Interrupted:
         assert at is not None
-    # As in a notebook, which goes on after an error.
+    # As in a notebook, whose kernel survives an error.
     assert [signal.getsignal(number) for number in stopping.SIGNALS] == handlers
     return model, seen
 
@@ -129,13 +129,13 @@ def equal(one, other):
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-# With keras3 "shuffled anew" is what other callbacks are tried with, below.
+# In keras3, "shuffled anew" is tested with other callbacks, below.
 SHORT = [("keras3", "repeated"), ("tf_keras", "shuffled anew")]
 CASES = [case for case in itertools.product(FAMILIES, DATA) if case in SHORT or DEEP]
 
 
 def two_optimizers(library, folder, epochs):
-    """Trains a model whose two layers have an optimizer each, as the models of a GAN have."""
+    """Trains a model whose two layers have separate optimizers, as a GAN does."""
 
     class Two(library.Model):
         def train_step(self, data):
@@ -151,7 +151,7 @@ def two_optimizers(library, folder, epochs):
     library.utils.set_random_seed(1)
     inputs = library.layers.Input([5])
     model = Two(inputs, library.layers.Dense(1)(library.layers.Dense(6)(inputs)))
-    method = rs.RedSync(momentum=0.9, dense_below=1)  # with one worker it keeps a velocity
+    method = rs.RedSync(momentum=0.9, dense_below=1)  # one worker keeps a velocity as well
     wrapped = [rs.DistributedOptimizer(library.optimizers.SGD(0.01), method) for _ in range(2)]
     model.other, optimizer = wrapped
     for layer, built in zip(model.layers[1:], wrapped, strict=True):
@@ -167,7 +167,7 @@ def two_optimizers(library, folder, epochs):
 
 
 @loop("library", [keras, tf_keras])
-def test_a_model_with_two_optimizers(library, tmp_path_factory):
+def test_model_with_two_optimizers(library, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     two_optimizers(library, folder / "part", 1)
     assert equal(
@@ -177,7 +177,7 @@ def test_a_model_with_two_optimizers(library, tmp_path_factory):
 
 @pytest.mark.timeout(1200 if DEEP else 120)
 @loop("family, kind", CASES)
-def test_it_goes_on_to_the_bit(family, kind, tmp_path_factory):
+def test_resume_is_bitwise_equal(family, kind, tmp_path_factory):
     data, arguments = DATA[kind]
     folder = tmp_path_factory.mktemp("checkpoints")
     whole, all_seen = train(family, data, folder / "whole", **arguments)
@@ -193,11 +193,13 @@ AT_ONCE = [("keras3", 1), ("tf_keras", 1), *([("legacy", 1), ("keras3", 3)] if D
 
 
 @loop("family, at_once", AT_ONCE)
-def test_it_goes_on_after_the_last_batch_of_data_of_unknown_size(family, at_once, tmp_path_factory):
-    """Nobody knows that it was the last one: the epoch ends with what its metrics had."""
+def test_resume_after_the_last_batch_of_unknown_size(family, at_once, tmp_path_factory):
+    """The callback cannot know that it was the last batch: the epoch ends with its saved
+    metrics.
+    """
     data, folder = DATA["of unknown size"][0], tmp_path_factory.mktemp("checkpoints")
     arguments = {"every": STEPS, "steps_per_execution": at_once}
-    calls = -(-STEPS // at_once)  # of an epoch; the last one perhaps of fewer steps
+    calls = -(-STEPS // at_once)  # steps per epoch; the last epoch may have fewer
     whole, all_seen = train(family, data, folder / "whole", **arguments)
     train(family, data, folder / "part", at=calls + 1, **arguments)
     rest, seen = train(family, data, folder / "part", **arguments)
@@ -206,8 +208,8 @@ def test_it_goes_on_after_the_last_batch_of_data_of_unknown_size(family, at_once
     assert seen.epochs == all_seen.epochs
 
 
-def test_what_other_callbacks_do_is_saved_and_the_end_is_the_end(tmp_path):
-    """Keras's own beside it, in whatever order; then a run that ended, one more epoch, others."""
+def test_other_callbacks_are_saved_and_a_finished_run_stays_finished(tmp_path):
+    """Keras callbacks in any order; then a finished run, one more epoch, and other callbacks."""
     data = DATA["shuffled anew"][0]
 
     def others(folder):
@@ -228,7 +230,7 @@ def test_what_other_callbacks_do_is_saved_and_the_end_is_the_end(tmp_path):
     rest, seen = fit("part", every="epoch", epochs=2)
     assert list(seen.epochs) == [1] and equal(whole, rest)
     rates = [float(m.optimizer.learning_rate.numpy()) for m in (whole, rest)]
-    assert rates == pytest.approx([0.0004, 0.004])  # what has passed before, `Reduce...` forgets
+    assert rates == pytest.approx([0.0004, 0.004])  # `Reduce...` forgets its earlier state
     assert len((tmp_path / "part" / "log.csv").read_text().splitlines()) == 3
     assert sorted(p.name for p in (tmp_path / "part").glob("*.keras")) == ["1.keras", "2.keras"]
 
@@ -241,18 +243,18 @@ def test_what_other_callbacks_do_is_saved_and_the_end_is_the_end(tmp_path):
     assert len(names) == 2 and names[-1] > "checkpoint-000002"
 
 
-def test_it_saves_when_it_is_asked_to(tmp_path):
+def test_save_schedule(tmp_path):
     data, said = DATA["shuffled once"][0], []
     checkpoint = rs.callbacks.Checkpoint(tmp_path / "a", every=datetime.timedelta(seconds=0.001))
     checkpoint.save_now("before")
     checkpoint.when_saved = lambda *args: said.append(args)
-    model = model_of("keras3")
+    model = build_model("keras3")
     asks = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: batch == 4 and checkpoint.save_now("fourth")
     )
     model.fit(data(), verbose=0, callbacks=[asks, checkpoint])
     assert said == [("before", True), ("fourth", True)]
-    assert max(int(p.name[-6:]) for p in (tmp_path / "a").iterdir()) > 5  # it was time again
+    assert max(int(p.name[-6:]) for p in (tmp_path / "a").iterdir()) > 5  # the next save was due
 
     def stop(reason, saved):
         raise Interrupted(reason)
@@ -274,10 +276,10 @@ def test_it_saves_when_it_is_asked_to(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_full_disk_is_a_warning_and_the_last_one_stays(tmp_path, monkeypatch):
+def test_full_disk_warns_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     from tf_redsync.state import checkpoint_files
 
-    model, replace, calls = model_of("keras3"), os.replace, []
+    model, replace, calls = build_model("keras3"), os.replace, []
 
     def full(source, target):
         calls.append(target)
@@ -330,9 +332,9 @@ def at_the_end_of_steps(act):
     return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: act(batch + 1))
 
 
-def test_training_goes_on_beside_a_save_and_the_next_one_waits_for_it(tmp_path, monkeypatch):
+def test_training_continues_during_a_save_and_next_save_waits(tmp_path, monkeypatch):
     model, store, go_on, log, kernels = (
-        model_of("keras3"),
+        build_model("keras3"),
         Store(tmp_path),
         threading.Event(),
         [],
@@ -371,11 +373,11 @@ def test_training_goes_on_beside_a_save_and_the_next_one_waits_for_it(tmp_path, 
     assert log.index("stalls") < log.index("writes")
     assert np.array_equal(kernels["written"], kernels["then"])
     assert not np.array_equal(kernels["now"], kernels["then"])
-    assert store.numbers() == [4]  # of the end, which `fit` has waited for
+    assert store.numbers() == [4]  # the final save, for which `fit` waits
 
 
 @loop("ends", ["an error", "when_saved", "the end"])
-def test_it_waits_for_a_save_at(ends, tmp_path_factory, monkeypatch):
+def test_exit_waits_for_a_running_save(ends, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("slow")
     store, found = Store(folder), []
     before_each_part(monkeypatch, lambda number, values: time.sleep(0.3))
@@ -392,7 +394,7 @@ def test_it_waits_for_a_save_at(ends, tmp_path_factory, monkeypatch):
 
     callbacks = [at_the_end_of_steps(step), checkpoint]
     try:
-        model_of("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=callbacks)
+        build_model("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=callbacks)
     except Interrupted:
         assert ends == "an error"
     assert found == ([[True, [1]]] if ends == "when_saved" else [])
@@ -400,7 +402,7 @@ def test_it_waits_for_a_save_at(ends, tmp_path_factory, monkeypatch):
     monkeypatch.undo()
 
 
-def test_an_error_in_the_writing_thread_is_a_warning(tmp_path, monkeypatch):
+def test_error_in_the_writer_thread_is_a_warning(tmp_path, monkeypatch):
     def fail(number, values):
         if number == 2:
             raise MemoryError("no room for buffers")
@@ -409,18 +411,18 @@ def test_an_error_in_the_writing_thread_is_a_warning(tmp_path, monkeypatch):
     with pytest.warns(
         UserWarning, match=r"-000002 .* step 6; .*-000001(.|\n)*MemoryError: no room"
     ):
-        model_of("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=[
+        build_model("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=[
             rs.callbacks.Checkpoint(tmp_path, every=3)])  # fmt: skip
     assert sorted(p.name[-1] for p in tmp_path.iterdir()) == ["3", "4"]
 
 
-def test_one_of_another_model_is_refused_by_name(tmp_path):
+def test_checkpoint_of_another_model_is_rejected(tmp_path):
     data = DATA["shuffled once"][0]
     train("keras3", data, tmp_path, epochs=1)
     checkpoint = rs.callbacks.Checkpoint(tmp_path)
     words = r"`Checkpoint`(.|\n)*-000003: .*another model: .*kernel .*float32"
     with pytest.raises(ValueError, match=words):
-        model_of("keras3", width=7).fit(data(), verbose=0, callbacks=[checkpoint])
+        build_model("keras3", width=7).fit(data(), verbose=0, callbacks=[checkpoint])
     assert len(list(tmp_path.iterdir())) == 2
     for path in sorted(tmp_path.iterdir())[1:]:
         (path / "part-00000.npz").write_bytes(b"")
@@ -428,11 +430,11 @@ def test_one_of_another_model_is_refused_by_name(tmp_path):
         train("keras3", data, tmp_path, epochs=1)
 
 
-# ------------------------------------------------------- valid checksums around what cannot be
+# ------------------------------------------------------- invalid content with valid checksums
 
 
 def put(name, value):
-    """Puts an array, or what a function makes of the one that is there, into a part."""
+    """Writes an array, or the result of a function of the existing one, into a part."""
 
     def change(values):
         found = values.pop(name)
@@ -455,8 +457,8 @@ def first(number):
 
 
 KERNEL, STATISTIC, SLOT = "shared/model/0", "shared/model/5", "shared/optimizer/2"
-# By what is changed in the newest checkpoint: the change, and a word of the reason it is refused
-# for; without one it is used.
+# Changes of the newest checkpoint: the change, and a word of the reason for its rejection.
+# Without a word the checkpoint is used.
 CHANGES = {
     "a weight is missing": (put(KERNEL, None), "lack 1 variables"),
     "the exchange is missing": (put("own/exchange/step", None), "step"),
@@ -475,7 +477,7 @@ CHANGES = {
     "a metric that is NaN": (put("own/metrics/0@0", first(np.nan)), None),
     "a metric of another shape": (put("own/metrics/0@0", np.zeros([3], np.float32)), None),
 }
-IN_MANIFEST = {  # the place, the value
+IN_MANIFEST = {  # the path, the value
     "a rank that leads elsewhere": ("parts.0.rank", "../../.."),
     "an epoch that is text": ("epoch", "0"),
     "a part larger than any": ("parts.0.size", 1 << 40),
@@ -492,11 +494,11 @@ def interrupted_in_the_second_epoch(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_model():
-    return model_of("keras3")
+    return build_model("keras3")
 
 
 @loop("case", [*CHANGES, *IN_MANIFEST])
-def test_content_that_cannot_be_is_refused_for_the_one_before(
+def test_invalid_content_falls_back_to_the_previous_checkpoint(
     case, interrupted_in_the_second_epoch, one_model, tmp_path_factory
 ):
     folder = tmp_path_factory.mktemp("changed") / "checkpoints"
@@ -529,8 +531,8 @@ def test_content_that_cannot_be_is_refused_for_the_one_before(
         assert all(np.isfinite(w).all() for w in one_model.get_weights())
 
 
-def test_weights_that_are_not_finite_are_not_saved_and_the_last_one_stays(tmp_path):
-    model = model_of("keras3")
+def test_nonfinite_weights_are_not_saved(tmp_path):
+    model = build_model("keras3")
 
     def diverge(batch, logs):
         if batch == 5:
@@ -553,7 +555,7 @@ WORDS = {
 
 @loop("family", ["keras3", "tf_keras"])
 @loop("words", WORDS)
-def test_data_of_another_order_are_warned_of(family, words):
+def test_changed_data_order_warns(family, words):
     from tf_redsync.keras import fit_resume
 
     library, told = FAMILIES[family][0], []
@@ -563,8 +565,8 @@ def test_data_of_another_order_are_warned_of(family, words):
             told.append(fit_resume.Position(self.model).order_warning)
             raise Interrupted
 
-    model = model_of(family)
-    tf.random.set_seed(None)  # else a shuffle has a seed, too
+    model = build_model(family)
+    tf.random.set_seed(None)  # otherwise a shuffle has a seed as well
     data = WORDS[words]()
     pair = data if isinstance(data, tuple) else (data, None)
     with pytest.raises(Interrupted):
@@ -575,7 +577,7 @@ def test_data_of_another_order_are_warned_of(family, words):
     assert told[1] == ""
 
 
-def test_less_data_than_were_seen_is_an_error(tmp_path):
+def test_less_data_than_before_raises(tmp_path):
     train("keras3", DATA["shuffled once"][0], tmp_path, at=9, every=4)
     with pytest.raises(ValueError, match="fewer batches than .* `Checkpoint`"):
         train("keras3", lambda: dataset().take(12).batch(BATCH), tmp_path)
@@ -600,13 +602,13 @@ def test_bad_arguments(arguments, words):
     assert words in str(raised.value)
 
 
-def test_a_number_of_steps_may_be_one_of_numpy():
+def test_numpy_integers_are_accepted():
     assert type(rs.callbacks.Checkpoint("x", every=np.int64(3)).every) is int
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_other_callbacks_do_at_the_end_of_the_training_is_saved(family, tmp_path):
-    """Early stopping restores the best weights there; `Flush` comes after the checkpoint."""
+def test_changes_at_train_end_are_saved(family, tmp_path):
+    """`EarlyStopping` restores the best weights there; `Flush` comes after the checkpoint."""
     library = FAMILIES[family][0]
 
     def fit():
@@ -621,7 +623,7 @@ def test_what_other_callbacks_do_at_the_end_of_the_training_is_saved(family, tmp
 
 
 @pytest.mark.parametrize("family", ["keras3", "tf_keras"])
-def test_after_a_fit_that_failed_another_begins_at_its_first_epoch(family, tmp_path):
+def test_fit_after_a_failed_fit_starts_at_epoch_one(family, tmp_path):
     library = FAMILIES[family][0]
 
     class Fails(library.callbacks.Callback):
@@ -637,12 +639,12 @@ def test_after_a_fit_that_failed_another_begins_at_its_first_epoch(family, tmp_p
 
 
 @pytest.mark.parametrize("family", ["keras3", "tf_keras"])
-def test_a_signal_after_the_last_step_ends_the_program_as_well(family, tmp_path):
+def test_signal_after_the_last_step_ends_the_program(family, tmp_path):
     class Signals(FAMILIES[family][0].callbacks.Callback):
         def on_test_begin(self, logs=None):
             if self.model.optimizer.iterations.numpy() == 2 * STEPS:
                 os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(0.2)  # the thread that listens
+                time.sleep(0.2)  # the thread that receives signals
 
     data = DATA["shuffled once"][0]
     arguments = {"epochs": 2, "validation_data": data(), "callbacks": [Signals()]}
@@ -652,7 +654,7 @@ def test_a_signal_after_the_last_step_ends_the_program_as_well(family, tmp_path)
         train(family, data, tmp_path, **arguments)
 
 
-def test_models_that_it_cannot_save(tmp_path):
+def test_unsupported_models(tmp_path):
     data = dataset().batch(4)
     checkpoint = rs.callbacks.Checkpoint(tmp_path)
     model = keras.Sequential([keras.layers.Input([5]), keras.layers.Dense(1)])

@@ -1,4 +1,4 @@
-"""The store of checkpoints: killed, full, damaged, foreign, and never half of anything."""
+"""The checkpoint store after kills, full disks, damage and foreign files."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ from tf_redsync.state.checkpoint_store import Store
 
 @pytest.fixture
 def memory():
-    """A directory in memory: these tests end processes, not machines."""
+    """Creates a directory in memory, since these tests end processes, not machines."""
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=shared) as folder:
         yield Path(folder) / "checkpoints"
@@ -50,23 +50,23 @@ def saved(directory, count=2):
 # ------------------------------------------------------------------------------------- interrupted
 
 
-def test_killed_after_every_operation_on_the_disk(memory):
-    assert kill("everywhere", memory) > 50
+def test_kill_after_every_file_operation(memory):
+    assert kill("every_operation", memory) > 50
 
 
 @pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.deep)])
-def test_killed_at_random_moments(memory, count):
-    assert kill("whenever", memory, count, 1) >= count / 10
+def test_kill_at_random_times(memory, count):
+    assert kill("random_times", memory, count, 1) >= count / 10
 
 
-def test_the_search_finds_a_manifest_that_comes_first(memory, monkeypatch):
-    """What is wrong on purpose: a checkpoint that exists before its parts do."""
+def test_search_detects_an_early_manifest(memory, monkeypatch):
+    """A deliberate fault: the manifest is written before its parts."""
     monkeypatch.setattr(checkpoint_manifest, "NAME", "part-00001.npz")
     with pytest.raises((Refused, AssertionError)):
         saves.newest(saved(memory))
 
 
-def test_what_is_renamed_is_on_the_disk_before_and_its_name_after(memory):
+def test_contents_are_flushed_before_and_names_after_a_rename(memory):
     log = []
 
     def note(_, name, path):
@@ -80,13 +80,13 @@ def test_what_is_renamed_is_on_the_disk_before_and_its_name_after(memory):
     assert len(renamed) == 7  # a token, four parts, two manifests
     for i in renamed:
         path = log[i][1]
-        assert path.endswith(".part"), "it has its name before it is complete"
+        assert path.endswith(".part"), "renamed before it was complete"
         assert log[i - 1] == ("fsync", path) and log[i + 1] == ("fsync", os.path.dirname(path))
     assert not any(log[i][1].endswith(".part") for i in range(len(log)) if log[i][0] == "unlink")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_fails_anywhere_leaves_the_checkpoint_before(memory, code):
+def test_disk_error_at_any_operation_keeps_the_previous_checkpoint(memory, code):
     def fail(at):
         def then(number, name, path):
             if number == at:
@@ -110,7 +110,7 @@ def test_a_disk_that_fails_anywhere_leaves_the_checkpoint_before(memory, code):
     assert 10 < tried < 100
 
 
-def test_errors_of_the_disk_name_the_path_and_a_remedy(memory):
+def test_disk_errors_name_the_path_and_a_remedy(memory):
     memory.mkdir()
     (memory / "file").write_text("")
     with pytest.raises(OSError, match=r"file/x.*file.*`Checkpoint`"):
@@ -152,7 +152,7 @@ def _format(number):
         ("manifest.json", _format(0), "another.*format=0"),
     ],
 )
-def test_a_damaged_checkpoint_is_refused_by_name(memory, file, damage, words):
+def test_damaged_checkpoint_is_rejected(memory, file, damage, words):
     store = saved(memory)
     newest, before = store.numbers()
     damage(store.path(newest) / file)
@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(memory, file, damage, words):
     store.verify(before, store.manifest(before).parts)
 
 
-# What a manifest with a valid checksum may say, by the value that is put in the place of another.
+# Invalid contents of a manifest with a valid checksum: the value that replaces another one.
 WRONG = {
     "epoch": ["3", 2.0, True, None, -1, 1 << 63, [], float("nan")],
     "step": ["3", {}, -1],
@@ -187,8 +187,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("place", WRONG)
-def test_a_manifest_of_another_form_is_refused(memory, place):
-    """Whatever it says, its checksum is valid; a part's path stays in its folder."""
+def test_manifest_of_another_form_is_rejected(memory, place):
+    """The checksum is valid; a part's path must stay in its folder."""
     store = saved(memory, 1)
     path = store.path(1) / checkpoint_manifest.NAME
     good = path.read_text()
@@ -222,7 +222,7 @@ def _replaced(make):
     ],
     ids=["pipe", "directory", "device", "loop", "large"],
 )
-def test_special_and_large_files_are_refused_at_once(memory, name, damage):
+def test_special_and_large_files_are_rejected_at_once(memory, name, damage):
     store = saved(memory, 2)
     damage(store.path(2) / name)
     if name != checkpoint_manifest.NAME:
@@ -239,15 +239,15 @@ def test_special_and_large_files_are_refused_at_once(memory, name, damage):
 
 
 def _size_of(path):
-    """As a manifest would have it that is made to suit."""
+    """Returns the size that a manifest adapted to the file would have."""
     try:
         return path.stat().st_size
     except OSError:
         return 0
 
 
-def test_arrays_that_are_larger_than_their_file_are_refused(memory):
-    """A small file that would be unpacked into a large one."""
+def test_arrays_larger_than_their_file_are_rejected(memory):
+    """A small file would be unpacked into a large array."""
     memory.mkdir()
     path = memory / "a.npz"
     np.savez_compressed(path, a=np.zeros(50 << 20, np.uint8), dtypes=np.frombuffer(b"{}", np.uint8))
@@ -265,7 +265,7 @@ def test_arrays_that_are_larger_than_their_file_are_refused(memory):
 @pytest.mark.parametrize(
     "named", [b"[]", b'{"a": 3}', b'{"a": "no such dtype"}', b"{", b'{"a": "O"}']
 )
-def test_names_of_dtypes_that_cannot_be_are_refused(tmp_path, named):
+def test_invalid_dtype_names_are_rejected(tmp_path, named):
     values = {"arrays/a": np.zeros(2), "dtypes": np.frombuffer(named, np.uint8)}
     np.savez(tmp_path / "a.npz", **values)
     with (
@@ -274,7 +274,7 @@ def test_names_of_dtypes_that_cannot_be_are_refused(tmp_path, named):
         assert checkpoint_files.read_arrays(tmp_path / "a.npz", 10_000)["a"].shape == (2,)
 
 
-def test_each_bit_of_a_manifest_counts(memory):
+def test_each_bit_of_a_manifest_is_checked(memory):
     store = saved(memory, 1)
     path = store.path(1) / checkpoint_manifest.NAME
     good, found = path.read_bytes(), store.manifest(1)
@@ -286,7 +286,7 @@ def test_each_bit_of_a_manifest_counts(memory):
             pass
 
 
-def test_old_ones_go_and_those_of_others_stay(memory):
+def test_old_checkpoints_are_removed_and_foreign_files_kept(memory):
     store = saved(memory, 3)
     assert store.numbers() == [3, 2]
     path = store.path(7)
@@ -306,11 +306,11 @@ def test_old_ones_go_and_those_of_others_stay(memory):
     assert store.numbers() == [7, 3] and store.next_number() == 8
 
 
-# ------------------------------------------------------------------------------- files of others
+# ------------------------------------------------------------------------------- foreign files
 
 
 def content(folder):
-    """The content of a folder: the bytes of files, the targets of links, and directories."""
+    """Returns a folder's contents: the bytes of files, the targets of links, and directories."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -329,7 +329,7 @@ def put(path, text="not ours"):
 def hugging_face(folder, elsewhere):
     for name in ("model.safetensors", "trainer_state.json", "part-00000.npz"):
         put(folder / "checkpoint-100000" / name)
-    put(folder / "checkpoint-500" / "part-00000.npz")  # not a name that the store gives
+    put(folder / "checkpoint-500" / "part-00000.npz")  # not a name that the store uses
 
 
 def link(folder, elsewhere):
@@ -339,7 +339,9 @@ def link(folder, elsewhere):
 
 
 def link_to_a_checkpoint(folder, elsewhere):
-    """Which a user has moved to another disk: it is read there, and not removed."""
+    """A checkpoint that the user has moved to another disk: the store reads but never
+    removes it.
+    """
     path = folder / "checkpoint-000002"
     path.rename(elsewhere / "moved")
     put(elsewhere / "moved" / "part-00000.npz.part")
@@ -379,10 +381,10 @@ def like_a_token(folder, elsewhere):
         (like_a_token, 0),
     ],
 )
-def test_files_of_others_stay_and_that_is_said_once(memory, make, told):
+def test_foreign_files_are_kept_and_reported_once(memory, make, told):
     elsewhere = memory.parent / "elsewhere"
     elsewhere.mkdir()
-    store = saved(memory, 3)  # of which two are kept, 2 and 3
+    store = saved(memory, 3)  # two of them are kept, 2 and 3
     ours = content(memory)
     make(memory, elsewhere)
     before = content(memory), content(elsewhere)
@@ -403,7 +405,7 @@ def test_files_of_others_stay_and_that_is_said_once(memory, make, told):
     assert len(texts) == len(set(texts)) == told
 
 
-def test_what_is_removed_is_logged(memory, caplog):
+def test_removals_are_logged(memory, caplog):
     caplog.set_level("INFO", "tf_redsync")
     store = saved(memory, 3)
     put(store.path(9) / "part-00000.npz")
@@ -433,14 +435,14 @@ def test_what_is_removed_is_logged(memory, caplog):
         ({"variables": {"model": [["v", "float32", [50]]]}}, "^$"),
     ],
 )
-def test_what_is_of_another_model_says_by_what(change, words):
+def test_mismatched_model_names_the_difference(change, words):
     assert re.search(words, checkpoint_manifest.differences(saves.SUBJECT, saves.SUBJECT | change))
 
 
 # ------------------------------------------------------------------------------------------ arrays
 
 
-def test_arrays_of_all_dtypes_come_back(tmp_path):
+def test_arrays_of_all_dtypes_round_trip(tmp_path):
     values = {
         "a/b": np.arange(6, dtype=np.int64).reshape(2, 3),
         "flag": np.asarray(True),
@@ -462,7 +464,7 @@ def test_arrays_of_all_dtypes_come_back(tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_only_numbers_are_saved_and_read(tmp_path):
+def test_only_numeric_arrays_are_saved_and_read(tmp_path):
     with pytest.raises(TypeError, match="only numbers can be saved"):
         checkpoint_files.write_arrays(tmp_path / "a.npz", {"a": np.asarray([{}])})
     np.savez(tmp_path / "b.npz", a=np.asarray([{}], dtype=object), allow_pickle=True)

@@ -1,4 +1,4 @@
-"""Every message names the argument and the value."""
+"""Every error message names the argument and the value."""
 
 import fractions
 
@@ -10,12 +10,12 @@ from tf_redsync import checks
 
 
 @pytest.mark.parametrize("value", [0.5, 1, 1.0, np.float32(0.25), fractions.Fraction(1, 3)])
-def test_real_in_the_interval(value):
+def test_real_inside_the_interval(value):
     checks.real("density", value, low=0.0, high=1.0, low_open=True)
 
 
 @loop("value", [0.0, -0.1, 1.0001, float("nan"), float("inf"), "0.5", None, True, 1j, [0.5]])
-def test_real_outside(value):
+def test_real_outside_the_interval(value):
     with pytest.raises(ValueError) as error:
         checks.real("density", value, low=0.0, high=1.0, low_open=True)
     assert "`density` must be in (0, 1]" in str(error.value)
@@ -31,7 +31,7 @@ def test_real_outside(value):
         (True, True, "(0, 1)", ()),
     ],
 )
-def test_ends_of_the_interval(low_open, high_open, interval, allowed):
+def test_interval_endpoints(low_open, high_open, interval, allowed):
     def check(value):
         checks.real("x", value, low=0.0, high=1.0, low_open=low_open, high_open=high_open)
 
@@ -45,19 +45,19 @@ def test_ends_of_the_interval(low_open, high_open, interval, allowed):
 
 
 @pytest.mark.parametrize("value", [1, 5, np.int64(7)])
-def test_integer(value):
+def test_integer_is_accepted(value):
     checks.integer("steps", value, low=1)
 
 
 @pytest.mark.parametrize("value", [0, -3, 1.0, "2", None, True])
-def test_not_an_integer(value):
+def test_non_integer_is_rejected(value):
     with pytest.raises(ValueError) as error:
         checks.integer("steps", value, low=1)
     assert f"`steps` must be an integer >= 1. Received: steps={value!r}" in str(error.value)
 
 
 @pytest.mark.parametrize("value", ["Exact", "", None, ["exact"], 3])
-def test_not_a_choice(value):
+def test_unknown_choice_is_rejected(value):
     checks.choice("selection", "exact", ("auto", "exact"))
     with pytest.raises(ValueError) as error:
         checks.choice("selection", value, ("auto", "exact"))

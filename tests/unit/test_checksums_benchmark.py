@@ -1,12 +1,12 @@
-"""benchmarks/step/checksums.py: its arithmetic and its command line."""
+"""benchmarks/step/checksums.py: arithmetic and command line."""
 
 import pytest
 
 from benchmarks.step import checksums
 
 
-def test_ratios_are_of_the_same_round():
-    # The machine gets slower by the round, which no ratio shows.
+def test_ratios_compare_the_same_round():
+    # The machine slows down with each round, which no ratio may show.
     blocks = [{"checked": 1.01 * n, "plain": 1.0 * n, "control": 1.0 * n} for n in range(1, 6)]
     result = checksums.report({"params": 7, "words": [10, 20], "blocks": blocks, "ops": 0.003}, 20)
     assert result["checked"] == pytest.approx([1.0, 1.0, 1.0])

@@ -1,4 +1,4 @@
-"""Messages about chunks: sums and senders, values of two bits, their bits by the formula."""
+"""Messages of chunks: sums and sender counts, two-bit values, and their size by the formula."""
 
 import math
 
@@ -23,7 +23,7 @@ def normal(*shape, seed=0):
 
 
 def two_bits_numpy(values):
-    """What two bits say of values, `[number, k]`, in float64. Chunks of zeros have no level."""
+    """Returns the two-bit values of `[number, k]` in float64. Chunks of zeros have no level."""
     values = np.float64(values)
     scales = np.abs(values).mean(axis=1, keepdims=True)
     units = np.abs(values) / np.where(scales > 0, scales, 1)
@@ -34,7 +34,7 @@ def two_bits_numpy(values):
 
 
 def sent(form, workers):
-    """The messages of some workers, and what they stand for as dense chunks."""
+    """Returns the messages of some workers, and their values as dense chunks."""
     messages, dense = [], []
     for worker in range(workers):
         flat = [tf.constant(normal(c.number, c.size, seed=worker)) for c in form.chunks]
@@ -47,7 +47,7 @@ def sent(form, workers):
 
 
 @pytest.mark.parametrize("bits", [32, 2])
-def test_sums_and_senders(bits):
+def test_sums_and_sender_counts(bits):
     form = ChunkMessages(CHUNKS, 5, bits)
     messages, dense = sent(form, 3)
     sums, senders = form.sums(messages)
@@ -65,19 +65,21 @@ def test_sums_and_senders(bits):
 
 
 @pytest.mark.parametrize("k", [32, 64, 128])
-def test_bits_of_a_message(k):
-    """Of 4096 elements k positions of 12 bits; values of 32 bits, or of 2 and a scale a chunk."""
+def test_message_bits(k):
+    """Of 4096 elements, k positions take 12 bits each; values take 32 bits, or 2 and a scale per
+    chunk.
+    """
     number, tensors = 256, [Chunks.of((1024, 1024))]
     for bits, count in ((32, number * k * 44), (2, number * (k * 14 + 32) + 64)):
         form = ChunkMessages(tuple(tensors), k, bits)
         messages, _ = sent(form, 1)
         assert 32 * messages.shape[1] == 32 + count == 8 * form.payload
-    assert 32 * 2**20 / (32 + count) > {32: 200, 64: 130, 128: 70}[k]  # times less than dense
+    assert 32 * 2**20 / (32 + count) > {32: 200, 64: 130, 128: 70}[k]  # times smaller than dense
 
 
 @pytest.mark.parametrize("bits", [32, 2])
-def test_payloads_of_odd_tensors(bits):
-    """Whole words for each part of each tensor, and nothing of an empty one but its levels."""
+def test_payload_sizes_of_odd_tensors(bits):
+    """Each part of each tensor takes whole words; an empty tensor takes only its levels."""
     form, total = ChunkMessages(CHUNKS, 5, bits), 32
     for chunks in CHUNKS:
         k = min(5, chunks.size)
@@ -91,7 +93,7 @@ def test_payloads_of_odd_tensors(bits):
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
-def test_two_bits_say_sign_and_mean_of_their_class(scale):
+def test_two_bits_encode_sign_and_class_mean(scale):
     values = normal(6, 40) * np.float32(scale) * np.float32(10.0) ** np.arange(6)[:, None]
     values = np.float32(values)
     values[2] = 0
@@ -101,7 +103,7 @@ def test_two_bits_say_sign_and_mean_of_their_class(scale):
     assert (np.sign(found) == np.sign(values)).all()
 
 
-def test_chunks_of_zeros_leave_the_others_unchanged():
+def test_chunks_of_zeros_do_not_change_others():
     values = normal(4, 64)
     alone = two_bit_values.decode(two_bit_values.encode(tf.constant(values)))
     beside = tf.concat([values, tf.zeros([60, 64])], axis=0)
@@ -111,13 +113,13 @@ def test_chunks_of_zeros_leave_the_others_unchanged():
     assert np.abs(found[4:]).max() == 0
 
 
-def test_two_values_are_exact():
+def test_two_distinct_values_are_exact():
     values = np.float32([[1, -3, 1, 3], [2, 6, -2, -6]])
     found = two_bit_values.decode(two_bit_values.encode(tf.constant(values)))
     np.testing.assert_allclose(found, values, rtol=1e-6)
 
 
-def test_two_bits_keep_most_of_what_was_selected():
+def test_two_bits_keep_most_of_the_selected_energy():
     flat = normal(64, 4096)
     _, values = chunked_top_k(flat, 64)
     found = two_bit_values.decode(two_bit_values.encode(values))
@@ -128,7 +130,7 @@ def test_two_bits_keep_most_of_what_was_selected():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
-def test_what_no_scale_can_hold_is_not_finite(bad):
+def test_nonfinite_scale_makes_the_step_nonfinite(bad):
     values = np.full((1, 4), bad, np.float32)
     form = ChunkMessages((Chunks.of((64, 64)),), 4, 2)
     positions = tf.constant([[0, 1, 2, 3]])

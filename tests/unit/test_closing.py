@@ -1,4 +1,4 @@
-"""An error that leaves `fit` closes the library's callbacks."""
+"""`fit` closes the library's callbacks if it raises."""
 
 import pytest
 
@@ -7,41 +7,41 @@ from tf_redsync.keras import closing
 MODEL, OTHER = object(), object()
 
 
-class Part:
-    """A callback that notes its end in `told`."""
+class RecordingCallback:
+    """A callback that appends its name to `closed` when it is closed."""
 
-    def __init__(self, name, told, model=MODEL, error=None):
-        self.name, self.told, self.model, self.error = name, told, model, error
+    def __init__(self, name, closed, model=MODEL, error=None):
+        self.name, self.closed, self.model, self.error = name, closed, model, error
         closing.register(self)
 
     def close(self):
         closing.unregister(self)
-        self.told.append(self.name)
+        self.closed.append(self.name)
         if self.error:
             raise self.error
 
 
-def test_an_inner_error_closes_what_its_context_has_opened_of_its_model():
-    told = []
+def test_inner_error_closes_callbacks_of_its_own_model():
+    closed = []
     with pytest.raises(KeyboardInterrupt), closing.closing_on_error(MODEL):
-        Part("outer", told)
+        RecordingCallback("outer", closed)
         with pytest.raises(ValueError), closing.closing_on_error(MODEL):
-            Part("inner", told)
-            elsewhere = Part("of another model", told, OTHER)
+            RecordingCallback("inner", closed)
+            elsewhere = RecordingCallback("of another model", closed, OTHER)
             raise ValueError
-        assert told == ["inner"]
+        assert closed == ["inner"]
         raise KeyboardInterrupt
-    assert told == ["inner", "outer"]
+    assert closed == ["inner", "outer"]
     with closing.closing_on_error(OTHER):
         pass  # without an error `on_train_end` closes it
-    assert told == ["inner", "outer"]
+    assert closed == ["inner", "outer"]
     elsewhere.close()
 
 
-def test_one_that_cannot_be_closed_does_not_keep_the_others_open():
-    told = []
+def test_error_in_close_does_not_keep_others_open():
+    closed = []
     with pytest.raises(OSError, match="disk full"), closing.closing_on_error(MODEL):
-        Part("first", told)
-        Part("second", told, error=OSError("disk full"))
+        RecordingCallback("first", closed)
+        RecordingCallback("second", closed, error=OSError("disk full"))
         raise ValueError
-    assert told == ["second", "first"]
+    assert closed == ["second", "first"]

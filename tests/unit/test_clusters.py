@@ -1,7 +1,7 @@
-"""Other machines: hosts of the command line, jobs of SLURM and Kubernetes, workers over SSH.
+"""Several machines: hosts on the command line, SLURM and Kubernetes jobs, workers over SSH.
 
-There is a real `sshd` on a port of its own if openssh-server is installed, else an `ssh` that
-runs the command here.
+The tests use a real `sshd` on its own port if openssh-server is installed, else an `ssh` stand-in
+that runs the command locally.
 """
 
 import json
@@ -52,7 +52,7 @@ def commands():
 
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory):
-    """A command that is as `ssh` with a host "localhost" that can be reached."""
+    """Returns a command that works like `ssh` with a reachable host "localhost"."""
     folder = tmp_path_factory.mktemp("ssh")
     if SSHD is None or not shutil.which("ssh") or os.geteuid():
         (folder / "ssh").write_text(FAKE)
@@ -105,7 +105,7 @@ def wait_until_dead(pid):
         time.sleep(0.05)
 
 
-def test_arguments_environment_and_directory_arrive_as_they_are(ssh, tmp_path):
+def test_arguments_environment_and_directory_are_forwarded(ssh, tmp_path):
     folder = tmp_path / 'it\'s a "folder" $HOME'
     folder.mkdir()
     (folder / "train.py").write_text(
@@ -137,7 +137,7 @@ def test_arguments_environment_and_directory_arrive_as_they_are(ssh, tmp_path):
     assert ran.stdout == (folder / "logs" / "worker_0.log").read_text()
 
 
-def test_a_worker_that_fails_is_named_with_its_host(ssh, tmp_path):
+def test_failed_worker_is_reported_with_its_host(ssh, tmp_path):
     (tmp_path / "train.py").write_text(
         WORKER + "print('line', index)\nif index:\n    os.kill(os.getpid(), 6)\ntime.sleep(60)"
     )
@@ -148,7 +148,7 @@ def test_a_worker_that_fails_is_named_with_its_host(ssh, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["timeout", signal.SIGINT, signal.SIGKILL])
-def test_no_remote_process_is_left(ssh, tmp_path, how):
+def test_no_remote_process_survives(ssh, tmp_path, how):
     (tmp_path / "train.py").write_text(
         WORKER + "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "signal.signal(signal.SIGINT, lambda *_: print('interrupted', flush=True))\n"
@@ -173,7 +173,7 @@ def test_no_remote_process_is_left(ssh, tmp_path, how):
         wait_until_dead(pid)
 
 
-def test_a_host_that_cannot_be_used_is_named_before_anything_starts(ssh, tmp_path):
+def test_unusable_host_is_reported_before_anything_starts(ssh, tmp_path):
     (tmp_path / "train.py").write_text("open('started', 'w')")
     bare = tmp_path / "bare"  # an interpreter without the package
     bare.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -I -S "$@"\n')
@@ -200,9 +200,9 @@ def test_a_host_that_cannot_be_used_is_named_before_anything_starts(ssh, tmp_pat
     assert not (tmp_path / "started").exists()
 
 
-def test_a_job_goes_on_without_a_host_that_cannot_be_used(ssh, tmp_path):
+def test_job_continues_without_an_unusable_host(ssh, tmp_path):
     (tmp_path / "train.py").write_text(WORKER + "print(len(config['cluster']['worker']))")
-    selective = tmp_path / "ssh"  # knows one host
+    selective = tmp_path / "ssh"  # resolves only one host
     real = shlex.join(shlex.split(ssh))
     selective.write_text(
         '#!/bin/bash\nif [ "$1" = lost ]; then echo "No route to host" >&2; exit 255; fi\n'
@@ -217,7 +217,7 @@ def test_a_job_goes_on_without_a_host_that_cannot_be_used(ssh, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["timeout", signal.SIGINT, signal.SIGTERM])
-def test_a_job_ends_while_it_waits_for_a_host(ssh, tmp_path, how):
+def test_job_ends_while_it_waits_for_a_host(ssh, tmp_path, how):
     (tmp_path / "train.py").write_text("open('started', 'w')")
     slow = tmp_path / "ssh"  # one host never answers
     real = shlex.join(shlex.split(ssh))
@@ -357,7 +357,7 @@ def test_slurm(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="6 tasks on 3 nodes"):
         schedulers.slurm(1, None, slurm(0, SLURM_STEP_NUM_TASKS="6"))
 
-    scontrol = tmp_path / "scontrol"  # knows better
+    scontrol = tmp_path / "scontrol"  # has precedence
     scontrol.write_text("#!/bin/sh\n[ \"$*\" = 'show hostnames n[1-3]' ] && echo x y z\n")
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -385,7 +385,7 @@ def test_kubernetes():
         schedulers.kubernetes(2, 1, None, pod(1, HOSTNAME="my-train-1-x7k2p"))
 
 
-def test_a_node_of_slurm_starts_its_workers(tmp_path):
+def test_slurm_node_starts_its_workers(tmp_path):
     (tmp_path / "train.py").write_text(
         WORKER + "print(os.environ['TF_REDSYNC_JOB'], config['cluster']['worker'][index])"
     )
@@ -401,5 +401,5 @@ def test_a_node_of_slurm_starts_its_workers(tmp_path):
             f"[worker {2 * node + i}] {secret or 'slurm-4711.0'} n{node + 1}:{7000 + i}"
             for i in range(2)
         ]
-        # The name of the job can be guessed: the launcher of the chief says so, and no other one.
+        # The job's name can be guessed: only the chief's launcher warns.
         assert ("TF_REDSYNC_JOB" in ran.stderr) == (node == 0 and secret is None)

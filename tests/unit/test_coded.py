@@ -1,4 +1,6 @@
-"""Coded and DeepReduce: any sparsifier, what is refused, bits against entropy, volumes."""
+"""Coded and DeepReduce: conservation with every sparsifier, errors, bits against entropy,
+volumes.
+"""
 
 import dataclasses
 import json
@@ -35,7 +37,7 @@ def gradients(step, workers, specs=SPECS):
 
 
 def surplus(method, workers=2, specs=SPECS, steps=3, traced=False):
-    """Largest |what was put in - what came out or waits| over all steps; the totals' largest."""
+    """Returns the largest |input - output - residual| over all steps, and the largest total."""
     layout = BucketLayout(specs, workers)
     states, worst, largest = loopback.initial_states(method, layout), 0.0, 0.0
     run = loopback.traced_step(method, layout) if traced else None
@@ -59,7 +61,7 @@ def surplus(method, workers=2, specs=SPECS, steps=3, traced=False):
     return worst
 
 
-# ------------------------------------------------------------------------- around any sparsifier
+# ------------------------------------------------------------------------- with any sparsifier
 
 INSIDE = {
     "TopK of the model": rs.TopK(density=0.05, scope="model"),
@@ -74,19 +76,19 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_every_sparsifier_conserves(name):
+def test_every_sparsifier_conserves_gradients(name):
     method = rs.Coded(method=INSIDE[name], indices=codings.Golomb(), values=codings.Half())
     assert method.traits.conserves and surplus(method) < 5e-6
 
 
 @pytest.mark.parametrize("name", ["SparDL", "FixedThreshold"])
-def test_deep_reduce_conserves(name):
-    """Where a message is about a block, and where fewer elements are sent than there is room."""
+def test_deep_reduce_conserves_gradients(name):
+    """With messages for one block, and with fewer elements than the capacity."""
     method = rs.contrib.DeepReduce(method=INSIDE[name])
     assert method.traits.conserves and surplus(method) < 5e-6
 
 
-def test_p2_conserves():
+def test_p2_conserves_gradients():
     method = rs.Coded(
         method=rs.TopK(density=0.02),
         indices=rs.contrib.codings.Bloom(policy="p2", false_positive_rate=0.1),
@@ -98,7 +100,7 @@ def test_p2_conserves():
     "indices", [codings.Golomb(), rs.contrib.codings.Bloom(), codings.Bitmap()]
 )
 def test_without_error_feedback_only_rounding_is_lost(indices):
-    """An exact value is delivered once, also that of a false position."""
+    """Each exact value is delivered once, including that of a false position."""
     method = rs.Coded(method=rs.TopK(density=0.05), indices=indices, error_feedback=False)
     assert method.traits.conserves and surplus(method) < 5e-6
     rounded = dataclasses.replace(method, values=codings.Half())
@@ -106,8 +108,8 @@ def test_without_error_feedback_only_rounding_is_lost(indices):
 
 
 @pytest.mark.parametrize("indices", [codings.Golomb(), rs.contrib.codings.Bloom()])
-def test_one_mean_for_every_tensor(indices):
-    """Of a bucket without the output layer no tensor has values of its own."""
+def test_mean_is_shared_by_all_tensors(indices):
+    """In a bucket without the output layer, no tensor has its own means."""
     inside = rs.RedSync(density=0.05, quantized=True, selection="exact")
     method = rs.Coded(method=inside, indices=indices, values=rs.contrib.codings.QSGDValues())
     grads = gradients(0, 2, SPECS[:1])
@@ -139,7 +141,7 @@ def test_a_bucket_of_empty_tensors():
 
 
 def test_short_totals_stay_coordinates():
-    """Plain SGD takes them; they stand for the dense total."""
+    """Plain SGD applies the coordinates; they equal the dense total."""
     spec = TensorSpec("w", (300, 100))
     method = rs.Coded(method=rs.TopK(density=0.01), values=codings.Half())
     grads, steps = gradients(0, 2, (spec,)), []
@@ -154,8 +156,8 @@ def test_short_totals_stay_coordinates():
     np.testing.assert_allclose(added, dense.numpy().reshape(-1), rtol=1e-6)
 
 
-def test_spardl_rounds_each_message_by_numbers_of_its_own():
-    """The same block twice: the codes of its values differ."""
+def test_spardl_rounds_each_message_independently():
+    """The codes of the same block in two messages differ."""
     block = tf.reshape(tf.constant(np.random.default_rng(0).laplace(size=600), tf.float32), [600])
     inside = rs.contrib.SparDL(density=0.2)
     method = rs.contrib.DeepReduce(method=inside, values=rs.contrib.codings.QSGDValues(levels=3))
@@ -175,8 +177,8 @@ def test_spardl_rounds_each_message_by_numbers_of_its_own():
 # ---------------------------------------------------------------------------- a falling density
 
 
-def test_a_falling_density():
-    """Slots are tensors then, and messages shorter in later steps; a graph gives the same."""
+def test_falling_density():
+    """Slots are tensors then, and later messages are shorter; graph mode gives equal results."""
     inside = rs.RedSync(density=0.02, dense_below=0, threshold_above=4000, warm_up=RAMP)
     method = rs.Coded(method=inside, indices=codings.RawIndices(), values=codings.Half())
     assert surplus(method) < 5e-6
@@ -199,7 +201,7 @@ def test_a_falling_density():
     ],
 )
 @pytest.mark.parametrize("inside", [rs.RedSync(warm_up=RAMP), rs.DGC(warm_up=RAMP)])
-def test_a_falling_density_needs_codes_of_any_length(inside, options, names):
+def test_falling_density_needs_codes_of_any_length(inside, options, names):
     with pytest.raises(ValueError, match=f"`method`.*{names}.*RawIndices.*Received: method="):
         rs.Coded(method=inside, **options)
     rs.Coded(method=dataclasses.replace(inside, warm_up=rs.DenseWarmUp(3)), **options)
@@ -238,8 +240,8 @@ def test_bad_arguments(make, words):
         make()
 
 
-def test_clipping_inside_a_rule_is_refused():
-    """As it is without a coding: it takes the whole gradient."""
+def test_clipping_inside_a_rule_is_rejected():
+    """As without a coding: clipping needs the whole gradient."""
     for wrapped in (
         rs.Coded(method=rs.RedSync(clip_norm=2.0)),
         rs.HalfPrecision(method=rs.RedSync(clip_norm=2.0)),
@@ -274,7 +276,7 @@ def test_config_round_trip():
             assert from_config(serialize(coding())) == coding()
 
 
-def test_a_model_is_saved_and_loaded(tmp_path, mirrored):
+def test_model_round_trip(tmp_path, mirrored):
     strategy, path = mirrored(2), str(tmp_path / "model.keras")
     policy = rs.Policy(default=dataclasses.replace(CONFIGURED, method=rs.TopK(dense_below=16)))
     with strategy.scope():
@@ -298,7 +300,7 @@ def log2_choices(n, k):
 
 
 def message_bits(method, size, values=None):
-    """Bits that a worker sends of one tensor of Laplace or given gradients."""
+    """Returns the bits that a worker sends for one tensor of Laplace or given gradients."""
     spec = TensorSpec("w", (size,))
     if values is None:
         values = np.random.default_rng(0).laplace(size=size)
@@ -310,7 +312,7 @@ def message_bits(method, size, values=None):
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
 def test_golomb_is_near_the_entropy(density):
-    """Of random positions; all heads included, and with room for the worst positions."""
+    """For random positions, including all headers and the capacity for the worst positions."""
     n = 2**22
     k = round(density * n)
     rng = np.random.default_rng(0)
@@ -323,8 +325,8 @@ def test_golomb_is_near_the_entropy(density):
         assert entropy == pytest.approx(11.41, abs=0.01)
 
 
-def test_coded_top_k_takes_few_bits():
-    """TopK at 0.1 % and halves: the entropy of random positions and 16 bits a value."""
+def test_coded_top_k_message_size():
+    """TopK at 0.1 % with float16: the entropy of random positions plus 16 bits per value."""
     n, k = 2**22, round(0.001 * 2**22)
     method = rs.Coded(method=rs.TopK(density=0.001), values=codings.Half())
     bits, step = message_bits(method, n)
@@ -350,16 +352,16 @@ VOLUMES = {
 
 
 @pytest.mark.parametrize("name", VOLUMES)
-def test_relative_volumes_are_those_of_the_paper(name):
-    """Of one tensor of Laplace gradients; theirs are of nets, with dense small tensors."""
+def test_relative_volumes_match_the_paper(name):
+    """One tensor of Laplace gradients; the paper measured networks with dense small tensors."""
     method, theirs, tolerance = VOLUMES[name]
     size = 2**18
     volume = message_bits(method, size)[0] / (32 * size)
     assert volume == pytest.approx(theirs, abs=tolerance)
 
 
-def test_fitted_values_take_less_than_in_the_paper():
-    """.1039 there: raw indices in the order of the values. Here Golomb codes, and places."""
+def test_fitted_values_are_smaller_than_in_the_paper():
+    """The paper has .1039 with raw indices in order of the values; here Golomb codes and ranks."""
     size, inside = 2**18, rs.TopK(density=0.1)
     fitted = rs.contrib.codings.PolynomialFit()
     volume = message_bits(
@@ -370,10 +372,10 @@ def test_fitted_values_take_less_than_in_the_paper():
     assert message_bits(raw, size)[0] / (32 * size) == pytest.approx(0.1 + 0.047, abs=0.001)
 
 
-# -------------------------------------------------------------------------------------- the choice
+# -------------------------------------------------------------------------------- comparison
 
 
-def test_the_comparison_says_why():
+def test_comparison_gives_reasons():
     text = str(codings.compare([2**22], [2**22 // 1000]))
     lines = text.splitlines()
     assert lines[0] == "4194 of 4194304 elements (0.1 %)"
@@ -386,8 +388,8 @@ def test_the_comparison_says_why():
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.3, 0.5, 0.9])
-def test_the_cheapest_is_used(density):
-    """And what is used has the length that the table says."""
+def test_cheapest_coding_is_used(density):
+    """The chosen coding has the length that the table predicts."""
     n = 1_000_000
     capacity = Capacity((n,), (round(density * n),))
     comparison, coding = (
@@ -405,6 +407,6 @@ def test_the_cheapest_is_used(density):
 
 
 @pytest.mark.parametrize(("sizes", "slots"), [([10], [11]), ([10, 3], [1]), ([10], [-1])])
-def test_a_comparison_of_nonsense_is_refused(sizes, slots):
+def test_comparison_rejects_bad_arguments(sizes, slots):
     with pytest.raises(ValueError, match="`slots`.*`sizes`"):
         codings.compare(sizes, slots)

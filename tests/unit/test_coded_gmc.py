@@ -1,4 +1,4 @@
-"""CodedGMC: what it is made of, its bytes, training on unequal data, bad arguments."""
+"""CodedGMC: components, message size, training on unequal data, bad arguments."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SPECS = (TensorSpec("a/kernel", (60, 50), position=0), TensorSpec("b/kernel", (3
 
 
 def train(method, specs=SPECS, steps=STEPS):
-    """Totals of every step, and its bytes, with the same random gradients for any method."""
+    """Returns all totals and message sizes, with the same random gradients for any method."""
     layout, rng = BucketLayout(specs, WORKERS), np.random.default_rng(0)
     states, totals, sizes = loopback.initial_states(method, layout), [], []
     for number in range(steps):
@@ -29,8 +29,8 @@ def train(method, specs=SPECS, steps=STEPS):
     return np.stack(totals), sizes
 
 
-def test_it_is_gmc_in_a_coded_message(value_bits=3):
-    """Of matrices: the wrapper `Coded` around `GMC` sends the same."""
+def test_equals_gmc_in_a_coded_message(value_bits=3):
+    """For matrices, `Coded` around `GMC` sends the same messages."""
     values = rs.codings.SignedLevels(bits=value_bits)
     gmc = rs.GMC(density=0.05, dense_below=0)
     wrapped = rs.Coded(method=gmc, indices=rs.codings.Golomb(), values=values)
@@ -41,7 +41,7 @@ def test_it_is_gmc_in_a_coded_message(value_bits=3):
     assert not np.allclose(found[0], train(rs.CodedGMC(density=0.05, momentum=0.0))[0])
 
 
-def test_its_formula_counts_what_it_sends():
+def test_payload_formula_matches_the_messages():
     bias = TensorSpec("b/bias", (70,), position=2)
     for method in (rs.CodedGMC(), rs.CodedTopK(), rs.CodedGMC(value_bits=16)):
         (found,) = {tuple(sizes) for sizes in train(method, (*SPECS, bias))[1]}
@@ -51,15 +51,15 @@ def test_its_formula_counts_what_it_sends():
         assert message.sent == pytest.approx((WORKERS - 1) * found[0])
 
 
-def test_without_momentum_it_is_top_k():
+def test_without_momentum_equals_top_k():
     density = {"density": 0.05, "momentum": 0.0}
     own, top_k = train(rs.CodedGMC(**density)), train(rs.CodedTopK(**density))
     np.testing.assert_array_equal(own[0], top_k[0])
 
 
 @pytest.mark.deep
-def test_it_trains_on_unequal_data_as_gmc_does():
-    """Where momentum of every worker's own, corrected and masked, ends far from the minimum."""
+def test_converges_like_gmc_on_unequal_data():
+    """Local momentum, corrected and masked, ends far from the minimum here."""
     sparse = {"density": 0.05, "momentum": 0.9}
     coded = excess_loss(rs.CodedGMC(small_density=None, dense_below=0, **sparse))
     assert coded < 1.5 * excess_loss(rs.GMC(**sparse))
@@ -76,7 +76,7 @@ def test_bad_input(options):
         rs.CodedGMC(**options)
 
 
-def test_momentum_on_both_sides_is_refused():
+def test_momentum_on_both_sides_is_rejected():
     import keras
 
     with pytest.raises(ValueError, match="momentum is set on both sides"):
@@ -84,15 +84,15 @@ def test_momentum_on_both_sides_is_refused():
 
 
 @pytest.mark.deep
-def test_the_variants_of_the_ablation():
-    """Without its arguments it is GMC; with them fewer elements wait for ever."""
+def test_ablation_variants():
+    """Without arguments it equals GMC; with them fewer elements are delayed for ever."""
     from benchmarks.accuracy.variants import SelectionVariant
 
     forms = {"density": 0.05, "dense_below": 0}
     expected, _ = train(rs.GMC(**forms), steps=25)
     np.testing.assert_array_equal(train(SelectionVariant(**forms), steps=25)[0], expected)
     first = SPECS[0].size
-    # Gradients of random numbers do not tie, ages do.
+    # Random gradients have no ties, ages do.
     shuffled = train(SelectionVariant(random_ties=True, **forms), steps=25)[0]
     np.testing.assert_allclose(shuffled, expected, rtol=1e-5, atol=1e-7)
     ages = [SelectionVariant(oldest=0.5, random_ties=ties, **forms) for ties in (False, True)]

@@ -1,4 +1,4 @@
-"""CodedTopK: bits against the entropy, energy of a message, what waits, bad arguments."""
+"""CodedTopK: bits against entropy, energy of a message, residuals, bad arguments."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ SIDE = 2048  # 2^22 elements
 
 
 def exchanged(method, gradient, steps=1, workers=1):
-    """Steps in which every worker has the same gradient; returns all of them."""
+    """Runs steps in which every worker has the same gradient, and returns all of them."""
     layout = BucketLayout((TensorSpec("w", gradient.shape),), workers)
     states, history = loopback.initial_states(method, layout), []
     for number in range(steps):
@@ -36,27 +36,28 @@ def laplace():
 
 
 def entropy_bits(n: int, k: int) -> float:
-    """log2 of the number of ways to choose k of n."""
+    """Returns log2 of the number of ways to choose k of n."""
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
 
 
 @pytest.mark.parametrize("value_bits", [1, 4])
 @pytest.mark.parametrize("density", [0.001, 0.01])
-def test_message_is_near_the_entropy(laplace, density, value_bits):
-    """Within 5.5 % of log2 C(n, k) and the bits of the values, heads included."""
+def test_message_size_is_near_the_entropy(laplace, density, value_bits):
+    """Within 5.5 % of log2 C(n, k) plus the bits of the values, including headers."""
     method = rs.CodedTopK(density=density, value_bits=value_bits)
     (step,) = exchanged(method, laplace)
     (request,), k = step.requests, round(density * laplace.size)
     bits = 8 * driver.payload_bytes(request)
     bound = entropy_bits(laplace.size, k) + k * value_bits
-    assert bound < bits < 1.055 * bound  # 5.2 % above it, at most: room for the worst positions
-    # And the message holds all of them.
+    # at most 5.2 % above it: the capacity for the worst positions
+    assert bound < bits < 1.055 * bound
+    # The message holds all positions.
     assert np.count_nonzero(step.totals[0][0]) == k
 
 
 @pytest.mark.parametrize(("density", "captured"), [(0.001, 0.984), (0.01, 0.968)])
-def test_one_bit_carries_the_energy_of_the_top_k(laplace, density, captured):
-    """As the class's docstring says; more bits carry more."""
+def test_one_bit_keeps_the_energy_of_the_top_k(laplace, density, captured):
+    """As the class's docstring states; more bits keep more."""
     shares = []
     for value_bits in (1, 2, 4, 16):
         method = rs.CodedTopK(density=density, value_bits=value_bits)
@@ -68,8 +69,8 @@ def test_one_bit_carries_the_energy_of_the_top_k(laplace, density, captured):
 
 
 @pytest.mark.parametrize("value_bits", [1, 3])
-def test_everything_arrives_in_the_end(value_bits):
-    """With the same gradient in every step, totals add up to all of it but a bounded rest."""
+def test_all_gradients_are_delivered(value_bits):
+    """With the same gradient in every step, totals sum to all of it except a bounded residual."""
     gradient = np.random.default_rng(1).normal(size=(30, 40)).astype(np.float32)
     rests = []
     method = rs.CodedTopK(density=0.05, dense_below=0, value_bits=value_bits)
@@ -80,8 +81,8 @@ def test_everything_arrives_in_the_end(value_bits):
     assert rests[1] < 1.3 * rests[0] < 0.5 * np.abs(60 * gradient).max()
 
 
-def test_even_gaps_are_sent_in_full():
-    """They take longer codes than random positions do on average."""
+def test_equally_spaced_positions_are_sent_in_full():
+    """Their codes are longer than the average of random positions."""
     gradient = np.full((100, 330), 1e-4, np.float32)
     gradient.reshape(-1)[32::33] = 1.0
     (step,) = exchanged(rs.CodedTopK(density=0.0303, value_bits=16), gradient)
@@ -89,7 +90,7 @@ def test_even_gaps_are_sent_in_full():
     np.testing.assert_array_equal(np.flatnonzero(total), np.arange(32, 33_000, 33))
 
 
-def test_small_tensors_travel_in_the_same_message():
+def test_small_tensors_share_the_message():
     specs = [TensorSpec("kernel", (64, 64), position=0), TensorSpec("bias", (64,), position=1)]
     method = rs.CodedTopK(density=0.01, dense_below=4096)
     densely = dataclasses.replace(method, small_density=None)
@@ -107,7 +108,7 @@ def test_small_tensors_travel_in_the_same_message():
 
 
 def test_local_steps_have_a_sync_schedule():
-    """For small tensors that are sent densely, too."""
+    """The schedule also applies to small, densely sent tensors."""
     method = rs.CodedTopK(steps=7, small_density=None)
     assert method.sync_schedule.local_steps == method.dense().sync_schedule.local_steps == 7
     assert (
@@ -126,14 +127,14 @@ def test_conditional_means(depth):
     for number in range(2**depth):
         inside = magnitudes[sets[:1000] == number]
         assert means[number] == pytest.approx(inside.mean(), rel=1e-6)
-        # A set lies on one side of the mean of the two that it was divided from.
+        # A set lies on one side of the mean at which it was divided.
         both = magnitudes[sets[:1000] // 2 == number // 2]
         side = inside > both.mean() if number % 2 else inside <= both.mean()
         assert depth == 0 or side.all()
 
 
-def test_halves_at_the_mean_beat_equal_steps():
-    """Of one and of two magnitudes, between the smallest and the largest, linear or logarithmic."""
+def test_splitting_at_the_mean_beats_uniform_levels():
+    """Compared with linear or logarithmic levels between the smallest and the largest magnitude."""
     rng = np.random.default_rng(3)
     for draw in (rng.laplace, rng.standard_normal, lambda size: rng.standard_t(3, size)):
         values = np.sort(np.abs(draw(size=400_000)))[-4000:].astype(np.float32)
@@ -178,7 +179,7 @@ def test_bad_bits_of_levels(bits):
         codings.SignedLevels(bits=bits)
 
 
-def test_wrappers_that_code_values_refuse_it():
+def test_wrappers_that_code_values_reject_it():
     with pytest.raises(ValueError, match="selected elements"):
         rs.Coded(method=rs.CodedTopK())
     with pytest.raises(ValueError, match="HalfPrecision|float32|method"):
@@ -186,7 +187,7 @@ def test_wrappers_that_code_values_refuse_it():
 
 
 def test_values_of_other_sparsifiers():
-    """The coding serves `Coded` as well: the same bits as the method."""
+    """The coding also serves `Coded`: equal bits to the method's."""
     gradient = np.random.default_rng(4).normal(size=(64, 33)).astype(np.float32)
     wrapped = rs.Coded(
         method=rs.TopK(density=0.05), indices=codings.Golomb(), values=codings.SignedLevels(bits=2)

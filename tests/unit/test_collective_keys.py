@@ -1,4 +1,4 @@
-"""Which keys collectives get when functions are traced, once or again."""
+"""Instance keys of collectives when functions are traced once or repeatedly."""
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_utils
@@ -14,7 +14,7 @@ def launcher(group):
 
 
 def traced_keys(launchers, times=1, purpose=1, shape=(3,), name="step", loop=False):
-    """Return the keys that collectives get when a function is traced."""
+    """Returns the keys of collectives in a traced function."""
     found = []
 
     def launch():
@@ -34,16 +34,16 @@ def traced_keys(launchers, times=1, purpose=1, shape=(3,), name="step", loop=Fal
     return found
 
 
-def test_a_collective_keeps_its_key_however_often_it_is_traced():
+def test_key_is_stable_across_traces():
     first, again = launcher(5), launcher(5)
-    collectives.keys_of(again)._new_key_each_call = None  # must not be asked
+    collectives.keys_of(again)._new_key_each_call = None  # must not be called
     for _ in range(3):
         traced_keys([first], name="evaluation", shape=(8,))
     assert traced_keys([first], times=2) == traced_keys([again], times=2)
     assert traced_keys([first], loop=True)[0] == traced_keys([again])[0]
 
 
-def test_collectives_that_differ_have_different_keys():
+def test_distinct_collectives_have_distinct_keys():
     one, other_group = launcher(5), launcher(6)
     keys = [
         *traced_keys([one, other_group], times=3),
@@ -56,7 +56,7 @@ def test_collectives_that_differ_have_different_keys():
     assert all(2**30 <= key < 2**31 for key in keys)  # TensorFlow counts up from 100
 
 
-def test_a_collective_of_unknown_size_has_a_new_key_each_call():
+def test_collective_of_unknown_size_gets_a_new_key_per_call():
     one = launcher(5)
     found = []
 

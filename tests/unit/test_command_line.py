@@ -1,4 +1,4 @@
-"""The command `tf-redsync`: help without TensorFlow, flags in one style, completion, exit codes."""
+"""The command `tf-redsync`: help without TensorFlow, flag styles, completion, exit codes."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from tf_redsync.cli.command_line import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = main.commands()
-# Whatever imports TensorFlow, Keras or numpy ends with an error.
+# Importing TensorFlow, Keras or numpy raises.
 WITHOUT = """
 import sys
 sys.orig_argv = ["python", "-m", "tf_redsync"]  # as it is called
@@ -36,14 +36,14 @@ for words in {words}:
 
 
 def without_tensorflow(*command_lines):
-    """Runs command lines in one process that can import nothing big."""
+    """Runs command lines in one process that cannot import large packages."""
     code = WITHOUT.format(words=[line.split() for line in command_lines])
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
 
 
-def test_help_needs_no_tensorflow():
+def test_help_does_not_import_tensorflow():
     lines = ["--help", "--version", "version", *(f"{name} --help" for name in COMMANDS)]
     ran = without_tensorflow(*lines)
     assert ran.returncode == 0, ran.stderr
@@ -54,24 +54,24 @@ def test_help_needs_no_tensorflow():
     assert ran.stdout.count("examples:") == len(COMMANDS)
 
 
-def test_what_imports_tensorflow_is_noticed():
+def test_importing_tensorflow_is_detected():
     ran = without_tensorflow("plan --model a:b --workers 2 --rate 1gbit")
     assert "TensorFlow is not installed" in ran.stderr and "ended with 1" in ran.stdout
 
 
 @loop("name", COMMANDS)
-def test_examples_are_command_lines(name):
+def test_examples_are_valid_command_lines(name):
     command = COMMANDS[name]
     for line, what in command.examples:
         parser = Parser()
         command.configure(parser)
         words = re.sub(r" [>|].*", "", line).replace("'", "").split()
-        parser.parse_args(words)  # ends the process for a flag that there is not
+        parser.parse_args(words)  # exits for an unknown flag
         assert what
 
 
 @loop("name", COMMANDS)
-def test_flags_are_written_with_dashes_and_may_be_written_with_underscores(name):
+def test_flags_accept_dashes_and_underscores(name):
     parser = Parser()
     COMMANDS[name].configure(parser)
     shown = set(re.findall(r"(?<![\w-])--[\w-]+", parser.format_help()))
@@ -82,7 +82,7 @@ def test_flags_are_written_with_dashes_and_may_be_written_with_underscores(name)
 
 
 @pytest.mark.parametrize("flag", ["--log-dir", "--log_dir"])
-def test_both_spellings_mean_the_same(flag):
+def test_both_spellings_are_equal(flag):
     parser = Parser()
     COMMANDS["launch"].configure(parser)
     args = parser.parse_args(["-n", "2", flag, "x", "train.py", "--log_dir=y"])
@@ -125,7 +125,7 @@ def test_without_a_supported_tensorflow_commands_end_with_one_line(words, monkey
     assert len(said.splitlines()) == 1
 
 
-def test_completion_completes(tmp_path, capsys):
+def test_completion(tmp_path, capsys):
     assert main.main(["completion", "bash"]) == 0
     script = tmp_path / "completion"
     script.write_text(capsys.readouterr().out)
@@ -146,7 +146,7 @@ echo "${{COMPREPLY[@]}}"
     assert completed("tf-redsync", "launch", "--isolate", "n") == ["no"]
 
 
-def test_the_module_is_the_command():
+def test_module_equals_the_command():
     ran = subprocess.run(
         [sys.executable, "-m", "tf_redsync", "--version"],
         capture_output=True, text=True, timeout=60, cwd=ROOT,
@@ -203,7 +203,7 @@ E0000 00:00:1795405811.298170   18120 bfc_allocator.cc:1] ran out of memory
 """
 
 
-def test_noise_is_known_line_by_line():
+def test_tensorflow_noise_is_recognized_by_line():
     for line in NOISE.splitlines():
         assert output.is_noise(line.encode()), line
     for line in NO_NOISE.splitlines():
@@ -211,7 +211,7 @@ def test_noise_is_known_line_by_line():
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_noise_is_shown_on_request_and_is_in_log_files(verbose, tmp_path):
+def test_noise_is_shown_on_request_and_logged(verbose, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(f"print({NOISE + NO_NOISE!r})\nraise ValueError('the real error')")
     words = [sys.executable, "-m", "tf_redsync", "launch", "-n", "1", "--log-dir", str(tmp_path)]
@@ -233,7 +233,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_colors_are_for_terminals_and_no_color_is_respected(monkeypatch):
+def test_colors_need_a_terminal_and_honour_no_color(monkeypatch):
     terminal = Terminal()
     assert output.is_colored(terminal, {"TERM": "xterm"})
     assert not output.is_colored(io.StringIO(), {"TERM": "xterm"})
@@ -246,7 +246,7 @@ def test_colors_are_for_terminals_and_no_color_is_respected(monkeypatch):
     assert terminal.getvalue() == "\x1b[33m[worker 1]\x1b[0m hello\n"
 
 
-def test_what_is_the_command_line():
+def test_command_line_of_this_process():
     for words in (
         ["python", "-m", "tf_redsync", "doctor"],
         ["python", "-u", "-m", "tf_redsync.launch", "-n", "2", "train.py"],
@@ -275,7 +275,7 @@ for part in sys.argv[1:]:
 
 
 @pytest.mark.deep
-def test_parts_may_be_imported_first():
+def test_submodules_can_be_imported_first():
     parts = ("ops", "methods", "keras.keras3", "exchange.driver", "codings")
     command = [sys.executable, "-c", PARTS_FIRST, *parts]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -295,7 +295,7 @@ def test_doctor_checks_two_workers(monkeypatch, capsys, tmp_path):
         assert re.search(rf"{name} on CPU +works", out), out
 
 
-def test_doctor_says_what_does_not_work(monkeypatch, capsys):
+def test_doctor_reports_failures(monkeypatch, capsys):
     wrong = {"CPU": {**dict.fromkeys(self_test.CHECKS, ""), "all-gather": "received [1]"}}
     monkeypatch.setattr(self_test, "run", lambda gpus: wrong)
     assert main.main(["doctor", "--check"]) == 1

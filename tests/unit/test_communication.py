@@ -1,4 +1,4 @@
-"""What carries collectives between GPUs: told apart by their UUIDs, and the same on all workers."""
+"""The choice of NCCL or gRPC for GPU collectives: by GPU UUIDs, equal on all workers."""
 
 import subprocess
 
@@ -26,7 +26,7 @@ int cuDeviceGetUuid(char* uuid, int device) {
 
 @pytest.fixture(scope="module")
 def drivers(tmp_path_factory):
-    """Stubs of NVIDIA's library: one that works, and one of which `cuInit` fails."""
+    """Builds stubs of NVIDIA's driver library: one works, one fails in `cuInit`."""
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.c").write_text(DRIVER)
     for status in (0, 100):
@@ -41,12 +41,12 @@ def three_gpus(monkeypatch):
     monkeypatch.setattr(transport, "_visible", lambda: gpus)
 
 
-def test_gpus_are_known_by_their_uuids(drivers, three_gpus):
+def test_gpus_are_identified_by_uuid(drivers, three_gpus):
     found = transport.own_gpus(drivers[0])
     assert found == ["10" + 15 * "00", "11" + 15 * "00", ""]
 
 
-def test_a_driver_that_does_not_tell(drivers, three_gpus):
+def test_driver_failure_gives_no_uuids(drivers, three_gpus):
     assert transport.own_gpus(drivers[1]) == ["", "", ""]
     assert transport.own_gpus("libno_such_driver.so") == ["", "", ""]
 
@@ -65,15 +65,15 @@ AUTO, RING, NCCL = Implementation.AUTO, Implementation.RING, Implementation.NCCL
         (AUTO, [["a"], ["b"]], NCCL),
         (AUTO, [["a", "b"], ["c", "d"]], NCCL),
         (AUTO, [["a"], ["b"], ["a"]], AUTO),
-        (AUTO, [["a", "a"], ["b", "c"]], AUTO),  # slices of one GPU
-        (AUTO, [[""], [""]], NCCL),  # nobody can tell
+        (AUTO, [["a", "a"], ["b", "c"]], AUTO),  # MIG slices of one GPU
+        (AUTO, [[""], [""]], NCCL),  # unknown GPUs
         (RING, [["a"], ["b"]], RING),
         (RING, [["a"], ["a"]], RING),
         (NCCL, [["a"], ["b"]], NCCL),
         (RING, [[], []], RING),
     ],
 )
-def test_what_is_taken(asked, gpus, taken, caplog):
+def test_chosen_implementation(asked, gpus, taken, caplog):
     options = Options(implementation=asked)
     choose(options, [told(of_worker) for of_worker in gpus])
     assert options.implementation is taken
@@ -90,12 +90,12 @@ def test_what_is_taken(asked, gpus, taken, caplog):
         (RING, [["a"], ["b", "c"]], "worker 0: 1, worker 1: 2"),
     ],
 )
-def test_what_cannot_be(asked, gpus, text):
+def test_impossible_request_raises(asked, gpus, text):
     with pytest.raises(ValueError, match=text):
         choose(Options(implementation=asked), [told(of_worker) for of_worker in gpus])
 
 
-def test_the_users_options_stay_as_they_are():
+def test_user_options_are_unchanged():
     given = Options(bytes_per_pack=5)
     own = transport.copied(given)
     choose(own, [told(["a"]), told(["b"])])
@@ -103,7 +103,7 @@ def test_the_users_options_stay_as_they_are():
     assert given.implementation is AUTO
 
 
-def test_on_cpus_nccl_means_nothing():
+def test_nccl_is_ignored_on_cpus():
     assert transport.by_nccl(Options(implementation=NCCL), "/job:w/device:GPU:0")
     assert not transport.by_nccl(Options(implementation=NCCL), "/job:w/device:CPU:0")
     assert not transport.by_nccl(Options(), "/job:w/device:GPU:0")

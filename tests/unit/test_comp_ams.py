@@ -1,4 +1,4 @@
-"""COMP-AMS: AMSGrad against numpy, what adaptive optimizers do with late elements, warnings."""
+"""COMP-AMS: AMSGrad against numpy, adaptive optimizers with delayed elements, warnings."""
 
 import warnings
 
@@ -17,7 +17,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
 
 @pytest.mark.parametrize("options", [{}, {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-2}])
-def test_amsgrad_is_that_of_the_paper(options):
+def test_amsgrad_matches_the_paper(options):
     rng = np.random.default_rng(0)
     start = rng.standard_normal(50)
     weights, optimizer = tf.Variable(start, dtype=tf.float32), rs.AMSGrad(0.01, **options)
@@ -28,27 +28,27 @@ def test_amsgrad_is_that_of_the_paper(options):
         np.testing.assert_allclose(weights, reference.step(gradient), rtol=0, atol=1e-5)
 
 
-def test_amsgrad_of_several_variables_and_its_config():
+def test_amsgrad_with_several_variables_and_config():
     optimizer = rs.AMSGrad(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5), beta_1=0.8)
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert type(again) is rs.AMSGrad and again.get_config() == optimizer.get_config()
     variables = [tf.Variable(tf.ones(s)) for s in ((2, 3), (4,))]
     optimizer.apply([tf.ones([2, 3]), tf.zeros([4])], variables)
-    step = 0.1 * 0.2 / np.sqrt(0.001 + 1e-8)  # m = 0.2, h = 0.001: the bias is not corrected
+    step = 0.1 * 0.2 / np.sqrt(0.001 + 1e-8)  # m = 0.2, h = 0.001: without bias correction
     np.testing.assert_allclose(variables[0], np.full((2, 3), 1 - step), rtol=1e-5)
     np.testing.assert_array_equal(variables[1], np.ones(4))
 
 
 @pytest.mark.parametrize("options", [{"beta_1": 1.0}, {"beta_2": -0.1}, {"epsilon": -1.0}])
-def test_bad_amsgrad(options):
+def test_bad_amsgrad_arguments(options):
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
         rs.AMSGrad(**options)
 
 
 @pytest.mark.parametrize("density", [1.0, 0.1])
-def test_the_whole_algorithm_is_that_of_the_paper(density):
-    """Algorithm 2: error feedback and top-k on every worker, their mean, AMSGrad."""
+def test_algorithm_2_matches_the_paper(density):
+    """Error feedback and top-k on every worker, the mean, then AMSGrad."""
     rng, workers, shape, k = np.random.default_rng(1), 4, (40, 30), int(1200 * density)
     start = rng.standard_normal(shape)
     weights, reference = tf.Variable(start, dtype=tf.float32), AMSGradOracle(start, 0.001)
@@ -75,7 +75,7 @@ def test_the_whole_algorithm_is_that_of_the_paper(density):
 
 
 @pytest.mark.parametrize("method", [rs.GMC(density=1.0), rs.Dense(momentum=0.9)])
-def test_adam_behind_the_exchanges_momentum(method):
+def test_adam_after_exchange_momentum(method):
     rng, workers = np.random.default_rng(0), 2
     start = rng.standard_normal((8, 10))
     weights, reference = tf.Variable(start, dtype=tf.float32), MomentumAdamOracle(start, 0.01)
@@ -93,14 +93,15 @@ def test_adam_behind_the_exchanges_momentum(method):
     assert np.abs(reference.weights - start).max() > 0.05
 
 
-# ------------------------------------------------------------- what late elements do (adaptive.md)
+# ------------------------------------------------------------- delayed elements (adaptive.md)
 
 
 def moves(make, before: int, wait: int) -> float:
-    """Learning rates by which an element moves when it is sent once, after waiting.
+    """Returns the update of an element that is sent once after a delay, in learning rates.
 
-    It had a gradient of 1 or -1 in each of `before` steps, then was left out for `wait`; 99 others
-    have one all the time. beta_2 is 0.99: the second moment is forgotten in 100 steps.
+    Its gradient was 1 or -1 in each of `before` steps, then it was left out for `wait` steps; 99
+    other elements always have a gradient. beta_2 is 0.99: the second moment decays within 100
+    steps.
     """
     rate, optimizer = 0.001, make(0.001, beta_2=0.99)
     weights = tf.Variable(tf.ones([100]))
@@ -131,7 +132,7 @@ ADAM = (keras.optimizers.Adam, keras.optimizers.Lamb)
 
 
 @pytest.mark.parametrize("make", ADAM)
-def test_adam_and_lamb_take_long_steps_after_long_waits(make):
+def test_adam_and_lamb_take_long_steps_after_delays(make):
     soon, late = moves(make, 100, 10), moves(make, 100, 1000)
     assert late > 5 * soon > 0
 
@@ -139,13 +140,15 @@ def test_adam_and_lamb_take_long_steps_after_long_waits(make):
 @pytest.mark.parametrize(
     "make", [rs.AMSGrad, lambda *a, **o: keras.optimizers.Adam(*a, amsgrad=True, **o)]
 )
-def test_amsgrad_does_not(make):
+def test_amsgrad_takes_no_long_steps(make):
     soon, late = moves(make, 100, 10), moves(make, 100, 1000)
     assert 0 < late < 1.5 * soon
 
 
-def test_amsgrad_cannot_help_an_element_that_is_sent_for_the_first_time():
-    """(1 - beta_1) / sqrt(1 - beta_2) at first, and ten times that until the momentum is gone."""
+def test_amsgrad_does_not_help_elements_sent_for_the_first_time():
+    """The first step is (1 - beta_1) / sqrt(1 - beta_2), and ten times that until the momentum
+    decays.
+    """
     assert moves(rs.AMSGrad, 0, 1000) == pytest.approx(10.0, rel=0.02)
 
 
@@ -168,13 +171,13 @@ LEGACY = tf_keras.optimizers.legacy
 @pytest.mark.parametrize(
     "adam", [keras.optimizers.Adam, keras.optimizers.Lamb, tf_keras.optimizers.Adam, LEGACY.Adam]
 )
-def test_a_warning_where_elements_wait_longer_than_the_second_moment_lasts(adam):
+def test_warns_if_delays_exceed_the_second_moments_memory(adam):
     (text,) = messages(adam(0.01), rs.TopK(density=0.001))
     assert "TopK sends an element every 1000 steps" in text and adam.__name__ in text
     assert "1000 steps" in text.split("decays in")[1]
     assert not messages(adam(0.01), rs.TopK(density=0.01))
     assert messages(adam(0.01, beta_2=0.99), rs.TopK(density=0.01))
-    assert not messages(adam(0.01), rs.EFSignSGD())  # every element is in every message
+    assert not messages(adam(0.01), rs.EFSignSGD())  # every message has all elements
     policy = rs.Policy(default=rs.Dense(), rules=(rs.Rule(pattern="k", method=rs.RandomK()),))
     assert messages(adam(0.01, beta_2=0.9), policy)
 
@@ -209,11 +212,11 @@ def test_no_warning_with_local_steps(method):
     assert method.sync_schedule.local_steps and not messages(keras.optimizers.Adam(0.01), method)
 
 
-def test_a_warning_without_local_steps():
+def test_warns_without_local_steps():
     assert messages(keras.optimizers.Adam(0.01), rs.CodedTopK(density=0.001, small_density=None))
 
 
-def test_comp_ams_is_made_for_amsgrad():
+def test_comp_ams_expects_amsgrad():
     for inner in (keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)):
         (text,) = messages(inner, rs.contrib.CompAMS())
         assert f"Received: {type(inner).__name__}" in text
@@ -223,8 +226,8 @@ def test_comp_ams_is_made_for_amsgrad():
 # ------------------------------------------------------------------------------------- the method
 
 
-def test_comp_ams_follows_amsgrad_without_compression():
-    """On a quadratic: at 5 % of the elements the loss ends near that of the full gradient."""
+def test_comp_ams_converges_like_uncompressed_amsgrad():
+    """On a quadratic, 5 % of the elements give nearly the loss of the full gradient."""
     spec, workers = TensorSpec("w", (20, 20)), 4
     rng = np.random.default_rng(3)
     targets = tf.constant(rng.standard_normal((workers, *spec.shape)), tf.float32)
@@ -250,8 +253,8 @@ def test_comp_ams_follows_amsgrad_without_compression():
         assert train(method) < 0.02 * start
 
 
-def test_bits():
-    """Two words for 1 % of the elements, or a bit for each, where 32 bits were."""
+def test_payload_bits():
+    """Two words for 1 % of the elements, or one bit per element, instead of 32 bits each."""
     spec = TensorSpec("w", (1000, 1000))
     layout, grads = BucketLayout((spec,), 2), [tf.zeros(spec.shape)]
     for method, bits in (

@@ -1,4 +1,4 @@
-"""`compile` of a model: its scope, its arguments, and a method in place of an optimizer."""
+"""`Model.compile`: its scope, its arguments, and a method instead of an optimizer."""
 
 import linecache
 from unittest import mock
@@ -18,14 +18,14 @@ def model():
 
 @pytest.mark.parametrize("wrong", [rs.TopK(), rs.CodedGMC])
 @pytest.mark.parametrize("by_name", [True, False])
-def test_a_method_in_place_of_an_optimizer(wrong, by_name):
+def test_method_instead_of_an_optimizer(wrong, by_name):
     given = ((), {"optimizer": wrong}) if by_name else ((wrong,), {})
     with pytest.raises(TypeError, match="`optimizer`.*DistributedOptimizer"):
         model().compile(*given[0], **given[1], loss="mse")
 
 
-def test_compile_outside_of_the_scope():
-    """Metrics are of the strategy's replicas all the same."""
+def test_compile_outside_the_scope():
+    """Metrics still belong to the strategy's replicas."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         inside = model()
@@ -40,7 +40,7 @@ def test_compile_outside_of_the_scope():
 
 
 def compared(**arguments):
-    """The text by which workers compare a model's `compile`."""
+    """Returns the text by which workers compare a model's `compile` arguments."""
     seen = []
     one = model()
     one.compile("sgd", **arguments)
@@ -58,7 +58,7 @@ def absolute(y, p):
 
 
 class Unsaved(keras.losses.Loss):
-    """A loss that cannot be saved."""
+    """A loss that cannot be serialized."""
 
     def get_config(self):
         raise NotImplementedError
@@ -82,13 +82,13 @@ COMPILED = [
 
 
 def test_workers_compare_losses_and_metrics():
-    """Equal arguments have equal texts, whatever objects hold them, and others have others."""
+    """Equal arguments give equal texts, different arguments different ones."""
     texts = [compared(**make()) for make in COMPILED]
     assert texts == [compared(**make()) for make in COMPILED]
     assert len(set(texts)) == len(COMPILED), texts
 
 
-def test_workers_compare_the_arguments_of_losses_and_metrics():
+def test_workers_compare_loss_and_metric_arguments():
     ranks = [keras.metrics.TopKCategoricalAccuracy(k) for k in (1, 2)]
     for first, other in (
         ({"loss": keras.losses.Huber(0.5)}, {"loss": keras.losses.Huber(1.5)}),
@@ -97,7 +97,7 @@ def test_workers_compare_the_arguments_of_losses_and_metrics():
         assert compared(**first) != compared(**other)
 
 
-def test_functions_of_one_name_differ_by_their_source():
+def test_functions_of_one_name_are_compared_by_source():
     sources = ("def loss(y, p):\n    return y - p\n", "def loss(y, p):\n    return p - y\n")
     texts = []
     for number, source in enumerate(sources):
@@ -109,8 +109,8 @@ def test_functions_of_one_name_differ_by_their_source():
     assert texts[0] != texts[1]
 
 
-def test_a_model_that_compiles_itself():
-    """An override of `compile` passes on what it likes."""
+def test_model_with_its_own_compile():
+    """An override of `compile` may forward any arguments."""
 
     class Own(keras.Sequential):
         def compile(self, own_loss):

@@ -1,4 +1,4 @@
-"""`CompressionMetrics`: its numbers against those computed here, and what users do wrong."""
+"""`CompressionMetrics`: its numbers against independent computations, and misuse."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ TOPK = rs.TopK(density=0.05, dense_below=0)
 ALONE = tf.distribute.get_strategy()
 
 
-def model_of(strategy, family, method, **options):
+def build_model(strategy, family, method, **options):
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         family.utils.set_random_seed(1)
@@ -39,7 +39,7 @@ def model_of(strategy, family, method, **options):
     return model
 
 
-def fitted(model, metrics, **options):
+def fit_model(model, metrics, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rs.AccuracyWarning)
         options = {"epochs": 2, "verbose": 0} | options
@@ -52,18 +52,18 @@ def lines(folder, kind=None):
     return [r for r in found if kind in (None, r["record"])]
 
 
-def norms(optimizer):
-    """Of the residuals, from what the exchange saves, one row for each replica."""
+def residual_norms(optimizer):
+    """Returns the residuals' residual_norms from the saved state, one row per replica."""
     part = optimizer.exchange.worker_state()
     rows = [v for n, v in sorted(part.items()) if "/residual/" in n]
     return [np.mean([np.linalg.norm(r) ** 2 for r in v]) ** 0.5 for v in rows]
 
 
 @loop("family", [keras, tf_keras])
-def test_numbers(mirrored, tmp_path, family):
+def test_metrics_match_the_saved_state(mirrored, tmp_path, family):
     folder = tmp_path / family.__name__
-    model = model_of(mirrored(2), family, TOPK)
-    history = fitted(model, CompressionMetrics(folder, every=5, time_split=False))
+    model = build_model(mirrored(2), family, TOPK)
+    history = fit_model(model, CompressionMetrics(folder, every=5, time_split=False))
     optimizer, explained = model.optimizer, model.optimizer.explain()
     sent, steps = explained.bytes_per_step, 2 * STEPS
     ratio = explained.dense_bytes / sent
@@ -71,9 +71,9 @@ def test_numbers(mirrored, tmp_path, family):
     assert history["bytes_per_step"] == [sent] * 2
     assert history["bytes_sent"] == [sent * STEPS, sent * steps]
     assert history["skipped_steps"] == [0, 0] and min(history["step_ms"]) > 0
-    # 30 and 20 of the kernels' elements, all of the biases'
+    # 30 and 20 elements of the kernels, all of the biases
     assert history["density"] == pytest.approx([(30 + 20 + 40) / (600 + 400 + 40)] * 2)
-    expected = norms(optimizer)
+    expected = residual_norms(optimizer)
     assert len(expected) == 2 and history["residual_norm"][-1] == pytest.approx(
         math.hypot(*expected), rel=1e-5
     )
@@ -98,10 +98,10 @@ def unknown_length():
 @pytest.mark.deep
 @loop("family", [keras, tf_keras])
 @loop("data", [None, unknown_length])
-def test_a_short_fit_has_many_samples_and_one_where_it_ends(family, data, tmp_path_factory):
+def test_short_fit_samples_often_and_at_its_end(family, data, tmp_path_factory):
     """Of 72 steps, at the default of 100."""
     folder = tmp_path_factory.mktemp("short")
-    model = model_of(ALONE, family, TOPK)
+    model = build_model(ALONE, family, TOPK)
     metrics = CompressionMetrics(folder, time_split=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -121,15 +121,17 @@ def test_a_short_fit_has_many_samples_and_one_where_it_ends(family, data, tmp_pa
 
 
 @loop("every, epochs, first", [(2, 6, 2), (1, 3, 1)])
-def test_a_long_fit_is_sampled_as_often_as_it_says(every, epochs, first, tmp_path_factory):
+def test_long_fit_is_sampled_as_configured(every, epochs, first, tmp_path_factory):
     folder = tmp_path_factory.mktemp("long")
-    fitted(model_of(ALONE, keras, TOPK), CompressionMetrics(folder, every, False), epochs=epochs)
+    fit_model(
+        build_model(ALONE, keras, TOPK), CompressionMetrics(folder, every, False), epochs=epochs
+    )
     steps = [s["step"] for s in lines(folder, "sample")]
     assert steps == list(range(first, STEPS * epochs + 1, every))
 
 
 def test_epochs_of_unknown_length():
-    """In a loop of the user's own: no sample in every step for ever."""
+    """A custom loop must not sample every step for ever."""
     assert [sampling.interval(100, steps) for steps in (0, 66, 300, 3000, 10**6)] == [
         1, 2, 10, 100, 100,
     ]  # fmt: skip
@@ -140,13 +142,13 @@ def test_epochs_of_unknown_length():
 
 
 @pytest.mark.deep
-def test_a_sample_sees_what_was_really_sent(mirrored, tmp_path):
-    """A threshold that nothing reaches, or all: not what the settings let expect."""
+def test_samples_record_what_was_sent(mirrored, tmp_path):
+    """A threshold that no or every element reaches: the settings alone would predict otherwise."""
     densities = {}
     for threshold in (1e-9, 1e9):
         method = rs.contrib.FixedThreshold(threshold=threshold, density=0.9, dense_below=0)
         folder = tmp_path / str(threshold)
-        fitted(model_of(mirrored(2), keras, method), CompressionMetrics(folder, 5, False))
+        fit_model(build_model(mirrored(2), keras, method), CompressionMetrics(folder, 5, False))
         densities[threshold] = lines(folder, "sample")[-1]["layers"]["density"][2]
     assert densities[1e-9] > 0.5 and densities[1e9] == 0.0
 
@@ -165,7 +167,9 @@ def test_a_sample_sees_what_was_really_sent(mirrored, tmp_path):
 )
 def test_other_methods(mirrored, tmp_path, method, density, has_residual):
     folder = tmp_path / type(method).__name__
-    history = fitted(model_of(mirrored(2), keras, method), CompressionMetrics(folder, 4, False))
+    history = fit_model(
+        build_model(mirrored(2), keras, method), CompressionMetrics(folder, 4, False)
+    )
     if density is not None:
         assert history["density"] == [density] * 2
     assert (history["residual_norm"][-1] > 0) == bool(has_residual)
@@ -177,21 +181,23 @@ def test_other_methods(mirrored, tmp_path, method, density, has_residual):
 
 
 @pytest.mark.deep
-def test_several_steps_in_an_execution(mirrored, tmp_path):
-    """Of tf_keras; Keras 3 cannot do that under MirroredStrategy, see the test on real workers."""
-    model = model_of(mirrored(2), tf_keras, TOPK, steps_per_execution=3)
-    history = fitted(model, CompressionMetrics(tmp_path, every=6, time_split=False))
+def test_several_steps_per_execution(mirrored, tmp_path):
+    """With tf_keras; Keras 3 does not support it under MirroredStrategy, see the
+    distributed test.
+    """
+    model = build_model(mirrored(2), tf_keras, TOPK, steps_per_execution=3)
+    history = fit_model(model, CompressionMetrics(tmp_path, every=6, time_split=False))
     assert history["bytes_sent"][-1] == model.optimizer.bytes_per_step() * 2 * STEPS
     assert [s["step"] for s in lines(tmp_path, "sample")] == [6, 12, 18, 24]
 
 
 @pytest.mark.deep
-def test_outputs_of_keras(mirrored, tmp_path, capfd):
-    """`History`, `CSVLogger` and `TensorBoard`, wherever they stand; the bar stays short."""
+def test_keras_loggers_receive_the_metrics(mirrored, tmp_path, capfd):
+    """`History`, `CSVLogger` and `TensorBoard` at any position; the progress bar stays short."""
     table, board = tmp_path / "log.csv", tmp_path / "board"
     others = [keras.callbacks.CSVLogger(str(table)), keras.callbacks.TensorBoard(str(board))]
-    model = model_of(mirrored(2), keras, TOPK)
-    history = fitted(
+    model = build_model(mirrored(2), keras, TOPK)
+    history = fit_model(
         model,
         CompressionMetrics(tmp_path / "run", every=4),
         callbacks=others,
@@ -223,7 +229,7 @@ def width(text):
 
 
 def scalars_of(folder):
-    """The last value of each scalar, and the names of histograms with the sum of their counts."""
+    """Returns the last value of each scalar, and histogram names with their total counts."""
     found = {}
     for path in sorted(folder.rglob("*.v2")):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
@@ -238,65 +244,65 @@ def scalars_of(folder):
 
 @pytest.mark.deep
 def test_second_fit_and_resume(mirrored, tmp_path):
-    """Bytes in all go on in this process, and in another one by its file."""
-    model, resumed = (model_of(mirrored(2), keras, TOPK) for _ in range(2))
+    """Total bytes continue in this process, and in a new one from its file."""
+    model, resumed = (build_model(mirrored(2), keras, TOPK) for _ in range(2))
     for one in (model, resumed):
         with mirrored(2).scope():
             one.optimizer.build(one.trainable_variables)
     sent = model.optimizer.bytes_per_step() * STEPS
     metrics = CompressionMetrics(tmp_path, every=6, time_split=False)
-    assert fitted(model, metrics, epochs=1)["bytes_sent"] == [sent]
-    assert fitted(model, metrics, initial_epoch=1, epochs=2)["bytes_sent"] == [2 * sent]
+    assert fit_model(model, metrics, epochs=1)["bytes_sent"] == [sent]
+    assert fit_model(model, metrics, initial_epoch=1, epochs=2)["bytes_sent"] == [2 * sent]
     resumed.optimizer.exchange.restore_worker_states([model.optimizer.exchange.worker_state()])
     (tmp_path / "worker-0.jsonl").open("a").write('{"record": "sample", "st')  # killed there
     again = CompressionMetrics(tmp_path, every=6, time_split=False)
-    assert fitted(resumed, again, initial_epoch=2, epochs=3)["bytes_sent"] == [3 * sent]
-    fresh = model_of(mirrored(2), keras, TOPK)  # a new training in the same directory
-    assert fitted(fresh, again, epochs=1)["bytes_sent"] == [sent]
+    assert fit_model(resumed, again, initial_epoch=2, epochs=3)["bytes_sent"] == [3 * sent]
+    fresh = build_model(mirrored(2), keras, TOPK)  # a new training in the same directory
+    assert fit_model(fresh, again, epochs=1)["bytes_sent"] == [sent]
 
 
-def test_known_losses_are_those_of_the_methods_in_use(mirrored, tmp_path):
-    """Not of the last method of the same class that the policy might use, as `Auto` has several."""
+def test_known_losses_match_the_methods_in_use(mirrored, tmp_path):
+    """They do not match the last method of the same class in the policy; `Auto` has several."""
     fewer, more = rs.BlockQuantized(bits=4), rs.BlockQuantized(bits=8)
     rules = tuple(rs.Rule(pattern=name, method=fewer) for name in ("first", "second"))
     for policy, losses in (
         (rs.Policy(default=more, rules=rules), known_loss(fewer)),
         (rs.Policy(default=more, rules=rules[1:]), f"{known_loss(fewer)}; {known_loss(more)}"),
     ):
-        fitted(model_of(mirrored(2), keras, policy), CompressionMetrics(tmp_path, 9, False))
+        fit_model(build_model(mirrored(2), keras, policy), CompressionMetrics(tmp_path, 9, False))
         (*_, run) = lines(tmp_path, "run")
         assert sorted(run["known_losses"]["BlockQuantized"].split("; ")) == sorted(
             losses.split("; ")
         )
 
 
-def test_a_full_disk(tmp_path):
-    """Said once; training goes on, and so do the logs."""
+def test_full_disk_warns_once(tmp_path):
+    """Training continues, and so do the logs."""
     (tmp_path / "worker-0.jsonl").symlink_to("/dev/full")
-    model = model_of(ALONE, keras, TOPK)
+    model = build_model(ALONE, keras, TOPK)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        history = fitted(model, CompressionMetrics(tmp_path, every=2, time_split=False))
+        history = fit_model(model, CompressionMetrics(tmp_path, every=2, time_split=False))
     texts = [str(w.message) for w in caught if "cannot write" in str(w.message)]
     assert len(texts) == 1 and "worker-0.jsonl" in texts[0] and "No space left" in texts[0]
     assert len(history["density"]) == 2
 
 
-def test_a_directory_that_cannot_be(tmp_path):
+def test_impossible_directory_raises(tmp_path):
     (tmp_path / "file").write_text("")
-    model = model_of(ALONE, keras, TOPK)
+    model = build_model(ALONE, keras, TOPK)
     metrics = CompressionMetrics(tmp_path / "file" / "run", every=2, time_split=False)
     with pytest.warns(UserWarning, match="cannot write.*Not a directory"):
-        assert len(fitted(model, metrics)["density"]) == 2
+        assert len(fit_model(model, metrics)["density"]) == 2
 
 
-def test_another_profiler(tmp_path):
-    """One runs already: said once, in the file as well."""
-    model = model_of(ALONE, keras, TOPK)
+def test_running_profiler_warns_once(tmp_path):
+    """Another profiler is active: the file notes it as well."""
+    model = build_model(ALONE, keras, TOPK)
     tf.profiler.experimental.start(str(tmp_path / "other"))
     try:
         with pytest.warns(UserWarning, match="`CompressionMetrics`.*did not start") as all_:
-            history = fitted(model, CompressionMetrics(tmp_path, every=4))
+            history = fit_model(model, CompressionMetrics(tmp_path, every=4))
     finally:
         tf.profiler.experimental.stop(save=False)
     assert len([w for w in all_ if "did not start" in str(w.message)]) == 1
@@ -310,15 +316,15 @@ class Interrupt(OfBothKeras):
 
 
 @pytest.mark.parametrize("family", [keras, tf_keras])
-def test_an_interrupted_fit_closes_the_profile_and_the_files(tmp_path, family, monkeypatch):
+def test_interrupted_fit_closes_profile_and_files(tmp_path, family, monkeypatch):
     monkeypatch.setattr(profiler.tempfile, "tempdir", str(tmp_path))
-    model = model_of(ALONE, family, TOPK)
+    model = build_model(ALONE, family, TOPK)
     metrics = CompressionMetrics(tmp_path / "run", every=1)
     with pytest.raises(KeyboardInterrupt):
-        fitted(model, metrics, callbacks=[Interrupt()])
+        fit_model(model, metrics, callbacks=[Interrupt()])
     assert metrics._outputs is None and lines(tmp_path / "run", "sample")
     assert not list(tmp_path.glob("tf_redsync_profile_*"))
-    assert fitted(model, CompressionMetrics())["wait_ms"]  # of a new profile
+    assert fit_model(model, CompressionMetrics())["wait_ms"]  # of a new profile
 
 
 @loop(
@@ -339,31 +345,31 @@ def test_bad_arguments(arguments, text):
 
 
 @loop("family", [keras, tf_keras])
-def test_a_model_that_is_not_ours(family):
+def test_model_without_the_wrapper_raises(family):
     plain = family.Sequential([family.layers.Input((30,)), family.layers.Dense(20)])
     plain.compile("sgd", "mse")
     with pytest.raises(ValueError, match="`CompressionMetrics` needs a model.*DistributedOptimize"):
-        fitted(plain, CompressionMetrics())
+        fit_model(plain, CompressionMetrics())
 
 
-def test_one_worker_beside_callbacks_that_restore(tmp_path):
-    """Nothing is sent; `Checkpoint` and `BackupAndRestore` do not take it for one of them."""
-    model = model_of(ALONE, keras, TOPK)
+def test_one_worker_with_restoring_callbacks(tmp_path):
+    """No bytes are sent; `Checkpoint` and `BackupAndRestore` do not confuse it with theirs."""
+    model = build_model(ALONE, keras, TOPK)
     for number, beside in enumerate([rs.callbacks.Checkpoint, keras.callbacks.BackupAndRestore]):
         metrics = CompressionMetrics(tmp_path, every=4, time_split=False)
-        history = fitted(model, metrics, callbacks=[beside(str(tmp_path / f"{number}"))])
+        history = fit_model(model, metrics, callbacks=[beside(str(tmp_path / f"{number}"))])
         assert history["compression_ratio"] == [1.0] * 2 and history["bytes_sent"] == [0.0] * 2
 
 
-def test_a_model_before_compile():
-    """As a loop of the user's own may have one, with a `CallbackList`."""
+def test_model_before_compile():
+    """A custom loop may have such a model in a `CallbackList`."""
     metrics = CompressionMetrics()
     metrics.set_model(keras.Sequential([keras.layers.Input((30,)), keras.layers.Dense(20)]))
     with pytest.raises(ValueError, match="Received: optimizer=NoneType"):
         metrics.on_train_begin()
 
 
-# ------------------------------------------------------------------------------ the time of a step
+# ------------------------------------------------------------------------------ step times
 
 
 def event(name, start, end):
@@ -371,7 +377,7 @@ def event(name, start, end):
 
 
 def profile(*events):
-    """An XSpace of some events, in microseconds."""
+    """Returns an XSpace of some events, in microseconds."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace()
@@ -385,19 +391,20 @@ def profile(*events):
     return space
 
 
-def test_split_by_hand():
+def test_step_split_matches_manual_computation():
     """100 us: input 0-10, compute 10-50, select 40-60, exchange 55-90, decode 90-95, wait."""
     space = profile(
         (profiler.STEP, 0, 100),
         ("IteratorGetNext:IteratorGetNext", 0, 10),
-        ("while/body/StatefulPartitionedCall:StatefulPartitionedCall", 0, 99),  # holds others
+        # contains other events
+        ("while/body/StatefulPartitionedCall:StatefulPartitionedCall", 0, 99),
         ("gradient_tape/small/dense/MatMul:MatMul", 10, 50),
         ("sgd/redsync_select/TopKV2:TopKV2", 40, 55),
         ("RedsyncAccumulateAndSelect:RedsyncAccumulateAndSelect", 50, 60),
         ("sgd/CollectiveGatherV2:CollectiveGatherV2", 55, 90),
         ("sgd/redsync_decode/Add:AddV2", 90, 95),
         ("gradient_tape/later:MatMul", 110, 120),  # after the step
-        ("ThreadpoolListener::Schedule", 0, 100),  # no op
+        ("ThreadpoolListener::Schedule", 0, 100),  # not an op
     )
     found = profiler.split_of(space, steps=1)
     expected = {"input": 10, "compute": 30, "select": 20, "exchange": 35, "decode": 5, "wait": 35}
@@ -407,14 +414,14 @@ def test_split_by_hand():
     assert profiler.split_of(space, steps=2).step == pytest.approx(0.05)
 
 
-def test_a_profile_without_steps():
+def test_profile_without_steps():
     with pytest.raises(profiler.NoProfile, match="no complete step"):
         profiler.split_of(profile(("a:MatMul", 0, 1)), steps=1)
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("no room")])
-def test_a_profile_is_collected_between_steps(monkeypatch, error):
-    """In the thread that trains: beside a step TensorFlow may crash."""
+def test_profile_is_collected_between_steps(monkeypatch, error):
+    """The training thread collects it: TensorFlow may crash if it is collected during a step."""
     threads, stop = [], tf.profiler.experimental.stop
 
     def noting(save=True):

@@ -37,7 +37,7 @@ OLD = {
 
 @pytest.fixture
 def own_method(monkeypatch):
-    """A user's method, which needs an argument; the registry is as before afterwards."""
+    """A user's method with a required argument; the registry is restored afterwards."""
     monkeypatch.setattr(config, "_REGISTRY", config.registered())
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,13 @@ def own_method(monkeypatch):
     return Mine
 
 
-def test_files_of_older_versions():
+def test_files_of_older_versions_load():
     rule = rs.Rule(pattern="embedding", method=rs.Dense())
     expected = rs.Policy(default=rs.TopK(density=0.25, dense_below=16), rules=(rule,))
     assert from_config(json.loads(json.dumps(OLD))) == expected
 
 
-def test_conventions_of_keras():
+def test_keras_conventions():
     method = rs.RedSync(density=0.01, warm_up=rs.DenseWarmUp(3))
     plain = json.loads(json.dumps(method.get_config()))
     assert plain["density"] == 0.01 and "class_name" not in plain
@@ -61,7 +61,7 @@ def test_conventions_of_keras():
     assert from_config(serialize(method)) == method
 
 
-def test_own_methods(own_method):
+def test_user_methods(own_method):
     optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), own_method(levels=3))
     saved = json.loads(json.dumps(optimizer.get_config()))
     with pytest.raises(ValueError, match="'Mine'"):
@@ -79,13 +79,13 @@ def test_own_methods(own_method):
     assert entry.conserves is None and "Mine" in str(rs.methods.table())
 
 
-def test_a_name_that_is_taken(own_method):
+def test_taken_name_is_rejected(own_method):
     del own_method
     ours = rs.RedSync
     with pytest.raises(ValueError, match=r"RedSync.*mine\.RedSync"):
         register(type("RedSync", (rs.Dense,), {"__module__": "mine"}))
     assert config.registered()["RedSync"] is ours
-    register(ours)  # the same once more, as a notebook's cell
+    register(ours)  # registered again, as by a notebook cell
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How long accepted connections wait for an acknowledgement, on real sockets."""
+"""TCP user timeouts of accepted connections, on real sockets."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ def timeout(connection):
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def pair(request):
-    """A server, a client's connection, and the one that the server has accepted, as by gRPC."""
+    """Returns a server, a client's connection and the accepted connection, as gRPC has them."""
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
     with contextlib.ExitStack() as stack:
         try:
@@ -30,7 +30,7 @@ def pair(request):
         yield server, client, accepted
 
 
-def test_only_grpcs_timeout_on_the_servers_port_is_replaced(pair):
+def test_only_grpc_timeouts_on_the_servers_port_are_replaced(pair):
     server, client, accepted = pair
     port = server.getsockname()[1]
     client.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, 20_000)  # of another port
@@ -38,7 +38,8 @@ def test_only_grpcs_timeout_on_the_servers_port_is_replaced(pair):
     assert tcp_timeout.extend(port + 1, 240_000) == 0 and timeout(accepted) == 20_000
     assert tcp_timeout.extend(port, 240_000) == 1
     assert (timeout(accepted), timeout(client)) == (240_000, 20_000)
-    assert tcp_timeout.extend(port, 300_000) == 0 and timeout(accepted) == 240_000  # no more gRPC's
+    # no longer gRPC's
+    assert tcp_timeout.extend(port, 300_000) == 0 and timeout(accepted) == 240_000
     assert len(os.listdir("/proc/self/fd")) == files and accepted.getblocking()
     client.sendall(b"x")
     assert accepted.recv(1) == b"x"

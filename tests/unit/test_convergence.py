@@ -1,4 +1,4 @@
-"""benchmarks/convergence.py: what is asked of it, what it reads, how it goes on, and accuracy."""
+"""benchmarks/convergence.py: command line, data, resuming and accuracy."""
 
 import json
 import pickle
@@ -24,7 +24,7 @@ def settings(*flags, workers=2):
 
 
 def trained(text, *flags, workers=2):
-    """A training of the digits to its end."""
+    """Trains the digits task to its end."""
     given = settings(*flags, workers=workers), data.digits(None)
     training = local_training.make(*given, exchanged(text), 0)
     training.run()
@@ -114,7 +114,7 @@ def test_missing_data(tmp_path, capsys):
 
 
 def test_layouts_of_cifar10(tmp_path, monkeypatch):
-    """Both layouts of the same images: one colour each, which JPEG keeps roughly."""
+    """Both layouts have the same images of one colour each, which JPEG roughly keeps."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     colors = np.random.default_rng(0).integers(0, 256, (12, 1, 1, 3), dtype=np.uint8)
     images, labels = np.tile(colors, (1, 32, 32, 1)), np.arange(12) % 10
@@ -140,7 +140,7 @@ def test_layouts_of_cifar10(tmp_path, monkeypatch):
     np.savez(archive, **parts)
     plain = data.cifar10(tmp_path)
     np.testing.assert_array_equal(plain.train[0], images[:10])
-    for by in (True, True, False):  # decoded, from the cache, decoded where TensorFlow is not
+    for by in (True, True, False):  # decoded, from the cache, decoded without TensorFlow
         monkeypatch.setattr(data, "_by_tensorflow", lambda by=by: by)
         coded = data.cifar10(archive)
         assert coded.source == "cifar10_jpeg.npz" + (not by) * ", decoded by Pillow"
@@ -151,7 +151,7 @@ def test_layouts_of_cifar10(tmp_path, monkeypatch):
     assert found.dtype == np.float32 and abs(found.mean()) < 1
 
 
-def test_files_that_would_run_code_are_refused(tmp_path):
+def test_files_that_would_run_code_are_rejected(tmp_path):
     class Evil:
         def __reduce__(self):
             return print, ("run",)
@@ -191,7 +191,7 @@ def test_augmented_images_are_shifted_and_mirrored():
     assert len(kinds) > 12
 
 
-def test_rows_are_permutations_and_do_not_depend_on_the_past():
+def test_rows_are_permutations_independent_of_earlier_rows():
     rows = Rows(50, workers=2, batch=6, seed=3)
     epoch = np.concatenate([rows(step).ravel() for step in range(4)])
     assert rows.steps_per_epoch == 4 and len(set(epoch)) == 48 and epoch.max() < 50
@@ -201,8 +201,8 @@ def test_rows_are_permutations_and_do_not_depend_on_the_past():
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["cnn", "resnet20", "vgg", "resnet9", "transformer", "lstm"])
-def test_networks_learn_their_batch(name):
-    """Every network, on data made on the spot: the loss of two steps falls."""
+def test_networks_fit_one_batch(name):
+    """With generated data, the loss of every network falls within two steps."""
     task = next(t for t, found in TASKS.items() if name in found.networks)
     rng, text = np.random.default_rng(0), task in ("charlm", "wordlm")
     shape = (80, 20) if text else (80, 32, 32, 3)
@@ -220,8 +220,8 @@ def test_networks_learn_their_batch(name):
 
 
 @pytest.mark.deep
-def test_rows_a_second_call_and_an_interruption(tmp_path, capsys, monkeypatch):
-    """Rows that are done are kept; the one that was interrupted goes on, to the same bits."""
+def test_finished_rows_are_kept_and_an_interrupted_row_resumes(tmp_path, capsys, monkeypatch):
+    """The interrupted row resumes with equal bits."""
     path, picture = tmp_path / "rows.json", tmp_path / "rows.png"
     flags = ["--workers", "2", "--steps", "9", "--evaluations", "3", "--json", str(path)]
     flags += ["--methods", SPARSE, "Dense()"]
@@ -262,8 +262,8 @@ def test_rows_a_second_call_and_an_interruption(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["CodedGMC(density=0.1)", "PowerSGD(rank=2)", "HalfPrecision()"])
-def test_a_state_between_evaluations(tmp_path, text):
-    """A row that goes on from any of its states ends with the same bits."""
+def test_state_between_evaluations_resumes(tmp_path, text):
+    """A row that resumes from any of its states ends with equal bits."""
     flags = ("--steps", "9", "--evaluations", "2", "--schedule", "warm_cosine")
     given = settings(*flags), data.digits(None), exchanged(text), 0
     whole, kept, state = Training(*given), Training(*given), tmp_path / "state.npz"
@@ -288,7 +288,7 @@ def test_a_state_between_evaluations(tmp_path, text):
 
 
 def killed_at(monkeypatch, number):
-    """Has trainings end, as by Ctrl-C, when they come to a step; returns how to undo it."""
+    """Interrupts trainings at a step, as Ctrl-C does; returns a function that undoes it."""
     step = Training.step
 
     def killed(training):
@@ -301,7 +301,7 @@ def killed_at(monkeypatch, number):
 
 
 def without(path, *names):
-    """Removes entries of a state, as versions wrote it that did not have them."""
+    """Removes entries of a state that older versions did not write."""
     with np.load(path) as archive:
         arrays = dict(archive)
     rest = json.loads(arrays["rest"].tobytes())
@@ -310,8 +310,8 @@ def without(path, *names):
     np.savez(path, **arrays)
 
 
-def test_a_state_of_other_settings_is_refused(tmp_path, monkeypatch, capsys):
-    """Before the first evaluation there is a state and no file of rows yet."""
+def test_state_of_other_settings_is_rejected(tmp_path, monkeypatch, capsys):
+    """Before the first evaluation there is a state but no file of rows."""
     path, state = tmp_path / "rows.json", tmp_path / "rows.state.npz"
     flags = ["--workers", "2", "--steps", "4", "--evaluations", "1", "--methods", "Dense()"]
     flags += ["--json", str(path), "--save_seconds", "1e-9", "--learning_rate"]
@@ -330,7 +330,7 @@ def test_a_state_of_other_settings_is_refused(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_row_names_all_commits_that_trained_it(tmp_path, monkeypatch, old):
+def test_row_names_all_commits_that_trained_it(tmp_path, monkeypatch, old):
     path = tmp_path / "rows.json"
     flags = ["--workers", "2", "--steps", "4", "--evaluations", "2", "--methods", "Dense()"]
     flags += ["--json", str(path)]
@@ -345,7 +345,7 @@ def test_a_row_names_all_commits_that_trained_it(tmp_path, monkeypatch, old):
     assert row["commit"] == "first, third"  # the second one kept no state
 
 
-def test_a_rate_that_rises_and_weight_decay():
+def test_learning_rate_warm_up_and_weight_decay():
     flags = ("--steps", "40", "--learning_rate", "0.1", "--schedule", "warm_cosine")
     found = settings(*flags, "--weight_decay", "0.01")
     rates = [float(found.rate()(step)) for step in (0, 2, 4, 22, 40)]
@@ -356,7 +356,7 @@ def test_a_rate_that_rises_and_weight_decay():
     )
 
 
-def test_a_method_that_fails_is_a_row(tmp_path, capsys):
+def test_failed_method_is_a_row(tmp_path, capsys):
     path = tmp_path / "rows.json"
     flags = ["--workers", "2", "--steps", "3", "--json", str(path), "--learning_rate", "1e30"]
     flags += ["--evaluations", "1", "--methods", "SBC(steps=4)", "Dense()"]
@@ -368,8 +368,8 @@ def test_a_method_that_fails_is_a_row(tmp_path, capsys):
 
 
 @pytest.mark.deep
-def test_workers_that_train_alone():
-    """Rounds of one step are dense training; longer ones end with the evaluations too."""
+def test_local_steps():
+    """Rounds of one step equal dense training; longer rounds also end at evaluations."""
     flags = ("--steps", "7", "--evaluations", "1", "--momentum", "0")
     dense, one, average, outer, late = (
         trained(text, *flags)
@@ -406,8 +406,8 @@ def test_optimizers():
 
 
 @pytest.mark.deep
-def test_the_rate_before_the_exchange_is_the_momentum_of_keras():
-    """What waits, and velocities, are updates then; without a change of rate it is all one."""
+def test_rate_inside_the_exchange_equals_keras_momentum():
+    """Residuals and velocities then hold updates; with a constant rate there is no difference."""
     flags = ("--steps", "6", "--evaluations", "1", "--schedule")
     keras_form = trained("Dense()", *flags, "cosine")
     first = trained("Dense(momentum=0.9), rate_first=True", *flags, "cosine")
@@ -421,8 +421,8 @@ def test_the_rate_before_the_exchange_is_the_momentum_of_keras():
 
 
 @pytest.mark.deep
-def test_statistics_of_the_last_weights():
-    """They are those of the last weights alone, and the weights stay as they are."""
+def test_batch_statistics_of_the_final_weights():
+    """They depend only on the final weights, and the weights do not change."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 255, (80, 8, 8, 3), dtype=np.uint8)
     found = data.Data(
@@ -460,7 +460,7 @@ def test_means_over_seeds():
 
 @pytest.mark.deep
 def test_warm_ups_and_bits():
-    """A warm-up of 4 of 8 steps is dense, and the bits of the whole run say so."""
+    """A warm-up of 4 of 8 steps is dense, and the bits of the whole run include it."""
     dense = trained("Dense(momentum=0.9)", "--steps", "4", "--evaluations", "1")
     after = trained(SPARSE, "--steps", "1", "--evaluations", "1").results()["bits"]
     for text in (f"{SPARSE}, warm_up=DenseWarmUp(4)", f"{SPARSE[:-1]}, warm_up=DenseWarmUp(4))"):
@@ -481,7 +481,7 @@ def test_warm_ups_and_bits():
 
 @pytest.mark.deep
 def test_batch_normalization_and_clipping():
-    """Statistics are the mean of the workers' own; clipping bounds what each one gives."""
+    """Statistics are the mean over the workers; clipping bounds each worker's gradient."""
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 255, (8, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, 8)
     found = data.Data((x, np.int32(y)), (x, np.int32(y)), 10, images=True)
@@ -502,10 +502,10 @@ def test_batch_normalization_and_clipping():
     )
 
 
-# --------------------------------------------------------------------------------- the guards
+# --------------------------------------------------------------------------------- accuracy bounds
 
 
-def test_density_one_without_masking_is_dense_training_with_momentum():
+def test_density_one_without_masking_is_dense_momentum():
     flags = ["--steps", "20", "--evaluations", "1"]
     dense = trained("Dense()", *flags)  # the inner optimizer's momentum
     everything = "RedSync(density=1.0, momentum=0.9, dense_below=0)"
@@ -514,11 +514,11 @@ def test_density_one_without_masking_is_dense_training_with_momentum():
     assert np.abs(weights(masked) - weights(dense)).max() > 1e-3
 
 
-def test_the_recommended_method_at_the_best_rate_of_dense_training():
-    """Digits, four workers, 240 steps at 0.4, dense training's best of 0.05, 0.1, 0.2, 0.4, 0.6.
+def test_recommended_method_at_the_best_dense_rate():
+    """Digits, four workers, 240 steps at 0.4, the best dense rate of 0.05, 0.1, 0.2, 0.4, 0.6.
 
-    With eight seeds dense training ended at 98.7 %, and CodedGMC 0.46 +- 0.39 points lower, with a
-    loss whose logarithm was 0.99 +- 0.33 higher. The bounds are the mean and four deviations.
+    Over eight seeds dense training reached 98.7 %. CodedGMC was 0.46 +- 0.39 points lower, and the
+    logarithm of its loss was 0.99 +- 0.33 higher. The bounds are the mean and four deviations.
     """
     flags = ("--steps", "240", "--evaluations", "1", "--schedule", "warm_cosine")
     curves = {
@@ -532,12 +532,12 @@ def test_the_recommended_method_at_the_best_rate_of_dense_training():
 
 
 @pytest.mark.deep
-def test_the_gap_to_dense_training_stays_small():
-    """Digits, four workers, 110 steps: how much higher the losses are, as a logarithm.
+def test_gap_to_dense_training_is_bounded():
+    """Digits, four workers, 110 steps: increase of the log loss over dense training.
 
-    With eight seeds they were, as mean and standard deviation, 0.12 +- 0.06 on the test set and
-    0.25 +- 0.02 in the second half of the training with RedSync's defaults; with 2 % of all
-    matrices, 0.52 +- 0.11 and 0.63 +- 0.05. The bounds are the mean and four deviations.
+    Over eight seeds, mean and standard deviation were 0.12 +- 0.06 on the test set and 0.25 +- 0.02
+    in the second half of the training with RedSync's defaults; with 2 % of all matrices, 0.52 +-
+    0.11 and 0.63 +- 0.05. The bounds are the mean and four deviations.
     """
     flags = ("--steps", "110", "--evaluations", "2")
     dense = trained("Dense()", *flags, workers=4).curve
@@ -548,8 +548,8 @@ def test_the_gap_to_dense_training_stays_small():
 
 
 @pytest.mark.deep
-def test_a_budget_of_bits_is_spent_and_leaves_no_trace():
-    """Its measurement trains densely; the rows begin as those of other methods."""
+def test_bit_budget_is_used_and_its_measurement_has_no_effect():
+    """The measurement trains densely; rows then start like those of other methods."""
     flags = ("--steps", "3", "--evaluations", "1", "--momentum", "0")
     exact = "BitBudget(default=TopK(density=1.0), bits=64.0, candidates=(TopK(density=1.0),))"
     plain, whole = trained("TopK(density=1.0)", *flags), trained(exact, *flags)
@@ -559,7 +559,7 @@ def test_a_budget_of_bits_is_spent_and_leaves_no_trace():
     assert len({b.method for b in spent.exchange.buckets}) > 2  # densities, and the dense biases
 
 
-def test_a_flush_delivers_what_waits():
+def test_flush_delivers_residuals():
     flags = ("--steps", "12", "--momentum", "0", "--learning_rate", "0.1")
     plain = trained("TopK(density=0.02)", *flags)
     flushed = trained("TopK(density=0.02), flush=True", *flags)

@@ -1,4 +1,4 @@
-"""The cost model against bytes and times by hand."""
+"""The cost model against bytes and times computed by hand."""
 
 import pytest
 
@@ -23,11 +23,11 @@ def sent(method, layout=LAYOUT):
     ("kind", "workers", "expected"),
     [("all_gather", 8, 7), ("all_reduce", 8, 14), ("all_to_all", 8, 1), ("all_reduce", 2, 2)],
 )
-def test_hops_of_a_ring(kind, workers, expected):
+def test_ring_hops(kind, workers, expected):
     assert cost.hops(kind, workers) == expected
 
 
-def test_dense_sends_the_gradients_twice_but_for_its_own_part():
+def test_dense_sends_the_gradients_twice_except_its_own_part():
     step = [("all_reduce", 2 * 3 / 4 * 4 * ELEMENTS)]
     assert sent(rs.Dense()) == [step]
 
@@ -36,26 +36,26 @@ def test_dense_sends_the_gradients_twice_but_for_its_own_part():
     ("selection", "slots"),
     [("exact", 4 + 6), ("trimmed", 4 + 6), ("threshold", 4 + 6)],
 )
-def test_redsync_gathers_a_flag_and_count_indices_values(selection, slots):
+def test_redsync_gathers_flag_counts_indices_and_values(selection, slots):
     method = rs.RedSync(density=0.01, selection=selection, dense_below=0)
     words = 1 + 2 + 2 * slots
     assert sent(method) == [[("all_gather", 3 * 4 * words)]]
 
 
-def test_quantized_redsync_gathers_one_mean_in_place_of_the_values():
+def test_quantized_redsync_gathers_one_mean_instead_of_values():
     method = rs.RedSync(density=0.01, selection="exact", dense_below=0, quantized=True)
     words = 1 + 2 * (1 + 1) + 4 + 6
     assert sent(method) == [[("all_gather", 3 * 4 * words)]]
 
 
-def test_what_auto_chooses_from_by_default_is_counted_without_a_trace(monkeypatch):
-    """For a model of many variables, traces would take most of a minute."""
+def test_default_candidates_of_auto_are_counted_without_a_trace(monkeypatch):
+    """For a model with many variables, traces would take most of a minute."""
     monkeypatch.setattr(traffic, "dry_run", None)
     for method in (*rs.Auto().methods, *rs.Auto(momentum=0.9).methods):
         assert sent(method), method
 
 
-def test_a_method_with_an_exchange_of_its_own_has_no_formula_of_its_parent():
+def test_subclass_with_its_own_exchange_has_no_inherited_formula():
     class Twice(rs.TopK):
         def exchange(self, grads, state, ctx):
             yield AllReduce(grads)
@@ -79,7 +79,7 @@ def test_buckets_of_equal_shapes_share_a_trace(monkeypatch):
     assert traced == [KERNEL.shape, EMBEDDING.shape]
 
 
-def test_acp_sgd_reduces_one_factor_and_then_the_other():
+def test_acp_sgd_alternates_between_factors():
     method = rs.ACPSGD(rank=2, min_compression_rate=0)
     rows, columns = 2 * (8 + 20), 2 * (50 + 30)  # the shorter sides, the longer ones
     found = sorted(step[0][1] for step in sent(method))
@@ -93,20 +93,20 @@ def test_power_sgd_reduces_both_factors():
     assert sent(method) == [factors]
 
 
-def test_half_precision_sends_blocks_to_their_workers_and_back():
-    block = 1 + 1000 // 8  # a flag; 1,000 numbers, two in a word, in four blocks
+def test_half_precision_sends_blocks_to_owners_and_back():
+    block = 1 + 1000 // 8  # a flag; 1,000 numbers, two per word, in four blocks
     step = [("all_to_all", 3 / 4 * 4 * P * block), ("all_gather", 3 * 4 * block)]
     assert sent(rs.HalfPrecision()) == [step]
 
 
-def test_nothing_is_sent_of_nothing():
+def test_empty_layout_sends_nothing():
     assert sent(rs.RedSync(), BucketLayout((), P)) == [[]]
     assert cost.exchange_seconds(
         rs.RedSync(), BucketLayout((), P), cost.Link.of(1e6, 1.0), cost.Work(1.0)
     ) == 0.0  # fmt: skip
 
 
-def test_a_link_has_a_line_for_each_kind_of_collective():
+def test_link_has_a_line_per_kind_of_collective():
     link = cost.Link(
         all_gather=cost.Line(0.001, 1e6),
         all_reduce=cost.Line(0.01, 1e5),
@@ -121,7 +121,7 @@ def test_a_link_has_a_line_for_each_kind_of_collective():
 
 
 def test_round_trips():
-    """The first answer takes one, and each of the further hops of a ring half of one."""
+    """The first answer takes one round trip, and each further hop of a ring half of one."""
     link = cost.Link.with_round_trips(1e6, 0.05)
     by_hand = {"all_gather": 0.1, "all_reduce": 0.175, "all_to_all": 0.05, "pair_gather": 0.05}
     for kind, latencies in by_hand.items():
@@ -133,7 +133,7 @@ def test_work_counts_buckets_elements_and_messages():
     assert cost.NO_WORK.seconds(10**9, 10**3) == 0.0
 
 
-def test_an_exchange_takes_what_is_sent_and_what_is_computed():
+def test_exchange_time_is_transfer_plus_computation():
     link, work = cost.Link.of(rate=1e6, latency=0.002), cost.Work(0.01, 1e-6, 1e-7)
     method = rs.RedSync(density=0.01, selection="exact", dense_below=0)
     network = 3 * 0.002 + 3 * 4 * (1 + 2 + 2 * 10) / 1e6
@@ -141,14 +141,14 @@ def test_an_exchange_takes_what_is_sent_and_what_is_computed():
     assert cost.exchange_seconds(method, LAYOUT, link, work) == pytest.approx(network + computed)
 
 
-def test_methods_that_take_turns_count_by_the_mean_of_both_steps():
+def test_alternating_methods_cost_the_mean_of_both_steps():
     method, link = rs.ACPSGD(rank=2, min_compression_rate=0), cost.Link.of(1e6, 0.002)
     mean = 2 * 3 / 4 * 4 * (2 * (50 + 20) + 2 * (8 + 30)) / 2
     found = cost.exchange_seconds(method, LAYOUT, link, cost.NO_WORK)
     assert found == pytest.approx(6 * 0.002 + mean / 1e6)
 
 
-def test_what_a_method_refuses_counts_as_dense():
+def test_rejected_tensors_cost_as_dense():
     bias = TensorSpec("bias", (100,), position=2)
     method = rs.RedSync(density=0.01, selection="exact", dense_below=0)
     measured = Measured(P, cost.Link.of(1e6, 0.002), {method: cost.Work(1.0)})

@@ -1,4 +1,4 @@
-"""Which amounts of data on the workers would let one wait for another."""
+"""Amounts of data that would make one worker wait for another."""
 
 import keras
 import numpy as np
@@ -18,11 +18,11 @@ INFINITE, UNKNOWN = -1, -2
     "amounts",
     [
         [(10, 10)] * 3,
-        [(None, UNKNOWN)] * 2,  # each step asks whether anyone still has data
+        [(None, UNKNOWN)] * 2,  # each step asks whether any worker still has data
         [(5, INFINITE)] * 2,
         [(4, 10), (4, 8)],  # two epochs of 4 steps need 8 batches
         [(4, 10), (4, UNKNOWN)],
-        [(7, None)] * 2,  # under a strategy of TensorFlow
+        [(7, None)] * 2,  # under a TensorFlow strategy
     ],
 )
 def test_amounts_that_end_together(amounts):
@@ -41,13 +41,13 @@ def test_amounts_that_end_together(amounts):
         [(7, None), (8, None)],
     ],
 )
-def test_amounts_that_do_not(amounts):
+def test_amounts_that_end_apart(amounts):
     found = conflict(amounts, 2, "fit")
     assert found is not None and "`steps_per_epoch`" in found
     assert "\nworker 0: " in found and "\nworker 1: " in found
 
 
-def test_the_text_names_each_amount_and_how_to_trim():
+def test_message_names_each_amount_and_how_to_trim():
     text = conflict([(10, 10)] * 60 + [(8, 8)] * 2, 1, "evaluate")
     assert "dataset.take(8)" in text and "the same `steps`" in text
     assert "worker 60, 61: 8 batches" in text
@@ -55,7 +55,7 @@ def test_the_text_names_each_amount_and_how_to_trim():
 
 
 @pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
-def test_an_epoch_without_an_end_is_a_warning(recwarn):
+def test_epoch_without_an_end_warns(recwarn):
     strategy = rs.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -77,7 +77,7 @@ def test_an_epoch_without_an_end_is_a_warning(recwarn):
     assert warnings_of(steps_per_epoch=3) == []
 
 
-def test_unlike_numbers_of_rows_are_told_once(recwarn):
+def test_different_row_counts_warn_once(recwarn):
     rows = data_amounts.BatchRows()
     for alike in (["4", "4"], ["4", ""]):  # the second worker has made no step
         rows.compare(alike)
@@ -91,7 +91,7 @@ def test_unlike_numbers_of_rows_are_told_once(recwarn):
     ("seeds", "warns"),
     [((None, None), False), ((7, 7), False), ((0, 0), False), ((7, 8), True), ((-1, -1), True)],
 )
-def test_arrays_that_are_shuffled_in_other_orders(seeds, warns):
+def test_arrays_shuffled_in_different_orders(seeds, warns):
     text = first_batch.shuffle_warning(seeds, "fit")
     assert (text is not None) == warns
     assert not warns or ("`shuffle=False`" in text and "set_random_seed" in text)
@@ -99,21 +99,21 @@ def test_arrays_that_are_shuffled_in_other_orders(seeds, warns):
 
 @pytest.mark.parametrize("seed", [0, 5, random_seed.DEFAULT_GRAPH_SEED])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_seed_by_which_keras_shuffles_arrays(seed, shuffle):
-    """TensorFlow's default stands for no seed."""
+def test_seed_by_which_keras_shuffles_arrays(seed, shuffle):
+    """TensorFlow's default counts as no seed."""
     iterator = EpochIterator(np.ones((5, 2)), np.ones((5, 1)), batch_size=2, shuffle=shuffle)
     keras.utils.set_random_seed(seed)
     before = tf.random.uniform(())
     keras.utils.set_random_seed(seed)
     found = first_batch.shuffle_seed(iterator)
-    assert tf.random.uniform(()) == before  # nothing was drawn
+    assert tf.random.uniform(()) == before  # no number was drawn
     expected = -1 if seed == random_seed.DEFAULT_GRAPH_SEED else seed
     assert found == (expected if shuffle else None)
 
 
 @pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
-def test_data_without_a_batch_are_an_error(method):
+def test_empty_data_raises(method):
     with rs.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(), rs.TopK()), "mse")

@@ -1,4 +1,4 @@
-"""DeMo: transform, chunks, an oracle from the paper's formulas, what it equals at its limits."""
+"""DeMo: transform, chunks, an oracle from the paper's formulas, and limiting cases."""
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ def normal(*shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_chunks_and_back(shape):
+def test_chunks_round_trip(shape):
     cut, tensor = Chunks.of(shape), normal(*shape)
     chunks = cut.split(tensor)
     assert chunks.shape == (cut.number, cut.height, cut.width)
@@ -38,7 +38,7 @@ def test_chunks_and_back(shape):
             np.testing.assert_array_equal(found, block)
 
 
-def test_sides_of_chunks():
+def test_chunk_sides():
     sizes = {
         (768, 3072): (64, 64),
         (3, 3, 16, 10): (48, 10),
@@ -58,19 +58,19 @@ def test_sides_of_chunks():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 48, 64])
-def test_the_transform_is_orthonormal(n):
+def test_transform_is_orthonormal(n):
     matrix = np.float64(demo.dct_matrix(n))
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(n), atol=1e-6)
     np.testing.assert_allclose(matrix, oracle.dct_1d(np.eye(n)), atol=1e-6)
 
 
-def test_the_transform_of_blocks_is_that_of_their_rows_and_columns():
+def test_block_transform_is_separable():
     blocks = normal(3, 48, 64)
     found = demo.dct(tf.constant(blocks))
     np.testing.assert_allclose(found, [oracle.dct(b) for b in blocks], atol=2e-5)
     np.testing.assert_allclose(demo.idct(found), blocks, atol=1e-5)
     assert np.square(found).sum() == pytest.approx(np.square(blocks).sum(), rel=1e-5)
-    constant = np.array(demo.dct(tf.ones([1, 64, 64])))  # only its mean is there
+    constant = np.array(demo.dct(tf.ones([1, 64, 64])))  # only its mean remains
     assert constant[0, 0, 0] == pytest.approx(64, rel=1e-6)
     assert np.abs(constant.flat[1:]).max() < 1e-4
 
@@ -79,7 +79,7 @@ def test_the_transform_of_blocks_is_that_of_their_rows_and_columns():
 
 
 def run(method, grads, steps=1):
-    """Totals and states of every step; `grads[step][worker]` are arrays of one shape."""
+    """Returns totals and states of every step; `grads[step][worker]` are arrays of one shape."""
     layout = BucketLayout((TensorSpec("w", grads[0][0].shape),), len(grads[0]))
     states, results = loopback.initial_states(method, layout), []
     for number in range(steps):
@@ -91,8 +91,8 @@ def run(method, grads, steps=1):
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (2, 31, 50), (200,)])
-def test_equals_the_papers_formulas(shape):
-    """In float64, with a transform by its sums: signs wherever they are no matter of rounding."""
+def test_matches_the_papers_formulas(shape):
+    """In float64, with a transform by direct sums: compares signs that rounding cannot change."""
     method, workers, steps = rs.DeMo(top_k=9, chunk=32), 3, 4
     grads = [[normal(*shape) for _ in range(workers)] for _ in range(steps)]
     reference = oracle.DeMoOracle(
@@ -109,19 +109,19 @@ def test_equals_the_papers_formulas(shape):
             np.testing.assert_allclose(found, own[0], atol=1e-4)
 
 
-def test_sending_all_without_memory_is_the_sign_of_the_mean():
+def test_sending_everything_without_memory_is_the_sign_of_the_mean():
     grads = [[normal(40, 50) for _ in range(3)]]
     ((total, momenta),) = run(rs.DeMo(top_k=2000, decay=0.0), grads)
     mean = np.mean(grads[0], axis=0)
     clear = np.abs(mean) > 1e-4
     np.testing.assert_array_equal(total[clear], np.sign(mean)[clear])
     assert max(np.abs(m).max() for m in momenta) < 1e-5
-    # Not so with a memory, or if not all is sent.
+    # With a memory, or a partial selection, it differs.
     assert (run(rs.DeMo(top_k=20, decay=0.0), grads)[0][0] != np.sign(mean)).mean() > 0.1
 
 
-def test_a_coefficient_is_divided_by_those_that_sent_it():
-    """One worker sends a slow wave, the other a faster one, three times as large."""
+def test_coefficient_is_divided_by_its_number_of_senders():
+    """One worker sends a low frequency, the other a higher one with three times the amplitude."""
     matrix = demo.dct_matrix(64)
     slow, fast = np.outer(matrix[1], matrix[0]), np.outer(matrix[5], matrix[0])
     ((total, momenta),) = run(rs.DeMo(top_k=1), [[slow + 0.5 * fast, 3 * fast + slow]])
@@ -130,7 +130,7 @@ def test_a_coefficient_is_divided_by_those_that_sent_it():
     np.testing.assert_allclose(momenta[1], slow, atol=1e-6)
 
 
-def test_what_is_not_sent_waits_and_decays():
+def test_unsent_momentum_is_kept_and_decays():
     matrix = demo.dct_matrix(64)
     slow, fast = np.outer(matrix[1], matrix[0]), np.outer(matrix[5], matrix[0])
     nothing = np.zeros_like(slow)
@@ -142,8 +142,8 @@ def test_what_is_not_sent_waits_and_decays():
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_weight_decay_is_the_papers(library):
-    """w <- (1 - r l) w - r sign, by the SGD that stands on the method's page."""
+def test_weight_decay_matches_the_paper(library):
+    """w <- (1 - r l) w - r sign, by the SGD that the method's page recommends."""
     import tf_keras
 
     sgd = {"keras": keras, "tf_keras": tf_keras}[library].optimizers.SGD
@@ -164,7 +164,7 @@ def test_momentum_is_applied_once():
         rs.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), rs.DeMo())
 
 
-def test_what_explain_says():
+def test_explain():
     says = rs.DeMo().describe
     assert (
         says(TensorSpec("w", (3, 3, 16, 256))) == "32 of 3,072 frequencies of 12 chunks of 48 x 64"

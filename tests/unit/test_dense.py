@@ -19,7 +19,7 @@ def gradients(step, workers):
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
-def test_dense_is_textbook_momentum_on_the_sum(momentum, nesterov):
+def test_dense_equals_momentum_sgd_on_the_sum(momentum, nesterov):
     method, layout = rs.Dense(momentum=momentum, nesterov=nesterov), BucketLayout(SPECS, 3)
     states = initial_states(method, layout)
     buffers = [np.zeros(s.shape) for s in SPECS]
@@ -48,7 +48,7 @@ def test_scale_is_applied_before_the_sum():
         np.testing.assert_array_equal(sent, 0.25 * g)
 
 
-def test_no_exchange_returns_its_own():
+def test_no_exchange_returns_local_gradients():
     method, layout = rs.NoExchange(), BucketLayout(SPECS, 2)
     grads = gradients(0, 2)
     step = run_step(method, layout, [[tf.constant(g) for g in w] for w in grads], [{}, {}], 0)

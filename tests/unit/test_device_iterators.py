@@ -1,9 +1,9 @@
-"""Iterators that fetch batches to a device have no tuner, which could let `fit` return late."""
+"""Prefetching iterators on a device have no autotuner, which could delay the end of `fit`."""
 
 import pytest
 import tensorflow as tf
 
-import tf_redsync.strategy  # noqa: F401  (importing it installs what is tested)
+import tf_redsync.strategy  # noqa: F401  (the import installs the patch)
 from tf_redsync.cluster import device_iterators
 
 DATA = tf.data.Dataset.range(10).map(lambda i: i + 1, num_parallel_calls=tf.data.AUTOTUNE)
@@ -15,25 +15,25 @@ def distributed():
     return strategy.distribute_datasets_from_function(lambda _: DATA)
 
 
-def test_the_device_has_no_tuner_and_the_host_keeps_its_own(distributed):
+def test_device_iterator_has_no_autotuner(distributed):
     owner = iter(distributed)._iterators[0]
     (on_device,) = owner._iterator._device_iterators
     assert on_device._dataset.options().autotune.enabled is False
-    assert owner._dataset.options().autotune.enabled is None  # TensorFlow's default: it tunes
+    assert owner._dataset.options().autotune.enabled is None  # TensorFlow's default: autotuning
 
 
-def test_batches_are_the_same(distributed):
+def test_batches_are_unchanged(distributed):
     assert [int(i) for i in distributed] == [int(i) for i in DATA]
 
 
-def test_a_second_call_changes_nothing():
+def test_second_call_is_a_noop():
     module = device_iterators.multi_device_iterator_ops
     before = module._create_device_dataset
     device_iterators.install()
     assert module._create_device_dataset is before
 
 
-def test_a_tensorflow_without_the_name_is_left_alone(monkeypatch):
+def test_missing_private_name_is_ignored(monkeypatch):
     module = device_iterators.multi_device_iterator_ops
     monkeypatch.delattr(module, "_create_device_dataset")
     device_iterators.install()

@@ -1,4 +1,4 @@
-"""DGC: the sample, the quality of its threshold, clipping, warm-up, bad input."""
+"""DGC: sampling, threshold quality, clipping, warm-up, bad input."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def one_step(method, values):
 
 @loop("density", [0.01, 0.001])
 @loop("name", DISTRIBUTIONS)
-def test_about_k_elements_are_sent_and_they_are_the_largest(name, density):
+def test_sends_about_k_of_the_largest_elements(name, density):
     values = DISTRIBUTIONS[name](np.random.default_rng(3))
     k = int(density * SIZE)
     total = one_step(rs.DGC(density=density), values).reshape(-1)
@@ -49,15 +49,15 @@ def test_about_k_elements_are_sent_and_they_are_the_largest(name, density):
         (np.zeros(SIZE), 0),
         (np.full(SIZE, 0.5), 50),
         (np.eye(1, SIZE, 777)[0], 1),  # one outlier, not in the sample
-        (np.where(np.arange(SIZE) < 30, 1.0, 0.0), 30),  # fewer than k that are not 0
+        (np.where(np.arange(SIZE) < 30, 1.0, 0.0), 30),  # fewer than k nonzero elements
     ],
 )
-def test_inputs_that_mislead_a_sample(values, expected):
+def test_inputs_that_mislead_the_sample(values, expected):
     assert np.count_nonzero(one_step(rs.DGC(density=0.001), values)) == expected
 
 
-def test_the_threshold_is_lowered_a_bounded_number_of_times():
-    """The sample sees large elements only; ten steps of 0.8 reach down to 0.107 of them."""
+def test_threshold_is_lowered_a_bounded_number_of_times():
+    """The sample has only large elements; ten steps of 0.8 reach down to 0.107 of them."""
     method = rs.DGC(density=0.01, sample_ratio=0.02)
     draw = method.draw(tf.constant(0, tf.int64))
     sampled = np.array(method.sample(SPEC, draw))
@@ -69,8 +69,8 @@ def test_the_threshold_is_lowered_a_bounded_number_of_times():
         assert float(threshold) == pytest.approx(expected)
 
 
-def test_the_sample():
-    """One per cent, an odd distance apart, with a start that reaches every element."""
+def test_sample():
+    """One per cent at an odd stride, with an offset that reaches every element."""
     method, starts = rs.DGC(density=0.1), set()
     for step in range(300):
         at = np.array(method.sample(SPEC, method.draw(tf.constant(step, tf.int64))))
@@ -81,7 +81,7 @@ def test_the_sample():
     assert np.array(method.sample(SPEC, tf.constant(np.nextafter(1, 0, dtype="f4"))))[0] == 98
 
 
-def test_small_tensors_are_sampled_more():
+def test_small_tensors_are_sampled_more_densely():
     """Ten elements above the threshold: all of 5000 elements at density 0.002, 1 % of 1e7."""
     method = rs.DGC(density=0.002)
     assert method.sample_size(TensorSpec("w", (50, 100))) == 5000
@@ -90,15 +90,15 @@ def test_small_tensors_are_sampled_more():
 
 
 def test_local_clipping():
-    """Every worker's gradient has at most norm clip_norm / sqrt(P)."""
+    """Every worker's gradient has at most the norm clip_norm / sqrt(P)."""
     grads = [tf.constant([3.0, 0.0]), tf.constant([[4.0]])]
     scale = rs.DGC(clip_norm=2.0).clip_scale(grads, 4)
     assert float(scale) == pytest.approx(2.0 / np.sqrt(4) / 5.0)
     assert rs.DGC().clip_scale(grads, 4) is None
 
 
-def test_the_ramp_in_a_graph():
-    """With a step that is not known in the trace, messages have the sizes of the stage."""
+def test_ramp_in_graph_mode():
+    """With a symbolic step, messages have the sizes of the stage."""
     method = rs.DGC(density=0.01, warm_up=rs.ExponentialWarmUp(2, (0.25, 0.05)))
     layout = BucketLayout((SPEC,), 1)
     gradient = tf.random.stateless_normal(SPEC.shape, [1, 2], alg="philox")

@@ -1,4 +1,4 @@
-"""The documentation as a site: built strictly, whole, and readable without a network."""
+"""The documentation site: strict build, completeness, and no network requests."""
 
 import html
 import os
@@ -13,7 +13,7 @@ import pytest
 from tests.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
-# `tests/run.sh` installs the extra `docs`; the tests also run where only `test` is installed.
+# `tests/run.sh` installs the extra `docs`; these tests also run with only `test` installed.
 pytest.importorskip("mkdocs", reason="needs the extra `docs`")
 docs_site = pytest.importorskip("tools.docs_site", reason="needs the extra `docs`")
 
@@ -21,19 +21,19 @@ docs_site = pytest.importorskip("tools.docs_site", reason="needs the extra `docs
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    # As CONTRIBUTING has it: `--quiet` would hide warnings of plugins from `--strict`.
+    # As in CONTRIBUTING: `--quiet` would hide warnings of plugins from `--strict`.
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
         words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "tensorflow" not in (done.stdout + done.stderr).lower()  # it is not imported
+    assert "tensorflow" not in (done.stdout + done.stderr).lower()  # the package is not imported
     pages = {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.html")}
     return {name: page for name, page in pages.items() if name != "404.html"}
 
 
-def test_every_page_of_the_project_is_there(site):
+def test_every_page_is_built(site):
     for path in (ROOT / "docs").rglob("*.md"):
         name = path.relative_to(ROOT / "docs").with_suffix("")
         folder = name.parent if name.name in ("index", "README") else name
@@ -41,7 +41,7 @@ def test_every_page_of_the_project_is_there(site):
     assert {"contributing/index.html", "changelog/index.html"} <= site.keys()
 
 
-def test_no_public_name_is_missing(site):
+def test_every_public_name_is_documented(site):
     import tf_redsync as rs
 
     found = {
@@ -57,14 +57,14 @@ def test_no_public_name_is_missing(site):
     assert wanted <= found, sorted(wanted - found)
 
 
-def test_equations_are_drawn(site):
+def test_equations_are_rendered(site):
     for name, page in site.items():
         assert "arithmatex" not in page, name
         assert not re.search(r"\\(begin|frac|sum|text)\b", html.unescape(page)), name
     assert site["methods/TopK/index.html"].count("<mtr>") >= 4
 
 
-def test_links_read_as_titles_and_not_as_files(site):
+def test_links_have_titles_instead_of_file_names(site):
     texts = {
         text
         for name, page in site.items()
@@ -76,18 +76,18 @@ def test_links_read_as_titles_and_not_as_files(site):
     assert f'auto/">{title}</a>' in site["index.html"]
 
 
-def test_nothing_is_fetched_when_a_page_is_read(site):
+def test_pages_make_no_network_requests(site):
     for name, page in site.items():
         fetched = re.findall(r'<(?:script|img|link|iframe)[^>]+(?:src|href)="(\w+://[^"]+)', page)
         assert not fetched, name
 
 
-def test_the_front_page_says_what_was_not_tried(site):
+def test_front_page_states_the_limits(site):
     warning = re.search(r'<div class="admonition warning">(.*?)</div>', site["index.html"], re.S)
     assert "GPU" in warning.group(1)
 
 
-# What the checks find.
+# Failures of the checks.
 
 
 class Page:
@@ -106,7 +106,7 @@ def rendered(text, repo_url=None, path=Page.file.src_uri):
     return docs_site.on_page_markdown(text, page=page, config=config)
 
 
-def test_links_out_of_the_folder():
+def test_links_out_of_the_docs_folder():
     assert rendered("[a](../../README.md)") == "[a](../index.md)"
     assert rendered("[a](../../CONTRIBUTING.md#rules)") == "[a](../contributing.md#rules)"
     assert rendered("[`a`](../../setup.py) b") == "`a` b"
@@ -118,7 +118,7 @@ def test_links_out_of_the_folder():
         rendered("[a](../../nothing)")
 
 
-def test_an_equation_that_is_not_understood_is_an_error():
+def test_unknown_equation_raises():
     good = r'<div class="arithmatex">\[a \leftarrow \frac{b}{c}\]</div>'
     assert "<mfrac>" in docs_site.on_page_content(good)
     bad = r'<span class="arithmatex">\(\begin{aligned} a &amp;= b \end{aligned}\)</span>'
@@ -126,13 +126,13 @@ def test_an_equation_that_is_not_understood_is_an_error():
         docs_site.on_page_content(bad)
 
 
-def test_names_that_no_page_describes_are_added():
+def test_undocumented_names_are_added():
     text = rendered(docs_site.OTHER_NAMES)
     assert "::: tf_redsync.AMSGrad" in text and "::: tf_redsync.TopK" not in text
 
 
-def test_a_method_without_a_page_gets_one_and_a_row(tmp_path, monkeypatch):
-    """Of the sources alone: a new file with `@register` needs nothing else."""
+def test_new_method_gets_a_page_and_a_row(tmp_path, monkeypatch):
+    """From the sources alone: a new file with `@register` is enough."""
     source = ROOT / "tf_redsync" / "contrib" / "sidco.py"
     for folder in docs_site.FOLDERS:
         (tmp_path / "tf_redsync" / folder).mkdir(parents=True)

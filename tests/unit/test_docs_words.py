@@ -17,28 +17,28 @@ BUDGETS = {
 
 
 def words(text):
-    """Number of words that have a letter or a digit; marks of tables do not count."""
+    """Returns the number of words with a letter or a digit; table markup is not counted."""
     return len(re.findall(r"\S*\w\S*", text))
 
 
 def pages():
-    """Paths of all pages with a budget, relative to the project."""
+    """Returns the paths of all pages with a budget, relative to the project."""
     found = [p.relative_to(ROOT).as_posix() for p in DOCS.rglob("*.md")]
     return ["README.md", *sorted(p for p in found if not p.startswith("docs/archive/"))]
 
 
 @loop("page", pages())
-def test_a_page_keeps_its_budget(page):
+def test_page_keeps_its_budget(page):
     count = words((ROOT / page).read_text(encoding="utf-8"))
     assert count <= BUDGETS.get(page, GUIDE), f"{page} has {count} words"
 
 
-def test_words_are_counted_without_marks_of_tables():
+def test_table_markup_is_not_counted():
     assert words("| a | `rs.TopK(density=0.01)` | - |\n|---|---|---|\n") == 2
     assert words("One *two* 3 % more, -0.5.") == 5
 
 
-def test_each_page_of_the_archive_is_linked_from_outside():
+def test_each_archived_page_is_linked():
     sources = [*pages(), "CONTRIBUTING.md"]
     text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in sources)
     linked = set(re.findall(r"\]\((?:\.\./)?(?:docs/)?archive/([\w-]+\.md)", text))

@@ -49,7 +49,7 @@ def test_text(no_config, capsys, monkeypatch):
     assert f"{ops.backend()} on CPU" in out and "why on GPU" in out
 
 
-def test_modules_that_every_start_compiles_are_named(monkeypatch, tmp_path):
+def test_modules_compiled_at_every_start_are_named(monkeypatch, tmp_path):
     package = tmp_path / "keras"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -64,7 +64,7 @@ def test_modules_that_every_start_compiles_are_named(monkeypatch, tmp_path):
     assert doctor.bytecode() == "compiled once"
 
 
-def test_what_runs_on_gpus(no_config, monkeypatch):
+def test_gpu_section(no_config, monkeypatch):
     monkeypatch.setattr(ops, "backend", lambda: "native")
     monkeypatch.setattr(ops, "backend_reason", lambda: "it is there")
     monkeypatch.setattr(ops.native, "gpu_build", lambda: "none: there is no nvcc in PATH")
@@ -120,5 +120,5 @@ def test_unusable_installation_is_reported(no_config, capsys, monkeypatch, tmp_p
     assert "There is no native library" in out and "TF_REDSYNC_BACKEND=tensorflow" in out
 
 
-def test_what_carries_collectives_with_gpus():
+def test_collective_implementation_with_gpus():
     assert doctor.carrier(2).startswith("NCCL")

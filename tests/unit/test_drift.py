@@ -1,4 +1,6 @@
-"""What workers compare: fingerprints of bits, texts of configurations, and what is told of them."""
+"""Comparison of workers: fingerprints of weights, configuration texts, and the reported
+differences.
+"""
 
 import json
 
@@ -18,7 +20,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def words(dtype, shape=(3, 5)):
-    """A tensor of random bits, NaNs among them."""
+    """Returns a tensor of random bits, including NaNs."""
     size = tf.as_dtype(dtype).size
     raw = np.random.default_rng(0).integers(0, 256, (*shape, size), np.uint8)
     raw[..., -2:] |= np.uint8(0xFF) * (np.arange(shape[-1]) == 0)[:, None].astype(np.uint8)
@@ -26,13 +28,13 @@ def words(dtype, shape=(3, 5)):
 
 
 def fingerprint(value):
-    """Of a variable with this value."""
+    """Returns the fingerprint of a variable with this value."""
     return drift.fingerprints([drift.Shared("weight", [tf.Variable(value)])]).numpy()
 
 
 @pytest.mark.parametrize("on_gpus", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_fingerprint_is_of_bits(dtype, on_gpus, monkeypatch):
+def test_fingerprint_depends_on_bits(dtype, on_gpus, monkeypatch):
     value = words(dtype)
     assert np.isnan(np.asarray(value, np.float64)).any()
     elsewhere = fingerprint(value)
@@ -47,19 +49,19 @@ def test_a_fingerprint_is_of_bits(dtype, on_gpus, monkeypatch):
         changed.reshape(-1)[at] ^= 1
         other = tf.bitcast(tf.constant(changed.reshape(3, 5, -1)), value.dtype)
         assert (fingerprint(other) != found).any()
-    assert (fingerprint(value[::-1]) != found).any()  # the order counts
+    assert (fingerprint(value[::-1]) != found).any()  # order matters
     for zero in (tf.zeros([]), tf.zeros([0])):
         assert fingerprint(zero).shape == (2,)
 
 
-def test_a_weight_that_is_read_in_another_way_has_the_fingerprint_of_what_is_read():
+def test_cast_weight_has_the_fingerprint_of_its_value():
     stale, value = tf.Variable([0.0]), tf.constant([3.0])
     read = drift.Shared("weight", [stale], lambda: value)
     np.testing.assert_array_equal(drift.fingerprints([read]).numpy(), fingerprint(value))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_survive_the_way_to_other_workers(dtype):
+def test_bits_survive_the_all_gather(dtype):
     value = words(dtype)
     sent = drift._as_int32(value)
     assert sent.dtype == tf.int32
@@ -84,12 +86,12 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_whole_optimizer_is_described(name):
+def test_whole_optimizer_is_described(name):
     family, make = OPTIMIZERS[name]
     one, same, other = (
         json.dumps(consistency.describe(make(m), family.saving)) for m in (0.5, 0.5, 0.25)
     )
-    assert one == same != other  # whatever numbers the names have
+    assert one == same != other  # independent of numbers in names
     first, second = differences([one, other])
     assert first.endswith("=0.5") and second.endswith("=0.25") and "," not in first
     for package in ("tensorflow", family.__name__, "tf_redsync"):
@@ -115,7 +117,7 @@ def reported(on_drift, rates, weights):
     detector._report(np.array(rows, np.int32), ["learning rate", "kernel", "bias"], 1)
 
 
-def test_what_has_drifted_is_named():
+def test_drifted_variables_are_named():
     with pytest.raises(drift.Drifted) as error:
         reported("error", [0.1, 0.1, 0.2], [(1, 2), (3, 4), (1, 2)])
     text = str(error.value)
@@ -125,7 +127,7 @@ def test_what_has_drifted_is_named():
 
 
 def test_learning_rates_are_not_restored(caplog):
-    """Restored weights would drift apart again."""
+    """Otherwise the restored weights would drift apart again."""
     reported("restore", [0.1, 0.1], [(1, 2), (1, 3)])
     assert "worker 1 has the bits of 'bias'" in caplog.text
     with pytest.raises(drift.Drifted, match="the learning rate 0.2, worker 0 has 0.1"):

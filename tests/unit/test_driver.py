@@ -1,4 +1,4 @@
-"""The driver: rounds, order, results, bytes, finiteness."""
+"""The driver: rounds, order, results, bytes and finiteness."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tf_redsync.exchange.traffic import DryRun
 
 
 class Recorder:
-    """A network of two workers that do the same; it writes down what it is asked."""
+    """A network of two equal workers that records its requests."""
 
     workers = 2
     checked = False
@@ -63,13 +63,13 @@ def test_round_by_round_and_in_order():
     assert bool(outcome.finite)
 
 
-def test_no_exchange_is_finite_and_free():
+def test_empty_exchange_is_finite_and_free():
     outcome = drive([], Recorder())
     assert outcome.results == [] and bool(outcome.finite) and outcome.bytes_sent == 0
 
 
 @pytest.mark.parametrize("bad", ["sum", "flag"])
-def test_one_bad_exchange_makes_the_step_bad(bad):
+def test_one_nonfinite_exchange_makes_the_step_nonfinite(bad):
     def flagged(flag):
         yield AllGather(tf.constant([flag, 0]))
 
@@ -78,7 +78,7 @@ def test_one_bad_exchange_makes_the_step_bad(bad):
     assert not drive(exchanges[:0] + [flagged(1), reduce_once(np.inf)], Recorder()).finite
 
 
-def test_all_to_all_is_asked():
+def test_all_to_all():
     def swap():
         reply = yield AllToAll(tf.constant([[1, 2], [1, 3]]))
         return reply.numpy().tolist()
@@ -89,7 +89,7 @@ def test_all_to_all_is_asked():
 
 
 @pytest.mark.parametrize("yielded", [None, "message", [1, 2]])
-def test_anything_else_is_refused(yielded):
+def test_unknown_requests_are_rejected(yielded):
     def wrong():
         yield yielded
 

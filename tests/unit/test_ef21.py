@@ -1,4 +1,4 @@
-"""EF21 comes to the sum of gradients that stay the same, and then stays there."""
+"""EF21 converges to the sum of constant gradients."""
 
 import numpy as np
 import tensorflow as tf
@@ -21,10 +21,10 @@ def test_constant_gradients_are_learned_in_one_over_density_steps():
         states = step.states
         wrong.append(float(np.abs(step.totals[0][0].numpy() - sum(grads)).max()))
     assert wrong[0] > 0.1 and wrong[2] > 1e-3
-    assert max(wrong[3:]) < 1e-5  # where a residual would have brought some elements twice
+    assert max(wrong[3:]) < 1e-5  # a residual would have delivered some elements twice
 
 
-def test_the_total_is_the_sum_of_the_estimates():
+def test_total_is_the_sum_of_the_estimates():
     method, layout = rs.contrib.EF21(density=0.1), BucketLayout(SPECS, 2)
     rng, states = np.random.default_rng(5), loopback.initial_states(method, layout)
     for number in range(10):
@@ -36,8 +36,8 @@ def test_the_total_is_the_sum_of_the_estimates():
         np.testing.assert_array_equal(states[0]["total"][0], states[1]["total"][0])
 
 
-def test_after_dense_steps_estimates_begin_with_the_last_gradient():
-    """As in the paper, g_i = the gradient at the first point; the oracle begins there."""
+def test_estimates_start_with_the_last_dense_gradient():
+    """As in the paper, g_i starts with the gradient at the first point; so does the oracle."""
     method, layout, rng = (
         rs.contrib.EF21(density=0.1),
         BucketLayout(SPECS, 2),

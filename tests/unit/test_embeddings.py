@@ -1,7 +1,7 @@
-"""Embeddings under Keras 3's adaptive optimizers: the wrapped ones do what their formulas say.
+"""Embeddings with Keras 3's adaptive optimizers: the wrappers follow the formulas.
 
-A batch that looks a row up twice has a gradient of two slices for it. Keras 3's own update squares
-the slices one by one, and adds the squares up; its formula, and the wrapper, square their sum.
+If a batch looks a row up twice, its gradient has two slices. Keras 3's own update squares each
+slice and sums the squares. The formula and the wrapper square the sum.
 """
 
 import warnings
@@ -14,12 +14,12 @@ import tensorflow as tf
 import tf_redsync as rs
 
 ROWS, WIDTH, STEPS, RATE = 5, 3, 4, 0.1
-# Looked up by each of two replicas: row 0 twice by one of them, row 1 by both, row 4 by none.
+# Lookups of the two replicas: row 0 twice by one of them, row 1 by both, row 4 by none.
 IDS = np.array([[0, 0, 1], [1, 2, 3]])
 
 
 def factor(step, replica):
-    """What each looked-up value is multiplied by in the loss."""
+    """Returns the factor of each looked-up value in the loss."""
     generator = np.random.default_rng(10 * step + replica)
     return generator.standard_normal((3, WIDTH)).astype(np.float32)
 
@@ -37,7 +37,7 @@ def rmsprop(g, state, t):
 
 
 def adagrad(g, state, t):
-    state["m"] += g**2  # starts at 0.1
+    state["m"] += g**2  # initial accumulator
     return RATE * g / np.sqrt(0.1 + state["m"] + 1e-7)
 
 
@@ -57,7 +57,7 @@ def by_numpy(formula):
 
 def by_keras(name, wrap, strategy):
     with strategy.scope(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nothing is gained by density 1
+        warnings.simplefilter("ignore")  # density 1 saves no bytes
         table = keras.layers.Embedding(ROWS, WIDTH, embeddings_initializer="zeros")
         table.build()
         optimizer = wrap(getattr(keras.optimizers, name)(RATE))
@@ -95,14 +95,14 @@ def by_keras(name, wrap, strategy):
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_density_one_is_the_formula(name, method):
+def test_density_one_matches_the_formula(name, method):
     two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     found = by_keras(name, lambda inner: rs.DistributedOptimizer(inner, method), two)
     np.testing.assert_allclose(found, by_numpy(FORMULAS[name]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_keras_alone_is_not(name):
+def test_unwrapped_keras_differs(name):
     """If this fails, Keras has changed: correct docs/adaptive.md and docs/when-to-use.md."""
     one = tf.distribute.get_strategy()
     found, expected = by_keras(name, lambda inner: inner, one), by_numpy(FORMULAS[name])

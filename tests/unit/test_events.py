@@ -1,4 +1,4 @@
-"""What is written for TensorBoard, where there is none."""
+"""TensorBoard events without TensorBoard installed."""
 
 import sys
 
@@ -9,8 +9,8 @@ import tensorflow as tf
 from tf_redsync.metrics.outputs import Events
 
 
-def test_without_tensorboard_nothing_of_it_is_called(monkeypatch, tmp_path):
-    """`tf.summary.histogram` raises there, whoever writes."""
+def test_histograms_are_skipped_without_tensorboard(monkeypatch, tmp_path):
+    """`tf.summary.histogram` would raise even without a writer."""
 
     def missing(*args, **kwargs):
         raise RuntimeError("TensorBoard is not installed")

@@ -1,4 +1,4 @@
-"""What `rs.` and `rs.contrib.` export derives from `@register`; saved names are found in both."""
+"""`rs.` and `rs.contrib.` export the registered methods; both resolve saved names."""
 
 import ast
 import json
@@ -20,7 +20,7 @@ CHOICES = (
 ).split()
 
 
-def test_users_choose_from_few_methods():
+def test_core_exports_few_methods():
     assert {n for n in rs.__all__ if n in METHODS} == set(CHOICES)
     assert {n for n in rs.contrib.__all__ if n in METHODS} == METHODS.keys() - set(CHOICES)
     for name in CHOICES:
@@ -29,8 +29,8 @@ def test_users_choose_from_few_methods():
     assert dir(rs) == sorted(rs.__all__)
 
 
-def test_type_checkers_see_what_is_exported():
-    """A new name in `tf_redsync/methods/` needs a line there, for its type."""
+def test_exports_are_visible_to_type_checkers():
+    """A new name in `tf_redsync/methods/` needs a typed line there."""
     (block,) = (
         node
         for node in ast.parse(SOURCE).body
@@ -39,7 +39,7 @@ def test_type_checkers_see_what_is_exported():
     seen = {}
     for line in block.body:
         (alias,) = line.names
-        assert alias.asname == alias.name  # else it would not be exported
+        assert alias.asname == alias.name  # otherwise it would not be exported
         seen[alias.name] = line.module
     assert sorted(seen) == sorted(rs.__all__)
     for name in METHODS.keys() & seen.keys():
@@ -47,14 +47,14 @@ def test_type_checkers_see_what_is_exported():
 
 
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - set(CHOICES)))
-def test_methods_of_contrib_say_where_they_are(name):
+def test_contrib_methods_name_their_module(name):
     with pytest.raises(AttributeError, match=rf"rs\.contrib\.{name}\b"):
         getattr(rs, name)
     assert getattr(rs.contrib, name) is METHODS[name]
 
 
-def test_a_new_file_is_exported(tmp_path, monkeypatch):
-    """As `contrib/__init__.py` finds its own."""
+def test_new_file_is_exported(tmp_path, monkeypatch):
+    """`contrib/__init__.py` discovers its modules."""
     (tmp_path / "some_methods").mkdir()
     (tmp_path / "some_methods" / "__init__.py").write_text("")
     (tmp_path / "some_methods" / "fresh.py").write_text(
@@ -80,7 +80,7 @@ print(made)
 """
 
 
-def test_a_saved_method_of_contrib_is_found_by_a_program_that_never_imported_it():
+def test_saved_contrib_method_loads_without_importing_contrib():
     method = rs.Coded(
         method=rs.contrib.SIDCo(density=0.02), indices=rs.contrib.codings.Bloom(policy="p2")
     )
@@ -93,14 +93,14 @@ def test_a_saved_method_of_contrib_is_found_by_a_program_that_never_imported_it(
 
 
 @pytest.mark.parametrize("text", ["SIDCo(density=0.5)", "rs.contrib.SIDCo(density=0.5)"])
-def test_the_command_line_knows_methods_of_contrib(text):
+def test_command_line_accepts_contrib_methods(text):
     assert expressions.evaluate(text).method == rs.contrib.SIDCo(density=0.5)
     coded = expressions.evaluate("Coded(indices=contrib.codings.Bloom())").method
     assert coded.indices == rs.contrib.codings.Bloom()
 
 
 @pytest.mark.deep
-def test_a_user_may_not_take_the_name_of_a_method_of_contrib():
+def test_user_method_with_a_contrib_name_is_rejected():
     done = subprocess.run(
         [
             sys.executable,

@@ -25,7 +25,7 @@ def test_momentum_step(nesterov):
 
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
-def test_accumulated_is_what_the_selection_sees(momentum, nesterov):
+def test_accumulated_is_the_selections_input(momentum, nesterov):
     residuals, grads, velocities, m = arrays(2), arrays(0), arrays(1), np.float32(momentum)
     given = velocities if momentum else []
     found = feedback.accumulated(residuals, grads, given, momentum, nesterov)
@@ -34,7 +34,7 @@ def test_accumulated_is_what_the_selection_sees(momentum, nesterov):
         np.testing.assert_array_equal(f, expected if momentum else v + g)
 
 
-def test_no_momentum_changes_nothing():
+def test_zero_momentum_is_a_noop():
     grads = arrays(0)
     sent, new = feedback.momentum_step(grads, [], 0.0, False)
     assert sent is not grads and all(a is b for a, b in zip(sent, grads, strict=True))
@@ -58,23 +58,23 @@ def test_local_clip_scale(scale, workers):
     assert found.dtype == tf.float32 and found.shape == []
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     if expected == 1.0:
-        assert found == 1.0  # exactly, so that clipping that does not clip changes no bit
+        assert found == 1.0  # exactly 1, so that inactive clipping changes no bit
 
 
-def test_clip_of_nothing():
+def test_clip_of_empty_tensors():
     assert feedback.local_clip_scale([np.zeros((3,), np.float32)], 1.0, 2) == 1.0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_clipping_does_not_hide_what_is_not_finite(bad):
-    """The step must still be seen as not finite after scaling."""
+def test_clipping_keeps_nonfinite_values(bad):
+    """The step must remain non-finite after scaling."""
     grads = [np.array([1.0, bad, 2.0], np.float32), np.ones(3, np.float32)]
     scaled = feedback.scaled(grads, feedback.local_clip_scale(grads, 1.0, 2))
     assert not all(np.isfinite(g).all() for g in scaled)
 
 
 def test_clipping_a_gradient_whose_square_overflows():
-    """1e20 is a float32, its square is not: the gradient must be clipped or refused, not lost."""
+    """1e20 is a float32, its square is not: the gradient must be clipped or rejected, not lost."""
     grads = [np.array([1e20, -1e20], np.float32)]
     (scaled,) = feedback.scaled(grads, feedback.local_clip_scale(grads, 1.0, 1))
     kept = np.allclose(scaled, [2**-0.5, -(2**-0.5)], rtol=1e-5)
@@ -82,8 +82,8 @@ def test_clipping_a_gradient_whose_square_overflows():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_accumulated_is_rounded_as_written_in_a_graph(nesterov):
-    """Graph optimisation must not add the terms in another order."""
+def test_accumulated_is_rounded_in_order_in_graph_mode(nesterov):
+    """Graph optimization must not reorder the additions."""
     draw = np.random.default_rng(0).standard_normal
     v, g, u = (draw(5000).astype(np.float32) for _ in range(3))
     graph = tf.function(lambda v, g, u: feedback.accumulated([v], [g], [u], 0.9, nesterov)[0])

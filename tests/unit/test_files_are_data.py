@@ -1,4 +1,4 @@
-"""What is loaded is data: no file makes code run that the program has not named itself."""
+"""Loaded files are data: no file runs code that the program has not named itself."""
 
 import ast
 import io
@@ -22,7 +22,7 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "she
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 # A restarted worker runs the user's own script, as the interpreter would.
 ALLOWED_CALLS = {"cli/spare.py": {"exec", "compile"}}
-# Functions of a notebook travel to the workers that it has started, by files in a private folder.
+# Functions of a notebook reach its workers through files in a private folder.
 ALLOWED_MODULES = {
     "cli/notebook.py": {"cloudpickle", "pickle"},
     "cli/notebook_worker.py": {"cloudpickle", "pickle"},
@@ -41,7 +41,7 @@ class Evil:
 
 @pytest.fixture
 def trace(tmp_path, monkeypatch):
-    """A file that is there once the module `evil_module`, which can be imported, has been."""
+    """Returns a file that exists once the importable module `evil_module` has been imported."""
     path = tmp_path / "trace"
     (tmp_path / "evil_module.py").write_text(EVIL.format(trace=str(path)))
     monkeypatch.syspath_prepend(tmp_path)
@@ -57,13 +57,13 @@ EVIL_CONFIG = {
 }
 
 
-def test_the_trap_works(trace):
+def test_trap_works(trace):
     __import__("evil_module")
     assert trace.exists()
 
 
 @loop("name", ["Evil", "evil_module.Evil", "evil_module>Evil", "os.system", "builtins.eval"])
-def test_a_config_names_registered_classes_only(trace, name):
+def test_config_resolves_registered_classes_only(trace, name):
     with pytest.raises(ValueError, match="`class_name` must be one of"):
         config.from_config({**EVIL_CONFIG, "class_name": name})
     assert not trace.exists()
@@ -71,7 +71,7 @@ def test_a_config_names_registered_classes_only(trace, name):
 
 @loop("part", ["inner_optimizer", "method"])
 @loop("family", ["keras", "tf_keras"])
-def test_an_optimizers_config_imports_nothing(trace, family, part):
+def test_optimizer_config_imports_nothing(trace, family, part):
     library = {"keras": keras, "tf_keras": tf_keras}[family]
     optimizer = rs.DistributedOptimizer(library.optimizers.SGD(0.1), rs.RedSync(density=0.1))
     saved = optimizer.get_config()
@@ -82,7 +82,7 @@ def test_an_optimizers_config_imports_nothing(trace, family, part):
 
 
 class Payload:
-    """Pickled, it writes a file when it is read."""
+    """Unpickling it writes a file."""
 
     def __init__(self, trace):
         self._trace = trace
@@ -97,7 +97,7 @@ def archive(**arrays) -> bytes:
     return data.getvalue()
 
 
-def test_state_in_a_checkpoint_is_read_without_pickle(trace):
+def test_checkpoint_state_is_read_without_pickle(trace):
     payload = np.array([Payload(trace)], dtype=object)
     data = archive(step=np.int64(3), residual=payload)
     exchange = types.SimpleNamespace(
@@ -113,7 +113,7 @@ def test_state_in_a_checkpoint_is_read_without_pickle(trace):
 
 
 @loop("module", sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py")))
-def test_no_module_reads_code(module):
+def test_no_module_loads_code_from_files(module):
     modules = FORBIDDEN_MODULES - ALLOWED_MODULES.get(module, set())
     for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
         if isinstance(node, ast.Import):

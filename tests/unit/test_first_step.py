@@ -1,4 +1,4 @@
-"""A loop that never calls `optimizer.build` does what one does that calls it."""
+"""Custom loops without `optimizer.build` equal those that call it."""
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ INNER = {
 
 
 def trained(strategy, family, traced, builds):
-    """Train and return the model, the optimizer and how many variables it has."""
+    """Trains, and returns the model, the optimizer and its number of variables."""
     library = keras if family == "keras" else tf_keras
     library.utils.set_random_seed(1)
     with strategy.scope():
@@ -47,17 +47,19 @@ def trained(strategy, family, traced, builds):
 
 
 def ways():
-    """Traced steps in each library; eager ones in one of them, and with `--deep` in all."""
+    """Returns traced steps in each library, and eager ones in one of them (in all with
+    `--deep`).
+    """
     rest = [pytest.param(f, False, marks=pytest.mark.deep) for f in INNER if f != "keras"]
     return [*((family, True) for family in INNER), ("keras", False), *rest]
 
 
 @pytest.mark.parametrize(("family", "traced"), ways())
-def test_the_first_step_builds(mirrored, family, traced):
+def test_first_step_builds(mirrored, family, traced):
     strategy = mirrored(2)
     expected, _, count = trained(strategy, family, traced, builds=True)
     model, optimizer, found = trained(strategy, family, traced, builds=False)
-    assert found == count  # made once, not once for each replica or trace
+    assert found == count  # created once, not per replica or trace
     assert optimizer.exchange.step.numpy() == STEPS
     for a, b in zip(weights(strategy, model), weights(strategy, expected), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -65,8 +67,8 @@ def test_the_first_step_builds(mirrored, family, traced):
     assert np.abs(residual).max() > 0
 
 
-def test_what_build_raises_reaches_the_loop(mirrored):
-    """Building happens in a thread of its own, whose errors must not stay there."""
+def test_build_errors_reach_the_loop(mirrored):
+    """A separate thread builds; it must forward its errors."""
     strategy = mirrored(2)
     with strategy.scope():
         weight = tf.Variable(tf.ones([4], tf.float64))

@@ -1,4 +1,4 @@
-"""The callback that `fit`, `evaluate` and `predict` begin with."""
+"""The callback that `fit`, `evaluate` and `predict` insert first."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ EVENTS = (
 
 @pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
 @pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
-def test_it_comes_before_the_users_callbacks(family, monkeypatch):
+def test_hook_precedes_user_callbacks(family, monkeypatch):
     seen = []
     for event in EVENTS:
         monkeypatch.setattr(FitHook, event, lambda self, *a, event=event, **k: seen.append(event))
@@ -36,7 +36,7 @@ def test_it_comes_before_the_users_callbacks(family, monkeypatch):
     assert seen == expected
 
 
-def test_other_models_have_none():
+def test_models_without_the_wrapper_have_no_hook():
     import tf_redsync.keras.keras3  # noqa: F401 - installs it
 
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
@@ -45,7 +45,7 @@ def test_other_models_have_none():
     assert not any(isinstance(c, FitHook) for c in found)
 
 
-def test_the_method_of_a_model_is_named_and_none_of_a_users_own():
+def test_method_name_is_recorded_except_user_classes():
     seen = []
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

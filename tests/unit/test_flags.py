@@ -1,4 +1,4 @@
-"""Flags of absl: what is exchanged, read from a command line, and what is wrong with one."""
+"""Flags of absl that select the exchange, and their errors."""
 
 import json
 
@@ -71,7 +71,7 @@ WRONG = {
 
 
 @loop("words", WRONG)
-def test_what_is_wrong_is_said_while_flags_are_read(words):
+def test_errors_are_raised_while_flags_are_parsed(words):
     if not WRONG[words]:
         parsed(words)
         return
@@ -80,7 +80,7 @@ def test_what_is_wrong_is_said_while_flags_are_read(words):
     assert WRONG[words] in str(error.value)
 
 
-def test_they_make_an_optimizer():
+def test_flags_create_an_optimizer():
     import keras
 
     found = parsed("--exchange=TopK(density=0.1), max_skipped_steps=3")

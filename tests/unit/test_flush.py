@@ -1,4 +1,4 @@
-"""What waits is delivered at the end: nothing is lost, and nothing is left."""
+"""`flush` delivers all residuals."""
 
 import warnings
 
@@ -23,7 +23,7 @@ def grads_of(number):
 
 
 def trained(strategy, family, method, steps=STEPS):
-    """Variables and optimizer after some steps of given gradients, on two replicas."""
+    """Returns variables and optimizer after some steps of given gradients on two replicas."""
     kinds = {keras: keras.Variable, tf_keras: tf.Variable}
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -54,13 +54,13 @@ def numbers(variable):
     return np.array(tf.convert_to_tensor(variable))
 
 
-def waiting(optimizer):
+def pending(optimizer):
     state = total_state.total(optimizer.exchange)
     return sum(np.abs(v).sum() for n, v in state.items() if "residual" in n or "pending" in n)
 
 
 def applied(method):
-    """What dense training applies in all, before the rate: in plain numpy."""
+    """Returns the total update of dense training before the learning rate, in numpy."""
     m = method.traits.momentum_in_exchange
     totals, velocity = [np.zeros(s) for s in SHAPES.values()], [0.0, 0.0]
     for number in range(STEPS):
@@ -78,22 +78,22 @@ def applied(method):
         (tf_keras, rs.CodedTopK(density=0.05, momentum=0.9, masking=False)),
     ],
 )
-def test_all_that_was_computed_is_delivered(mirrored, family, method):
+def test_all_gradients_are_delivered(mirrored, family, method):
     strategy = mirrored(2)
     variables, optimizer = trained(strategy, family, method)
-    before = waiting(optimizer)
+    before = pending(optimizer)
     assert before > 10
     optimizer.flush()
-    assert waiting(optimizer) == 0 and int(optimizer.exchange.step.numpy()) == STEPS + 1
+    assert pending(optimizer) == 0 and int(optimizer.exchange.step.numpy()) == STEPS + 1
     for variable, total in zip(variables, applied(method), strict=True):
         np.testing.assert_allclose(numbers(variable), -RATE * total, rtol=1e-4, atol=1e-4)
     kept = [numbers(v) for v in variables]
-    optimizer.flush()  # nothing waits any more
+    optimizer.flush()  # all residuals are empty
     for variable, value in zip(variables, kept, strict=True):
         np.testing.assert_array_equal(numbers(variable), value)
 
 
-def test_nothing_waits_in_a_dense_exchange(mirrored):
+def test_dense_exchange_has_no_residuals(mirrored):
     variables, optimizer = trained(mirrored(2), keras, rs.Dense(momentum=0.9))
     before = [numbers(v) for v in variables]
     optimizer.flush()
@@ -102,7 +102,7 @@ def test_nothing_waits_in_a_dense_exchange(mirrored):
         np.testing.assert_array_equal(numbers(variable), value)
 
 
-def test_before_the_first_step():
+def test_flush_before_the_first_step():
     optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK())
     with pytest.raises(RuntimeError, match="`flush` must follow training"):
         optimizer.flush()
@@ -118,9 +118,9 @@ def test_fit_flushes_at_its_end(mirrored, family):
         model.compile(rs.DistributedOptimizer(family.optimizers.SGD(0.01), method), "mse")
     x, y = np.ones((16, 30), "float32"), np.ones((16, 20), "float32")
     model.fit(x, y, batch_size=8, verbose=0)
-    assert waiting(model.optimizer) > 0
+    assert pending(model.optimizer) > 0
     model.fit(x, y, batch_size=8, verbose=0, callbacks=[Flush()])
-    assert waiting(model.optimizer) == 0
+    assert pending(model.optimizer) == 0
     plain = family.Sequential([family.layers.Input((3,)), family.layers.Dense(1)])
     plain.compile("sgd", "mse")
     with pytest.raises(ValueError, match="`Flush` needs a model.*DistributedOptimizer"):

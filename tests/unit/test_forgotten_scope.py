@@ -1,4 +1,4 @@
-"""Who trains by itself although TF_CONFIG names others is told what is missing."""
+"""Errors and warnings for a worker that would train alone although TF_CONFIG names others."""
 
 import json
 
@@ -45,7 +45,7 @@ def custom_loop(family):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("train", [fit, custom_loop])
 @pytest.mark.parametrize("text", [TWO, config("chief", chief=["a:1"], worker=["b:1"])])
-def test_no_strategy(monkeypatch, family, train, text):
+def test_missing_strategy_raises(monkeypatch, family, train, text):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match="TF_CONFIG names 2 workers") as error:
         train(family)
@@ -53,7 +53,7 @@ def test_no_strategy(monkeypatch, family, train, text):
     assert "with strategy.scope():" in str(error.value)
 
 
-def test_a_strategy_of_one_worker(monkeypatch):
+def test_strategy_of_one_worker_raises(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", TWO)
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         with pytest.raises(ValueError, match="strategy=MirroredStrategy"):
@@ -74,7 +74,7 @@ def test_a_strategy_of_one_worker(monkeypatch):
         json.dumps({"cluster": {"worker": ["a:1", "b:1"]}}),
     ],
 )
-def test_who_is_not_one_of_several_workers_only_gets_the_warning(monkeypatch, text):
+def test_single_worker_only_warns(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.warns(UserWarning, match="there is one worker"):
         custom_loop("keras3")
@@ -94,9 +94,7 @@ def test_variables_of_another_scope():
     ("family", "suffix"),
     [("keras3", ".keras"), ("tf_keras", ".keras"), ("tf_keras", ".h5"), ("legacy", ".h5")],
 )
-def test_a_model_that_is_loaded_predicts_and_says_what_training_needs(
-    monkeypatch, tmp_path, family, suffix
-):
+def test_loaded_model_predicts_but_does_not_train(monkeypatch, tmp_path, family, suffix):
     library = FAMILIES[family][0]
     path, x = str(tmp_path / f"model{suffix}"), np.ones((4, 3), np.float32)
     with pytest.warns(UserWarning, match="there is one worker"):

@@ -1,4 +1,4 @@
-"""What is true in a process that has just been started; `fresh_process.py` is that process."""
+"""Behaviour of a newly started process, which `fresh_process.py` runs."""
 
 import os
 import subprocess
@@ -18,8 +18,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    """What each part has said, in lines; of one that is left out it came to a hang before."""
+def outputs(tmp_path_factory):
+    """Output lines by part. A missing part means that the process hung before it."""
     folder = tmp_path_factory.mktemp("fresh")
     (folder / "here.py").write_text(MODULE)
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
@@ -43,39 +43,41 @@ def said(tmp_path_factory):
     return {"stderr": err.splitlines(), **{lines[0]: lines[1:] for lines in parts}}
 
 
-def test_the_file_of_one_worker_loads_without_the_library(said):
+def test_weights_load_without_the_library(outputs):
     """Weights load with `compile=False` in a process that never imports tf_redsync."""
-    assert said["load_without_the_library"] == ["True", "False"]
+    assert outputs["load_without_the_library"] == ["True", "False"]
 
 
-def test_keras_3_needs_no_tf_keras(said):
-    first, *errors = said["no_tf_keras"]
+def test_keras_3_works_without_tf_keras(outputs):
+    first, *errors = outputs["no_tf_keras"]
     assert first == "Keras3Optimizer"
     assert len(errors) == 3
     assert all("tf_keras is not installed" in e and "pip install" in e for e in errors)
 
 
 @needs_native
-def test_results_do_not_depend_on_the_number_of_threads(said):
-    """This process has as many as its environment says, one by default."""
+def test_results_do_not_depend_on_thread_count(outputs):
+    """This process uses `TF_NUM_INTRAOP_THREADS` threads, one by default."""
     if os.environ["TF_NUM_INTRAOP_THREADS"] == "4":
         pytest.skip("this process has four threads, too")
-    assert said["four_threads"] == [f"4 {digest_of_selections()}"]
+    assert outputs["four_threads"] == [f"4 {digest_of_selections()}"]
 
 
-def test_plan_as_a_user_starts_it(said):
-    """No pieces replaced: it measures."""
-    *out, end = said["plan"]
+def test_plan_runs_as_a_module(outputs):
+    """Nothing is mocked: `plan` measures."""
+    *out, end = outputs["plan"]
     assert end == "ended with 0"
     assert "captured energy" in "\n".join(out) and "rs.TopK()" in "\n".join(out)
 
 
-def test_replicas_of_one_process_do_not_wait_for_each_other(said):
-    """They run, or are traced, one by one; the reference's checks are ordered between them, too."""
-    assert said.get("replicas") == ["eager: 1", "traced: 2"]
+def test_replicas_of_one_process_do_not_deadlock(outputs):
+    """Replicas run, and are traced, one after the other; the reference ops' checks are
+    ordered, too.
+    """
+    assert outputs.get("replicas") == ["eager: 1", "traced: 2"]
 
 
-def test_a_loop_that_was_too_short_is_said_when_the_process_ends(said):
-    """Of two steps, where an element of six is sent in each."""
-    warned = [line for line in said["stderr"] if "AccuracyWarning: " in line]
+def test_short_custom_loop_warns_at_exit(outputs):
+    """The loop has two steps, and each sends one element in six."""
+    warned = [line for line in outputs["stderr"] if "AccuracyWarning: " in line]
     assert len([line for line in warned if "this training has 2 of them" in line]) == 1

@@ -1,4 +1,4 @@
-"""methods/frontier.py: two contenders and few steps; what is undominated; bad arguments."""
+"""methods/frontier.py: a short run with two candidates, the Pareto frontier, bad arguments."""
 
 import json
 from pathlib import Path
@@ -26,13 +26,13 @@ def test_rows_and_picture(tmp_path, capsys):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_undominated():
+def test_pareto_frontier():
     points = [(1.0, 1.0), (0.5, 2.0), (2.0, 0.5), (2.0, 2.0), (1.0, 1.5)]
     rows = [
         {"bits": b, "loss": p, "name": "x", "setting": "", "accuracy": 0.5, "sent_bytes": 1.0}
         for b, p in points
     ]
-    # Equal bits do not make one better in both.
+    # Equal bits alone do not dominate.
     assert frontier.undominated(rows) == [True, True, True, False, True]
     assert [line.endswith("*") for line in frontier.table(rows).splitlines()[1:]] == (
         frontier.undominated(rows)
@@ -52,8 +52,8 @@ def test_bad_arguments(flags, words, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_contenders_of_the_language_model():
-    """Each is a method that its inner optimizer goes with."""
+def test_language_model_candidates():
+    """Each method suits its inner optimizer."""
     from benchmarks.method_expressions import exchanged
     from tf_redsync.keras import conflicts
     from tf_redsync.policy import Policy
@@ -92,7 +92,7 @@ def test_rows_of_the_language_model(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("page", "workers"), [("benchmarks.md", 4), ("archive/benchmarks.md", 8)])
-def test_the_pages_show_the_rows(page, workers, capsys):
+def test_pages_match_the_command(page, workers, capsys):
     """The documented command prints the published table."""
     flags = ["--task", "charlm", "--folder", str(DOCS / "accuracy"), "--workers", str(workers)]
     assert frontier.main(flags) == 0

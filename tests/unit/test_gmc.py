@@ -1,4 +1,4 @@
-"""GMC and GMC+: units, momentum, the point of GMC+, and the paper's ordering on quadratics."""
+"""GMC and GMC+: units, momentum, the evaluation point of GMC+, and convergence on quadratics."""
 
 import functools
 
@@ -18,9 +18,10 @@ SPEC = TensorSpec("w", (10, 20))
 
 @functools.cache
 def excess_loss(method) -> float:
-    """Mean excess of the loss over the last 100 of 1500 steps, as one graph.
+    """Returns the mean excess loss over the last 100 of 1500 steps, as one graph.
 
-    The mean of 8 quadratics, one a worker, whose minima lie 20 apart, with noisy gradients.
+    The loss is the mean of 8 quadratics, one per worker, whose minima lie 20 apart, with noisy
+    gradients.
     """
     rng = np.random.default_rng(0)
     curvature = np.exp(rng.uniform(np.log(0.5), 0.0, (WORKERS, *SPEC.shape)))
@@ -65,8 +66,8 @@ LOCAL = rs.RedSync(selection="exact", masking=False, **SPARSE)
 
 
 @pytest.mark.deep
-def test_global_momentum_is_better_than_local_on_unequal_data():
-    """The ordering of the paper: local momentum, DGC's masked momentum, GMC, GMC+."""
+def test_global_momentum_beats_local_on_unequal_data():
+    """The paper's ordering: local momentum, DGC's masked momentum, GMC, GMC+."""
     local, dgc = excess_loss(LOCAL), excess_loss(rs.DGC(**SPARSE))
     gmc, plus = excess_loss(rs.GMC(**SPARSE)), excess_loss(rs.contrib.GMCPlus(**SPARSE))
     assert local > 1.3 * dgc
@@ -74,7 +75,7 @@ def test_global_momentum_is_better_than_local_on_unequal_data():
     assert gmc > plus > 0
 
 
-def test_with_random_blocks_only_the_detached_point_is_stable():
+def test_random_blocks_need_the_detached_point():
     gmc = excess_loss(rs.GMC(selection="random_block", **SPARSE))
     plus = excess_loss(rs.contrib.GMCPlus(selection="random_block", **SPARSE))
     assert gmc > 5 * plus
@@ -82,7 +83,7 @@ def test_with_random_blocks_only_the_detached_point_is_stable():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.875])
-def test_the_units_of_the_paper_to_the_bit(momentum):
+def test_units_of_the_paper_bitwise(momentum):
     """All factors are powers of 2, so only the order of operations could differ."""
     shapes, workers = [(30, 7), (13,), ()], 4
     specs = tuple(TensorSpec(f"v{i}", s, position=i) for i, s in enumerate(shapes))
@@ -104,8 +105,8 @@ def test_the_units_of_the_paper_to_the_bit(momentum):
 
 
 @pytest.mark.parametrize("selection", ["top_k", "random_block"])
-def test_momentum_is_that_of_the_total(selection):
-    """A worker with zero gradients sends the common momentum; together that is beta times it."""
+def test_momentum_follows_the_total(selection):
+    """A worker with zero gradients sends the common momentum; the sum is beta times it."""
     method = rs.GMC(density=1.0, momentum=0.5, selection=selection)
     layout = BucketLayout((SPEC,), 4)
     states, total = loopback.initial_states(method, layout), np.ones(SPEC.shape)
@@ -117,7 +118,7 @@ def test_momentum_is_that_of_the_total(selection):
         np.testing.assert_array_equal(states[0]["before"][0], step.totals[0][0])
 
 
-def test_the_point_of_gmc_plus():
+def test_evaluation_point_of_gmc_plus():
     """w - lambda e, the residual in updates: learning rate times workers times the state's."""
     method = rs.contrib.GMCPlus(detached=0.5)
     state = {"residual": [tf.constant([2.0, -1.0])], "before": [tf.zeros([2])]}

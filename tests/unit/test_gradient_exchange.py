@@ -33,7 +33,7 @@ def make_variables(dtype=tf.float32):
 
 
 def build(strategy, policy, variables=None, **options):
-    """A built exchange in `strategy`."""
+    """Returns an exchange built in `strategy`."""
     if not isinstance(policy, rs.Policy):
         policy = rs.Policy(default=policy)
     with strategy.scope(), warnings.catch_warnings():
@@ -43,7 +43,7 @@ def build(strategy, policy, variables=None, **options):
 
 
 def make_step(strategy, exchange, traced=True):
-    """A function from gradients [replica][variable] to ([replica][variable] totals, finite)."""
+    """Returns a function: gradients [replica][variable] to ([replica][variable] totals, finite)."""
 
     @tf.function
     def run(per_replica):
@@ -118,7 +118,7 @@ ORACLES = {
 def test_equals_the_oracle(mirrored, name, workers, options):
     method, arguments = ORACLES[name]
     strategy = mirrored(workers)
-    if workers == 1:  # nothing to compress for
+    if workers == 1:  # no compression with one worker
         arguments = {"selectors": ["dense"] * 5}
     reference = oracle.RedSyncOracle(list(SHAPES.values()), workers, 0.05, **arguments)
     exchange = build(strategy, method, **options)
@@ -129,7 +129,7 @@ def test_equals_the_oracle(mirrored, name, workers, options):
         expected = reference.step(grads)
         assert finite
         for i, total in enumerate(expected):
-            # Clipping and dense sums may be rounded otherwise; the selection may not differ.
+            # Clipping and dense sums may round differently; the selection must not.
             np.testing.assert_allclose(found[0][i], total, rtol=1e-5, atol=1e-5)
             np.testing.assert_array_equal(found[0][i] != 0, total != 0)
             for replica in found[1:]:
@@ -142,7 +142,7 @@ def test_equals_the_oracle(mirrored, name, workers, options):
         np.testing.assert_allclose(residuals, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_missing_gradients_are_zeros_and_totals_come_back_in_order(mirrored):
+def test_missing_gradients_are_zeros_and_order_is_kept(mirrored):
     strategy = mirrored(2)
     exchange = build(strategy, rs.Dense())
 
@@ -161,8 +161,8 @@ def test_missing_gradients_are_zeros_and_totals_come_back_in_order(mirrored):
         np.testing.assert_array_equal(bias[replica], np.full((20,), 1.0))
 
 
-def test_a_step_over_some_variables_keeps_the_residuals_of_the_others(mirrored):
-    """Two functions train parts of a model in turn: what waits in the residual must not be lost."""
+def test_partial_steps_keep_other_residuals(mirrored):
+    """Two functions train parts of a model in turn; residuals must not be lost."""
     strategy = mirrored(2)
     exchange = build(strategy, SPARSE)
     full = make_step(strategy, exchange)
@@ -185,7 +185,7 @@ def test_a_step_over_some_variables_keeps_the_residuals_of_the_others(mirrored):
 
 
 def test_indexed_slices_with_duplicates(mirrored):
-    """An embedding's gradient: rows that occur twice are summed before anything is selected."""
+    """Duplicate rows of an embedding's gradient are summed before the selection."""
     strategy = mirrored(2)
     exchange = build(strategy, rs.RedSync(density=1.0, dense_below=0))
 
@@ -209,7 +209,7 @@ def test_indexed_slices_with_duplicates(mirrored):
 
 
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
-def test_half_precision_is_accumulated_in_float32_and_cast_back(mirrored, dtype):
+def test_half_precision_accumulates_in_float32(mirrored, dtype):
     strategy = mirrored(2)
     with strategy.scope():
         variables = make_variables(dtype)
@@ -228,7 +228,7 @@ def test_half_precision_is_accumulated_in_float32_and_cast_back(mirrored, dtype)
         assert total[0].dtype == dtype
         sent = np.float32(total[0].numpy())
         assert np.count_nonzero(sent) == 12
-        # Elements not sent so far wait in a float32 residual, which rounds once at the end.
+        # Unsent elements stay in a float32 residual, which is rounded once at the end.
         expected = dtype.as_numpy_dtype(2 * (number + 1) * one)
         np.testing.assert_array_equal(sent[sent != 0], np.float32(expected))
     state = [v for s in exchange.states for group in s.variables_by_name.values() for v in group]
@@ -245,8 +245,8 @@ def test_half_precision_is_accumulated_in_float32_and_cast_back(mirrored, dtype)
         rs.GMC(density=0.05, dense_below=0),
     ],
 )
-def test_a_total_that_overflows_float16_is_skipped(mirrored, method):
-    """Gradients are finite in float16, and so is their float32 sum, but not the sum in float16."""
+def test_total_overflowing_float16_skips_the_step(mirrored, method):
+    """Gradients are finite in float16, and so is their float32 sum, but not the float16 sum."""
     strategy = mirrored(2)
     with strategy.scope():
         variables = make_variables(tf.float16)
@@ -260,10 +260,10 @@ def test_a_total_that_overflows_float16_is_skipped(mirrored, method):
     assert int(exchange.skipped.numpy()) == 1
 
 
-def test_a_local_gradient_that_overflows_float16_is_skipped():
+def test_local_gradient_overflowing_float16_skips_the_step():
     layout = BucketLayout((TensorSpec("w", (3,), "float16"),), workers=2)
     schedule = LocalSteps([Bucket(rs.LocalSGD(steps=2), layout)], 2)
-    network = types.SimpleNamespace(workers=2)  # Keras has divided the gradient by their number
+    network = types.SimpleNamespace(workers=2)  # Keras divides the gradient by their number
     for size, finite in ((40_000.0, False), (30_000.0, True)):
         grads = [[tf.fill([3], size)]]
         inputs = Inputs(grads, [{}], None, tf.constant(0, tf.int64), network)
@@ -273,7 +273,7 @@ def test_a_local_gradient_that_overflows_float16_is_skipped():
 @loop("dtype", [tf.bfloat16, tf.float16])
 @pytest.mark.parametrize("family", ["keras3", "tf_keras", "legacy"])
 def test_totals_for_float32_variables_are_float32(mirrored, family, dtype):
-    """Gradients that a user gives in 16 bits: their sum has more of them."""
+    """The sum of 16-bit gradients has more bits."""
     library = keras if family == "keras3" else tf_keras
     home = library.optimizers.legacy if family == "legacy" else library.optimizers
     strategy, shape = mirrored(2), (30, 20)
@@ -307,17 +307,17 @@ def test_other_dtypes(mirrored, dtype):
         assert word in str(error.value)
 
 
-def test_a_gradient_of_another_shape(mirrored):
+def test_gradient_of_wrong_shape_raises(mirrored):
     exchange = build(mirrored(1), rs.Dense())
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"\[3,3\].*\[20,11\]"):
         exchange([tf.zeros([3, 3])], [4])
 
 
-def test_layout_is_last_layer_first_in_buckets(mirrored):
+def test_buckets_start_with_the_last_layer(mirrored):
     strategy = mirrored(2)
     exchange = build(strategy, SPARSE, bucket_bytes=1000)
     layout = [[s.position for s in b.layout.specs] for b in exchange.schedule.buckets]
-    # out (880 bytes) and kernel (2400) fill a bucket, embedding (800) and the dense ones are left.
+    # out (880 bytes) and kernel (2400) fill a bucket; embedding (800) and the dense ones remain.
     assert layout == [[4, 1], [3, 2], [0]]
     rows = {row.name.split(":")[0]: row for row in exchange.explain().rows}
     assert list(rows) == list(SHAPES)
@@ -326,7 +326,7 @@ def test_layout_is_last_layer_first_in_buckets(mirrored):
     assert [rows[n].elements for n in SHAPES] == [200, 600, 20, 1, 220]
 
 
-def test_explain_numbers_and_bytes_of_a_real_step(mirrored):
+def test_explain_matches_the_bytes_of_a_step(mirrored):
     for workers, method in ((2, SPARSE), (3, rs.Dense()), (3, rs.RedSync(dense_below=0))):
         strategy = mirrored(workers)
         exchange = build(strategy, method)
@@ -340,7 +340,7 @@ def test_explain_numbers_and_bytes_of_a_real_step(mirrored):
         assert f"{workers} workers" in str(table)
 
 
-def test_a_ramp_changes_the_bytes(mirrored):
+def test_ramp_changes_the_bytes(mirrored):
     strategy = mirrored(2)
     ramp = rs.ExponentialWarmUp(2, (0.5, 0.1))
     exchange = build(strategy, rs.RedSync(density=0.01, dense_below=0, warm_up=ramp))
@@ -358,7 +358,7 @@ def test_a_ramp_changes_the_bytes(mirrored):
     assert exchange.bytes_per_step() == ramp[2]
 
 
-def test_a_step_that_is_not_finite_is_counted_and_changes_nothing(mirrored):
+def test_nonfinite_step_is_counted_and_changes_no_state(mirrored):
     strategy = mirrored(2)
     exchange = build(strategy, rs.RedSync(density=0.05, dense_below=0, momentum=0.9))
     step = make_step(strategy, exchange)
@@ -392,7 +392,7 @@ def per_worker_state(strategy, exchange):
 
 
 def test_total_state_round_trip(mirrored):
-    """The total over workers survives, shared evenly; training goes on from it."""
+    """The sum over workers is preserved and shared evenly; training resumes from it."""
     strategy, method = mirrored(2), rs.RedSync(density=0.05, dense_below=0, momentum=0.9)
     first = build(strategy, method)
     step = make_step(strategy, first)
@@ -420,7 +420,7 @@ def test_total_state_round_trip(mirrored):
             np.testing.assert_array_equal(parts[(*residual[:3], replica)], parts[residual])
 
 
-def test_state_of_another_model(mirrored):
+def test_state_of_another_model_raises(mirrored):
     saved = total_state.total(build(mirrored(2), rs.RedSync(dense_below=0)))
     other = build(mirrored(2), rs.Dense())
     with pytest.raises(ValueError, match="another model or method.*Expected.*Received"):
@@ -428,8 +428,8 @@ def test_state_of_another_model(mirrored):
 
 
 @pytest.mark.parametrize("method", [rs.RedSync(dense_below=0), rs.LocalSGD(steps=2)])
-def test_the_state_is_agreed_on_in_one_round(mirrored, monkeypatch, method):
-    """Our strategy has a round for each variable that no other one covers."""
+def test_state_agreement_takes_one_round(mirrored, monkeypatch, method):
+    """Our strategy needs a round per variable that no other round covers."""
     rounds, created = [], []
 
     @contextlib.contextmanager
@@ -458,7 +458,7 @@ def test_before_build(use):
         getattr(exchange, use)()
 
 
-def test_one_worker_is_warned(mirrored):
+def test_one_worker_warns(mirrored):
     with pytest.warns(UserWarning, match="one worker.*launch -n 2.*MirroredStrategy"):
         with mirrored(1).scope():
             ExchangeBuilder(rs.Policy(default=SPARSE)).build(make_variables())
@@ -473,7 +473,7 @@ def test_unsupported_strategy():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_jit_compile_is_refused_while_tracing(mirrored, workers):
+def test_jit_compile_is_rejected_while_tracing(mirrored, workers):
     strategy = mirrored(workers)
     exchange = build(strategy, rs.Dense())
 

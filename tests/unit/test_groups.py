@@ -1,4 +1,4 @@
-"""The order in which TensorFlow numbers the members of a group, and back."""
+"""TensorFlow's order of group members versus the order of ranks."""
 
 import random
 
@@ -10,7 +10,7 @@ from tf_redsync.network import groups
 
 
 class Strategy:
-    """What `task_names` looks at."""
+    """Has what `task_names` reads."""
 
     def __init__(self, cluster):
         self.extended = self
@@ -26,7 +26,7 @@ def cluster(chiefs, workers):
 
 
 @pytest.mark.parametrize(("chiefs", "workers"), [(0, 2), (0, 10), (0, 11), (1, 10), (1, 11)])
-def test_rows_are_put_into_the_order_of_ranks(chiefs, workers):
+def test_rows_are_reordered_by_rank(chiefs, workers):
     spec = cluster(chiefs, workers)
     del spec["evaluator"]
     names = groups.task_names(Strategy(spec))
@@ -34,14 +34,14 @@ def test_rows_are_put_into_the_order_of_ranks(chiefs, workers):
     assert names == [f"/job:{job}/replica:0/task:{i}" for job, i in jobs]
     order = groups.Order(names)
     assert order.is_that_of_ranks == (workers <= 10)
-    by_row = sorted(range(len(names)), key=lambda rank: names[rank])  # as TensorFlow has it
+    by_row = sorted(range(len(names)), key=lambda rank: names[rank])  # TensorFlow's order
     rows = tf.constant([[rank] for rank in by_row])
     ranks = np.arange(len(names))[:, np.newaxis]
     np.testing.assert_array_equal(order.by_rank(rows), ranks)
     np.testing.assert_array_equal(order.for_tensorflow(tf.constant(ranks)), rows)
 
 
-def test_nothing_is_done_to_rows_in_order():
+def test_ordered_rows_are_unchanged():
     rows = tf.ones([3, 2])
     order = groups.Order(["a", "b", "c"])
     assert order.by_rank(rows) is rows and order.for_tensorflow(rows) is rows
@@ -52,10 +52,10 @@ def test_evaluators_are_not_workers():
     assert [name.split(":")[1].split("/")[0] for name in names] == ["chief", "worker", "worker"]
 
 
-def test_devices_of_a_process_are_put_into_order():
-    """As if TensorFlow had put them along their links."""
+def test_devices_of_a_process_are_reordered():
+    """As if TensorFlow had ordered them by their links."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    assert groups.gather_by_rank(strategy) is None  # nothing to put into order
+    assert groups.gather_by_rank(strategy) is None  # already in order
 
     class Reversed:
         num_replicas_in_sync = 3

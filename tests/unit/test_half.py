@@ -1,4 +1,4 @@
-"""16-bit sums: float32 addition, what is too small or too large, wrapped methods, bytes."""
+"""16-bit sums: float32 addition, underflow and overflow, wrapped methods, bytes."""
 
 import functools
 
@@ -30,13 +30,13 @@ DTYPES = ("float16", "bfloat16")
 
 
 def run(method, grads, steps=1, shape=None):
-    """Sum of all totals, the last step; `grads[worker]` is the same in every step."""
+    """Returns the sum of all totals and the last step; `grads[worker]` is equal in every step."""
     spec = TensorSpec("w", np.shape(grads[0]))
     layout = BucketLayout((spec,), len(grads))
     inputs = [[tf.constant(g, tf.float32)] for g in grads]
     states, delivered = loopback.initial_states(method, layout), 0.0
     one = functools.partial(loopback.run_step, method, layout)
-    if steps > 30:  # tracing takes as long as so many steps
+    if steps > 30:  # tracing takes as long as this many steps
         one = loopback.traced_step(method, layout)
     for number in range(steps):
         step = one(inputs, states, number)
@@ -45,16 +45,16 @@ def run(method, grads, steps=1, shape=None):
     return delivered, step
 
 
-def test_sums_are_added_up_in_float32():
-    """2048 + 1 is 2048 in float16; with seven ones that is noticed once, not seven times."""
+def test_sums_are_accumulated_in_float32():
+    """2048 + 1 is 2048 in float16: with seven ones, one rounding error remains instead of seven."""
     grads = [np.float32([2048.0])] + [np.float32([1.0])] * 7
     assert run(rs.HalfPrecision(), grads)[0] == 2056  # 2055, rounded
     assert run(rs.HalfPrecision(error_feedback=False), grads)[0] == 2048
-    assert run(rs.HalfPrecision(), grads, steps=4)[0] == 4 * 2055  # what is missing comes later
+    assert run(rs.HalfPrecision(), grads, steps=4)[0] == 4 * 2055  # the residual is delivered later
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_rounding_is_to_the_next_number(dtype):
+def test_values_are_rounded_to_nearest(dtype):
     g = np.random.default_rng(0).standard_normal((30, 41)).astype("f4")
     digits = {"float16": 11, "bfloat16": 8}[dtype]
     for feedback in (True, False):
@@ -63,8 +63,8 @@ def test_rounding_is_to_the_next_number(dtype):
         assert 0.5 * 2.0**-digits < relative.max() <= 2.0**-digits
 
 
-def test_what_is_too_small_is_not_lost():
-    grads = [np.full(5, 1e-9, np.float32)] * 2  # float16 ends at 6e-8
+def test_underflow_stays_in_the_residual():
+    grads = [np.full(5, 1e-9, np.float32)] * 2  # the smallest float16 is 6e-8
     delivered, step = run(rs.HalfPrecision(), grads, steps=100)
     np.testing.assert_allclose(delivered, 2e-7, atol=1.3e-7)
     left = sum(np.float64(s["residual"][0]) for s in step.states)
@@ -74,14 +74,14 @@ def test_what_is_too_small_is_not_lost():
 
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("grads", [[7e4, 0.0], [4e4, 4e4]])
-def test_what_is_too_large_stops_the_step(grads, feedback):
-    """A value, or the sum of two that would fit: above 65504."""
+def test_overflow_skips_the_step(grads, feedback):
+    """A value above 65504, or the sum of two values that are below."""
     grads = [np.float32([1.0, g, 1.0]) for g in grads]
     assert not run(rs.HalfPrecision(error_feedback=feedback), grads)[1].finite
     assert run(rs.HalfPrecision(dtype="bfloat16", error_feedback=feedback), grads)[1].finite
 
 
-def test_a_random_block_keeps_its_rounding_errors():
+def test_random_block_keeps_its_rounding_errors():
     g = np.random.default_rng(1).standard_normal((40, 30)).astype("f4")
     exact, _ = run(rs.RandomBlock(density=0.25), [g] * 3)
     total, step = run(rs.HalfPrecision(method=rs.RandomBlock(density=0.25)), [g] * 3)
@@ -94,20 +94,21 @@ def test_a_random_block_keeps_its_rounding_errors():
 @pytest.mark.parametrize("method", ROUNDED, ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_wrapped_methods_send_half_of_the_bytes(method, dtype):
-    """And the totals are those of the method, to rounding."""
+    """The totals are those of the method, up to rounding."""
     grads = [np.random.default_rng(i).standard_normal((64, 96)).astype("f4") for i in range(2)]
     plain, plain_step = run(method, grads, steps=2)
     assert all(isinstance(r, AllReduce) for r in plain_step.requests)
     total, step = run(rs.HalfPrecision(method=method, dtype=dtype), grads, steps=2)
     tolerance = {"float16": 2e-3, "bfloat16": 2e-2}[dtype]
     np.testing.assert_allclose(total, plain, atol=tolerance * np.abs(plain).max())
-    headers = 4 * 1.5 * len(step.requests)  # K = 2: a row to the other, a message to the other
+    # K = 2: a row to the other worker, a message to the other worker
+    headers = 4 * 1.5 * len(step.requests)
     assert step.bytes_sent == pytest.approx(plain_step.bytes_sent / 2 + headers, abs=8)
 
 
 @pytest.mark.parametrize("method", ROUNDED, ids=lambda m: type(m).__name__)
-def test_steps_that_are_traced(method):
-    """ACP-SGD's vector then has a length that depends on the step."""
+def test_traced_steps(method):
+    """The length of ACP-SGD's vector then depends on the step."""
     layout = BucketLayout((TensorSpec("w", (12, 10)),), 3)
     wrapped = rs.HalfPrecision(method=method)
     grads, state = [tf.random.stateless_normal([12, 10], [1, 2])], wrapped.init(layout)
@@ -127,7 +128,7 @@ def test_steps_that_are_traced(method):
 
 
 @pytest.mark.parametrize("workers", [2, 5])
-def test_bytes_are_half_of_the_dense_ones(workers):
+def test_bytes_are_half_of_dense(workers):
     spec = TensorSpec("w", (100, 200))
 
     def sent(method):
@@ -159,13 +160,13 @@ SELECT = (
 
 
 def methods_and_dtypes():
-    """All methods with the first type, and one with the other; with `--deep` all pairs."""
+    """Returns all methods with the first dtype and one with the other; with `--deep` all pairs."""
     pairs = [(method, dtype) for dtype in DTYPES for method in SELECT]
     return pairs if DEEP else pairs[: len(SELECT) + 1]
 
 
 @loop("method, dtype", methods_and_dtypes())
-def test_selected_values_are_rounded_and_the_errors_kept(method, dtype):
+def test_selected_values_are_rounded_with_error_feedback(method, dtype):
     specs = (TensorSpec("a", (31, 17), position=0), TensorSpec("b", (9, 9), position=1))
     layout, wrapped = BucketLayout(specs, 3), rs.HalfPrecision(method=method, dtype=dtype)
     draw = np.random.default_rng(0).standard_normal
@@ -189,7 +190,7 @@ def test_selected_values_are_rounded_and_the_errors_kept(method, dtype):
     assert rounded > 0  # the method without the wrapper sends other numbers
 
 
-def test_what_overflows_float16_stops_the_step():
+def test_float16_overflow_skips_the_step():
     spec = TensorSpec("a", (20, 20))
     method, layout = rs.HalfPrecision(method=rs.TopK(density=0.1)), BucketLayout((spec,), 2)
     gradient = np.ones((20, 20), np.float32)
@@ -199,7 +200,7 @@ def test_what_overflows_float16_stops_the_step():
     assert not step.finite
 
 
-def test_methods_whose_words_are_no_numbers_are_refused():
+def test_methods_with_coded_words_are_rejected():
     takes = {type(m).__name__ for m in (*ROUNDED, *SELECT, rs.Dense())}
     for name, cls in config.registered().items():
         if not issubclass(cls, rs.Method) or name in takes:
@@ -209,7 +210,7 @@ def test_methods_whose_words_are_no_numbers_are_refused():
                 rs.HalfPrecision(method=cls())
 
 
-def test_what_it_says_of_a_method_is_the_methods():
+def test_traits_are_those_of_the_wrapped_method():
     wrapped = rs.HalfPrecision(method=rs.PowerSGD(rank=2), dtype="bfloat16")
     bias, matrix = TensorSpec("b", (9,)), TensorSpec("w", (90, 90))
     assert wrapped.refuses(bias) == rs.PowerSGD().refuses(bias) and wrapped.dense() == rs.Dense()

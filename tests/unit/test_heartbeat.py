@@ -1,4 +1,6 @@
-"""After how many silent seconds a worker is lost: `heartbeat_seconds`, and the variable."""
+"""`heartbeat_seconds` and its environment variable: the time after which a silent worker is
+lost.
+"""
 
 import types
 
@@ -11,7 +13,7 @@ from tf_redsync import environment
 from tf_redsync.cluster import stall_detector, watchdog
 
 
-def test_the_argument_precedes_the_variable(monkeypatch):
+def test_argument_overrides_the_variable(monkeypatch):
     monkeypatch.delenv(environment.HEARTBEAT, raising=False)
     assert watchdog.heartbeat(None) is None and watchdog.heartbeat(90) == 90
     monkeypatch.setenv("TF_REDSYNC_HEARTBEAT_SECONDS", "240")
@@ -19,14 +21,14 @@ def test_the_argument_precedes_the_variable(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["5", "nan", "a minute", "-60"])
-def test_a_bad_variable_is_named(monkeypatch, value):
+def test_bad_variable_is_named(monkeypatch, value):
     monkeypatch.setenv("TF_REDSYNC_HEARTBEAT_SECONDS", value)
     with pytest.raises(ValueError, match=f"TF_REDSYNC_HEARTBEAT_SECONDS.*Received.*{value}"):
         rs.MultiWorkerMirroredStrategy()
 
 
 @pytest.mark.parametrize("value", [5, 0, -1.0, float("nan"), True, "60"])
-def test_a_bad_argument_is_named(monkeypatch, value):
+def test_bad_argument_is_named(monkeypatch, value):
     monkeypatch.delenv(environment.HEARTBEAT, raising=False)
     with pytest.raises(ValueError, match=f"`heartbeat_seconds`.*heartbeat_seconds={value!r}"):
         rs.MultiWorkerMirroredStrategy(heartbeat_seconds=value)
@@ -36,8 +38,8 @@ def test_a_bad_argument_is_named(monkeypatch, value):
     ("timeout", "heartbeat", "lost", "silent"),
     [(600.0, None, 60, 30), (600.0, 240.0, 240, 120), (5.0, None, 35, 30), (None, 40.0, 40, 20)],
 )
-def test_the_watchdog_is_earlier_than_tensorflow(monkeypatch, timeout, heartbeat, lost, silent):
-    """It names causes and steps, after half of the time that the user gives."""
+def test_watchdog_reports_before_tensorflow(monkeypatch, timeout, heartbeat, lost, silent):
+    """After half of the user's timeout, the watchdog reports causes and steps."""
     assert watchdog.lost_after(timeout, heartbeat) == lost
     strategy = tf.distribute.get_strategy()
     detector = stall_detector.StallDetector(range(2), 1.0, bool, bool)
@@ -49,5 +51,5 @@ def test_the_watchdog_is_earlier_than_tensorflow(monkeypatch, timeout, heartbeat
     assert silent < lost
 
 
-def test_without_a_watchdog_there_is_no_limit():
+def test_no_limit_without_a_watchdog():
     assert watchdog.lost_after(None, None) is None

@@ -1,4 +1,4 @@
-"""Codings of positions: bit by bit against plain Python, the longest codes, malformed words."""
+"""Position codings: bit by bit against plain Python, the longest codes, malformed words."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ KINDS = ("none", "one", "first", "last", "some", "full")
 
 
 def positions(kind, sizes, slots, rng) -> list[np.ndarray]:
-    """Ascending positions of each tensor."""
+    """Returns ascending positions of each tensor."""
     result = []
     for size, k in zip(sizes, slots, strict=True):
         n = {"none": 0, "one": min(k, 1), "some": rng.integers(0, k + 1)}.get(kind, k)
@@ -61,7 +61,7 @@ def encoded(coding, chosen, sizes, slots):
 
 
 def valid(indices, counts) -> list[list[int]]:
-    """The positions that count, after a look at the others."""
+    """Returns the valid positions; asserts that unused slots are 0."""
     found = []
     for at, n in zip(indices, np.array(counts), strict=True):
         at = np.array(at)
@@ -73,7 +73,7 @@ def valid(indices, counts) -> list[list[int]]:
 @loop("capacity", CAPACITIES)
 @every_coding
 def test_words_and_round_trip(name, capacity):
-    """Words of the oracle; all workers' positions back, and none of a worker that sends zeros."""
+    """The words equal the oracle's; all positions round-trip; zeros decode to no position."""
     coding, (sizes, slots), rng = CODINGS[name], CAPACITIES[capacity], np.random.default_rng(0)
     code = code_of(name, sizes, slots)
     assert coding.words(Capacity(sizes, slots)) == code.words
@@ -88,7 +88,7 @@ def test_words_and_round_trip(name, capacity):
             np.testing.assert_array_equal(coded.words, code.encode(stream.astype(int)))
         rows.append(np.array(coded.words))
         expected.append(sent)
-    for first in range(len(rows)):  # one row to four, every row among them
+    for first in range(len(rows)):  # one to four rows
         some = rows[first : first + 1 + first % 4]
         decoded = coding.decode(tf.constant(np.stack(some)), Capacity(sizes, slots), SEED)
         for r in range(len(some)):
@@ -98,8 +98,8 @@ def test_words_and_round_trip(name, capacity):
 
 
 @pytest.mark.parametrize("name", ["Golomb", "DeltaPacking", "Huffman", "EliasFano", "RunLength"])
-def test_the_longest_codes_fit(name):
-    """Positions that cost the most: at one end, at even leaps, one leap a group, of rare bytes."""
+def test_longest_codes_fit(name):
+    """The most expensive positions: at one end, equally spaced, one per group, of rare bytes."""
     sizes, slots = (66_000, 66_000, 900), (3000, 3000, 90)
     worst = {
         "end": [np.arange(size - k, size) for size, k in zip(sizes, slots, strict=True)],
@@ -128,8 +128,8 @@ def test_the_longest_codes_fit(name):
 
 
 @pytest.mark.parametrize("k", [1, 31, 64, 1000])
-def test_the_reserve_is_tight(k):
-    """Some positions use the code up to the last word."""
+def test_capacity_is_tight(k):
+    """Some positions use the code up to its last word."""
     sizes, slots = (40_000,), (k,)
     leaps = np.zeros(k, int)
     leaps[0] = sizes[0] - k
@@ -138,8 +138,8 @@ def test_the_reserve_is_tight(k):
     assert code[-1] != 0
 
 
-def test_streams_of_like_density():
-    """Each density gets a stream of its own where that is shorter, and only there."""
+def test_tensors_of_similar_density_share_a_stream():
+    """A density has its own stream only where that is shorter."""
     sizes, slots = (4_000_000, 512, 300_000, 2048, 1000), (4000, 51, 300, 205, 1)
     found = [group.members for group in golomb.groups(Capacity(sizes, slots))]
     assert found == [(1, 3), (0, 2, 4)]
@@ -149,8 +149,8 @@ def test_streams_of_like_density():
 
 
 @pytest.mark.parametrize("name", [n for n in CODINGS if n not in ("RawIndices", "Cheapest")])
-def test_in_a_graph(name):
-    """All shapes are known there, as a collective needs."""
+def test_graph_mode(name):
+    """Shapes are static there, as a collective requires."""
     sizes, slots = (300, 7), (20, 3)
     capacity, rng = Capacity(sizes, slots), np.random.default_rng(1)
     chosen = positions("some", sizes, slots, rng)
@@ -175,7 +175,7 @@ def test_in_a_graph(name):
 
 @pytest.mark.parametrize("name", [n for n in LOSSLESS if n != "RawIndices"])
 def test_malformed_words(name):
-    """An error, or positions that a tensor has; never a crash."""
+    """They raise, or decode to positions inside a tensor; they never crash."""
     sizes, slots = (300, 7, 64), (30, 7, 5)
     coding, capacity, rng = CODINGS[name], Capacity(sizes, slots), np.random.default_rng(2)
     good = encoded(coding, positions("full", sizes, slots, rng), sizes, slots).words.numpy()
@@ -211,7 +211,7 @@ def test_malformed_words(name):
         ("Golomb", "count"),
     ],
 )
-def test_errors_name_what_is_wrong(name, words):
+def test_errors_name_the_argument(name, words):
     sizes, slots = (300,), (3,)
     code = encoded(CODINGS[name], [np.int32([1, 2, 299])], sizes, slots).words.numpy()
     code[0] = 4 if name == "Golomb" else 3
@@ -225,10 +225,10 @@ def test_errors_name_what_is_wrong(name, words):
 
 @pytest.mark.parametrize("size", [0, 1, 100, 257, 65_536, 1_000_003, 2**24 + 5, 2**31 - 1])
 def test_huffman_tables(size):
-    """A prefix code of the right lengths; bit by bit that of the oracle where counting is quick."""
+    """A prefix code with optimal lengths; equal to the oracle's where counting is fast."""
     lengths, codes = codings.huffman.table(size)
     assert lengths.min() >= 1 and lengths.max() <= codings.huffman.LONGEST
-    assert np.sum(0.5**lengths) == 1  # Kraft: complete, and nothing to spare
+    assert np.sum(0.5**lengths) == 1  # Kraft's sum is 1: the code is complete
     if size < 2**20:
         expected = huffman_codes(size)
         assert [len(c) for c in expected] == lengths.tolist()
@@ -254,7 +254,7 @@ def test_fields_of_every_width():
                 np.testing.assert_array_equal(again, words)
 
 
-def test_a_bucket_of_too_many_elements_is_refused():
+def test_bucket_with_too_many_elements_is_rejected():
     capacity = Capacity((2**31 - 1, 5), (10, 1))
     with pytest.raises(ValueError, match="`indices`.*RawIndices"):
         codings.Golomb().words(capacity)

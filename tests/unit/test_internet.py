@@ -1,4 +1,4 @@
-"""benchmarks/scale/internet.py: steps predicted from a report, and beside it."""
+"""benchmarks/scale/internet.py: step times predicted from a report, next to measured ones."""
 
 import json
 
@@ -9,7 +9,7 @@ from benchmarks.scale import internet
 from tf_redsync.auto import probe
 from tf_redsync.auto.cost import Work
 
-RATE = 1448 / 1514 * 10e6 / 8  # bytes of messages a second at 10 Mbit/s
+RATE = 1448 / 1514 * 10e6 / 8  # message bytes per second at 10 Mbit/s
 
 
 def report(workers=2, threads=1, methods=None):
@@ -25,20 +25,22 @@ def report(workers=2, threads=1, methods=None):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_computed(monkeypatch):
+def no_computation(monkeypatch):
     monkeypatch.setattr(probe, "work", lambda method, workers: Work(0.004))
 
 
 def all_reduce(workers):
-    """Seconds of the all-reduce of all weights, a bucket after the other."""
+    """Returns the seconds to all-reduce all weights, one bucket after the other."""
     sizes = [int(v.value.numpy().size) for v in WORKLOADS["mlp"].build().trainable_variables]
     sent = 2 * (workers - 1) / workers * 4 * sum(sizes) / RATE
     return sent, (1 + 2 * (workers - 1)) * 0.025
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-def test_the_model(workers):
-    """Workers that share cores compute longer: four of one thread on two cores twice as long."""
+def test_time_model(workers):
+    """Workers that share cores compute longer: four single-threaded ones on two cores take twice as
+    long.
+    """
     reports = [report(workers)]
     dense, local = internet.check(internet.model_of(reports), reports, cores=2)
     sent, latencies = all_reduce(workers)
@@ -49,7 +51,7 @@ def test_the_model(workers):
     assert dense["error"] == pytest.approx(dense["predicted_ms"] / 900.0 - 1.0)
 
 
-def test_tables_and_a_picture(tmp_path, capsys):
+def test_tables_and_a_plot(tmp_path, capsys):
     for workers in (2, 4):
         (tmp_path / f"{workers}.json").write_text(json.dumps(report(workers)))
     files = [str(tmp_path / f"{p}.json") for p in (2, 4)]
@@ -62,7 +64,7 @@ def test_tables_and_a_picture(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_report_without_the_step_alone(tmp_path, capsys):
+def test_report_without_isolated_step(tmp_path, capsys):
     wrong = report()
     del wrong["methods"]["none"]
     (tmp_path / "wrong.json").write_text(json.dumps(wrong))

@@ -1,4 +1,4 @@
-"""Who reaches the workers' ports: other machines, other users, or nobody. Without TensorFlow."""
+"""Reachability of the workers' ports from other machines and users. Without TensorFlow."""
 
 import json
 import os
@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 needs_library = pytest.mark.skipif(
     not isolation.loopback_only(), reason=f"{isolation.LIBRARY.name} is not built"
 )
-# A worker that listens as TensorFlow's server does, on all interfaces, and on a port of its own;
-# then it says where it can be reached, in the place of somebody at the other end of an interface.
+# A worker that listens on all interfaces, as TensorFlow's server does, and on a port of its own.
+# It prints the addresses at which it can be reached, like a peer on another interface.
 SERVER = """
 import json, os, socket, sys
 own = int(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][0].rpartition(":")[2])
@@ -50,7 +50,7 @@ def environment(monkeypatch):
 
 
 def where(tmp_path, choice) -> tuple[dict, str]:
-    """What the server of one worker says, and what the launcher does on standard error."""
+    """Returns the output of one worker's server, and the launcher's standard error."""
     path = tmp_path / "server.py"
     path.write_text(SERVER)
     command = [sys.executable, "-m", "tf_redsync.launch", "-n", "1", *choice, str(path)]
@@ -66,29 +66,29 @@ def reached(found, which) -> set[bool]:
 
 
 @needs_library
-def test_by_default_only_this_machine_reaches_the_workers_ports(tmp_path):
+def test_worker_ports_are_local_by_default(tmp_path):
     found, said = where(tmp_path, [])
     for kind in {key.split()[0] for key in found if key.startswith("AF_")}:
         assert found[f"{kind} own 127.0.0.1"] and not found[f"{kind} own 127.0.0.2"]
-    assert reached(found, "other") == {True}, "other ports are the script's"
+    assert reached(found, "other") == {True}, "the launcher must not restrict other ports"
     assert "warning" not in said
 
 
-def test_without_isolation_everyone_reaches_them(tmp_path):
-    """The tests above and below can fail."""
+def test_without_isolation_ports_are_reachable(tmp_path):
+    """Shows that the other tests here can fail."""
     found, said = where(tmp_path, ["--isolate", "no"])
     assert reached(found, "own") == reached(found, "other") == {True}
     assert "warning" not in said
 
 
-def test_in_a_namespace_there_is_no_other_interface(tmp_path):
+def test_namespace_has_no_other_interface(tmp_path):
     found, said = where(tmp_path, ["--isolate", "yes"])
     assert found["interfaces"] == ["lo"] and found["AF_INET own 127.0.0.1"]
     assert found["user"] == os.getuid() and "warning" not in said
 
 
-def test_a_namespace_that_may_not_be_made_is_an_error(tmp_path, monkeypatch):
-    """Found out before this process has lost its network, and before a worker starts."""
+def test_forbidden_namespace_is_an_error(tmp_path, monkeypatch):
+    """The error is raised before this process loses its network and before a worker starts."""
 
     def refuse(what):
         raise PermissionError(1, "unshare: not allowed")
@@ -104,7 +104,7 @@ def test_a_namespace_that_may_not_be_made_is_an_error(tmp_path, monkeypatch):
     assert ended.value.code == 2 and socket.if_nameindex() == before
 
 
-def test_one_line_warns_where_ports_stay_open(monkeypatch, capsys, tmp_path):
+def test_open_ports_warn_once(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(isolation, "LIBRARY", tmp_path / "_loopback_only.so")
     monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
     monkeypatch.setattr(libraries, "_version_of_compiler", lambda: None)
@@ -117,7 +117,7 @@ def test_one_line_warns_where_ports_stay_open(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err == ""
 
 
-def test_an_installed_package_builds_the_library_at_first_use(monkeypatch, tmp_path):
+def test_installed_package_builds_the_library_at_first_use(monkeypatch, tmp_path):
     monkeypatch.setattr(isolation, "LIBRARY", tmp_path / "_loopback_only.so")
     monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
     if shutil.which(os.environ.get("CXX", "g++")) is None:
@@ -152,7 +152,7 @@ def test_a_path_that_splits_ld_preload_is_not_preloaded(monkeypatch, tmp_path, c
     assert "eth0" in capsys.readouterr().err
 
 
-def test_other_preloaded_libraries_stay(monkeypatch, tmp_path):
+def test_other_preloaded_libraries_are_kept(monkeypatch, tmp_path):
     library = tmp_path / "_loopback_only.so"
     library.touch()
     monkeypatch.setattr(isolation, "LIBRARY", library)

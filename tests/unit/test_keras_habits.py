@@ -1,4 +1,4 @@
-"""Mixed precision and `.h5` files of tf_keras, and other Keras backends, in one process."""
+"""Mixed precision, `.h5` files of tf_keras, and other Keras backends, in one process."""
 
 import os
 import subprocess
@@ -39,9 +39,7 @@ def mixed_float16():
 def test_mixed_precision(mixed_float16, family):
     model = small(tf_keras, mixed_float16(FAMILIES[family].SGD(0.1), initial_scale=8.0))
     optimizer = model.optimizer
-    assert isinstance(
-        optimizer, rs.DistributedOptimizer
-    )  # ours: `compile` has put nothing around it
+    assert isinstance(optimizer, rs.DistributedOptimizer)  # ours: `compile` has not wrapped it
     before = model.get_weights()[0]
     fit(model)
     assert not np.array_equal(model.get_weights()[0], before)
@@ -51,8 +49,8 @@ def test_mixed_precision(mixed_float16, family):
 
 
 @every_family
-def test_a_loss_scale_optimizer_around_the_wrapper_goes_inside(mixed_float16, family):
-    model = small(tf_keras, FAMILIES[family].SGD(0.1))  # `compile` puts one around it
+def test_loss_scale_optimizer_around_the_wrapper_moves_inside(mixed_float16, family):
+    model = small(tf_keras, FAMILIES[family].SGD(0.1))  # `compile` wraps the optimizer
     assert isinstance(model.optimizer, rs.DistributedOptimizer)
     assert isinstance(model.optimizer, mixed_float16)  # for `compile`, and for custom loops
     fit(model)
@@ -60,7 +58,7 @@ def test_a_loss_scale_optimizer_around_the_wrapper_goes_inside(mixed_float16, fa
     assert again.get_config() == model.optimizer.get_config()
     with pytest.raises(
         ValueError, match=r"DistributedOptimizer\(.*LossScaleOptimizer\(inner"
-    ):  # a loop of one's own
+    ):  # a custom loop
         alone = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
         around, variable = mixed_float16(alone), tf_keras.layers.Dense(1)
         variable.build((None, 2))
@@ -84,8 +82,8 @@ print(isinstance(model.optimizer, rs.DistributedOptimizer))
 """
 
 
-def test_the_first_compile_of_a_process_is_hooked():
-    """`model.compile` is looked up before its argument makes the first wrapper."""
+def test_first_compile_of_a_process_is_hooked():
+    """Python looks up `model.compile` before its argument creates the first wrapper."""
     started = {
         name: subprocess.Popen(
             [sys.executable, "-c", f"import contextlib, os\n{imports}{FIRST_COMPILE}"],
@@ -119,7 +117,7 @@ def test_h5_files(family, tmp_path):
     fit(loaded)
 
 
-def test_another_backend_is_refused_in_a_sentence():
+def test_other_keras_backends_are_rejected():
     ran = subprocess.run(
         [sys.executable, "-c", "import tf_redsync"],
         env={**os.environ, "KERAS_BACKEND": "jax"},

@@ -1,4 +1,6 @@
-"""The launcher: TF_CONFIG, output, failures, timeouts, signals. Scripts without TensorFlow."""
+"""The launcher: TF_CONFIG, output, failures, timeouts, signals. The scripts do not use
+TensorFlow.
+"""
 
 import json
 import os
@@ -28,7 +30,7 @@ def no_tf_config(monkeypatch):
 
 
 def script(tmp_path, body):
-    """A worker script that knows its `index`; returns its path."""
+    """Writes a worker script that defines `index`; returns its path."""
     path = tmp_path / "script.py"
     head = "import json, os, sys, time, signal\n"
     head += "config = json.loads(os.environ['TF_CONFIG'])\nindex = config['task']['index']\n"
@@ -49,7 +51,7 @@ def wait_for(condition, seconds=30):
         time.sleep(0.02)
 
 
-def test_every_worker_gets_its_own_task_of_one_cluster(tmp_path):
+def test_workers_get_their_own_task_of_one_cluster(tmp_path):
     path = script(tmp_path, "print(os.environ['TF_CONFIG'])")
     result = launch.run([sys.executable, path], 3, timeout=20)
     assert result.exit_code == 0 and result.message == ""
@@ -61,7 +63,7 @@ def test_every_worker_gets_its_own_task_of_one_cluster(tmp_path):
     assert all(address.startswith("127.0.0.1:") for address in clusters[0])
 
 
-def test_ports_are_different_and_outside_the_range_of_outgoing_connections():
+def test_ports_are_distinct_and_not_ephemeral():
     ports = launch.free_ports(20)
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert len(set(ports)) == 20
@@ -69,7 +71,7 @@ def test_ports_are_different_and_outside_the_range_of_outgoing_connections():
         assert max(ports) < low
 
 
-def test_a_port_that_another_process_has_reserved_is_not_free(monkeypatch):
+def test_port_reserved_by_another_process_is_not_free(monkeypatch):
     (reserved, free) = launch.free_ports(2)
     chosen = iter([reserved, free])
     monkeypatch.setattr(random.SystemRandom, "randrange", lambda self, start, end: next(chosen))
@@ -82,7 +84,7 @@ def test_a_port_that_another_process_has_reserved_is_not_free(monkeypatch):
         assert launch.free_ports(1) == [free]
         process.stdin.close()
     chosen = iter([reserved])
-    assert launch.free_ports(1) == [reserved]  # it was reserved for as long as the process lived
+    assert launch.free_ports(1) == [reserved]  # the reservation lasts as long as the process
 
 
 def test_thread_counts(tmp_path, monkeypatch):
@@ -102,7 +104,7 @@ def test_thread_counts(tmp_path, monkeypatch):
     assert launch.default_threads(10_000) == 1
 
 
-def test_memory_comes_in_huge_pages_unless_the_user_says_otherwise(tmp_path, monkeypatch):
+def test_huge_pages_are_the_default(tmp_path, monkeypatch):
     command = [sys.executable, script(tmp_path, "print(os.environ['GLIBC_TUNABLES'])")]
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert "glibc.malloc.hugetlb=1" in launch.run(command, 1, timeout=20).workers[0].output
@@ -132,7 +134,7 @@ def test_lines_are_prefixed_and_flags_are_passed_on(tmp_path):
         assert f"[worker {i}] err" in done.stdout
 
 
-def test_a_log_on_a_full_disk_ends_and_the_workers_go_on(tmp_path):
+def test_full_disk_ends_the_log_but_not_the_workers(tmp_path):
     path = script(tmp_path, "[print('I am', index, flush=True) for _ in range(9)]")
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -145,7 +147,7 @@ def test_a_log_on_a_full_disk_ends_and_the_workers_go_on(tmp_path):
     assert (logs / "worker_1.log").read_text() == 9 * "I am 1\n"
 
 
-def test_a_log_that_cannot_be_opened_ends_and_the_worker_goes_on(tmp_path):
+def test_unwritable_log_does_not_end_the_worker(tmp_path):
     (tmp_path / "logs" / "worker_0.log").mkdir(parents=True)
     done = cli("-n", "1", "--log-dir", str(tmp_path / "logs"), script(tmp_path, "print('I am')"))
     assert done.returncode == 0 and done.stdout == "I am\n", done.stderr
@@ -153,7 +155,7 @@ def test_a_log_that_cannot_be_opened_ends_and_the_worker_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["> /dev/full", "| head -1", ">&-"])
-def test_standard_output_that_cannot_be_written_ends_and_the_workers_go_on(tmp_path, where):
+def test_unwritable_standard_output_does_not_end_the_workers(tmp_path, where):
     body = f"""
 for number in range(5):
     print('I am', number, flush=True)
@@ -170,7 +172,7 @@ open({str(tmp_path / "done")!r}, 'w').close()
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
-def test_tasks_that_do_not_train_have_numbers_of_their_own():
+def test_non_training_tasks_have_their_own_numbers():
     cluster = {"chief": ["a"], "worker": ["b", "c"], "ps": ["d"], "evaluator": ["e"]}
     tasks = [(kind, i) for kind in cluster for i in range(len(cluster[kind]))]
     del cluster["evaluator"]  # as Kubeflow writes it
@@ -193,10 +195,10 @@ def test_log_dir_prints_worker_0_only(tmp_path):
 
 
 @pytest.mark.parametrize(("count", "kept"), [("0", 1), ("1", 2)])
-def test_a_requeued_slurm_job_appends_to_the_logs(tmp_path, monkeypatch, count, kept):
+def test_requeued_slurm_job_appends_to_the_logs(tmp_path, monkeypatch, count, kept):
     path = script(tmp_path, "print('I am', index)")
     assert launch.run([sys.executable, path], 1, log_dir=tmp_path).exit_code == 0
-    monkeypatch.setenv("SLURM_RESTART_COUNT", count)  # in jobs that were requeued
+    monkeypatch.setenv("SLURM_RESTART_COUNT", count)  # in requeued jobs
     assert launch.run([sys.executable, path], 1, log_dir=tmp_path).exit_code == 0
     assert (tmp_path / "worker_0.log").read_text() == kept * "I am 0\n"
 
@@ -207,7 +209,7 @@ def test_module(tmp_path):
     assert done.stdout == "[worker 0] module __main__ ['--a']\n", done.stderr
 
 
-def test_the_installed_program_finds_modules_of_the_current_directory(tmp_path):
+def test_installed_program_imports_from_the_current_directory(tmp_path):
     (tmp_path / "train_here.py").write_text("print('found')")
     program = Path(sys.executable).with_name("tf-redsync")
     done = subprocess.run(
@@ -285,7 +287,7 @@ def test_worker_ended_by_a_signal(tmp_path):
     assert "SIGSEGV" in result.message
 
 
-def test_timeout_ends_in_sigkill_of_the_whole_group(tmp_path):
+def test_timeout_kills_the_whole_group(tmp_path):
     body = f"""
 import subprocess
 signal.signal(signal.SIGTERM, lambda *_: print('term', flush=True))
@@ -304,10 +306,10 @@ while True:
             wait_for(lambda pid=pid: not alive(pid))
 
 
-def test_a_child_left_behind_does_not_block_the_end(tmp_path):
+def test_orphaned_child_does_not_block_the_end(tmp_path):
     body = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid)"
     result = launch.run([sys.executable, script(tmp_path, body)], 1, timeout=20)
-    assert result.exit_code == 0  # else the timeout's
+    assert result.exit_code == 0  # otherwise the timeout's
     wait_for(lambda: not alive(result.workers[0].output))
 
 
@@ -332,7 +334,7 @@ time.sleep(60)
     assert "forwarded to workers 0, 1" in err
 
 
-def test_signals_that_are_ignored_at_the_start(tmp_path):
+def test_ignored_signals_at_the_start(tmp_path):
     """`nohup` ignores SIGHUP; an ignored SIGCHLD would hide the ends of workers."""
     body = "print('ready', flush=True)\ntime.sleep(1)\nprint('done')"
 
@@ -349,8 +351,8 @@ def test_signals_that_are_ignored_at_the_start(tmp_path):
     assert (job.returncode, out) == (0, "[worker 0] done\n"), err
 
 
-def test_an_interrupt_shows_places_instead_of_tracebacks(tmp_path):
-    """Lines of the script's own handler are printed, and log files have everything."""
+def test_interrupt_shows_locations_instead_of_tracebacks(tmp_path):
+    """Output of the script's own handler is printed, and log files are complete."""
     body = """
 print('ready', flush=True)
 try:
@@ -384,7 +386,7 @@ def test_workers_die_with_a_killed_launcher(tmp_path):
             wait_for(lambda pid=pid: not alive(pid))
 
 
-def test_api_interrupted_by_an_exception_leaves_nothing(tmp_path, monkeypatch):
+def test_api_interrupted_by_an_exception_leaves_no_process(tmp_path, monkeypatch):
     path = script(tmp_path, "print(os.getpid(), flush=True)\ntime.sleep(60)")
     pids = []
 
@@ -426,14 +428,14 @@ def test_bad_arguments(tmp_path, args, words):
     assert "started" not in done.stdout
 
 
-def test_another_backend_of_keras_is_refused(tmp_path):
+def test_other_keras_backends_are_rejected(tmp_path):
     path = script(tmp_path, "print('started')")
     done = cli("-n", "2", path, env={**os.environ, "KERAS_BACKEND": "jax"})
     assert done.returncode == 2 and "started" not in done.stdout
     assert "KERAS_BACKEND=tensorflow" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_existing_tf_config_is_refused(tmp_path):
+def test_existing_tf_config_is_rejected(tmp_path):
     path = script(tmp_path, "print('started')")
     done = cli("-n", "2", path, env={**os.environ, "TF_CONFIG": '{"cluster": {}}'})
     assert done.returncode == 2
@@ -443,7 +445,7 @@ def test_existing_tf_config_is_refused(tmp_path):
 
 def test_launcher_does_not_import_tensorflow(tmp_path):
     report = tmp_path / "modules.txt"
-    # `-m tf_redsync.launch` as a user starts it, with a look at what was loaded at the end.
+    # `-m tf_redsync.launch` as a user starts it; prints the loaded modules at the end.
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, os, sys\n"
         "if 'tf_redsync.launch' in sys.orig_argv:\n"

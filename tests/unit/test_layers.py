@@ -57,26 +57,28 @@ def layer_of(module):
 
 
 def unit_of(module):
-    """Return the folder of a module, or the module itself at the top level."""
+    """Returns the folder of a module, or the module itself at the top level."""
     folder, slash, _ = module.partition("/")
     return folder + slash
 
 
 @functools.cache
 def imported(text):
-    """Return the imports from this package in a source text, as pairs `(name, package)`."""
+    """Returns the imports from this package in a source text, as pairs `(name, package)`."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
+            assert node.level == 0, "imports must be absolute"
             found += [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
     return [pair for pair in found if pair[0].split(".")[0] == "tf_redsync"]
 
 
 def imports(texts):
-    """Return the modules that each module imports, including imports in functions and for types."""
+    """Returns the modules that each module imports, including imports in functions and for
+    types.
+    """
 
     def file_of(name):
         path = name.removeprefix("tf_redsync").removeprefix(".").replace(".", "/")
@@ -98,7 +100,7 @@ def upward(texts):
     ]
 
 
-def test_no_import_runs_upwards():
+def test_no_upward_imports():
     texts = sources(PACKAGE)
     assert upward(texts) == []
     found = imports(texts)
@@ -119,13 +121,13 @@ def test_no_import_runs_upwards():
         ("policy.py", "if TYPE_CHECKING:\n    from tf_redsync import DistributedOptimizer"),
     ],
 )
-def test_what_runs_upwards_is_found(module, line):
+def test_upward_imports_are_detected(module, line):
     texts = sources(PACKAGE)
     texts[module] += f"\n{line}\n"
     assert len(upward(texts)) == 1 and upward(texts)[0].startswith(f"{module} imports ")
 
 
-def test_no_import_runs_in_a_circle():
+def test_no_circular_imports():
     texts = sources(PACKAGE)
     TopologicalSorter(imports(texts)).prepare()
     units = {}

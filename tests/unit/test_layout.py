@@ -1,4 +1,4 @@
-"""Buckets: order of the backward pass, sizes, one method a bucket."""
+"""Buckets: order of the backward pass, sizes, one method per bucket."""
 
 import pytest
 
@@ -45,14 +45,14 @@ def test_equal_methods_share_a_bucket():
     assert len(made) == 1
 
 
-def test_a_full_bucket_is_closed_and_comes_first():
-    # 10 floats fill a bucket: [3, 2] and [1] are full, [0] is left over.
+def test_full_bucket_is_closed_and_comes_first():
+    # 10 floats fill a bucket: [3, 2] and [1] are full, [0] is the remainder.
     made = buckets([(1, A), (25, A), (6, A), (4, A)], bucket_bytes=40)
     assert positions(made) == [(A, [3, 2]), (A, [1]), (A, [0])]
     assert [b.layout.index for b in made] == [0, 1, 2]
 
 
-def test_a_large_tensor_of_another_method_does_not_close_a_bucket():
+def test_large_tensor_of_another_method_does_not_close_a_bucket():
     made = buckets([(4, A), (25, B), (4, A), (25, B)], bucket_bytes=40)
     assert positions(made) == [(B, [3]), (B, [1]), (A, [2, 0])]
 
@@ -66,13 +66,13 @@ def test_every_tensor_is_in_one_bucket():
 @pytest.mark.parametrize(
     ("method", "bucket_bytes", "expected"),
     [
-        (A, 400, [[2], [0], [3, 1]]),  # the biases' gradients may be computed last
+        (A, 400, [[2], [0], [3, 1]]),  # TensorFlow may compute the biases' gradients last
         (A, 880, [[3, 2, 1, 0]]),  # just large enough for all
         (A, 879, [[2, 0], [3, 1]]),
-        (LGC(), 400, [[3, 2, 1, 0]]),  # wants the whole model
+        (LGC(), 400, [[3, 2, 1, 0]]),  # needs the whole model
     ],
 )
-def test_biases_do_not_hold_up_large_tensors(method, bucket_bytes, expected):
+def test_biases_do_not_delay_large_tensors(method, bucket_bytes, expected):
     shapes = {"a/kernel": (10, 10), "a/bias": (10,), "b/kernel": (10, 10), "b/bias": (10,)}
     specs = [TensorSpec(n, s, position=i) for i, (n, s) in enumerate(shapes.items())]
     made = make_buckets([(spec, method) for spec in specs], 2, bucket_bytes)
@@ -88,7 +88,7 @@ def test_biases_do_not_hold_up_large_tensors(method, bucket_bytes, expected):
         (128.0, [1] * 8),  # 16 MiB is the largest limit
     ],
 )
-def test_a_bucket_has_at_most_a_quarter_by_default(mib, expected):
+def test_default_bucket_is_at_most_a_quarter(mib, expected):
     size = int(mib * 2**20) // 4 // 8
     made = buckets([(size, A)] * 8, bucket_bytes=None)
     assert [len(b.layout.specs) for b in made] == expected
@@ -96,7 +96,7 @@ def test_a_bucket_has_at_most_a_quarter_by_default(mib, expected):
     assert len(local) == (8 if mib > 64 else 1)  # no backward pass to overlap with
 
 
-def test_no_tensors_no_buckets():
+def test_no_tensors_give_no_buckets():
     assert buckets([]) == []
 
 
@@ -121,7 +121,7 @@ def test_bad_bucket_bytes(bucket_bytes):
         ("scale/kernel", (7, 9), False),
     ],
 )
-def test_a_bias_or_norm_of_any_rank_is_one(name, shape, expected):
+def test_biases_and_norms_of_any_rank_are_detected(name, shape, expected):
     spec = TensorSpec(name, shape)
     assert spec.is_bias_or_norm == expected
     for method in (rs.TopK(density=0.01, dense_below=0), rs.PowerSGD(min_compression_rate=0)):

@@ -1,4 +1,4 @@
-"""LGC: its autoencoder, its second stage, shares, stages in a program, rates, bad input."""
+"""LGC: autoencoder, stage 2, shares, stages in a program, rates, bad input."""
 
 import re
 
@@ -37,7 +37,7 @@ def lgc(**options):
 
 
 def draw(seed, workers, shapes=SHAPES):
-    """Gradients `[worker][tensor]` that have a part in common."""
+    """Returns gradients `[worker][tensor]` with a common component."""
     rng = np.random.default_rng(seed)
     common = [rng.standard_t(3, s) for s in shapes]
     return [[np.float32(c + rng.standard_normal(c.shape)) for c in common] for _ in range(workers)]
@@ -52,7 +52,7 @@ def vector(tensors):
 
 
 def train(method, phase, steps, workers=3, specs=SPECS):
-    """Yields gradients, old states and the outcome of every step."""
+    """Yields gradients, old states and the result of every step."""
     layout = BucketLayout(specs, workers)
     states = loopback.initial_states(method, layout)
     for number in range(steps):
@@ -84,7 +84,7 @@ def test_autoencoder_equals_convolutions_in_numpy(innovation, widths):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
 
 
-def test_the_papers_autoencoder():
+def test_autoencoder_of_the_paper():
     """16 values become a code of 4, through 64, 128, 256 and 64 channels."""
     model = rs.contrib.LGC().autoencoder
     assert (model.stride, model.padded(1), model.padded(16), model.padded(17)) == (16, 16, 16, 32)
@@ -96,21 +96,21 @@ def test_the_papers_autoencoder():
     biases = 64 + 128 + 256 + 64 + 4 + 32 + 64 + 128 + 32 + 1
     assert model.size == taps + back + biases
     assert rs.contrib.LGC(variant="server").autoencoder.size == model.size + 1
-    # Activations keep about their size on the way.
+    # Activations roughly keep their scale.
     x = tf.random.stateless_normal([4, 1600], (0, 1), alg="philox")
     code = model.encode(parameters, x)
     assert 0.3 < np.std(code) < 3
     assert 0.3 < np.std(model.decode(parameters, code)) < 3
 
 
-def test_first_parameters_follow_from_the_seed():
+def test_initial_parameters_depend_on_the_seed():
     one, again, other = (lgc(seed=s).init(BucketLayout(SPECS, 2))["autoencoder"] for s in (1, 1, 2))
     np.testing.assert_array_equal(one[0], again[0])
     assert not np.array_equal(one[0], other[0])
 
 
 @both
-def test_gradient_is_that_of_the_loss(variant):
+def test_gradient_matches_finite_differences(variant):
     """Against differences of the formula in numpy, along random directions."""
     model = lgc(variant=variant).autoencoder
     rng = np.random.default_rng(2)
@@ -139,14 +139,16 @@ def test_gradient_is_that_of_the_loss(variant):
     ]
     norm = np.linalg.norm(found)
     assert norm <= 1 + 1e-5
-    # Clipped to norm 1: the same direction, with one factor.
+    # Clipped to norm 1: the same direction with one factor.
     factors = np.array(slopes) / (direction @ found)
     np.testing.assert_allclose(factors, factors[0], rtol=2e-3)
     assert factors[0] >= 1 - 1e-3 and (norm > 1 - 1e-5 or factors[0] < 1 + 1e-3)
 
 
-def test_values_at_the_positions_of_one_message():
-    """Unused slots, tensors of different sizes, positions that others lack."""
+def test_values_at_the_leaders_positions():
+    """Covers unused slots, tensors of different sizes, and positions that the others did not
+    select.
+    """
     shape = SelectionSizes((5, 0, 9), (2, 0, 3), 1, 16)
     indices = [[[1, 4], [4, 0], [0, 1]], [[], [], []], [[0, 3, 8], [3, 0, 0], [0, 2, 8]]]
     counts = tf.constant([[2, 0, 3], [1, 0, 1], [2, 0, 3]])
@@ -172,7 +174,7 @@ def test_values_at_the_positions_of_one_message():
 
 @both
 @pytest.mark.parametrize("workers", [1, 3])
-def test_stage_2_is_top_k_with_memory(variant, workers):
+def test_stage_2_is_top_k_with_error_feedback(variant, workers):
     method = lgc(variant=variant)
     reference = MemoryOracle(SHAPES, workers, top_k_by_layer(0.1))
     for grads, old, step in train(method, "training_exchange", 3, workers):
@@ -193,7 +195,7 @@ def test_stage_2_is_top_k_with_memory(variant, workers):
 
 
 @both
-def test_a_bad_gradient_in_stage_2_leaves_the_autoencoder_alone(variant):
+def test_nonfinite_gradient_in_stage_2_keeps_the_autoencoder(variant):
     method, layout = lgc(variant=variant), BucketLayout(SPECS, 2)
     states, grads = loopback.initial_states(method, layout), draw(0, 2)
     grads[1][3].flat[-1] = np.nan
@@ -202,8 +204,8 @@ def test_a_bad_gradient_in_stage_2_leaves_the_autoencoder_alone(variant):
 
 
 @both
-def test_training_lowers_what_is_left(variant):
-    """Values of a smooth profile: how much of them a code does not deliver."""
+def test_training_lowers_the_residual(variant):
+    """For values of a smooth profile, measures the part that the code does not deliver."""
     spec, workers = (TensorSpec("w", (64, 64)),), 2
     method = lgc(variant=variant, learning_rate=0.2, density=0.05)
     layout, rng = BucketLayout(spec, workers), np.random.default_rng(0)
@@ -233,7 +235,7 @@ def test_training_lowers_what_is_left(variant):
 
 
 @both
-def test_shares_add_up_and_no_residual_grows(variant):
+def test_shares_sum_to_the_total_and_residuals_stay_bounded(variant):
     for grads, old, step in train(lgc(variant=variant), "exchange", 3):
         kept, sums = [], []
         for own, before, after in zip(grads, old, step.states, strict=True):
@@ -246,8 +248,8 @@ def test_shares_add_up_and_no_residual_grows(variant):
 
 
 @both
-def test_leaders_take_turns(variant):
-    """One worker's gradient is far larger than the others', and in other places."""
+def test_leaders_rotate(variant):
+    """One worker's gradient is much larger than the others' and at other positions."""
     workers, spec = 3, (TensorSpec("w", (30, 30)),)
     method, layout = lgc(variant=variant, density=0.01), BucketLayout(spec, workers)
     grads = [[np.zeros((30, 30), np.float32)] for _ in range(workers)]
@@ -262,7 +264,7 @@ def test_leaders_take_turns(variant):
 
 @both
 @pytest.mark.parametrize("shapes", [((),), ((0, 3),), ((0,), (2, 1))])
-def test_hardly_any_elements(variant, shapes):
+def test_very_few_elements(variant, shapes):
     specs = tuple(TensorSpec(f"v{i}", s, position=i) for i, s in enumerate(shapes))
     for phase in ("training_exchange", "exchange"):
         for grads, old, step in train(lgc(variant=variant), phase, 1, 3, specs):
@@ -273,7 +275,7 @@ def test_hardly_any_elements(variant, shapes):
 
 
 @both
-def test_zeros_deliver_nothing(variant):
+def test_zero_gradients_deliver_zero(variant):
     method, layout = lgc(variant=variant), BucketLayout(SPECS, 2)
     grads = [[tf.zeros(s) for s in SHAPES] for _ in range(2)]
     states = loopback.initial_states(method, layout)
@@ -285,7 +287,7 @@ def test_zeros_deliver_nothing(variant):
 
 @both
 @pytest.mark.parametrize("indices", [codings.Bitmap(), codings.Cheapest()])
-def test_codings_of_positions_change_nothing_but_bytes(variant, indices):
+def test_position_codings_change_only_the_bytes(variant, indices):
     plain, coded = (lgc(variant=variant, indices=i) for i in (codings.RawIndices(), indices))
     runs = [list(train(m, "exchange", 1, workers=2)) for m in (plain, coded)]
     for (_, _, one), (_, _, other) in zip(*runs, strict=True):
@@ -298,7 +300,7 @@ def test_codings_of_positions_change_nothing_but_bytes(variant, indices):
 
 
 class Log(DryRun):
-    """Keeps what was asked for."""
+    """Records the requests."""
 
     def __init__(self, in_branches):
         super().__init__(2, in_branches)
@@ -319,7 +321,7 @@ STAGES = [["reduce"]] * 2 + [["gather", "reduce"]] * 3 + [["reduce"] * 3]
 @pytest.mark.deep
 @pytest.mark.parametrize(("traced", "in_branches"), [(True, True), (False, True), (False, False)])
 def test_stages_by_step(traced, in_branches):
-    """Beside a method without phases, whose total may stay coordinates, and is not delayed."""
+    """Next to a method without stages, whose total may stay coordinates and is not delayed."""
     widths = {"channels": (2,), "decoder_channels": (2,), "code_channels": 1}
     method = lgc(dense_steps=2, training_steps=3, indices=codings.RawIndices(), **widths)
     other = rs.TopK(density=0.001)
@@ -371,8 +373,8 @@ def test_bytes_per_step_are_those_of_the_last_stage():
 
 @pytest.mark.deep
 @both
-def test_trains(variant):
-    """Digits, two workers: the loss falls in the third stage; bytes are those of the formula."""
+def test_training_converges(variant):
+    """Digits, two workers: the loss falls in the third stage, and bytes match the formula."""
     task = Digits(workers=2)
     method = lgc(
         variant=variant,
@@ -408,7 +410,7 @@ def test_trains(variant):
         (TensorSpec("small", (31, 33), position=2), "dense_below"),
     ],
 )
-def test_what_is_all_reduced_densely(spec, words):
+def test_densely_reduced_tensors(spec, words):
     assert words in rs.contrib.LGC().refuses(spec)
     assert rs.contrib.LGC().refuses(TensorSpec("w", (64, 64), position=2)) is None
     if "dense" not in words and "rank" not in words:
@@ -455,6 +457,6 @@ def test_bad_input(options, words):
         lambda: rs.Auto(candidates=(rs.contrib.LGC(),)),
     ],
 )
-def test_what_it_cannot_be_combined_with(make):
+def test_unsupported_combinations(make):
     with pytest.raises(ValueError, match="LGC"):
         make()

@@ -1,4 +1,4 @@
-"""The loopback answers correctly and notices workers that do different things."""
+"""The loopback answers requests and detects workers that diverge."""
 
 import dataclasses
 import functools
@@ -57,7 +57,7 @@ def test_gather_reduce_and_all_to_all():
     assert step.finite
 
 
-def test_a_step_that_is_not_finite_keeps_the_states():
+def test_nonfinite_step_keeps_the_states():
     def script(rank, grads):
         yield AllGather(tf.constant([0 if rank == 1 else 1, 0]))
         return grads, {"seen": ["new"]}
@@ -89,12 +89,12 @@ def different_rounds(rank, grads):
 @pytest.mark.parametrize(
     "script", [different_lengths, different_requests, different_dtypes, different_rounds]
 )
-def test_workers_that_do_different_things_are_found(script):
+def test_diverging_workers_are_detected(script):
     with pytest.raises(ValueError, match="workers"):
         run(script)
 
 
-def test_as_many_gradients_as_states():
+def test_number_of_gradients_must_match_states():
     method = Scripted(different_lengths)
     with pytest.raises(ValueError):
         loopback.run_step(method, LAYOUT, [[tf.zeros([2])]], [{}, {}], 0)
@@ -102,7 +102,7 @@ def test_as_many_gradients_as_states():
 
 @dataclasses.dataclass(frozen=True)
 class Rotating:
-    """Sends the step number around; a worker with a negative gradient is not finite."""
+    """Sends the step number around a ring; a worker with a negative gradient is not finite."""
 
     traits = Traits()
 
@@ -124,7 +124,7 @@ class Rotating:
 
 
 @pytest.mark.parametrize("phase", ["exchange", "dense_exchange"])
-def test_a_traced_step_is_the_same_step(phase):
+def test_traced_step_equals_eager_step(phase):
     method = Rotating()
     run = loopback.traced_step(method, LAYOUT, phase)
     states = again = loopback.initial_states(method, LAYOUT)
@@ -156,8 +156,8 @@ def test_a_traced_step_is_the_same_step(phase):
         (rs.contrib.GTopK(density=0.1, dense_below=1), {"PairGather"}),
     ],
 )
-def test_a_bit_that_flips_on_any_link_is_found(method, kinds):
-    """In every round, by the worker that gets the message, who names its sender."""
+def test_flipped_bit_on_any_link_is_detected(method, kinds):
+    """In every round the receiving worker detects it and names the sender."""
     layout = BucketLayout((TensorSpec("w", (30, 4)),), 3)
     grads = [[tf.random.stateless_normal([30, 4], [rank, 7])] for rank in range(3)]
     states = loopback.initial_states(method, layout)

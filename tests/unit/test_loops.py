@@ -1,4 +1,4 @@
-"""`tests.loops.loop`: no case is left out, and none that fails is lost."""
+"""`tests.loops.loop` runs every case and reports every failing one."""
 
 import pytest
 
@@ -14,11 +14,11 @@ def test_all_cases_run_with_fixtures(a, b, c, tmp_path):
     assert tmp_path.is_dir()
 
 
-def test_every_case_was_run():
+def test_every_case_ran():
     assert SEEN == [(1, 3, 4), (1, 5, 6), (2, 3, 4), (2, 5, 6)]
 
 
-def test_all_that_fail_are_named():
+def test_all_failing_cases_are_named():
     @loop("number", range(10))
     def fails(number):
         if number == 8:

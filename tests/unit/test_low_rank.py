@@ -1,4 +1,4 @@
-"""PowerSGD and ACP-SGD: quality of the approximation, published ratios, who is served."""
+"""PowerSGD and ACP-SGD: quality of the approximation, published ratios, compressed tensors."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ from tf_redsync.step.every_step import EveryStep
 
 
 def best_split(shape):
-    """Rows and columns by trying all splits of the axes, in numpy."""
+    """Returns the best rows and columns of all splits of the axes, in numpy."""
     tensor, splits = np.zeros(shape, np.int8), []
     for axes in range(1, tensor.ndim):
         splits.append(tensor.reshape(int(np.prod(shape[:axes])), -1).shape)
@@ -22,7 +22,7 @@ def best_split(shape):
 
 
 def run(method, grads, steps, specs):
-    """Totals of the last of `steps` steps, all with the same `grads[worker][tensor]`."""
+    """Returns the totals of the last of `steps` steps with constant `grads[worker][tensor]`."""
     layout = BucketLayout(specs, len(grads))
     states = loopback.initial_states(method, layout)
     inputs = [[tf.constant(g, tf.float32) for g in worker] for worker in grads]
@@ -36,10 +36,10 @@ def run(method, grads, steps, specs):
 
 @pytest.mark.parametrize("cls", [rs.PowerSGD, rs.ACPSGD])
 @pytest.mark.parametrize("shape", [(40, 30), (30, 40), (5, 6, 7), (30, 4, 10)])
-def test_a_matrix_of_the_factors_rank_is_recovered(cls, shape):
-    """The sum over the workers has rank 3: steps of rank 3 find its column space exactly.
+def test_matrix_of_the_factors_rank_is_recovered(cls, shape):
+    """The sum over the workers has rank 3: rank-3 steps find its column space exactly.
 
-    ACP-SGD's even steps look for the row space, so the last step is an odd one.
+    ACP-SGD's even steps search the row space, so the last step is odd.
     """
     rng = np.random.default_rng(1)
     rows, columns = best_split(shape)
@@ -56,8 +56,8 @@ def test_a_matrix_of_the_factors_rank_is_recovered(cls, shape):
 
 @pytest.mark.parametrize("cls", [rs.PowerSGD, rs.ACPSGD])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_in_blocks_the_small_columns_are_sent_too(cls, workers):
-    """Singular values that differ by 100, and 4 bits: one scale for all columns would lose one."""
+def test_blocks_keep_small_columns(cls, workers):
+    """Singular values differ by 100 with 4 bits: a common scale would lose the small column."""
     rng = np.random.default_rng(3)
     left, _ = np.linalg.qr(rng.standard_normal((256, 3)))
     right, _ = np.linalg.qr(rng.standard_normal((128, 3)))
@@ -71,8 +71,8 @@ def test_in_blocks_the_small_columns_are_sent_too(cls, workers):
     np.testing.assert_allclose(found, [10.0, 1.0, 0.1], rtol=0.3)
 
 
-def test_power_iteration_finds_the_leading_directions():
-    """With the same input every step, the rank-2 total nears the best rank-2 approximation."""
+def test_power_iteration_converges_to_the_leading_directions():
+    """With constant input, the rank-2 total approaches the best rank-2 approximation."""
     rng = np.random.default_rng(2)
     u, _ = np.linalg.qr(rng.standard_normal((50, 50)))
     v, _ = np.linalg.qr(rng.standard_normal((40, 40)))
@@ -82,7 +82,7 @@ def test_power_iteration_finds_the_leading_directions():
 
     method, layout = rs.PowerSGD(rank=2), BucketLayout((TensorSpec("w", (50, 40)),), 1)
     state = method.init(layout)
-    for number in range(6):  # without memory: only the factor goes on
+    for number in range(6):  # without error feedback: only the factor is kept
         fresh = {"residual": [tf.zeros([50, 40])], "q": state["q"]}
         grads = [[tf.constant(matrix, tf.float32)]]
         step = loopback.run_step(method, layout, grads, [fresh], number)
@@ -90,7 +90,7 @@ def test_power_iteration_finds_the_leading_directions():
     assert np.linalg.norm(step.totals[0][0] - best) < 0.02 * np.linalg.norm(best)
 
 
-def test_acp_is_exact_at_full_rank_on_the_side_it_sends():
+def test_acp_is_exact_at_full_rank_on_the_sent_side():
     rng = np.random.default_rng(3)
     spec = TensorSpec("w", (12, 12))
     grads = [[rng.standard_normal((12, 12))] for _ in range(4)]
@@ -102,7 +102,9 @@ def test_acp_is_exact_at_full_rank_on_the_side_it_sends():
 
 
 def resnet18():
-    """Shapes of the weights of ResNet-18 for 32 x 32 images as Keras has them, and 1-D elements."""
+    """Returns the kernels' shapes of ResNet-18 for 32 x 32 images in Keras, and the 1-D
+    elements.
+    """
     shapes, inputs = [(3, 3, 3, 64)], 64
     norms = 64
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
@@ -119,7 +121,7 @@ def resnet18():
 
 @pytest.mark.parametrize(("rank", "ratio"), [(1, 243), (2, 136), (4, 72)])
 def test_published_compression_of_resnet_18(rank, ratio):
-    """Vogels, Karimireddy, Jaggi (2019), table 3: counted in what the factors hold."""
+    """Vogels, Karimireddy, Jaggi (2019), table 3: ratio of elements to elements of the factors."""
     shapes, vectors = resnet18()
     specs = [TensorSpec(f"w{i}", s) for i, s in enumerate(shapes)]
     method = rs.PowerSGD(rank=rank, min_compression_rate=0)
@@ -130,7 +132,7 @@ def test_published_compression_of_resnet_18(rank, ratio):
     assert round(everything / sent) == ratio
 
 
-def test_who_is_served():
+def test_compressed_tensors():
     method = rs.PowerSGD(rank=4)
     assert "rank 1" in method.refuses(TensorSpec("bias", (1000,)))
     assert "no elements" in method.refuses(TensorSpec("empty", (0, 5)))
@@ -157,7 +159,7 @@ def test_who_is_served():
         ((), (1, 1)),
     ],
 )
-def test_axes_are_split_where_factors_are_shortest(shape, matrix):
+def test_axes_are_split_for_the_shortest_factors(shape, matrix):
     assert matrix_shape(TensorSpec("w", shape)) == matrix
     assert len(shape) < 2 or matrix == best_split(shape)
 
@@ -168,7 +170,9 @@ def keras_specs(layers):
 
 
 def factor_bytes(specs, rank):
-    """r (rows + columns) of everything that pays, and the rest densely, in bytes of float32."""
+    """Returns r (rows + columns) of each compressed tensor plus the dense rest, in float32
+    bytes.
+    """
     factors = dense = 0
     for spec in specs:
         name, size = spec.name.rsplit("/", 1)[-1], int(np.prod(spec.shape))
@@ -233,7 +237,7 @@ def test_bad_input(cls, options):
         cls(**options)
 
 
-def test_bytes_of_a_method_that_takes_turns():
+def test_bytes_of_an_alternating_method():
     """ACP-SGD sends P [30, 2] in even and Q [50, 2] in odd steps."""
     spec = TensorSpec("w", (30, 50))
     program = EveryStep(make_buckets([(spec, rs.ACPSGD(rank=2))], 4))

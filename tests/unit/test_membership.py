@@ -1,4 +1,4 @@
-"""The rounds of an elastic job, without processes, sockets and waiting: time is an argument."""
+"""Rounds of an elastic job, without processes, sockets and waiting: time is an argument."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ TIMEOUT = 60.0
 
 
 class Peer:
-    """A node, as the rendezvous sees it."""
+    """A node, as seen by the rendezvous."""
 
     def __init__(self, job, name, claimed=None, rounds=0, failures=0, **settings):
         self.job, self.name, self.got = job, name, []
@@ -46,7 +46,7 @@ class Peer:
         self.job.membership.lose(self.node, self.job.now)
 
     def last(self, word):
-        """The last message with a word."""
+        """Returns the last message that contains a word."""
         return next((got[word] for got in reversed(self.got) if word in got), None)
 
     @property
@@ -70,14 +70,14 @@ class Job:
         self.membership.tick(self.now)
 
     def started(self, *names):
-        """Peers that a round has begun with."""
+        """Returns the peers with which a round has started."""
         peers = [Peer(self, name).ready() for name in names]
         self.wait(JOIN_SECONDS)
         assert all(len(peer.round.nodes) == len(names) for peer in peers)
         return peers
 
 
-def test_the_maximum_starts_at_once_and_the_minimum_after_a_pause():
+def test_round_starts_at_once_with_max_and_after_a_pause_with_min():
     job = Job()
     a = Peer(job, "a").ready()
     job.wait(JOIN_SECONDS)
@@ -109,7 +109,7 @@ def test_survivors_keep_their_order_and_a_lost_node_costs_no_restart():
     assert (b.rank, c.rank, b.round.number) == (0, 1, 1) and job.membership.over is None
 
 
-def test_a_failed_worker_costs_a_restart_and_the_first_own_error_is_named():
+def test_failed_worker_costs_a_restart_and_the_first_cause_is_named():
     job = Job(max_restarts=1)
     a, b = job.started("a", "b")
     b.say("failing", round=0)
@@ -123,7 +123,7 @@ def test_a_failed_worker_costs_a_restart_and_the_first_own_error_is_named():
     assert "ValueError: mine" in job.membership.over[1]
 
 
-def test_only_victims_are_a_failure_too():
+def test_secondary_failures_alone_are_a_failure():
     job = Job()
     a, b = job.started("a", "b")
     for peer in (a, b):
@@ -131,7 +131,7 @@ def test_only_victims_are_a_failure_too():
     assert a.last("end") == 1
 
 
-def test_a_node_that_comes_waits_for_a_checkpoint_of_the_others():
+def test_new_node_waits_for_a_checkpoint():
     job = Job()
     a, b = job.started("a", "b")
     c = Peer(job, "c").ready()
@@ -150,7 +150,7 @@ def test_a_node_that_comes_waits_for_a_checkpoint_of_the_others():
     assert [peer.rank for peer in (a, b, c)] == [0, 1, 2]
 
 
-def test_a_node_beyond_the_maximum_is_a_spare():
+def test_node_beyond_the_maximum_is_a_spare():
     job = Job()
     a, b, _ = job.started("a", "b", "c")
     d = Peer(job, "d").ready()
@@ -165,7 +165,7 @@ def test_a_node_beyond_the_maximum_is_a_spare():
     assert d.rank == 2 and a.rank == 0
 
 
-def test_a_node_that_leaves_with_a_checkpoint_is_left_out():
+def test_node_that_leaves_with_a_checkpoint_is_excluded():
     job = Job()
     a, b, c = job.started("a", "b", "c")
     c.say("leaves")
@@ -177,7 +177,7 @@ def test_a_node_that_leaves_with_a_checkpoint_is_left_out():
     assert (a.rank, b.rank, len(a.round.nodes)) == (0, 1, 2)
 
 
-def test_a_stop_of_the_workers_alone_ends_the_job():
+def test_stop_of_all_workers_ends_the_job():
     job = Job()
     a, b = job.started("a", "b")
     for peer in (a, b):
@@ -185,7 +185,7 @@ def test_a_stop_of_the_workers_alone_ends_the_job():
     assert a.last("end") == b.last("end") == stopping.EXIT_CODE
 
 
-def test_the_job_ends_well_when_all_have_finished():
+def test_job_succeeds_when_all_workers_have_finished():
     job = Job()
     a, b = job.started("a", "b")
     c = Peer(job, "c").ready()
@@ -197,7 +197,7 @@ def test_the_job_ends_well_when_all_have_finished():
     assert Peer(job, "d").last("end") == 0
 
 
-def test_too_few_nodes_end_the_job_with_numbers():
+def test_too_few_nodes_end_the_job():
     job = Job(minimum=3)
     a = Peer(job, "a").ready()
     job.wait(TIMEOUT - 1)
@@ -207,7 +207,7 @@ def test_too_few_nodes_end_the_job_with_numbers():
     assert "1 of at least 3 nodes" in a.last("text") and "2 more" in a.last("text")
 
 
-def test_too_few_nodes_after_a_loss_wait_as_long_and_name_the_lost():
+def test_too_few_nodes_after_a_loss_time_out_and_name_the_lost_nodes():
     job = Job()
     a, b = job.started("a", "b")
     job.wait(5 * TIMEOUT)  # of training
@@ -220,7 +220,7 @@ def test_too_few_nodes_after_a_loss_wait_as_long_and_name_the_lost():
     assert a.last("end") == NO_ROUND_EXIT_CODE
 
 
-def test_a_node_that_does_not_become_ready_is_left_out_after_the_timeout():
+def test_node_that_does_not_become_ready_is_excluded():
     job = Job()
     a, b, c = job.started("a", "b", "c")
     a.ended(7, "worker 0 failed first: ValueError", failed=False)
@@ -233,7 +233,7 @@ def test_a_node_that_does_not_become_ready_is_left_out_after_the_timeout():
     assert (b.rank, c.rank, b.round.number) == (0, 1, 1) and a.round.number == 0
 
 
-def test_a_new_rendezvous_takes_a_running_round_over():
+def test_new_rendezvous_takes_over_a_running_round():
     old = Job(max_restarts=1)
     a, b = old.started("a", "b")
     claimed = dataclasses.replace(a.round, number=4, failures=1)
@@ -247,7 +247,7 @@ def test_a_new_rendezvous_takes_a_running_round_over():
     assert a.last("end") == 7  # the earlier failure counts
 
 
-def test_a_new_rendezvous_counts_on_from_what_waiting_nodes_know():
+def test_new_rendezvous_continues_the_counters_of_waiting_nodes():
     job = Job(max_restarts=1)
     a, b = Peer(job, "a").ready(), Peer(job, "b", rounds=3, failures=1).ready()
     job.wait(JOIN_SECONDS)
@@ -257,7 +257,7 @@ def test_a_new_rendezvous_counts_on_from_what_waiting_nodes_know():
     assert b.last("end") == 7
 
 
-def test_a_round_whose_node_does_not_come_back_to_a_new_rendezvous_ends():
+def test_round_ends_if_a_node_does_not_reconnect_to_a_new_rendezvous():
     old = Job()
     claimed = old.started("a", "b", "c")[0].round
     new = Job()
@@ -271,7 +271,7 @@ def test_a_round_whose_node_does_not_come_back_to_a_new_rendezvous_ends():
     assert a.round.number == b.round.number == 1
 
 
-def test_a_node_of_an_earlier_round_is_stopped_and_joins():
+def test_node_of_an_earlier_round_is_stopped_and_joins():
     job = Job()
     a, b, c = job.started("a", "b", "c")
     claimed = c.round
@@ -282,14 +282,14 @@ def test_a_node_of_an_earlier_round_is_stopped_and_joins():
     late = Peer(job, "c", claimed)
     assert late.last("stop") == 0
     job.wait(JOIN_SECONDS)
-    assert a.round.number == 0  # it waits for the end of those workers
+    assert a.round.number == 0  # waits for the end of those workers
     late.ended(137, failed=False, number=0)
     late.ready()
     job.wait()
     assert late.round.number == 1 and late.rank == 2
 
 
-def test_nodes_with_other_settings_and_malformed_messages_are_refused():
+def test_mismatched_settings_and_malformed_messages_are_rejected():
     job = Job()
     a = Peer(job, "a").ready()
     with pytest.raises(Refused, match=r"2:3.*2:4"):
@@ -325,7 +325,7 @@ def test_nodes_with_other_settings_and_malformed_messages_are_refused():
             job.membership.receive(a.node, words, 0.0)
 
 
-def test_two_nodes_of_a_host_get_different_ports():
+def test_nodes_on_one_host_get_different_ports():
     job = Job()
     a = Peer(job, "a").ready(20000)
     b = Peer(job, "b")
@@ -334,7 +334,7 @@ def test_two_nodes_of_a_host_get_different_ports():
     assert b.ready(20001).node.ready == ("10.0.0.1:20001",)
 
 
-def test_a_node_that_calls_again_before_its_old_connection_ends_goes_on():
+def test_node_that_reconnects_early_continues():
     job = Job()
     a, b = job.started("a", "b")
     again = Peer(job, "a", a.round)

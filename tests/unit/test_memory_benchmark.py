@@ -1,4 +1,4 @@
-"""benchmarks/step/memory.py: its arithmetic, its table, what a worker reads."""
+"""benchmarks/step/memory.py: its arithmetic, its table, the measurement in a worker."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_skipped_steps_are_a_failure(monkeypatch):
     assert "skipped 2 steps" in rows["redsync"]["error"]
 
 
-def test_what_a_worker_reads():
+def test_worker_measurement():
     assert memory_worker.variable_bytes([tf.Variable(tf.zeros([3, 5])), tf.Variable(1)]) == 64
     before = memory_worker.process_bytes("VmRSS")
     block = np.ones(50_000_000)

@@ -1,4 +1,4 @@
-"""Methods' pages have equations and a row in a list; methods' docstrings stand alone."""
+"""Methods' pages have equations and a row in a list; their docstrings are self-contained."""
 
 import dataclasses
 import inspect
@@ -21,7 +21,7 @@ def cell(text):
 
 
 def test_pages_have_equations_and_the_docstring():
-    """The site makes a page of the docstring for a method that has none."""
+    """The site creates a page from the docstring of a method without one."""
     assert set(PAGES) <= set(ENTRIES) and len(PAGES) > 50
     for name, path in PAGES.items():
         page = path.read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ def test_pages_have_equations_and_the_docstring():
 
 @pytest.mark.parametrize("folder", ["methods", "contrib"])
 def test_lists_have_every_page_with_its_bits(folder):
-    """The site adds what they leave out."""
+    """The site adds missing pages."""
     text = (DOCS / folder / "README.md").read_text(encoding="utf-8")
     rows = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| [`")}
     pages = {name for name, path in PAGES.items() if path.parent.name == folder}
@@ -56,7 +56,7 @@ def classes():
 
 
 def arguments(cls):
-    """Names that the section "Args" of a class's docstring describes."""
+    """Returns the names in the section "Args" of a class's docstring."""
     section = re.search(
         r"^Args:\n((?:    .*\n|\n)*)", inspect.getdoc(cls) + "\n", flags=re.MULTILINE
     )
@@ -71,8 +71,8 @@ def test_docstrings_describe_all_arguments():
         assert arguments(cls) == fields, cls.__name__
 
 
-def test_docstrings_stand_alone():
-    """`help(rs.TopK)` has the paper and the formulas, and refers to no docstring of a module."""
+def test_docstrings_are_self_contained():
+    """`help(rs.TopK)` has the paper and the formulas, and refers to no module docstring."""
     for cls in classes():
         text = re.split(r"^(?:Args|Raises|Returns|Example):\n", inspect.getdoc(cls), flags=re.M)[0]
         assert "module's docstring" not in text, cls

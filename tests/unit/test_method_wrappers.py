@@ -1,4 +1,4 @@
-"""Wrappers leave to the method inside what they do not change themselves, whatever `Method` has."""
+"""Wrappers forward all members of `Method` that they do not override."""
 
 import dataclasses
 import inspect
@@ -15,7 +15,7 @@ from tf_redsync.methods.common.wrapper import MethodWrapper
 MEMBERS = {name: m for name, m in vars(rs.Method).items() if not name.startswith("_")}
 TRAITS = {field.name for field in dataclasses.fields(Traits)}
 
-# The members and traits that each wrapper changes; the method inside must answer all others.
+# Members and traits that each wrapper overrides; it forwards all others to the wrapped method.
 OWN = {"paper", "requests", "bits", "sends_selected", "rounds_values", "payloads"}
 CHANGED = {
     MethodWrapper: OWN,
@@ -50,7 +50,7 @@ OTHER = Traits(
 
 
 def spy() -> rs.Method:
-    """A method every member of which answers with its own name and its arguments."""
+    """Returns a method whose members return their own name and arguments."""
 
     def answer(name, member):
         if inspect.isfunction(member):
@@ -66,7 +66,7 @@ def wrapped_in(wrapper, method):
     return wrapper(method=method, **given)
 
 
-def test_the_spy_differs_from_the_defaults():
+def test_spy_differs_from_the_defaults():
     assert all(getattr(OTHER, name) != getattr(Traits(), name) for name in TRAITS)
 
 
@@ -92,14 +92,14 @@ def test_all_traits_are_forwarded(wrapper):
 
 
 @pytest.mark.parametrize("wrapper", CHANGED, ids=lambda w: w.__name__)
-def test_wrappers_define_what_they_change_and_nothing_else(wrapper):
+def test_wrappers_define_only_their_overrides(wrapper):
     forwarding = vars(MethodWrapper)
     defined = {n for n in MEMBERS if inspect.getattr_static(wrapper, n) is not forwarding.get(n)}
     assert defined <= CHANGED[wrapper] | {"traits"}
 
 
 @pytest.mark.parametrize("wrapper", TAKES_NONE, ids=lambda w: w.__name__)
-def test_without_a_method_inside_the_defaults_hold(wrapper):
+def test_without_a_wrapped_method_the_defaults_apply(wrapper):
     alone, plain = wrapper(), rs.Method()
     assert alone.sync_schedule == plain.sync_schedule
     for name in TRAITS - CHANGED[wrapper]:
@@ -107,7 +107,7 @@ def test_without_a_method_inside_the_defaults_hold(wrapper):
     assert clipping(alone) is None and at_step(alone, 3) is alone
 
 
-def test_capabilities_of_the_method_inside_are_found():
+def test_capabilities_of_the_wrapped_method_are_found():
     clips = rs.RedSync(clip_norm=2.0)
     for wrapped in (rs.Coded(method=clips), rs.HalfPrecision(method=clips)):
         assert capability(wrapped, capabilities.Clipping) is clips is clipping(wrapped)
@@ -120,7 +120,7 @@ def test_capabilities_of_the_method_inside_are_found():
     assert dense_start(rs.HalfPrecision(method=begins)) == rs.DenseWarmUp(steps=5)
 
 
-def test_a_wrapper_has_the_stages_of_the_method_inside():
+def test_wrapper_has_the_stages_of_the_wrapped_method():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Halved(capabilities.Staged, rs.TopK):
         def at(self, step):
@@ -131,12 +131,12 @@ def test_a_wrapper_has_the_stages_of_the_method_inside():
     assert at_step(wrapped, 3) == dataclasses.replace(wrapped, method=Halved(density=0.25))
 
 
-def test_a_formula_for_the_bytes_of_the_method_inside_is_not_the_wrapper_s():
+def test_byte_formula_of_the_wrapped_method_is_not_inherited():
     layout = BucketLayout((TensorSpec("w", (100, 100)),), 2)
     assert rs.TopK().payloads(layout, 0) and rs.Coded().payloads(layout, 0) is None
 
 
-def test_what_a_wrapper_sends_takes_no_second_form():
+def test_wrappers_have_no_second_form_of_messages():
     inside = rs.TopK()
     assert inside.traits.sends_selected and inside.traits.rounds_values
     for wrapped in (rs.Coded(method=inside), rs.HalfPrecision(method=inside)):
@@ -147,6 +147,6 @@ def test_what_a_wrapper_sends_takes_no_second_form():
 
 
 @pytest.mark.parametrize("wrapper", [rs.Coded, rs.HalfPrecision])
-def test_what_is_no_method_is_refused(wrapper):
+def test_non_method_is_rejected(wrapper):
     with pytest.raises(ValueError, match="`method` must.*Received: method='top_k'"):
         wrapper(method="top_k")

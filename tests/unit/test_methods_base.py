@@ -1,4 +1,4 @@
-"""What all methods inherit: config, registry, the dense exchange."""
+"""Members that all methods inherit: config, registry, the dense exchange."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from tf_redsync.methods.common.random_numbers import stream, uniform
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plain(rs.Method):
-    """A method that adds nothing to the base class."""
+    """A method that adds no members to the base class."""
 
 
 SPEC = TensorSpec("v", (2, 2))
@@ -46,13 +46,13 @@ def test_defaults():
         method.exchange([], {}, Context(BucketLayout((SPEC,), 2), 0, tf.constant(0, tf.int64)))
 
 
-def test_the_base_class_is_small():
-    """What few methods need is a class of `exchange/capabilities.py` or a field of `Traits`."""
+def test_base_class_is_small():
+    """A member that few methods need belongs to `exchange/capabilities.py` or `Traits`."""
     public = {name for name in vars(rs.Method) if not name.startswith("_")}
     assert {"traits", "exchange"} < public and len(public) <= 10, public
 
 
-def test_a_capability_that_the_schedule_implies_is_required():
+def test_capability_implied_by_the_schedule_is_required():
     class Unready(Plain):
         sync_schedule = SyncSchedule(waits_for="something")
 
@@ -89,8 +89,8 @@ def test_every_public_configurable_is_registered():
     assert known["ExponentialWarmUp"] is rs.ExponentialWarmUp
 
 
-def test_numpy_hyper_parameters_can_be_written_as_json():
-    """They often come from a sweep; the config travels to other workers as JSON."""
+def test_numpy_hyper_parameters_are_serialized_as_json():
+    """They often come from a sweep; other workers receive the config as JSON."""
     method = rs.RedSync(
         density=np.float32(0.25),
         momentum=np.float64(0.5),
@@ -102,7 +102,7 @@ def test_numpy_hyper_parameters_can_be_written_as_json():
 
 
 def test_streams_differ_by_seed_step_and_position():
-    """Each number is another one in another stream, and the mean of all is 1/2."""
+    """Each number differs between streams, and the mean of all is 1/2."""
     keys = [(seed, step, at) for seed in (0, 1, 7) for step in range(10) for at in range(-1, 9)]
     draws = [
         uniform([50], stream(seed, tf.constant(step, tf.int64), at)).numpy()

@@ -1,4 +1,4 @@
-"""methods/methods.py on two methods and few steps: rows, bits, what is timed, failures."""
+"""methods/methods.py with two methods and few steps: rows, bits, timing, failures."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def arguments(*flags):
     return methods.parse(["--steps", "40", "--side", "70", "--seconds", "0.05", *flags])
 
 
-def test_rows_and_picture(tmp_path):
+def test_rows_and_plot(tmp_path):
     report = methods.run(arguments("--methods", "Dense,TopK"))
     rows = json.loads(json.dumps(report))["methods"]
     assert set(rows) == {"Dense", "TopK"}
@@ -44,7 +44,7 @@ def test_rows_and_picture(tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_failure_is_a_row_and_the_others_go_on(monkeypatch):
+def test_failure_is_a_row_and_the_others_continue(monkeypatch):
     make = method_settings.make
 
     def fail(name, threshold):
@@ -59,7 +59,7 @@ def test_a_failure_is_a_row_and_the_others_go_on(monkeypatch):
     assert "no such luck" in methods.table(rows)
 
 
-def test_every_method_is_run_unless_told_otherwise():
+def test_all_methods_run_by_default():
     assert set(methods.parse([]).methods) == METHODS.keys()
     for name in METHODS:
         assert type(method_settings.make(name, 0.5)).__name__ == name
@@ -82,9 +82,11 @@ def trained(method, steps):
     return train(Digits(workers=4, batch=8), method, 0.1, steps)
 
 
-@pytest.mark.deep  # `test_rows_and_picture` is what a commit needs
-def test_when_something_is_exchanged():
-    """Local steps, full gradients every k-th step, dense warm-ups: what the requests add up to."""
+@pytest.mark.deep  # `test_rows_and_plot` runs in every commit
+def test_exchange_schedule_of_methods():
+    """Counts the requests of local steps, of full gradients every k-th step and of dense
+    warm-ups.
+    """
     dense = trained(rs.Dense(), 24)
     one_step = trained(rs.LocalSGD(steps=1), 24)
     np.testing.assert_allclose(one_step["losses"], dense["losses"], rtol=1e-4)
@@ -93,18 +95,18 @@ def test_when_something_is_exchanged():
     assert rounds["bits"] == 8 and rounds["loss"] < 0.95 * rounds["losses"][0]
 
     elements = Digits(workers=4).elements
-    biases, heads = sum(WIDTHS[1:]), 32 * 5  # a flag, and for three tensors a scale; at most
+    biases, heads = sum(WIDTHS[1:]), 32 * 5  # a flag, and at most a scale for each of three tensors
     late = trained(rs.CDSGD(full_every=4, warm_up=None, dense_below=16), 24)
     expected = ((elements - biases) * (2 * 3 + 32) / 4 + 32 * biases) / elements
     assert expected <= late["bits"] <= expected + heads / elements
-    # Synchronous SGD in the warm-up, and after it only what the other 16 steps send.
+    # Synchronous SGD in the warm-up, and then only the requests of the other 16 steps.
     warm = trained(rs.CDSGD(full_every=4, warm_up=rs.DenseWarmUp(8), dense_below=16), 24)
     np.testing.assert_allclose(warm["losses"][:8], dense["losses"][:8], rtol=1e-4)
     assert expected <= warm["bits"] <= expected + heads / elements
 
 
-def test_a_delay_is_made_up_for():
-    """With everything sent in full, the workers' mean point is where there is no delay."""
+def test_delay_is_compensated():
+    """If everything is sent, the workers' mean point equals that without a delay."""
     task = Digits(workers=4, batch=8)
     late = Training(task, rs.CDSGD(full_every=1, warm_up=None), 0.1)
     rows = task.batches(2)
@@ -137,8 +139,8 @@ def test_bad_arguments(flags, message, capsys):
 
 
 @pytest.mark.parametrize(("name", "requests"), [("SparDL", 2), ("PowerSGD", 2), ("TopK", 1)])
-def test_what_is_timed_is_the_exchange(name, requests):
-    """A replay with the answers that the loopback gave ends in the loopback's totals and state."""
+def test_only_the_exchange_is_timed(name, requests):
+    """A replay of the loopback's answers ends with the loopback's totals and state."""
     method, rng = method_settings.make(name, 0.5), np.random.default_rng(0)
     layout = BucketLayout((TensorSpec("w", (40, 50)),), 3)
     grads = [[tf.constant(rng.standard_normal((40, 50)), tf.float32)] for _ in range(3)]
@@ -156,7 +158,7 @@ def test_what_is_timed_is_the_exchange(name, requests):
     for found, again, request in zip(made, only_made, step.requests, strict=True):
         expected = tf.nest.flatten(vars(request))
         for a, b, c in zip(*map(tf.nest.flatten, (found, again)), expected, strict=True):
-            if c is None:  # a request that does not tell how much it holds
+            if c is None:  # a request of unknown size
                 assert a is None and b is None
                 continue
             np.testing.assert_allclose(a, c, rtol=0, atol=1e-5)

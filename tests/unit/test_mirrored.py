@@ -1,4 +1,4 @@
-"""Real Keras optimizers on replicas of one process: sending everything changes nothing."""
+"""Keras optimizers on replicas of one process: density 1 equals the unwrapped optimizer."""
 
 import functools
 import warnings
@@ -19,7 +19,7 @@ WIDTH, CLASSES, BATCH, STEPS = 12, 5, 8, 4
 
 
 def make_optimizer(library, name):
-    # The epsilon keeps Adam away from 0/0, where rounding decides about the sign of a step.
+    # The epsilon keeps Adam away from 0/0, where rounding decides the sign of a step.
     return {
         "sgd": lambda: library.optimizers.SGD(0.1),
         "momentum": lambda: library.optimizers.SGD(0.05, momentum=0.9),
@@ -31,7 +31,7 @@ def make_optimizer(library, name):
 
 
 def everything(**options):
-    """RedSync that sends all elements of all matrices."""
+    """Returns a RedSync that sends all elements of all matrices."""
     return rs.RedSync(density=1.0, dense_below=0, **options)
 
 
@@ -87,7 +87,7 @@ def train(strategy, library, optimizer, poison=None, steps=STEPS, note=None):
 
 @functools.cache
 def plain_history(strategy, library, name):
-    """What an optimizer does without us."""
+    """Returns the weights of the unwrapped optimizer."""
     return train(strategy, library, lambda: make_optimizer(library, name))[2]
 
 
@@ -98,7 +98,7 @@ def per_replica(strategy, rows):
 
 
 def weights(strategy, model):
-    """[replica][variable]; fails if the replicas differ."""
+    """Returns [replica][variable]; fails if the replicas differ."""
     local = [
         [w.numpy() for w in strategy.experimental_local_results(getattr(v, "value", v))]
         if not callable(getattr(v, "value", None))
@@ -128,7 +128,7 @@ def assert_close(found, expected):
         ] if DEEP else []),
     ],
 )  # fmt: skip
-def test_density_one_is_the_plain_optimizer(mirrored, library, name):
+def test_density_one_equals_the_plain_optimizer(mirrored, library, name):
     strategy, library = mirrored(2), KERAS[library]
     plain = plain_history(strategy, library, name)
     _, optimizer, found = train(
@@ -145,11 +145,11 @@ def test_density_one_is_the_plain_optimizer(mirrored, library, name):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("kind", ["redsync", "dense"])
-def test_momentum_in_the_exchange_is_momentum_in_the_optimizer(mirrored, kind, nesterov):
-    """Heavy ball: one scaling of the gradient by the rate, or of the velocity, is the same."""
+def test_momentum_in_the_exchange_equals_momentum_in_the_optimizer(mirrored, kind, nesterov):
+    """Heavy ball: scaling the gradient or the velocity by the rate is equivalent."""
     strategy = mirrored(2)
     if kind == "redsync":
-        method = everything(momentum=0.9, nesterov=nesterov)  # whose masking is off
+        method = everything(momentum=0.9, nesterov=nesterov)  # without masking
     else:
         method = rs.Dense(momentum=0.9, nesterov=nesterov)
     expected = plain_history(strategy, keras, "nesterov" if nesterov else "momentum")
@@ -159,8 +159,8 @@ def test_momentum_in_the_exchange_is_momentum_in_the_optimizer(mirrored, kind, n
     assert_close(found, expected)
 
 
-def test_masking_is_a_difference(mirrored):
-    """The counterpart of the test above: with masking, all velocity is cleared every step."""
+def test_masking_changes_the_result(mirrored):
+    """The counterpart of the test above: masking clears the whole velocity in every step."""
     strategy = mirrored(2)
     plain = plain_history(strategy, keras, "momentum")
     method = everything(momentum=0.9, masking=True)
@@ -180,7 +180,7 @@ def slots(optimizer):
     ("library", "name"),
     [("keras", "momentum"), ("keras", "adam"), ("tf_keras", "adam"), ("tf_keras", "legacy_adam")],
 )
-def test_a_bad_step_changes_no_weight_and_no_slot(mirrored, library, name):
+def test_nonfinite_step_changes_no_weight_and_no_slot(mirrored, library, name):
     strategy, library = mirrored(2), KERAS[library]
     method = rs.RedSync(density=0.1, dense_below=0)
 
@@ -225,7 +225,7 @@ def rows():
 
 @pytest.mark.parametrize("workers", [2, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 3))])
 def test_fit_evaluate_and_predict(mirrored, workers):
-    """The last batch is uneven; Keras itself evaluates even ones."""
+    """The last batch is uneven; Keras evaluates even ones itself."""
     strategy, (x, y) = mirrored(workers), (a[:61] for a in rows())
     histories = []
     for method in (None, everything()):
@@ -245,8 +245,8 @@ def test_fit_evaluate_and_predict(mirrored, workers):
     np.testing.assert_allclose(histories[1], histories[0], rtol=1e-4, atol=1e-4)
 
 
-def test_dense_warm_up_under_fit(mirrored):
-    """Replicas of one process exchange both ways and keep one; `tf.cond` is for one replica."""
+def test_dense_warm_up_in_fit(mirrored):
+    """Replicas of one process run both exchanges and keep one; `tf.cond` needs a single replica."""
     strategy, (x, y) = mirrored(2), rows()
     losses = []
     for direct in (True, False):
@@ -274,7 +274,7 @@ def test_dense_warm_up_under_fit(mirrored):
     np.testing.assert_array_equal(losses[0], losses[1])
 
 
-def test_jit_compile_is_refused_before_training(mirrored):
+def test_jit_compile_is_rejected_before_training(mirrored):
     x, y = rows()
     for workers in (1, 2):
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What is momentum in each optimizer: following the advice about it trains."""
+"""Momentum of each optimizer: the advice in the error or warning leads to a working setting."""
 
 import re
 import warnings
@@ -20,8 +20,8 @@ LEGACY = tf_keras.optimizers.legacy
 ONE_WORKER = "ignore:tf_redsync. there is one worker"
 
 
-def told(make, method):
-    """The advice about an optimizer's momentum: an error's text, or a warning's, or nothing."""
+def momentum_advice(make, method):
+    """Returns the text of the error or warning about an optimizer's momentum, or None."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
@@ -32,7 +32,7 @@ def told(make, method):
 
 
 def follow(make, advice):
-    """Make the optimizer as the advice says: `Adam(beta_1=0.0)`."""
+    """Creates the optimizer as the advice says: `Adam(beta_1=0.0)`."""
     kind, arguments = re.search(r"(\w+)\(((?:\w+=0\.0(?:, )?)+)\)", advice).groups()
     inner = make()
     changes = dict.fromkeys(re.findall(r"(\w+)=0\.0", arguments), 0.0)
@@ -45,7 +45,9 @@ def follow(make, advice):
 
 
 def train(library, optimizer, steps=2):
-    """Train on one worker; whether all weights are finite, and whether they have moved."""
+    """Trains on one worker; returns whether all weights are finite, and whether they have
+    changed.
+    """
     library.utils.set_random_seed(1)
     layer = library.layers.Dense(4)
     layer.build((8, 6))
@@ -64,14 +66,14 @@ def train(library, optimizer, steps=2):
 
 @pytest.mark.filterwarnings(ONE_WORKER)
 @loop(("family", "name"), [(f, n) for f in FAMILIES for n in all_of(f)])
-def test_following_the_advice_trains(family, name):
-    """About momentum of what is late, and about momentum on both sides."""
+def test_optimizer_after_the_advice_trains(family, name):
+    """Covers delayed momentum and momentum on both sides."""
     make = all_of(family)[name]
     assert momentum.of(make()).known, "not in the table of momentum.py"
-    late, twice = told(make, LATE), told(make, IN_EXCHANGE)
+    late, twice = momentum_advice(make, LATE), momentum_advice(make, IN_EXCHANGE)
     assert bool(late) == bool(twice) == bool(momentum.of(make()).values)
     for advice, method in ((late, LATE), (twice, IN_EXCHANGE)) if late else ():
-        assert told(lambda a=advice: follow(make, a), method) == ""
+        assert momentum_advice(lambda a=advice: follow(make, a), method) == ""
     if twice or name == "ScheduleFreeAdamW":
         library = keras if "another optimizer" in twice else library_of(family)
         inner = follow(make, twice) if twice else make()
@@ -92,7 +94,7 @@ def test_following_the_advice_trains(family, name):
         (lambda: rs.addons.load().optimizers.Lookahead(LEGACY.Adam(beta_1=0.7)), {"beta_1": 0.7}),
     ],
 )
-def test_what_is_momentum(make, values):
+def test_momentum_of_known_optimizers(make, values):
     """From the papers and the sources of the optimizers."""
     assert momentum.of(make()).values == pytest.approx(values)
 
@@ -105,8 +107,8 @@ class OwnAdam(keras.optimizers.AdamW):
     """A user's subclass."""
 
 
-class OtherPeoples(keras.optimizers.Optimizer):
-    """An optimizer that nothing is known of, with a `beta_1` that is anything."""
+class UnknownOptimizer(keras.optimizers.Optimizer):
+    """An unknown optimizer whose `beta_1` may mean anything."""
 
     def __init__(self):
         super().__init__(learning_rate=0.1)
@@ -118,25 +120,29 @@ class OtherPeoples(keras.optimizers.Optimizer):
         self.assign_sub(variable, learning_rate * gradient)
 
 
-def test_subclasses_are_what_they_are_derived_from():
+def test_subclasses_inherit_their_momentum():
     assert momentum.of(OwnAdam()).values == {"beta_1": 0.9}
-    assert "use OwnAdam(beta_1=0.0)" in told(OwnAdam, IN_EXCHANGE)
-    assert momentum.of(OwnScheduleFree()).known and told(OwnScheduleFree, IN_EXCHANGE) == ""
+    assert "use OwnAdam(beta_1=0.0)" in momentum_advice(OwnAdam, IN_EXCHANGE)
+    assert (
+        momentum.of(OwnScheduleFree()).known and momentum_advice(OwnScheduleFree, IN_EXCHANGE) == ""
+    )
 
 
 @pytest.mark.filterwarnings(ONE_WORKER)
-def test_others_are_not_told_to_set_anything_to_0():
-    """Nor refused: only they know what it is."""
+def test_unknown_optimizers_get_no_advice():
+    """They are not rejected either: their momentum is unknown."""
     for method in (LATE, IN_EXCHANGE):
-        advice = told(OtherPeoples, method)
-        assert "beta_1=0.9" in advice and "OtherPeoples" in advice and "beta_1=0.0" not in advice
+        advice = momentum_advice(UnknownOptimizer, method)
+        assert (
+            "beta_1=0.9" in advice and "UnknownOptimizer" in advice and "beta_1=0.0" not in advice
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rs.AccuracyWarning)
-        train(keras, rs.DistributedOptimizer(OtherPeoples(), IN_EXCHANGE))
+        train(keras, rs.DistributedOptimizer(UnknownOptimizer(), IN_EXCHANGE))
 
 
-def test_the_points_of_a_schedule_free_optimizer_are_no_momentum():
-    """Methods with local steps clear a momentum where they send: not these."""
+def test_schedule_free_points_are_not_momentum():
+    """Methods with local steps clear the momentum of what they send, but not these points."""
     layer = keras.layers.Dense(4)
     layer.build((8, 6))
     found = {}
@@ -148,8 +154,8 @@ def test_the_points_of_a_schedule_free_optimizer_are_no_momentum():
 
 
 @pytest.mark.filterwarnings(ONE_WORKER)
-def test_an_optimizer_without_a_learning_rate_fits():
-    """COCOB of TensorFlow Addons: `fit` compares the workers' rates."""
+def test_optimizer_without_a_learning_rate_trains():
+    """TensorFlow Addons' COCOB: `fit` compares the workers' learning rates."""
     model = tf_keras.Sequential([tf_keras.layers.Input((3,)), tf_keras.layers.Dense(1)])
     model.compile(rs.DistributedOptimizer(all_of("addons")["COCOB"](), rs.Dense()), "mse")
     history = model.fit(np.ones([8, 3]), np.ones([8, 1]), verbose=0)
@@ -157,8 +163,8 @@ def test_an_optimizer_without_a_learning_rate_fits():
 
 
 @pytest.mark.deep
-def test_muon_takes_biases_of_attention_for_matrices(mirrored):
-    """As docs/adaptive.md says, and that its recipe gives them to AdamW and trains."""
+def test_muon_takes_attention_biases_for_matrices(mirrored):
+    """As docs/adaptive.md states; its recipe passes them to AdamW and trains."""
     layers, served = keras.layers, {}
     for excluded in (None, ["output_dense", "bias"]):
         keras.utils.set_random_seed(1)

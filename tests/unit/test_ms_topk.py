@@ -1,4 +1,4 @@
-"""MSTop-k sends exactly k elements, nearly the largest, whatever the input."""
+"""MSTop-k sends exactly k elements, nearly the largest, for any input."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def selected(x, k, samplings, u):
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_as_many_elements_as_asked_for_and_those_of_the_paper(name):
+def test_selects_k_elements_as_in_the_paper(name):
     x = INPUTS[name].astype(np.float32)
     for k in (1, 7, 500, 4999, 5000):
         for samplings, u in ((1, 0.0), (3, 0.999999), (30, 0.5)):
@@ -42,7 +42,7 @@ def test_thirty_samplings_find_nearly_the_largest_elements():
     assert x[selected(x, 500, 1, 0.3)].sum() < 0.9 * most
 
 
-def test_the_block_between_the_thresholds_is_somewhere_else_at_another_start():
+def test_block_between_the_thresholds_moves_with_the_start():
     x = INPUTS["equal"]
     assert list(selected(x, 3, 30, 0.0)) == [0, 1, 2]
     assert list(selected(x, 3, 30, 0.9999999)) == [4997, 4998, 4999]

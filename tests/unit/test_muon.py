@@ -1,4 +1,4 @@
-"""`rs.Muon` against Keras's Muon of the same matrices, and which variables are left to AdamW."""
+"""`rs.Muon` against Keras's Muon on reshaped matrices, and the variables left to AdamW."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ import pytest
 import tf_redsync as rs
 
 WIDTH, HEADS, SIZE, STEPS = 12, 3, 4, 4
-# Kernels of attention, and the matrices [inputs, outputs] that they are.
+# Kernels of attention, and their matrices [inputs, outputs].
 KERNELS = {
     "attention/query/kernel": ((WIDTH, HEADS, SIZE), (WIDTH, HEADS * SIZE)),
     "attention/key/kernel": ((WIDTH, HEADS, 2), (WIDTH, HEADS * 2)),
@@ -36,7 +36,7 @@ def after_steps(optimizer, path, start, gradients):
 
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("path", KERNELS)
-def test_kernels_of_attention_are_matrices(path, nesterov):
+def test_attention_kernels_are_matrices(path, nesterov):
     shape, matrix = KERNELS[path]
     generator = np.random.default_rng(1)
     start = generator.normal(size=shape).astype("float32")
@@ -53,7 +53,7 @@ def test_kernels_of_attention_are_matrices(path, nesterov):
     assert np.abs(found - start).max() > 0.01
 
 
-def test_adamw_has_what_is_no_matrix_and_what_is_excluded():
+def test_adamw_updates_non_matrices_and_excluded_variables():
     inputs = keras.Input((5,), dtype="int32")
     x = keras.layers.Embedding(7, WIDTH)(inputs)
     x = keras.layers.MultiHeadAttention(HEADS, SIZE, name="last_attention")(x, x)
@@ -72,7 +72,7 @@ def test_adamw_has_what_is_no_matrix_and_what_is_excluded():
     assert len(by_muon) == 5 and not any("logits" in p or "embedding" in p for p in by_muon)
 
 
-def test_is_saved_and_loaded():
+def test_save_and_load():
     optimizer = rs.DistributedOptimizer(
         rs.Muon(0.02, exclude_layers=["logits"]), rs.DiLoCo(steps=5)
     )

@@ -1,4 +1,4 @@
-"""tools/mutate.py breaks functions by replacing text: the text and the tests have to be there."""
+"""tools/mutate.py breaks functions by replacing text: the texts and the tests must exist."""
 
 import pathlib
 import runpy
@@ -11,7 +11,7 @@ MUTATIONS = TOOL["MUTATIONS"]
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
-def test_a_mutation_can_be_made(mutation):
+def test_mutation_can_be_applied(mutation):
     path = ROOT / "tf_redsync" / mutation.file
     assert path.is_file(), mutation.file
     assert path.read_text(encoding="utf-8").count(mutation.old) == 1
@@ -42,7 +42,7 @@ def test_that_fails_anyway():
         ("test_that_fails_anyway", "NOT TRIED: test_it.py::test_that_fails_anyway fails without"),
     ],
 )
-def test_what_fails_without_the_mutation_has_not_caught_it(tmp_path, test, says):
+def test_failure_without_the_mutation_does_not_count(tmp_path, test, says):
     (tmp_path / "tf_redsync").mkdir()
     module = tmp_path / "tf_redsync" / "module.py"
     module.write_text("one")

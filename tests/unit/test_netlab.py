@@ -1,4 +1,4 @@
-"""The network of namespaces: addresses, rate, counters, and that nothing stays behind."""
+"""The lab of network namespaces: addresses, rate, counters and cleanup."""
 
 import os
 import signal
@@ -81,7 +81,7 @@ def test_rate_and_counters():
 
 @pytest.mark.timing
 @needs_root
-def test_a_faster_link_is_faster():
+def test_faster_link_is_faster():
     with netlab.network(2, "10gbit") as lab:
         seconds, counted = transfer(lab, 8_000_000)
     assert seconds < 0.3
@@ -89,14 +89,14 @@ def test_a_faster_link_is_faster():
 
 
 @needs_root
-def test_nothing_is_left_after_an_exception():
+def test_cleanup_after_an_exception():
     with pytest.raises(KeyError), netlab.network(3, "1gbit"):
         raise KeyError
     assert netlab.namespaces_of(os.getpid()) == []
 
 
 @needs_root
-def test_nothing_is_left_after_a_failed_command(monkeypatch):
+def test_cleanup_after_a_failed_command(monkeypatch):
     monkeypatch.setattr(netlab, "_BURST", "nonsense")
     with pytest.raises(netlab.NetworkError, match="tc .*burst nonsense.* failed"):
         with netlab.network(2, "1gbit"):
@@ -107,11 +107,11 @@ def test_nothing_is_left_after_a_failed_command(monkeypatch):
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
 
-@pytest.mark.deep  # `test_nothing_is_left_after_an_exception` is what a commit needs
+@pytest.mark.deep  # `test_cleanup_after_an_exception` runs in every commit
 @needs_root
 @pytest.mark.parametrize("number", SIGNALS)
-def test_nothing_is_left_after_a_signal(number):
-    # A job that a shell has put into the background ignores SIGINT, and so would its children.
+def test_cleanup_after_a_signal(number):
+    # A shell's background job ignores SIGINT, and so would its children.
     code = "import signal, time\nfrom benchmarks import netlab\n"
     code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "with netlab.network(2, '1gbit'):\n    print('built', flush=True)\n    time.sleep(60)"
@@ -127,7 +127,7 @@ def test_nothing_is_left_after_a_signal(number):
 
 
 @needs_root
-def test_leftovers_of_the_same_name_are_refused():
+def test_leftovers_of_the_same_name_are_rejected():
     name = f"redsync-{os.getpid()}-worker1"
     subprocess.run(["ip", "netns", "add", name], check=True, timeout=10)
     try:
@@ -139,7 +139,7 @@ def test_leftovers_of_the_same_name_are_refused():
         subprocess.run(["ip", "netns", "del", name], check=True, timeout=10)
 
 
-def test_without_a_rate_the_loopback_interface_is_used():
+def test_loopback_interface_is_used_without_a_rate():
     with netlab.network(2, "none") as lab:
         assert netlab.namespaces_of(os.getpid()) == []
         assert lab.interface is None and lab.wrappers == ((), ())
@@ -147,7 +147,7 @@ def test_without_a_rate_the_loopback_interface_is_used():
 
 
 @pytest.mark.parametrize(("uid", "tool", "words"), [(1000, "ip", "root"), (0, None, "iproute2")])
-def test_what_is_missing_is_named_and_loopback_is_offered(monkeypatch, uid, tool, words):
+def test_missing_requirement_is_named_and_loopback_is_offered(monkeypatch, uid, tool, words):
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     monkeypatch.setattr(netlab.shutil, "which", lambda name: tool)
     with pytest.raises(netlab.NetworkError, match=f"{words}.*--rate none"):

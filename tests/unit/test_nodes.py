@@ -1,4 +1,4 @@
-"""`tf-redsync launch --nodes`: real launchers on the loopback interface. No TensorFlow."""
+"""`tf-redsync launch --nodes`: real launchers on the loopback interface, without TensorFlow."""
 
 import argparse
 import asyncio
@@ -30,8 +30,8 @@ from tf_redsync.cluster import handshake
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "s3cret"
 PATIENCE = 60.0
-# Each worker writes a line with its place, then trains until the file `end` appears. As the
-# callback does, all workers end with 75 after SIGUSR1 to one of them, if they handle it.
+# Each worker prints a line with its rank, then trains until the file `end` appears. Like the
+# callback, all workers exit with 75 after SIGUSR1 to one of them, if they handle it.
 TRAIN = """
 import json, os, pathlib, signal, sys, time
 here = pathlib.Path(sys.argv[1])
@@ -80,13 +80,13 @@ class Process:
 
     @property
     def rounds(self):
-        """Pairs of rank and number of workers, by round, of its only worker."""
+        """Returns rank and number of workers of its only worker, by round."""
         found = re.findall(r"RANK (\d+) OF (\d+) ROUND (\d+)", self.text)
         return {int(number): (int(rank), int(workers)) for rank, workers, number in found}
 
     @property
     def worker(self):
-        """Process ID of its newest worker."""
+        """Returns the process ID of its newest worker."""
         return int(re.findall(r"PID (\d+)", self.text)[-1])
 
     def kill(self, number=signal.SIGKILL):
@@ -94,7 +94,7 @@ class Process:
 
     def code(self):
         code = self.process.wait(PATIENCE)
-        self.reader.join(PATIENCE)  # a worker that is left may hold the pipe open
+        self.reader.join(PATIENCE)  # a remaining worker may hold the pipe open
         return code
 
 
@@ -137,7 +137,7 @@ def hosts(tmp_path):
         one.code()
 
 
-def test_a_node_dies_and_another_joins_at_a_checkpoint(hosts):
+def test_new_node_replaces_a_dead_one_at_a_checkpoint(hosts):
     a, b, c = (hosts.start() for _ in range(3))
     hosts.until_round(0, a, b, c)
     assert {one.rounds[0] for one in (a, b, c)} == {(0, 3), (1, 3), (2, 3)}
@@ -162,7 +162,7 @@ def test_a_node_dies_and_another_joins_at_a_checkpoint(hosts):
     assert [one.code() for one in (*stays, late)] == [0, 0, 0]
 
 
-def test_without_a_handler_the_newcomer_waits_and_both_sides_say_so(hosts):
+def test_without_a_handler_the_new_node_waits_and_both_sides_report_it(hosts):
     (hosts.folder / "deaf").touch()
     a, b = hosts.start(), hosts.start()
     hosts.until_round(0, a, b)
@@ -173,7 +173,7 @@ def test_without_a_handler_the_newcomer_waits_and_both_sides_say_so(hosts):
     assert [one.code() for one in (a, b, c)] == [0, 0, 0] and not c.rounds
 
 
-def test_failures_count_and_the_cause_is_named_on_all_nodes(hosts):
+def test_failures_count_and_all_nodes_name_the_cause(hosts):
     for number in range(2):
         (hosts.folder / f"fail{number}").touch()
     a, b = (hosts.start("--max-restarts", "1", nodes="2") for _ in range(2))
@@ -183,7 +183,7 @@ def test_failures_count_and_the_cause_is_named_on_all_nodes(hosts):
         assert "worker 1 failed first: ValueError: bad batch" in one.text.splitlines()[-1]
 
 
-def test_a_worker_that_finishes_after_the_stop_takes_part_in_the_next_round(hosts):
+def test_worker_that_finishes_after_the_stop_joins_the_next_round(hosts):
     a, b = (hosts.start("--max-restarts", "1", "--grace", "50", nodes="2") for _ in range(2))
     hosts.until_round(0, a, b)
     (hosts.folder / "fail0").touch()
@@ -192,7 +192,7 @@ def test_a_worker_that_finishes_after_the_stop_takes_part_in_the_next_round(host
     assert [a.code(), b.code()] == [0, 0] and set(a.rounds) == set(b.rounds) == {0, 1}
 
 
-def test_a_node_that_is_preempted_leaves_with_a_checkpoint(hosts):
+def test_preempted_node_leaves_with_a_checkpoint(hosts):
     a, b, c = (hosts.start() for _ in range(3))
     hosts.until_round(0, a, b, c)
     serves = next(one for one in (a, b, c) if "serves the rendezvous" in one.text)
@@ -206,7 +206,7 @@ def test_a_node_that_is_preempted_leaves_with_a_checkpoint(hosts):
     assert [one.code() for one in stays] == [75, 75], [one.text for one in stays]
 
 
-def test_a_rendezvous_of_its_own_is_lost_and_taken_over(hosts):
+def test_lost_rendezvous_is_taken_over(hosts):
     words = ("rendezvous", "--port", str(hosts.port), "--host", "127.0.0.1")
     rendezvous = hosts.keep(Process(*words))
     hosts.until(lambda: answers(hosts.port))
@@ -214,7 +214,7 @@ def test_a_rendezvous_of_its_own_is_lost_and_taken_over(hosts):
     hosts.until_round(0, a, b)
     workers = [one.worker for one in (a, b)]
     rendezvous.kill()
-    # Both launchers are on its host: one of them serves from now on.
+    # Both launchers run on its host: one of them serves from now on.
     hosts.until(lambda: "takes it over" in a.text + b.text)
     late = hosts.start()
     assert all(alive(worker) for worker in workers)
@@ -234,7 +234,7 @@ def debian(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
 
 
-def test_a_rendezvous_at_a_name_of_a_loopback_address_listens_on_all_addresses(debian):
+def test_rendezvous_at_a_loopback_name_listens_on_all_addresses(debian):
     port = launch.free_ports(1)[0]
     found = {}
     for host in ("nodea", "localhost", "127.0.1.1"):
@@ -260,7 +260,7 @@ def test_a_rendezvous_at_a_name_of_a_loopback_address_listens_on_all_addresses(d
         ("nodea", "127.0.0.1", "10.0.0.1", "10.0.0.1"),
     ],
 )
-def test_where_other_hosts_find_a_node(rendezvous, called_from, address, expected):
+def test_address_at_which_other_hosts_reach_a_node(rendezvous, called_from, address, expected):
     nodes = node_agent.Nodes(Settings(2, 2, 0), rendezvous, 1, 1, 1.0, SECRET, address)
     assert nodes.own_host(called_from) == expected
 
@@ -276,7 +276,7 @@ def answers(port):
     return True
 
 
-def test_a_caller_with_another_secret_is_told_so_however_late_it_reads(hosts):
+def test_mismatched_secret_is_reported_to_slow_readers(hosts):
     hosts.start()
     hosts.until(lambda: answers(hosts.port))
 
@@ -295,7 +295,7 @@ def test_a_caller_with_another_secret_is_told_so_however_late_it_reads(hosts):
     assert asyncio.run(call())
 
 
-def test_another_secret_gets_no_answer(hosts):
+def test_mismatched_secret_gets_no_answer(hosts):
     a = hosts.start("--rendezvous-timeout", "12")
     hosts.until(lambda: answers(hosts.port))
     stranger = hosts.start("--rendezvous-timeout", "2", TF_REDSYNC_JOB="other")
@@ -304,7 +304,7 @@ def test_another_secret_gets_no_answer(hosts):
     assert a.code() == 69 and "1 of at least 2 nodes are here" in a.text
 
 
-def test_lines_of_an_attacker_change_nothing(hosts):
+def test_forged_lines_are_ignored(hosts):
     a, b = hosts.start(), hosts.start()
     hosts.until_round(0, a, b)
 
@@ -323,14 +323,14 @@ def test_lines_of_an_attacker_change_nothing(hosts):
     assert [a.code(), b.code()] == [0, 0] and set(a.rounds) == set(b.rounds) == {0}
 
 
-def test_a_node_with_other_settings_is_refused(hosts):
+def test_mismatched_settings_are_rejected(hosts):
     hosts.start()
     hosts.until(lambda: answers(hosts.port))
     other = hosts.start(nodes="2:4")
     assert other.code() == 2 and "--nodes 2:4" in other.text and "--nodes 2:3" in other.text
 
 
-def test_several_workers_of_a_node_have_adjacent_ranks(hosts):
+def test_workers_of_a_node_have_adjacent_ranks(hosts):
     a, b = (hosts.start("--workers-per-node", "2", nodes="2") for _ in range(2))
     hosts.until(lambda: all(one.text.count("RANK") == 2 for one in (a, b)))
     ranks = [sorted(re.findall(r"RANK (\d) OF 4", one.text)) for one in (a, b)]
@@ -339,12 +339,12 @@ def test_several_workers_of_a_node_have_adjacent_ranks(hosts):
     assert [a.code(), b.code()] == [0, 0]
 
 
-def test_the_timeout_holds_while_a_node_waits_for_others(hosts):
+def test_timeout_covers_the_wait_for_other_nodes(hosts):
     one = hosts.start("--timeout", "2", "--rendezvous-timeout", "20")
     assert one.code() == 124 and "timeout" in one.text
 
 
-def test_the_timeout_holds_after_the_workers_of_a_node(monkeypatch, capfd):
+def test_timeout_covers_the_time_after_the_workers(monkeypatch, capfd):
     monkeypatch.setattr(node_agent, "_FINISHED_SECONDS", 20.0)
     nodes = node_agent.Nodes(Settings(1, 2, 0), "127.0.0.1", 1, 1, 1.0, SECRET)
     agent = node_agent.NodeAgent(
@@ -356,22 +356,22 @@ def test_the_timeout_holds_after_the_workers_of_a_node(monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_rendezvous_by_a_handler(hosts, number):
-    """The kernel ignores signals without a handler for process 1, as in a container."""
+def test_signal_ends_a_rendezvous(hosts, number):
+    """For process 1, as in a container, the kernel ignores signals without a handler."""
     ran = hosts.keep(Process("rendezvous", "--port", str(hosts.port), "--host", "127.0.0.1"))
     hosts.until(lambda: answers(hosts.port))
     ran.kill(number)
     assert ran.code() == 128 + number and "Traceback" not in ran.text
 
 
-def test_a_rendezvous_without_nodes_times_out(hosts):
+def test_rendezvous_without_nodes_times_out(hosts):
     ran = hosts.keep(
         Process("rendezvous", "--port", str(hosts.port), "--rendezvous-timeout", "0.5")
     )
     assert ran.code() == 69
 
 
-def test_whether_a_process_handles_the_signal():
+def test_detects_whether_a_process_handles_the_signal():
     code = "import signal, sys\nif int(sys.argv[1]): signal.signal(signal.SIGUSR1, print)\n"
     code += "print('ready', flush=True)\nsys.stdin.read()"
     for handles in (0, 1):
@@ -385,7 +385,7 @@ def test_whether_a_process_handles_the_signal():
     assert not node_agent.stops_on_request(process.pid)
 
 
-def test_a_checkpoint_is_asked_for_until_the_round_is_stopped(monkeypatch):
+def test_checkpoint_is_requested_until_the_round_stops(monkeypatch):
     monkeypatch.setattr(node_agent, "_ASK_SECONDS", 0.01)
     monkeypatch.setattr(node_agent, "_REPEAT_SECONDS", 0.05)
     nodes = node_agent.Nodes(Settings(1, 2, 0), "127.0.0.1", 1, 1, 1.0, SECRET)
@@ -462,18 +462,18 @@ def test_options():
         (("-n", "2", "--workers-per-node", "2"), "--workers-per-node 2"),
     ],
 )
-def test_options_that_are_wrong(words, named):
+def test_bad_options(words, named):
     with pytest.raises(ValueError, match=named):
         options.nodes(parsed(*words))
 
 
-def test_a_secret_is_required(monkeypatch):
+def test_secret_is_required(monkeypatch):
     monkeypatch.delenv("TF_REDSYNC_JOB")
     with pytest.raises(ValueError, match="TF_REDSYNC_JOB"):
         options.nodes(parsed(*GOOD))
 
 
-def test_a_given_tf_config_conflicts(tmp_path, monkeypatch, capsys):
+def test_existing_tf_config_conflicts(tmp_path, monkeypatch, capsys):
     config = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     (tmp_path / "train.py").touch()
@@ -482,7 +482,7 @@ def test_a_given_tf_config_conflicts(tmp_path, monkeypatch, capsys):
     assert "TF_CONFIG" in capsys.readouterr().err
 
 
-def test_flags_after_the_script_are_found(tmp_path):
+def test_flags_after_the_script_are_recognized(tmp_path):
     (tmp_path / "train.py").touch()
     args = argparse.Namespace(**{**vars(parsed()), "script": [str(tmp_path / "train.py"), *GOOD]})
     with pytest.raises(ValueError, match="--nodes"):

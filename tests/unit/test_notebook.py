@@ -1,4 +1,4 @@
-"""`notebook_launcher`: results, output, errors and ends of real workers, without TensorFlow."""
+"""`notebook_launcher`: results, output, errors and exits of real workers, without TensorFlow."""
 
 import functools
 import json
@@ -40,7 +40,7 @@ def rank():
     return json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 
 
-# Workers get the functions of this module as those of a notebook: by value.
+# Workers receive this module's functions like a notebook's: by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -60,7 +60,7 @@ def test_rank_0_returns_and_prints(capsys, monkeypatch):
     assert capsys.readouterr().out.splitlines()[0] == "rank 0 1"
 
 
-def test_a_line_is_shown_before_it_is_complete(tmp_path, monkeypatch):
+def test_incomplete_lines_are_shown(tmp_path, monkeypatch):
     seen = tmp_path / "seen"
 
     class Cell:
@@ -89,7 +89,7 @@ def test_a_line_is_shown_before_it_is_complete(tmp_path, monkeypatch):
     assert cell.text == "\r━━ 1/2\r━━━ 2/2\n"
 
 
-def test_log_noise_is_left_out_also_after_a_progress_bar(capsys):
+def test_log_noise_is_filtered_after_a_progress_bar(capsys):
     noise = b"2026-01-01 00:00:00.123456: I tensorflow/core/x.cc:1] This TensorFlow binary\n"
     show = notebook._Cell()
     for chunk in (noise, b"\r1/2 \xe2", b"\x94\x81", noise, b"\r2/2\n" + noise, b"end\n"):
@@ -97,7 +97,7 @@ def test_log_noise_is_left_out_also_after_a_progress_bar(capsys):
     assert capsys.readouterr().out == "\r1/2 ━\r2/2\nend\n"
 
 
-def test_the_folder_is_private_and_is_removed():
+def test_folder_is_private_and_removed():
     def train():
         folder = Path(sys.orig_argv[-1])
         return {str(p): p.stat().st_mode & 0o777 for p in (folder, *folder.iterdir())}
@@ -108,7 +108,7 @@ def test_the_folder_is_private_and_is_removed():
     assert not any(Path(p).exists() for p in found)
 
 
-def test_an_error_of_rank_1_is_raised_and_the_others_are_ended(capsys):
+def test_error_of_rank_1_is_raised_and_others_are_ended(capsys):
     class Diverged(ValueError):
         def __init__(self, step, loss):
             super().__init__(f"loss {loss} in step {step}")
@@ -131,7 +131,7 @@ def test_an_error_of_rank_1_is_raised_and_the_others_are_ended(capsys):
     assert capsys.readouterr().out == "before the error of 0\n"
 
 
-def test_an_error_of_rank_0_is_shown_once(capsys):
+def test_error_of_rank_0_is_shown_once(capsys):
     def train():
         print("before the error")
         try:
@@ -146,7 +146,7 @@ def test_an_error_of_rank_0_is_shown_once(capsys):
     assert capsys.readouterr().out == "before the error\n"
 
 
-def test_a_later_error_of_rank_0_is_a_note(capsys, monkeypatch):
+def test_later_error_of_rank_0_is_a_note(capsys, monkeypatch):
     monkeypatch.setattr(notebook.launch, "run", functools.partial(launch.run, grace=60))
 
     def train():
@@ -189,7 +189,7 @@ def test_errors_keep_class_and_text(make):
     assert str(caught.value) == str(make()) and caught.value.args == make().args
 
 
-def test_an_error_that_cannot_be_restored_is_named():
+def test_error_that_cannot_be_unpickled_is_named():
     def train():
         raise WithLock
 
@@ -198,7 +198,7 @@ def test_an_error_that_cannot_be_restored_is_named():
     assert "raise WithLock" in caught.value.__notes__[0]
 
 
-def test_a_chain_of_errors_has_one_note_of_earlier_lines():
+def test_chained_errors_have_one_note():
     def train():
         print("first")
         try:
@@ -213,12 +213,12 @@ def test_a_chain_of_errors_has_one_note_of_earlier_lines():
     assert "KeyError: 'missing'" in traceback and earlier.splitlines()[1:] == ["first"]
 
 
-def test_a_result_that_cannot_be_pickled():
+def test_result_that_cannot_be_pickled_raises():
     with pytest.raises(TypeError, match=r"`train`.*lock"):
         notebook.notebook_launcher(lambda: threading.Lock(), workers=1)
 
 
-def test_only_rank_0_needs_a_result_that_can_be_pickled():
+def test_only_rank_0_needs_a_picklable_result():
     assert notebook.notebook_launcher(lambda: threading.Lock() if rank() else "fine") == "fine"
 
 
@@ -231,12 +231,12 @@ def test_only_rank_0_needs_a_result_that_can_be_pickled():
         (lambda: sys.exit(75), "exit code 75"),
     ],
 )
-def test_a_worker_that_ends_by_itself(end, text):
+def test_exit_of_a_worker_raises(end, text):
     with pytest.raises(rs.DistributedError, match=text):
         notebook.notebook_launcher(end, workers=1)
 
 
-def test_bad_arguments_start_nothing(monkeypatch):
+def test_bad_arguments_start_no_process(monkeypatch):
     lock = threading.Lock()
     for error, name, call in (
         (TypeError, "`train`", lambda: notebook.notebook_launcher(3)),
@@ -255,7 +255,7 @@ def test_bad_arguments_start_nothing(monkeypatch):
         notebook.notebook_launcher(print)
 
 
-# A program whose `__main__` is that of a notebook: code that is in no file. It poses as the command
+# A program whose `__main__` is a notebook's: code without a file. It imitates the command
 # line, so that it does not import TensorFlow.
 NOTEBOOK = """
 import linecache, signal, sys
@@ -369,6 +369,7 @@ def test_workers_end_with_an_interrupt_and_with_the_notebook(tmp_path, monkeypat
     out = program.communicate(timeout=PATIENCE * 30)[0]
     wait_for(lambda: not any(map(alive, pids())))
     if number == signal.SIGINT:
-        assert program.returncode == 0 and out == "interrupted 2 []\n"  # the cell's and one of ours
+        # the cell's folder and one of ours
+        assert program.returncode == 0 and out == "interrupted 2 []\n"
     else:
         assert program.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""DistributedOptimizer refuses what it cannot honour, naming argument and value."""
+"""DistributedOptimizer rejects unsupported arguments, and names argument and value."""
 
 import copy
 import inspect
@@ -50,7 +50,7 @@ def test_not_an_optimizer(value):
         (tf_keras.optimizers.serialize(tf_keras.optimizers.Lion(0.3)), True, None),
     ],
 )
-def test_a_name_or_a_config_means_what_it_means_to_keras(monkeypatch, given, legacy, kind):
+def test_names_and_configs_follow_keras(monkeypatch, given, legacy, kind):
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1" if legacy else "0")
     before = copy.deepcopy(given)
     wrapper = rs.DistributedOptimizer(given, rs.Dense())
@@ -61,7 +61,7 @@ def test_a_name_or_a_config_means_what_it_means_to_keras(monkeypatch, given, leg
 
 
 @pytest.mark.parametrize("value", ["sgdd", {}, {"class_name": "Nope", "config": {}}])
-def test_a_name_that_keras_does_not_know(monkeypatch, value):
+def test_unknown_optimizer_name(monkeypatch, value):
     monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
     refused(
         ValueError,
@@ -73,7 +73,7 @@ def test_a_name_that_keras_does_not_know(monkeypatch, value):
 
 
 @every_family
-def test_a_wrapper_is_of_its_family_and_a_distributed_optimizer(family):
+def test_wrapper_is_an_instance_of_its_family(family):
     inner = FAMILIES[family].SGD(0.1)
     wrapper = rs.DistributedOptimizer(inner, rs.Dense())
     assert isinstance(wrapper, rs.DistributedOptimizer)
@@ -84,7 +84,7 @@ def test_a_wrapper_is_of_its_family_and_a_distributed_optimizer(family):
     assert isinstance(again, rs.DistributedOptimizer) and again.method == rs.Dense()
 
 
-def test_no_optimizer_is_an_instance_of_a_subclass():
+def test_isinstance_of_a_subclass_is_false():
     class Own(rs.DistributedOptimizer):
         pass
 
@@ -92,7 +92,7 @@ def test_no_optimizer_is_an_instance_of_a_subclass():
     assert not isinstance(wrapper, Own) and issubclass(Own, rs.DistributedOptimizer)
 
 
-def test_editors_see_what_can_be_given_and_asked():
+def test_signature_and_attributes_are_visible_to_editors():
     given = inspect.signature(rs.DistributedOptimizer).parameters
     assert list(given)[:2] == ["optimizer", "method"]
     assert {"warm_up", "name", "on_drift"} <= set(given)
@@ -103,7 +103,7 @@ def test_editors_see_what_can_be_given_and_asked():
 
 @loop("value", ["redsync", 0.001, rs.RedSync, [rs.Dense()]])
 @every_family
-def test_not_a_method(family, value):
+def test_non_method_is_rejected(family, value):
     refused(
         ValueError,
         lambda: rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), value),
@@ -113,7 +113,7 @@ def test_not_a_method(family, value):
 
 
 @every_family
-def test_wrapping_twice(family):
+def test_wrapping_twice_is_rejected(family):
     once = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
     refused(
         ValueError,
@@ -124,7 +124,7 @@ def test_wrapping_twice(family):
 
 
 @every_family
-def test_wrapping_the_same_inner_optimizer_twice(family):
+def test_wrapping_the_same_inner_optimizer_twice_is_rejected(family):
     inner = FAMILIES[family].SGD(0.1)
     rs.DistributedOptimizer(inner, rs.Dense())
     refused(ValueError, lambda: rs.DistributedOptimizer(inner, rs.RedSync()), "already wrapped")
@@ -156,7 +156,7 @@ def test_momentum_on_both_sides(family, make, argument, name):
         )
 
 
-def test_momentum_inside_a_wrapper_is_found():
+def test_momentum_inside_a_wrapper_is_detected():
     inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.8))
     refused(
         ValueError,
@@ -167,8 +167,8 @@ def test_momentum_inside_a_wrapper_is_found():
 
 @loop("method", [rs.Dense(), rs.CodedGMC(), None])
 @loop("scaled", [False, True])
-def test_several_optimizers_in_one(scaled, method):
-    """The refusal comes before advice about momentum, which it has not."""
+def test_several_optimizers_in_one_are_rejected(scaled, method):
+    """This error precedes the advice about momentum."""
     choice = keras.optimizers.OptimizerMap(
         keras.optimizers.SGD(0.1), {".*kernel": keras.optimizers.Adam()}
     )
@@ -184,7 +184,7 @@ def test_several_optimizers_in_one(scaled, method):
 
 
 @every_family
-def test_momentum_on_one_side_is_fine(family):
+def test_momentum_on_one_side_is_accepted(family):
     optimizers = FAMILIES[family]
     rs.DistributedOptimizer(optimizers.SGD(0.1), rs.RedSync(momentum=0.9))
     rs.DistributedOptimizer(optimizers.SGD(0.1, momentum=0.9), rs.RedSync())
@@ -226,7 +226,7 @@ def test_gradient_accumulation(mirrored, scaled):
         )
 
 
-def test_a_float64_model(mirrored):
+def test_float64_model(mirrored):
     with mirrored(2).scope():
         model = small_model("float64")
         optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
@@ -241,7 +241,7 @@ def test_a_float64_model(mirrored):
 
 @pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]])
 @pytest.mark.parametrize("family", ["keras", "tf_keras", "legacy"])
-def test_an_unsupported_strategy(family, devices):
+def test_unsupported_strategy(family, devices):
     library = keras if family == "keras" else tf_keras
     strategy = tf.distribute.experimental.CentralStorageStrategy(devices)
     with strategy.scope():
@@ -273,7 +273,7 @@ def test_apply_before_build_without_variables(mirrored):
     refused((RuntimeError, ValueError), step, "build")
 
 
-def test_another_models_variable(mirrored):
+def test_variable_of_another_model(mirrored):
     strategy = mirrored(1)
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -286,7 +286,7 @@ def test_another_models_variable(mirrored):
 
 
 @pytest.mark.parametrize("family", ["tf_keras", "legacy"])
-def test_skipping_the_aggregation_is_refused(family):
+def test_skipping_the_aggregation_is_rejected(family):
     optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
     pairs = [(tf.ones([2]), tf.Variable([1.0, 2.0]))]
     arguments = [{"experimental_aggregate_gradients": False}]
@@ -354,7 +354,7 @@ TYPOS = {
 
 
 @loop("what", TYPOS)
-def test_arguments_that_do_not_exist(what):
+def test_unknown_arguments(what):
     make, words = TYPOS[what]
     refused(TypeError, make, words)
 
@@ -382,18 +382,18 @@ CLASSES = {
 
 
 @loop("what", CLASSES)
-def test_a_class_in_place_of_an_object(what):
+def test_class_instead_of_an_object(what):
     make, words = CLASSES[what]
     refused((TypeError, ValueError), make, words)
 
 
-def test_positional_arguments_stay_possible_where_the_class_has_them():
+def test_positional_arguments_of_the_class_still_work():
     assert rs.DenseWarmUp(5) == rs.DenseWarmUp(steps=5)
     assert inspect.signature(rs.RedSync).parameters["density"].default == 0.001
 
 
-def test_a_loss_scale_around_a_wrapper_goes_inside():
-    """`compile` brings the two in order, unless they have been in use; a custom loop is told."""
+def test_loss_scale_around_a_wrapper_moves_inside():
+    """`compile` reorders the two unless they are already in use; a custom loop raises."""
     wrapped = rs.DistributedOptimizer(sgd(), rs.Dense())
     model = small_model()
     model.compile(keras.optimizers.LossScaleOptimizer(wrapped), "mse")

@@ -1,4 +1,4 @@
-"""The RedSync oracle against literal numbers, first principles and itself."""
+"""The RedSync oracle against literal numbers and first principles."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ INPUTS = {
     "laplace": _RNG.laplace(size=N),
     "student_t": _RNG.standard_t(3, N),
     "cauchy": _RNG.standard_cauchy(N),
-    "rounded": np.round(4 * _RNG.standard_normal(N)),  # ties everywhere
+    "rounded": np.round(4 * _RNG.standard_normal(N)),  # many ties
     "constant": np.full(N, 0.1),
     "zero": np.zeros(N),
     "outlier": np.where(np.arange(N) == 77, 1000.0, _RNG.standard_normal(N)),
@@ -30,7 +30,7 @@ def f32(*values):
 
 
 def one(g, v, k, u=None, ratio=-1.0, *, selector="exact", quantized=False, **kwargs):
-    """`accumulate_and_select_numpy` for one tensor."""
+    """Calls `accumulate_and_select_numpy` for one tensor."""
     message, v, u, ratios = oracle.accumulate_and_select_numpy(
         [g], [v], [] if u is None else [u], [k], f32(ratio),
         selectors=[selector], quantized=[quantized], **kwargs,
@@ -104,7 +104,7 @@ def test_threshold_by_hand():
 
 
 def test_threshold_fallback_by_hand():
-    # No threshold leaves 2 of 8, 6, 6: the exact top 2 it is, and a search is due next step.
+    # No threshold leaves 2 of 8, 6, 6: exact top 2, and the next step must search again.
     message, _, _, ratio = one(
         f32(0, 0, 0, 0, 4, -6, 8, 6), np.zeros(8, np.float32), 2, selector="threshold"
     )
@@ -116,7 +116,7 @@ def test_threshold_fallback_by_hand():
     ("ratio", "search", "new_ratio", "count"),
     [
         (0.3125, False, 0.3125, 4),  # threshold 46.5: reused
-        (0.3125, True, 0.25, 4),  # searched although the old one would do
+        (0.3125, True, 0.25, 4),  # searched although the old threshold would fit
         (0.0, False, 0.0, 4),  # threshold 31.25
         (0.9, False, 0.25, 4),  # one element above: out of the band, searched
         (-1.0, False, 0.25, 4),
@@ -151,7 +151,7 @@ def test_quantized_threshold_is_always_searched():
     assert ratio == -1
 
 
-def test_density_one_sends_what_is_not_zero():
+def test_density_one_sends_all_nonzero_elements():
     for selector in oracle.SELECTORS:
         message, v, _, ratio = one(f32(1, 0, -2), f32(0, 0, 0), 3, selector=selector)
         assert message[:5].tolist() == [1, 2, 0, 2, 0]
@@ -162,7 +162,7 @@ def test_density_one_sends_what_is_not_zero():
 
 def test_decode_by_hand():
     a = np.concatenate([[1, 2, 0, 3], oracle.bits([1.5, -2])])
-    b = np.concatenate([[1, 1, 3, 0], oracle.bits([0.25, 99])])  # the second slot is not used
+    b = np.concatenate([[1, 1, 3, 0], oracle.bits([0.25, 99])])  # the second slot is unused
     bad = np.concatenate([[0, 2, 0, 1], oracle.bits([7, 7])])
     total = oracle.decode_numpy([a, b, bad], [2], [(2, 2)], selectors=["exact"], quantized=[False])
     assert total[0].tolist() == [[1.5, 0], [0, -1.75]]
@@ -183,7 +183,7 @@ def test_empty_tensor_and_several_tensors():
 
 @loop("value", [np.nan, np.inf, -np.inf])
 @loop("where", ["gradient", "residual", "velocity", "overflow"])
-def test_not_finite_is_flagged(value, where):
+def test_nonfinite_values_are_flagged(value, where):
     g, v, u = f32(1, 2, 3), f32(0, 0, 0), f32(0, 0, 0)
     if where == "overflow":  # finite inputs, infinite sum
         g[1] = v[1] = 3e38
@@ -234,7 +234,7 @@ def test_threshold_is_in_the_band_or_exact(name, k):
         assert ratio_after == ratio  # follows the scale
 
 
-def test_threshold_needs_the_fallback_where_it_should():
+def test_threshold_falls_back_where_expected():
     fell_back = {
         n for n, a in INPUTS.items() if oracle.threshold_search_numpy(np.abs(a), 20)[1] < 0
     }
@@ -243,7 +243,7 @@ def test_threshold_needs_the_fallback_where_it_should():
 
 
 def test_numerical_behaviour_of_mean_max_interpolation():
-    """Trimming works on light tails only; one outlier leaves the search without an answer."""
+    """Trimming works on light tails only; one outlier leaves the search without a result."""
     n = 1 << 20
     k = round(0.001 * n)
     rng = np.random.default_rng(0)
@@ -272,7 +272,7 @@ SHAPES = [(40, 30), (50,), (3, 5, 7), (1,), (30, 20)]
 
 
 def gradients(steps, workers, shapes=SHAPES, seed=0):
-    """[step][worker][variable], heavier tails than normal."""
+    """Returns [step][worker][variable], with heavier tails than normal."""
     rng = np.random.default_rng(seed)
     draw = lambda: [rng.standard_t(4, s).astype(np.float32) for s in shapes]  # noqa: E731
     return [[draw() for _ in range(workers)] for _ in range(steps)]
@@ -285,7 +285,7 @@ def sums(per_worker, i):
 @loop("workers", [1, 2, 3, 5])
 @loop("selector", oracle.SELECTORS)
 def test_conservation(workers, selector):
-    """Sum over workers of gradient and old residual = total + sum of the new residuals."""
+    """The sum over workers of gradient and old residual equals total plus sum of new residuals."""
     selectors = [selector, "dense", selector, selector, selector]
     run = oracle.RedSyncOracle(SHAPES, workers, 0.02, selectors=selectors)
     for grads in gradients(12, workers):
@@ -302,13 +302,13 @@ def test_conservation(workers, selector):
 
 
 def test_quantized_loses_the_quantization_error():
-    """The law does not hold: the residual is cleared although only the mean was sent."""
+    """Conservation does not hold: the residual is cleared although only the mean was sent."""
     run = oracle.RedSyncOracle([(100,)], 1, 0.1, selectors=["exact"], quantized=True)
     g = np.arange(-50, 50, dtype=np.float32)
     total = run.step([[g]])[0]
     assert set(total[90:]) == {np.float32(44.5)} and not total[:90].any()
     assert not np.allclose(total + run.residuals[0][0], g)
-    assert total.sum() + run.residuals[0][0].sum() == g.sum()  # of each variable's sum it does
+    assert total.sum() + run.residuals[0][0].sum() == g.sum()  # it holds for each variable's sum
     total = run.step([[0 * g]])[0]  # odd step: the other side
     assert set(total[:10]) == {np.float32(-45.5)} and not total[10:].any()
 
@@ -337,7 +337,7 @@ def test_density_one_is_the_dense_sum(selector, workers):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_density_one_without_masking_is_heavy_ball(nesterov):
-    """Sparse and dense variables alike apply the velocity of the summed gradient."""
+    """Sparse and dense variables both apply the velocity of the summed gradient."""
     selectors = ["exact", "dense", "trimmed", "threshold", "dense"]
     run = oracle.RedSyncOracle(
         SHAPES, 2, 1.0, selectors=selectors, momentum=0.9, nesterov=nesterov, masking=False
@@ -347,13 +347,13 @@ def test_density_one_without_masking_is_heavy_ball(nesterov):
         totals = run.step(grads)
         for i, total in enumerate(totals):
             g = sums(grads, i)
-            buffers[i] = 0.9 * buffers[i] + g  # the textbook's order
+            buffers[i] = 0.9 * buffers[i] + g  # textbook order
             expected = g + 0.9 * buffers[i] if nesterov else buffers[i]
             np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_density_one_with_masking_has_no_momentum():
-    """Every element is sent and so every velocity cleared: plain gradients, as in the paper."""
+    """Every element is sent, so every velocity is cleared: plain gradients, as in the paper."""
     run = oracle.RedSyncOracle(SHAPES, 2, 1.0, selectors=["exact"] * len(SHAPES), momentum=0.9)
     for grads in gradients(4, 2):
         for i, total in enumerate(run.step(grads)):
@@ -361,8 +361,8 @@ def test_density_one_with_masking_has_no_momentum():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_correction_delivers_every_velocity(nesterov):
-    """Without masking, sent so far + residuals = what dense heavy-ball has applied so far."""
+def test_momentum_correction_delivers_all_velocity(nesterov):
+    """Without masking, total sent + residuals = total applied by dense heavy ball."""
     run = oracle.RedSyncOracle(
         [(30, 20)], 2, 0.05, selectors=["exact"], momentum=0.9, nesterov=nesterov, masking=False
     )
@@ -377,7 +377,7 @@ def test_momentum_correction_delivers_every_velocity(nesterov):
     assert np.abs(sums(run.residuals, 0)).max() > 1
 
 
-def test_masking_clears_the_velocity_of_what_was_sent():
+def test_masking_clears_the_velocity_of_sent_elements():
     run = oracle.RedSyncOracle([(4,)], 1, 0.25, selectors=["exact"], momentum=0.5)
     run.step([[f32(4, 3, 0, 0)]])
     assert run.velocities[0][0].tolist() == [0, 3, 0, 0]
@@ -385,7 +385,7 @@ def test_masking_clears_the_velocity_of_what_was_sent():
     assert not run.velocities[0][0].any() and not run.residuals[0][0].any()
 
 
-def test_not_finite_step_changes_nothing():
+def test_nonfinite_step_changes_no_state():
     run = oracle.RedSyncOracle(
         SHAPES, 3, 0.1, selectors=["threshold", "dense"] + ["exact"] * 3, momentum=0.9
     )
@@ -393,7 +393,7 @@ def test_not_finite_step_changes_nothing():
     twin = oracle.RedSyncOracle(
         SHAPES, 3, 0.1, selectors=["threshold", "dense"] + ["exact"] * 3, momentum=0.9
     )
-    for variable in (0, 1):  # a sparse and a dense one
+    for variable in (0, 1):  # a sparse and a dense variable
         assert all(np.isfinite(t).all() for t in run.step(steps[0]))
         bad = [[g.copy() for g in w] for w in steps[1]]
         bad[2][variable].flat[3] = np.nan
@@ -414,7 +414,7 @@ def test_not_finite_step_changes_nothing():
     assert run.finite
 
 
-def test_local_clipping_is_over_all_variables_and_scaled():
+def test_local_clipping_is_global_over_variables_and_scaled():
     run = oracle.RedSyncOracle([(2,), (2,)], 4, 1.0, selectors=["exact", "dense"], clip_norm=1.0)
     small, large = [f32(0.3, 0), f32(0, 0.4)], [f32(3, 0), f32(0, 4)]  # norms 0.5 and 5
     zero = [f32(0, 0), f32(0, 0)]
@@ -443,7 +443,7 @@ def test_dense_warm_up(momentum):
                 np.testing.assert_allclose(velocity, expected, rtol=1e-5, atol=1e-5)
         else:
             assert np.count_nonzero(total) <= 60
-    # The velocity of the warm-up goes on afterwards: it is part of the residual now.
+    # The warm-up's velocity continues afterwards, as part of the residual.
     assert sums(run.residuals, 0).any()
 
 
@@ -495,8 +495,8 @@ def test_threshold_is_searched_every_interval_or_out_of_the_band(monkeypatch):
 
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("selector", oracle.SELECTORS)
-def test_every_element_is_sent_in_the_end(selector, quantized):
-    """Gradients stop after 5 steps; k = 5 % of the elements a step then empties the residual."""
+def test_all_elements_are_sent_eventually(selector, quantized):
+    """Gradients stop after 5 steps; k = 5 % of the elements per step then empties the residual."""
     run = oracle.RedSyncOracle([(200,)], 2, 0.05, selectors=[selector], quantized=quantized)
     for grads in gradients(5, 2, [(200,)]):
         run.step(grads)

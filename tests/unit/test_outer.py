@@ -1,4 +1,4 @@
-"""Outer optimizers: configs, schedules, bad input, and their slots where the workers change."""
+"""Outer optimizers: configs, schedules, bad input, and slots when the workers change."""
 
 import json
 
@@ -26,7 +26,7 @@ DECAY = keras.optimizers.schedules.CosineDecay(0.7, 100)
     ],
     ids=repr,
 )
-def test_configs_make_equal_methods(outer):
+def test_configs_create_equal_methods(outer):
     method = rs.LocalSGD(steps=4, outer=outer)
     text = json.dumps(serialize(method))
     assert from_config(json.loads(text)) == method
@@ -34,7 +34,7 @@ def test_configs_make_equal_methods(outer):
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_a_rate_is_a_schedule_of_rounds(library):
+def test_schedule_counts_rounds(library):
     schedules = __import__(library).optimizers.schedules
     decay = schedules.ExponentialDecay(0.8, decay_steps=1, decay_rate=0.5)
     outer = rs.outer.SGD(learning_rate=decay)
@@ -66,7 +66,7 @@ def test_bad_input(make, said):
     assert said in str(error.value)
 
 
-def test_one_dense_beginning():
+def test_only_one_dense_warm_up():
     optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(), rs.contrib.PostLocalSGD(start=7))
     assert optimizer.exchange.warm_up.wanted == rs.DenseWarmUp(steps=7)
     again = type(optimizer).from_config(optimizer.get_config())
@@ -81,7 +81,7 @@ def test_one_dense_beginning():
         rs.DistributedOptimizer(keras.optimizers.SGD(), policy)
 
 
-def test_slots_are_state_that_all_workers_share():
+def test_slots_are_shared_state():
     def state(method):
         buckets = make_buckets([(TensorSpec("x", (3, 2)), method)], 2)
         return for_buckets(buckets, 2).init(buckets[0])
@@ -97,7 +97,7 @@ def test_slots_are_state_that_all_workers_share():
     assert state(rs.LocalSGD())[0] == {}
 
 
-def test_the_table_of_an_optimizer_names_it():
+def test_table_names_the_outer_optimizer():
     spec = TensorSpec("x", (3, 2))
     assert rs.DiLoCo(steps=50).describe(spec) == (
         "all-reduce every 50 steps, then Nesterov(learning_rate=0.7, momentum=0.9, nesterov=True)"

@@ -1,4 +1,4 @@
-"""PacTrain: the tracker, room for masks, ternary values, bad input."""
+"""PacTrain: mask tracker, capacity for masks, ternary values, bad input."""
 
 import warnings
 
@@ -20,7 +20,7 @@ POSITIONS = [i for i, name in enumerate(SHAPES) if name in PRUNED]
 
 
 def random_masks(sparsity, seed=0, more=0):
-    """By position; every variable keeps what there is room for, and `more`."""
+    """Returns masks by position; every variable keeps its capacity plus `more`."""
     rng, found = np.random.default_rng(seed), {}
     for position in POSITIONS:
         shape = list(SHAPES.values())[position]
@@ -36,25 +36,27 @@ def write(strategy, exchange, found):
 
 
 def sent(sparsity=None, workers=2):
-    """Bytes of a step, dense or compact, by the formulas; biases and scales are always dense."""
+    """Returns the bytes of a step, dense or compact; biases and scales are always dense."""
     sizes = {name: int(np.prod(shape)) for name, shape in SHAPES.items()}
     compact = {n: capacity(sparsity, sizes[n]) for n in PRUNED} if sparsity is not None else {}
     return 2 * (workers - 1) / workers * 4 * sum((sizes | compact).values())
 
 
 def everything(found):
-    """Masks of all variables."""
+    """Returns masks of all variables that keep everything."""
     return [found.get(i, np.ones(shape, bool)) for i, shape in enumerate(SHAPES.values())]
 
 
 def test_all_workers_switch_in_the_same_step(mirrored):
-    """Dense, masked, T steps later compact; a step that is not finite does not count."""
+    """Dense steps, masked ones, and compact ones T steps later; a non-finite step does not
+    count.
+    """
     method = rs.contrib.PacTrain(sparsity=0.6, stable_steps=2, dense_below=0)
     strategy = mirrored(2)
     exchange = build(strategy, method)
     exchange.expects_pruning = True
     step, found = make_step(strategy, exchange), random_masks(0.6)
-    # Masks are written before steps 1 and 6; step 2 is not finite.
+    # The test writes masks before steps 1 and 6; step 2 is not finite.
     dense = [True, True, True, True, False, False, True, True, False]
     for number, is_dense in enumerate(dense):
         if number == 1:
@@ -76,7 +78,7 @@ def test_all_workers_switch_in_the_same_step(mirrored):
     assert exchange.bytes_per_step() == sent(0.6)
 
 
-def test_other_methods_of_a_policy_go_on_while_it_waits(mirrored):
+def test_other_methods_of_a_policy_continue_while_it_waits(mirrored):
     policy = rs.Policy(
         default=rs.contrib.PacTrain(sparsity=0.5, stable_steps=1, dense_below=0),
         rules=(rs.Rule(pattern="^kernel", method=rs.TopK(density=0.1, dense_below=0)),),
@@ -91,14 +93,14 @@ def test_other_methods_of_a_policy_go_on_while_it_waits(mirrored):
     found = {p: m for p, m in random_masks(0.5).items() if p != 1}
     write(strategy, exchange, found)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it was said once
+        warnings.simplefilter("error")  # warned once
         for number in (1, 2):
             totals, _ = step(gradients(number, 2))
             for position, mask in found.items():
                 np.testing.assert_array_equal(totals[0][position] != 0, mask)
 
 
-def test_a_mask_that_does_not_fit_is_obeyed_densely(mirrored):
+def test_oversized_mask_is_applied_densely(mirrored):
     method = rs.contrib.PacTrain(sparsity=0.5, stable_steps=0, dense_below=0)
     strategy = mirrored(2)
     exchange = build(strategy, method)
@@ -115,7 +117,7 @@ def test_a_mask_that_does_not_fit_is_obeyed_densely(mirrored):
         assert float(exchange.bytes_sent.numpy()) == sent()
         for position, mask in found.items():
             np.testing.assert_array_equal(totals[0][position] != 0, mask)
-    # As it was told: with this sparsity it fits.
+    # As advised: the mask fits with this sparsity.
     again = rs.contrib.PacTrain(sparsity=0.4916, stable_steps=0, dense_below=0)
     layout = BucketLayout((TensorSpec("kernel", (30, 20)),), 2)
     assert bool(again.ready(again.with_masks(layout, [found[1]])))
@@ -142,7 +144,7 @@ def test_capacity(sparsity):
 
 
 def one_step(method, mask, grads, number=0, phase="exchange"):
-    """One exchange of one tensor; `grads[worker]`."""
+    """Runs one exchange of one tensor; `grads[worker]`."""
     layout = BucketLayout((TensorSpec("w", mask.shape),), len(grads))
     states = [method.with_masks(layout, [mask]) for _ in grads]
     inputs = [[tf.constant(g, tf.float32)] for g in grads]
@@ -150,7 +152,7 @@ def one_step(method, mask, grads, number=0, phase="exchange"):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_compact_sums_have_the_bits_of_dense_ones(workers):
+def test_compact_sums_equal_dense_ones_bitwise(workers):
     rng = np.random.default_rng(workers)
     grads = [rng.standard_t(2, (40, 30)).astype("f4") for _ in range(workers)]
     mask = rng.random((40, 30)) < 0.4
@@ -163,8 +165,8 @@ def test_compact_sums_have_the_bits_of_dense_ones(workers):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_ternary_is_right_on_average(workers):
-    """Each row of the tensor is a sample of one gradient; half of its columns are pruned."""
+def test_ternary_is_unbiased(workers):
+    """Each row is a sample of one gradient; half of its columns are pruned."""
     rng = np.random.default_rng(workers)
     row, samples = rng.standard_normal(32).astype("f4"), 4000
     mask = np.tile(np.arange(32) % 2 == 0, (samples, 1))
@@ -183,7 +185,7 @@ def test_ternary_is_right_on_average(workers):
 
 
 def test_bits_of_the_ternary_form():
-    """With K = 4 workers 7 codes in a float32, below 2^24: 32 / 7 bits for each kept element."""
+    """K = 4 workers: 7 codes in a float32, below 2^24, or 32 / 7 bits per kept element."""
     size = 70_000
     mask = np.arange(size).reshape(700, 100) % 5 == 0
     step = one_step(
@@ -194,7 +196,7 @@ def test_bits_of_the_ternary_form():
 
 @pytest.mark.parametrize("ternary", [False, True])
 @pytest.mark.parametrize("phase", ["exchange", "dense_exchange"])
-def test_a_bad_value_under_the_mask_stops_the_step(ternary, phase):
+def test_nonfinite_value_under_the_mask_skips_the_step(ternary, phase):
     mask = np.arange(40).reshape(8, 5) % 2 == 0
     grads = [np.ones((8, 5)), np.ones((8, 5))]
     method = rs.contrib.PacTrain(ternary=ternary)
@@ -207,7 +209,7 @@ def test_a_bad_value_under_the_mask_stops_the_step(ternary, phase):
 
 @pytest.mark.parametrize("ternary", [False, True])
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3)])
-def test_scalars_and_nothing(shape, ternary):
+def test_scalars_and_empty_tensors(shape, ternary):
     for kept in (True, False):
         mask = np.full(shape, kept)
         step = one_step(rs.contrib.PacTrain(ternary=ternary), mask, [np.full(shape, 2.0)] * 3)
@@ -215,7 +217,7 @@ def test_scalars_and_nothing(shape, ternary):
         assert step.finite
 
 
-def test_who_is_served_and_what_it_says():
+def test_compressed_tensors_and_explain():
     method = rs.contrib.PacTrain(sparsity=0.75)
     assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
     assert "dense_below" in method.refuses(TensorSpec("w", (31, 33)))

@@ -1,4 +1,4 @@
-"""All-gathers of pairs: who gets whose message, from every network within one process."""
+"""All-gathers of pairs: each worker's messages, from every network within one process."""
 
 import numpy as np
 import pytest
@@ -22,13 +22,13 @@ ABSENT = [1, 0]
 
 
 def expected(rank, distance, workers):
-    """By the definition: own message and that of rank XOR distance, the lower rank's first."""
+    """Returns the own message and that of rank XOR distance, the lower rank's first."""
     both = sorted((rank, rank ^ distance))
     return [[1, 10 + r] if r < workers else ABSENT for r in both]
 
 
 class Pairs(rs.Method):
-    """Its totals are the rows that it was given."""
+    """Its totals are the gathered rows."""
 
     traits = Traits(totals_may_overflow=False)
     distance: int = 1
@@ -61,7 +61,7 @@ def test_loopback(workers, distance):
         assert step.finite and step.bytes_sent == (8 if workers > 1 else 0)
 
 
-def test_loopback_finds_workers_with_different_partners():
+def test_loopback_detects_mismatched_partners():
     class Mixed(rs.Method):
         def exchange(self, grads, state, ctx):
             yield PairGather(tf.constant([1, 0]), 1 + int(ctx.rank))
@@ -107,8 +107,8 @@ def test_partners_differ_in_one_bit(distance):
 
 
 @loop("workers", range(1, 18))
-def test_after_the_rounds_all_know_of_all(workers):
-    """Followed on sets of ranks; and nobody is counted twice."""
+def test_all_messages_arrive_after_all_rounds(workers):
+    """Followed on sets of ranks; no rank is counted twice."""
     first, doubling, last = recursive_doubling.rounds(workers)
     known = [(rank,) for rank in range(workers)]
 
@@ -137,6 +137,6 @@ def test_cost_of_a_pair_is_one_hop_of_an_all_gather():
     ]
 
 
-def test_an_absent_message_is_finite_and_says_nothing():
+def test_absent_message_is_finite_and_empty():
     message = wire.absent(tf.constant([0, 5, 6]))
     assert message.dtype == tf.int32 and message.numpy().tolist() == [1, 0, 0]

@@ -1,4 +1,4 @@
-"""benchmarks/paper_tables.py: what the tables declare, counted bytes, rows that vary, its flags."""
+"""benchmarks/paper_tables.py: declared tables, counted bytes, variants, flags."""
 
 import argparse
 import json
@@ -31,14 +31,14 @@ def test_declared_rows(name):
     for row in table.rows:
         assert isinstance(exchanged(row.method).method, rs.Method)
     for rows in ([r.key for r in table.rows], [r.what for r in table.rows]):
-        assert len(set(rows)) == len(rows)  # a report would take one for the other
+        assert len(set(rows)) == len(rows)  # a report would confuse the two
     assert table.kind in paper_tables.KINDS
     # A star needs its explanation.
     assert "*" in table.paper or not any("*" in row.paper for row in table.rows)
     assert paper_tables.parse([name]).chosen == table
 
 
-def test_grids_have_all_that_the_papers_vary():
+def test_grids_have_all_points_of_the_papers():
     """A sweep that lost a point would still run."""
     methods = {name: [exchanged(r.method).method for r in t.rows] for name, t in TABLES.items()}
     swept = {(m.density, m.quantized) for m in methods["redsync"] if isinstance(m, rs.RedSync)}
@@ -66,7 +66,7 @@ def test_grids_have_all_that_the_papers_vary():
 
 
 def test_formula_of_sbc():
-    """Against an expectation that is summed up gap by gap, and the figures of the formula."""
+    """Against an expectation summed gap by gap, and the formula's figures."""
     for steps, density, bits, about in ((1, 0.001, 9, 2784), (10, 0.01, 6, 3947)):
         found = counted.papers_compression(steps, density)
         gaps = np.arange(1, 40_000)
@@ -78,7 +78,9 @@ def test_formula_of_sbc():
 
 @pytest.mark.parametrize("preset", [1, 2, 3])
 def test_counted_bytes_of_sbc(preset):
-    """Ours is the paper's but for room for the worst positions: half a bit each, and some words."""
+    """Our size is the paper's plus the capacity for the worst positions: half a bit each, some
+    words.
+    """
     method = rs.SBC.preset(preset, dense_below=0)
     found = counted.compression(method, MATRICES)
     formula = counted.papers_compression(method.steps, method.density)
@@ -89,7 +91,7 @@ def test_counted_bytes_of_sbc(preset):
     sent = counted.message_bytes(method, MATRICES)
     assert bits / 8 <= sent <= bits / 8 + 32  # flag, count, last word
     assert found == pytest.approx(4 * size * method.steps / sent)
-    # Ten times the delay is ten times the compression.
+    # A ten times longer delay gives ten times the compression.
     longer = rs.SBC(steps=10 * method.steps, density=method.density, dense_below=0)
     assert counted.compression(longer, MATRICES) == pytest.approx(10 * found)
 
@@ -109,7 +111,7 @@ def test_dispatch():
     assert code["layers"] == {"dense": 2, "trimmed": 1, "threshold": 0}
 
 
-# ---------------------------------------------------------------------------- rows that vary
+# ---------------------------------------------------------------------------- variants
 
 
 def gradients(seed):
@@ -127,8 +129,8 @@ def flat(tensors):
     return np.concatenate([np.ravel(t) for t in tensors])
 
 
-def test_model_as_one_tensor_is_top_k_of_the_model():
-    """Which the library has under another name."""
+def test_model_as_one_tensor_is_global_top_k():
+    """The library has it under another name."""
     method = rs.TopK(density=0.2, dense_below=0)
     one = digits.Varied(method, SPECS, 2, Row("", "TopK()", whole_model=True))
     other = Exchange(rs.TopK(density=0.2, scope="model"), SPECS, 2)
@@ -142,7 +144,7 @@ def test_model_as_one_tensor_is_top_k_of_the_model():
 
 
 def test_no_feedback():
-    """Every step is as the first one; with feedback, what waited is added."""
+    """Every step equals the first; with feedback, the residual is added."""
     method = rs.TopK(density=0.2, dense_below=0)
     forgetful = digits.Varied(method, SPECS, 2, Row("", "TopK()", feedback=False))
     keeping = digits.Varied(method, SPECS, 2, Row("", "TopK()"))
@@ -153,7 +155,7 @@ def test_no_feedback():
         assert np.array_equal(flat(keeping.run(own, number)), flat(first)) == (number == 0)
 
 
-def test_a_table_of_digits_goes_on(tmp_path, capsys):
+def test_digits_table_resumes(tmp_path, capsys):
     path = tmp_path / "rows.json"
     flags = ["--steps", "4", "--workers", "2", "--json", str(path)]
     assert paper_tables.main(["foroutan", "--rows", "2,3", "--seeds", "1", *flags]) == 0
@@ -167,8 +169,8 @@ def test_a_table_of_digits_goes_on(tmp_path, capsys):
     assert "steps 4 and not 5" in capsys.readouterr().err
 
 
-@pytest.mark.deep  # `test_a_table_of_digits_goes_on` is what a commit needs
-def test_a_table_of_convergence(tmp_path, capsys):
+@pytest.mark.deep  # `test_digits_table_resumes` runs in every commit
+def test_convergence_table(tmp_path, capsys):
     path = tmp_path / "rows.json"
     flags = ["--seeds", "1", "--steps", "3", "--workers", "2", "--json", str(path)]
     assert paper_tables.main(["acpsgd", "--rows", "1,2", *flags]) == 0
@@ -185,7 +187,7 @@ def test_a_table_of_convergence(tmp_path, capsys):
 # ---------------------------------------------------------------------------- times of steps
 
 
-def test_expressions_in_the_place_of_names():
+def test_expressions_instead_of_names():
     optimizer = step_methods.optimizer_for("ACPSGD(rank=2), bucket_bytes=123", 0.1)
     assert optimizer.get_config()["bucket_bytes"] == 123
     for method, period in (("CDSGD(full_every=20, warm_up=None)", 20), (long_delay(), 1)):
@@ -199,7 +201,7 @@ def long_delay():
 
 
 def test_times_are_compared_round_by_round(tmp_path, monkeypatch):
-    """A machine of half the speed in the second round changes no ratio."""
+    """A machine at half speed in the second round changes no ratio."""
     path = tmp_path / "rows.json"
     kept = Report({"rate": "1mbit"}, path)
     first, row = Row("first", "NoExchange()"), Row("row", "TopK()")
@@ -213,7 +215,7 @@ def test_times_are_compared_round_by_round(tmp_path, monkeypatch):
     table = Table("", "time", (first, row), "", "", {"rate": "1mbit"})
     monkeypatch.setattr(step_times, "run", lambda *_: None)
     heads, cells = paper_tables._time(table, argparse.Namespace(rate="1mbit"), path)
-    # Eight bytes are 64 bits, which take 0.064 ms at a Mbit/s.
+    # Eight bytes are 64 bits, which take 0.064 ms at 1 Mbit/s.
     expected = {"median ms": "60.0", "x first": "3.00", "link ms": "0.1", "cpu ms": "1.0"}
     assert expected.items() <= dict(zip(heads, cells[1], strict=True)).items()
     kept.add({"method": row.key, "seed": 0, "error": "too slow"})
@@ -241,7 +243,7 @@ def test_bad_flags(flags, words, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_flags_for_convergence_are_passed_on(monkeypatch, tmp_path):
+def test_convergence_flags_are_forwarded(monkeypatch, tmp_path):
     seen = []
 
     def main(argv):
@@ -252,12 +254,12 @@ def test_flags_for_convergence_are_passed_on(monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.convergence.main", main)
     flags = ["--json", str(tmp_path / "f.json"), "--data_dir", "D", "--epochs", "1", "--rows", "1"]
     assert paper_tables.main(["redsync", *flags]) == 1  # nothing was measured
-    # What is given comes after what the table declares, so it counts.
+    # Given flags come after the table's own, so they take precedence.
     assert seen.index("--epochs=3") < seen.index("--epochs") and seen[-1] == "Dense()"
 
 
 def test_settings_without_lengths():
-    """More seeds and rounds may be asked for later."""
+    """A later call may request more seeds and rounds."""
     for name, left_out in (("cdsgd_time", "rounds"), ("cdsgd", "seeds")):
         table = TABLES[name]
         found = paper_tables._settings(table, argparse.Namespace(**table.settings))

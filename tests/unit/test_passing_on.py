@@ -1,4 +1,4 @@
-"""What is set on a wrapper reaches the optimizer inside and acts, or is refused."""
+"""Attributes set on a wrapper reach the inner optimizer, or raise."""
 
 import warnings
 
@@ -23,7 +23,7 @@ def wrapped(optimizer, method=None):
 
 
 def stepped(optimizer, weights=(1.0, 1.0), gradients=(0.0, 0.0), steps=1, traced=True):
-    """The weights, of one variable, after some steps, in a function or eagerly."""
+    """Returns the weights of one variable after some steps, in a function or eagerly."""
     variable = tf.Variable(list(weights), name="kernel")
 
     def step():
@@ -38,7 +38,7 @@ def stepped(optimizer, weights=(1.0, 1.0), gradients=(0.0, 0.0), steps=1, traced
     return variable.numpy()
 
 
-SETTINGS = {  # of what: value, and the gradients that show it
+SETTINGS = {  # attribute: value, and the gradients that show its effect
     "weight_decay": 0.5,
     "clipnorm": 0.1,
     "clipvalue": 0.1,
@@ -48,12 +48,12 @@ SETTINGS = {  # of what: value, and the gradients that show it
 }
 
 
-# Legacy SGD has no weight decay, and decides about momentum when it is made.
+# Legacy SGD has no weight decay, and decides on momentum in its constructor.
 NOT_OF_LEGACY = ("weight_decay", "momentum")
 
 
 def settings():
-    """By family, what is set at once; of ways to clip Keras takes one at a time."""
+    """Returns attributes to set together, by family; Keras takes one kind of clipping at a time."""
     for family in FAMILIES:
         names = [n for n in SETTINGS if family != "legacy" or n not in NOT_OF_LEGACY]
         together = [n for n in names if n not in ("clipvalue", "global_clipnorm")]
@@ -62,8 +62,8 @@ def settings():
 
 
 @loop("family, names", settings())
-def test_set_before_the_first_step_acts(family, names):
-    """As if it had been set on the plain optimizer before it was wrapped."""
+def test_attributes_set_before_the_first_step_apply(family, names):
+    """As if they had been set on the plain optimizer before it was wrapped."""
     momentum = 0.9 if "nesterov" in names else 0.0
     plain, inner = (FAMILIES[family].SGD(0.1, momentum=momentum) for _ in range(2))
     optimizer = wrapped(inner)
@@ -100,7 +100,7 @@ def test_exclude_from_weight_decay(family):
 
 
 @newer
-def test_constants_of_a_traced_step_are_refused_after_it(family):
+def test_constants_of_a_traced_step_are_rejected_afterwards(family):
     optimizer = wrapped(FAMILIES[family].Adam(0.1))
     stepped(optimizer)
     for name in ("weight_decay", "clipnorm", "use_ema", "beta_1", "epsilon"):
@@ -108,7 +108,7 @@ def test_constants_of_a_traced_step_are_refused_after_it(family):
         with pytest.raises(ValueError, match=f"`{name}` cannot be set.*Received: {name}=0.25"):
             setattr(optimizer, name, 0.25)
         assert getattr(optimizer, name) == getattr(optimizer.inner_optimizer, name) == before
-        setattr(optimizer, name, before)  # nothing changes, so nothing is refused
+        setattr(optimizer, name, before)  # an equal value is accepted
 
 
 def test_variables_may_change_at_any_time():
@@ -134,13 +134,13 @@ def test_variables_may_change_at_any_time():
     assert float(optimizer.inner_optimizer.beta_1.numpy()) == 0.5
 
 
-def test_a_schedule_before_the_first_step():
+def test_schedule_before_the_first_step():
     optimizer = wrapped(keras.optimizers.SGD(0.1))
     optimizer.learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.0])
     np.testing.assert_allclose(stepped(optimizer, gradients=(1.0, 1.0), steps=3), [-1.0, -1.0])
 
 
-def test_what_does_not_go_with_the_method_is_refused_and_not_kept():
+def test_attribute_that_conflicts_with_the_method_is_rejected_and_restored():
     optimizer = wrapped(keras.optimizers.SGD(0.1), rs.RedSync(momentum=0.9))
     with pytest.raises(ValueError, match="both sides"):
         optimizer.momentum = 0.5
@@ -159,7 +159,7 @@ def test_what_does_not_go_with_the_method_is_refused_and_not_kept():
 
 
 @every_family
-def test_own_attributes(family):
+def test_user_attributes(family):
     method = rs.TopK(density=0.5)
     optimizer = wrapped(FAMILIES[family].SGD(0.1), method)
     assert optimizer.method == method
@@ -168,7 +168,7 @@ def test_own_attributes(family):
         with pytest.raises(AttributeError, match=f"`{name}` of a DistributedOptimizer"):
             setattr(optimizer, name, rs.Dense())
         assert getattr(optimizer, name) is before or name == "method"
-    optimizer.note = "mine"  # of the user: nobody else has it
+    optimizer.note = "mine"  # the user's own attribute
     assert optimizer.note == "mine" and not hasattr(optimizer.inner_optimizer, "note")
     with pytest.raises(AttributeError, match="no attribute 'beta_17'"):
         _ = optimizer.beta_17
@@ -178,7 +178,7 @@ def test_own_attributes(family):
 
 
 @every_family
-def test_the_inner_optimizer_cannot_be_applied_from_outside(family):
+def test_inner_optimizer_cannot_be_applied_directly(family):
     for first in (False, True):  # whether the wrapper is applied before
         optimizer, variable = wrapped(FAMILIES[family].SGD(0.1)), tf.Variable([1.0])
         if first:
@@ -190,7 +190,7 @@ def test_the_inner_optimizer_cannot_be_applied_from_outside(family):
         np.testing.assert_array_equal(variable.numpy(), before)
 
 
-# Public names of the families' base classes that mean the same whichever optimizer has them.
+# Public names of the families' base classes that do not depend on the optimizer.
 INDIFFERENT = {
     "keras": "add_optimizer_variables add_variable add_variable_from_reference apply_gradients "
     "assign assign_add assign_sub stateless_apply update_step",
@@ -202,8 +202,8 @@ INDIFFERENT = {
 
 
 @every_family
-def test_nothing_of_the_base_class_speaks_for_the_wrapper(family):
-    """Whatever a new Keras adds must be passed on, refused, or found indifferent."""
+def test_no_base_class_attribute_bypasses_the_inner_optimizer(family):
+    """Every new attribute of Keras must be forwarded, rejected or independent of the optimizer."""
     optimizer, base = wrapped(FAMILIES[family].SGD(0.1)), FAMILIES[family].Optimizer
     public = [n for n in dir(base) if not n.startswith("_")]
     ours = {n for c in type(optimizer).__mro__ if "tf_redsync" in c.__module__ for n in vars(c)}

@@ -1,4 +1,6 @@
-"""The benchmark of other libraries, without any of them: commands, environments, rounds, report."""
+"""The benchmark of other libraries, without installing them: commands, environments, rounds,
+report.
+"""
 
 import functools
 import json
@@ -63,7 +65,7 @@ def test_bad_arguments(flags, words, capsys):
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_everything_is_measured_unless_told_otherwise():
+def test_all_peers_are_measured_by_default():
     args = driver.parse([])
     assert args.peers == ["tf_redsync", "mwms", "pytorch", "horovod"]
     assert Path(args.venvs) == ROOT / "build" / "peers"
@@ -74,7 +76,7 @@ def test_everything_is_measured_unless_told_otherwise():
 
 
 @pytest.mark.parametrize("module", [pytorch_ddp, horovod_tf, mwms])
-def test_workers_understand_what_the_driver_writes(module):
+def test_workers_parse_the_drivers_command(module):
     peer, args = module.peer(), arguments("--model", "vgg")
     for method in peer.methods:
         words = runs.command(Path("/venv/bin/python"), peer, method, args, "/out")
@@ -93,8 +95,8 @@ def test_workers_understand_what_the_driver_writes(module):
     assert "--batch" not in runs.command(Path("p"), peer, "none", default, "/out")
 
 
-def test_workers_import_nothing_that_their_environment_lacks():
-    """Of all that is installed here, NumPy: the rest is imported when a worker starts."""
+def test_workers_import_only_what_their_environment_has():
+    """Of the installed packages only NumPy; a worker imports the rest when it starts."""
     code = "import sys; before = set(sys.modules)\n"
     for name in ("common", "pytorch_ddp", "horovod_tf", "mwms"):
         code += f"import benchmarks.peers.{name}\n"
@@ -110,7 +112,7 @@ def test_workers_import_nothing_that_their_environment_lacks():
 # -------------------------------------------------------------------------------------- workers
 
 
-def test_place_of_a_worker():
+def test_worker_rank_and_address():
     workers = ["10.0.0.1:700", "10.0.0.2:800", "10.0.0.3:900"]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 1}}
     env = {"TF_CONFIG": json.dumps(config), "TF_REDSYNC_BENCH_INTERFACE": "eth0"}
@@ -118,7 +120,7 @@ def test_place_of_a_worker():
     assert common.cluster({**env, "TF_REDSYNC_BENCH_INTERFACE": ""}).interface == "lo"
 
 
-def test_horovod_gets_what_its_launcher_would_set():
+def test_horovod_variables_are_set_as_by_its_launcher():
     names = horovod_tf.variables(PLACE)
     assert (names["HOROVOD_RANK"], names["HOROVOD_SIZE"]) == ("1", "3")
     # One worker on each of three machines.
@@ -129,7 +131,7 @@ def test_horovod_gets_what_its_launcher_would_set():
     assert names["HOROVOD_GLOO_IFACE"] == "eth0"
 
 
-def test_all_peers_start_from_the_same_weights():
+def test_all_peers_start_from_equal_weights():
     shapes = [(784, 2048), (2048,), (3, 3, 64, 128), (128,)]
     weights = common.initial_weights(shapes, seed=1)
     assert [w.shape for w in weights] == shapes and {w.dtype for w in weights} == {np.dtype("f4")}
@@ -146,7 +148,7 @@ def test_all_peers_start_from_the_same_weights():
 
 
 @needs_root
-def test_bytes_are_those_of_the_interface():
+def test_bytes_are_read_from_the_interface():
     code = "import socket\nfrom benchmarks.peers import common\n"
     code += "before = common.sent_bytes('eth0')\n"
     code += "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
@@ -172,13 +174,13 @@ def run_fake(method, *flags):
         return runs.measure(Path(sys.executable), FAKE, args, lab, method)
 
 
-def test_a_run_of_real_processes():
+def test_run_with_real_processes():
     measured = run_fake("none")
     assert len(measured["times_ms"]) == 3 and len(measured["warmup_ms"]) == 3
     assert measured["params"] == 7850 and measured["batch"] == 2
     assert measured["wire_bytes_per_step"] is None
     assert measured["versions"]["fake"] == "1.2"
-    # No package of this environment can reach the one of the other library.
+    # No package of this environment is importable in the other library's.
     assert measured["settings"] == {"path": str(ROOT)}
     assert np.shape(measured["logits"]) == (4, 10)
     assert run_fake("dense")["logits"] != measured["logits"]
@@ -198,7 +200,7 @@ def test_failing_workers_are_reported():
 
 @pytest.fixture
 def commands(monkeypatch):
-    """The commands of installs, which are not run; `venv` makes what it would make."""
+    """Records install commands without running them; `venv` creates its files."""
     found = []
 
     def run(command, environment, log, timeout):
@@ -218,7 +220,7 @@ def peer(*installs, **more):
     return common.Peer(name="lib", module="m", methods=("none",), installs=installs, **more)
 
 
-def test_an_environment_is_made_once(commands, tmp_path, monkeypatch):
+def test_environment_is_created_once(commands, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/foreign")
     wanted = peer(("lib==1", "numpy<2"), ("--no-cache-dir", "other"), environment={"A": "b"})
     python = environments.ensure(wanted, tmp_path, 5)
@@ -237,7 +239,7 @@ def test_an_environment_is_made_once(commands, tmp_path, monkeypatch):
     assert len(commands) == 5 and commands[-1][0][-1] == "lib==2"
 
 
-def test_a_broken_install_is_not_taken_for_a_complete_one(commands, tmp_path):
+def test_broken_install_is_not_reused(commands, tmp_path):
     for _ in range(2):
         commands.clear()
         with pytest.raises(environments.InstallError, match="no such luck"):
@@ -245,7 +247,7 @@ def test_a_broken_install_is_not_taken_for_a_complete_one(commands, tmp_path):
         assert len(commands) == 2
 
 
-def test_what_is_no_environment_is_not_removed(commands, tmp_path):
+def test_foreign_folder_is_not_removed(commands, tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "thesis.txt").touch()
     with pytest.raises(environments.InstallError, match="is no virtual environment"):
@@ -253,7 +255,7 @@ def test_what_is_no_environment_is_not_removed(commands, tmp_path):
     assert (tmp_path / "lib" / "thesis.txt").exists() and commands == []
 
 
-def test_what_an_install_needs(commands, tmp_path):
+def test_requirements_of_an_install(commands, tmp_path):
     with pytest.raises(environments.InstallError, match=r"needs Python 2\.6 or 2\.5: this is 3\."):
         environments.ensure(peer(pythons=("2.6", "2.5")), tmp_path, 5)
     with pytest.raises(environments.InstallError, match="needs a thing"):
@@ -261,7 +263,7 @@ def test_what_an_install_needs(commands, tmp_path):
     assert commands == []
 
 
-def test_the_interpreter(monkeypatch):
+def test_python_interpreter(monkeypatch):
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert environments.interpreter(()) == environments.interpreter((own,)) == sys.executable
     which = {"python2.5": "/bin/python2.5"}.get
@@ -269,7 +271,7 @@ def test_the_interpreter(monkeypatch):
     assert environments.interpreter(("2.6", "2.5")) == "/bin/python2.5"
 
 
-def test_the_reason_of_a_failed_install(tmp_path):
+def test_failed_install_shows_its_reason(tmp_path):
     log = tmp_path / "log"
     install = functools.partial(environments._run, environment=dict(os.environ), log=log)
     install(["sh", "-c", "echo fine"], timeout=5)
@@ -291,7 +293,7 @@ def test_workers_must_agree():
     other = [result(logits=(1.0, 2.0)), result(logits=(1.0, 2.1))]
     lost = [result(logits=(1.0, 2.0)), result(logits=(1.0, math.nan))]
     assert report.collect("fp16", same) is same[0]
-    assert report.collect("none", other) is other[0]  # every worker for itself
+    assert report.collect("none", other) is other[0]  # workers that train independently
     for results in (other, lost):
         with pytest.raises(report.DisagreementError, match="worker 1 has other .* after fp16"):
             report.collect("fp16", results)
@@ -332,7 +334,7 @@ def test_table_and_versions():
     assert len(failures) == 2 and all("much more" in text for text in failures)
 
 
-def test_methods_take_turns_and_a_failing_one_is_not_tried_again(monkeypatch, tmp_path, capsys):
+def test_methods_alternate_and_a_failing_one_is_not_retried(monkeypatch, tmp_path, capsys):
     calls = []
 
     def measure(name, lab, method):
@@ -360,7 +362,7 @@ def test_methods_take_turns_and_a_failing_one_is_not_tried_again(monkeypatch, tm
     assert driver.main(["--rate", "none"]) == 0
 
 
-def test_a_peer_that_cannot_be_installed_is_a_line(monkeypatch, tmp_path):
+def test_failed_install_is_one_line(monkeypatch, tmp_path):
     lacking = peer(pythons=("2.6",))
     monkeypatch.setattr(runs, "OTHERS", {"lib": lacking})
     args = arguments("--venvs", str(tmp_path))

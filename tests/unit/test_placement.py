@@ -1,4 +1,4 @@
-"""What crosses between a GPU and the host is found, and what does not is not."""
+"""Detects ops that copy between a GPU and the host."""
 
 import pytest
 import tensorflow as tf
@@ -20,7 +20,7 @@ def what(function, *specs):
 FLOATS = tf.TensorSpec([100], tf.float32)
 
 
-def test_slices_of_int32_cross_and_those_of_floats_do_not():
+def test_int32_slices_are_copied_but_float_slices_are_not():
     def integers(x):
         return tf.bitcast(tf.bitcast(x, tf.int32)[3:], tf.float32)
 
@@ -29,7 +29,7 @@ def test_slices_of_int32_cross_and_those_of_floats_do_not():
     assert what(lambda x: tf.sqrt(x)[3:] + 1.0, FLOATS) == []
 
 
-def test_moved_words_do_not_cross(on_gpus):
+def test_moved_words_are_not_copied(on_gpus):
     def moved(x):
         kept = wire.moved(lambda w: tf.reshape(w[4:], [2, -1]), tf.bitcast(x, tf.int32))
         return tf.bitcast(kept, tf.float32)
@@ -37,7 +37,7 @@ def test_moved_words_do_not_cross(on_gpus):
     assert what(moved, FLOATS) == []
 
 
-def test_moved_words_are_the_same_bits(on_gpus):
+def test_moved_words_have_equal_bits(on_gpus):
     bits = tf.constant([1, -1, 0x7FC00001, -(2**31), 0x7F800001], tf.int32)  # flags, NaNs
     assert wire.moved(lambda w: w[::-1], bits).numpy().tolist() == bits.numpy()[::-1].tolist()
     first, rest = wire.moved(lambda w: tf.split(w, [2, 3]), bits)
@@ -49,7 +49,7 @@ def test_flags_are_compared_as_numbers(on_gpus, flags):
     assert bool(wire.all_ones(tf.constant(flags))) == (flags == [1, 1])
 
 
-def test_messages_are_the_same_on_gpus(monkeypatch):
+def test_messages_are_equal_on_gpus(monkeypatch):
     def made():
         parts = tf.constant([1.5, -0.0]), tf.constant([7, -7])
         return [wire.message(tf.constant(f), *parts).numpy().tolist() for f in (True, False)]
@@ -59,7 +59,7 @@ def test_messages_are_the_same_on_gpus(monkeypatch):
     assert made() == expected == [[1, 0x3FC00000, -(2**31), 7, -7], [0] * 5]
 
 
-def test_branches_and_what_has_no_kernel_are_looked_into():
+def test_branches_and_ops_without_a_kernel_are_inspected():
     def branch(x):
         y = tf.sqrt(x)
         return tf.cond(

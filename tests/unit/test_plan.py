@@ -1,4 +1,4 @@
-"""`python -m tf_redsync plan`: the model, captured energy, prediction, advice, command line."""
+"""`python -m tf_redsync plan`: model, captured energy, prediction, advice, command line."""
 
 import dataclasses
 import functools
@@ -54,7 +54,7 @@ def test_gradient_of_a_given_batch_and_loss(family):
 
 
 @pytest.mark.parametrize("family", [keras, tf_keras])
-def test_a_compiled_model_has_its_own_loss_and_regularizers(family):
+def test_compiled_model_uses_its_own_loss_and_regularizers(family):
     model = linear(family, kernel_regularizer=family.regularizers.L2(0.1))
     model.compile(family.optimizers.SGD(), family.losses.MeanSquaredError())
     w = np.array(model.get_weights()[0])
@@ -68,7 +68,7 @@ def test_a_compiled_model_has_its_own_loss_and_regularizers(family):
 
 
 @pytest.mark.parametrize("family", [keras, tf_keras])
-def test_a_model_alone_gets_a_random_batch(family):
+def test_model_without_data_gets_a_random_batch(family):
     made = subjects.subject(linear(family), 7)
     assert made.synthetic and made.inputs.shape == (7, 5) and made.labels[0].shape == (7, 3)
     (found,) = subjects.gradient(made)
@@ -76,7 +76,7 @@ def test_a_model_alone_gets_a_random_batch(family):
     assert subjects.subject(linear(family), None).inputs.shape == (32, 5)
 
 
-def test_a_random_batch_of_words_and_of_numbers():
+def test_random_batch_of_integers_and_floats():
     words, numbers = keras.Input((4,), dtype="int32"), keras.Input((2,))
     both = [keras.layers.Embedding(3, 2)(words), keras.layers.Dense(2)(numbers)[:, None]]
     model = keras.Model([words, numbers], keras.layers.Concatenate(axis=1)(both))
@@ -85,7 +85,7 @@ def test_a_random_batch_of_words_and_of_numbers():
     assert [tuple(g.shape) for g in subjects.gradient(made)] == [(2, 2), (2,), (3, 2)]
 
 
-def test_a_model_that_its_batch_builds_and_a_variable_without_a_gradient():
+def test_model_built_by_its_batch_and_a_variable_without_gradient():
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
@@ -120,18 +120,18 @@ def test_a_model_that_its_batch_builds_and_a_variable_without_a_gradient():
         ),
     ],
 )  # fmt: skip
-def test_what_a_function_must_not_return(returned, words):
+def test_invalid_results_of_a_function(returned, words):
     value = returned() if callable(returned) else returned
     with pytest.raises(PlanError, match=f"(?s){words}"):
         subjects.subject(value, None)
 
 
-def test_a_batch_has_its_own_size():
+def test_batch_size_of_given_data():
     with pytest.raises(PlanError, match="Received: --batch-size=8"):
         subjects.subject((linear(), (X, Y), squared), 8)
 
 
-def test_a_gradient_that_is_not_finite():
+def test_nonfinite_gradient():
     made = subjects.subject((linear(), (X, Y * np.inf), squared), None)
     with pytest.raises(PlanError, match="kernel is non-finite"):
         subjects.gradient(made)
@@ -154,13 +154,13 @@ def test_compute_seconds_measures():
         ("here:wants", "without arguments.*'size'"),
     ],
 )
-def test_names_that_lead_nowhere(target, words, tmp_path, monkeypatch):
+def test_unresolvable_names(target, words, tmp_path, monkeypatch):
     write_module(tmp_path, monkeypatch, "NUMBER = 1\ndef wants(size): return size\n")
     with pytest.raises(PlanError, match=words):
         subjects.load(target)
 
 
-def test_errors_of_the_module_itself_come_through(tmp_path, monkeypatch):
+def test_errors_of_the_users_module_are_raised(tmp_path, monkeypatch):
     write_module(tmp_path, monkeypatch, "import does_not_exist_either\n")
     with pytest.raises(ModuleNotFoundError, match="does_not_exist_either"):
         subjects.load("here:make")
@@ -209,17 +209,17 @@ def test_each_worker_has_its_share_of_the_gradient():
     ],
     ids=lambda m: type(m).__name__,
 )
-def test_the_largest_elements_hold_their_squares(method):
+def test_energy_of_the_largest_elements(method):
     squares = np.sort(np.square(G, dtype=np.float64), axis=None)
     assert energy(method) == pytest.approx(squares[-60:].sum() / squares.sum(), rel=1e-3)
 
 
-def test_signs_agree_by_their_angle():
+def test_energy_of_signs_depends_on_the_angle():
     cosine = np.abs(G).sum() / np.sqrt(G.size * np.square(G).sum())
     assert energy(rs.SignSGD()) == pytest.approx(cosine**2, rel=1e-5)
 
 
-def test_a_product_of_thin_matrices_is_a_projection():
+def test_energy_of_low_rank_is_that_of_a_projection():
     thin = rs.PowerSGD(rank=2, min_compression_rate=0)
     low = (RNG.normal(size=(40, 2)) @ RNG.normal(size=(2, 30))).astype("float32")
     assert energy(thin, low) == pytest.approx(1.0, abs=1e-5)
@@ -228,7 +228,7 @@ def test_a_product_of_thin_matrices_is_a_projection():
     assert 0 < energy(thin) < best
 
 
-def test_all_is_delivered_or_nothing():
+def test_energy_is_one_or_zero_in_limiting_cases():
     assert energy(rs.Dense()) == 1.0
     assert energy(rs.Dense(momentum=0.9, nesterov=True)) == pytest.approx(1.0)
     assert energy(rs.HalfPrecision()) == pytest.approx(1.0, abs=1e-6)
@@ -262,7 +262,7 @@ def planned(method=TOP_K, compute=0.1, **options):
     return prediction.make(policy, SPECS, GRADS, measured(**options), compute)
 
 
-def test_layers_add_up_to_the_prediction():
+def test_layers_sum_to_the_prediction():
     made = planned()
     kernels = cost.exchange_seconds(
         TOP_K, BucketLayout((SPECS[2], SPECS[0]), 4), made.measured.link, WORK
@@ -283,14 +283,14 @@ def test_layers_add_up_to_the_prediction():
     assert [la.share.bucket for la in made.layers] == [0, 1, 0]
 
 
-def test_a_round_of_local_steps_is_shared_by_its_steps():
+def test_cost_of_a_local_round_is_divided_by_its_steps():
     made, local = planned(), planned(rs.DiLoCo(steps=40))
     assert local.planned.seconds == pytest.approx(made.dense.seconds / 40)
     assert local.planned.sent == pytest.approx(made.dense.sent / 40)
     assert sum(la.share.sent for la in local.layers) == pytest.approx(local.planned.sent)
 
 
-def test_a_bucket_is_shared_by_bytes_and_by_elements():
+def test_cost_of_a_bucket_is_divided_by_bytes_and_elements():
     made = planned(latency=0.0, work=cost.Work(0.8))
     large, small = made.layers[0], made.layers[2]
     computed = [0.8 * n / 80_000 for n in (60_000, 20_000)]
@@ -320,13 +320,13 @@ def test_auto_shows_its_candidates_and_its_choice():
 
 
 @pytest.mark.parametrize("method", [rs.CDSGD(), rs.NoExchange(), rs.Scheduled()])
-def test_methods_with_another_sync_schedule_are_refused(method):
+def test_methods_with_another_sync_schedule_are_rejected(method):
     with pytest.raises(PlanError, match=f"`--method`.*Received: .*{type(method).__name__}"):
         prediction.check([method])
 
 
 def total_of(method, work=cost.NO_WORK, compute=0.0):
-    """On a link of 1 MB/s with hops of 1 ms, four workers."""
+    """Predicts on a link of 1 MB/s with hops of 1 ms, four workers."""
     given = Measured(4, cost.Link.of(1e6, 0.001), {method: work})
     return prediction.total(method, SPECS, given, compute)
 
@@ -339,8 +339,8 @@ def test_rounds_of_local_steps():
     assert found.seconds == pytest.approx((0.4872 + 0.03) / 15)
 
 
-def test_fragments_have_steps_of_their_own():
-    """The largest one alone is the longest step: 60,000 elements, 6 ms and 360 ms."""
+def test_each_fragment_has_its_own_step():
+    """The largest fragment alone is the longest step: 60,000 elements, 6 ms and 360 ms."""
     options = {"overlap": 0, "mixing": 0.0, "value_bits": 32}
     fragments = ("a/kernel", "a/bias", "b/kernel")
     found = total_of(rs.StreamingDiLoCo(steps=30, fragments=fragments, **options))
@@ -348,11 +348,11 @@ def test_fragments_have_steps_of_their_own():
     assert found.seconds == pytest.approx((3 * 0.006 + 1.5 * 0.3208) / 30)
 
 
-def test_a_fragment_with_an_overlap():
+def test_fragment_with_a_delay():
     """80,200 elements, in whole runs of 256 for each of four workers.
 
-    A run has a scale and 32 words of 4 bits: 79 of them in a message, after a flag, which goes to
-    three others, at once and then around the ring.
+    A run has a scale and 32 words of 4 bits. A message has a flag and 79 runs; it goes to three
+    other workers, first directly and then around the ring.
     """
     method = rs.StreamingDiLoCo(steps=30, fragments=1, overlap=5, value_bits=4)
     found = total_of(method)
@@ -372,7 +372,7 @@ def test_a_fragment_with_an_overlap():
 # --------------------------------------------------------------------------------------- advice
 
 
-def test_advice_by_whole_steps():
+def test_advice_uses_whole_steps():
     use = report.advise(planned(compute=0.1))
     assert use.compress
     assert use.code == "optimizer = rs.DistributedOptimizer(optimizer, rs.TopK(density=0.02))"
@@ -383,14 +383,14 @@ def test_advice_by_whole_steps():
     assert not stay.compress and stay.code is None and stay.text.startswith("Stay dense: with rs.")
 
 
-def test_advice_on_what_auto_chose():
+def test_advice_on_autos_choice():
     auto = rs.Auto(candidates=(TOP_K, HALF))
     assert "rs.TopK(density=0.02))" in report.advise(planned(auto)).code
     dense = report.advise(planned(auto, rate=1e12))
     assert dense.text.startswith("Stay dense") and "--method" in dense.text and not dense.code
 
 
-def test_advice_on_a_momentum_that_moves_into_the_exchange():
+def test_advice_on_momentum_that_moves_into_the_exchange():
     """`CodedGMC` applies it, and `DistributedOptimizer` rejects a second one in the optimizer."""
     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     auto = subjects.suited(rs.Auto(), sgd, pytest.fail)
@@ -432,13 +432,13 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
-def test_code_makes_the_method_again(method):
+def test_code_recreates_the_method(method):
     text = report.code(method)
     assert eval(text, {"rs": rs}) == method
     assert subjects.parse_method(text.replace("rs.", "")) == method
 
 
-def test_density_is_for_what_has_one():
+def test_density_needs_a_method_with_density():
     assert subjects.parse_method("RedSync", 0.02) == rs.RedSync(density=0.02)
     assert subjects.parse_method("Auto", 0.02) == rs.Auto(density=0.02)
     assert subjects.parse_method(" DGC(momentum=0.9) ", 0.02) == rs.DGC(momentum=0.9, density=0.02)
@@ -459,15 +459,15 @@ def test_density_is_for_what_has_one():
         ("RedSync(", None),
     ],
 )
-def test_methods_that_are_none(text, density):
+def test_invalid_methods(text, density):
     with pytest.raises(PlanError, match="`--method` must be Auto or one of ACPSGD.*Received: "):
         subjects.parse_method(text, density)
 
 
-def test_what_does_not_suit_the_optimizer():
+def test_method_that_does_not_suit_the_optimizer():
     adam, sgd = keras.optimizers.Adam(), keras.optimizers.SGD(0.1, momentum=0.9)
     warned = []
-    late = rs.Auto().methods[1]  # with momentum of what arrives late
+    late = rs.Auto().methods[1]  # with delayed momentum
     for optimizer, unsuited in ((adam, (late, rs.PowerSGD())), (sgd, (late,))):
         kept = tuple(m for m in rs.Auto().methods[1:] if m not in unsuited)
         assert subjects.suited(rs.Auto(), optimizer, warned.append).methods[1:] == kept
@@ -479,7 +479,7 @@ def test_what_does_not_suit_the_optimizer():
         subjects.suited(rs.RedSync(momentum=0.9), sgd, warned.append)
 
 
-def test_the_last_stage_is_planned():
+def test_last_stage_is_planned():
     stages = rs.DensityStages(begins=(0, 5), densities=(0.5, 0.02))
     staged, last, warned = rs.Scheduled(method=rs.TopK(), stages=stages), TOP_K, []
     assert subjects.suited(staged, None, warned.append) == Policy(default=last)
@@ -538,7 +538,7 @@ def test_command_line(module, capsys, monkeypatch):
     assert all(0 < la["captured_energy"] <= 1 for la in found["layers"])
 
 
-def test_a_method_for_a_budget(module, capsys):
+def test_method_for_a_budget(module, capsys):
     """In each step two round trips of 50 ms are a third of it; over local steps they are less.
 
     An all-reduce takes 1.5 times 363 kB at 1 MB/s and 3.5 round trips: 0.72 s, 16 % of 15 steps.
@@ -600,7 +600,7 @@ def test_one_method_and_a_given_time(module, capsys):
         (["--method", UNMATCHED], "Received: pattern='nowhere'"),
     ],
 )
-def test_wrong_flags(module, capsys, monkeypatch, flags, words):
+def test_bad_flags(module, capsys, monkeypatch, flags, words):
     (module / "folder.png").mkdir()
     monkeypatch.setattr(plan, "make", lambda *args: pytest.fail("measured"))
     with pytest.raises(SystemExit) as status:
@@ -609,7 +609,7 @@ def test_wrong_flags(module, capsys, monkeypatch, flags, words):
 
 
 @pytest.mark.parametrize("flag", ["--json=/dev/full", "--plot=full.png"])
-def test_a_full_disk(module, capsys, flag):
+def test_full_disk(module, capsys, flag):
     (module / "full.png").symlink_to("/dev/full")
     with pytest.raises(SystemExit) as status:
         plan.main([*FLAGS, "--step-ms", "50", "--method", "TopK", flag])

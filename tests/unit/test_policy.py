@@ -1,4 +1,4 @@
-"""Which variable goes where, and the table that shows it."""
+"""The method of each variable, and the table that shows it."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def reasons(policy):
     return {a.spec.name: a.reason for a in policy.assign(SPECS)}
 
 
-def test_default_and_its_refusals():
+def test_default_method_and_its_exclusions():
     sparse = rs.RedSync(momentum=0.9, nesterov=True)
     policy = rs.Policy(default=sparse)
     found = methods(policy)
@@ -50,7 +50,7 @@ def test_dense_below_is_in_bytes(elements, sparse):
     assert isinstance(assignment.method, rs.RedSync) == sparse
 
 
-def test_first_matching_rule_decides():
+def test_first_matching_rule_applies():
     first, second = rs.RedSync(density=0.5), rs.Dense()
     policy = rs.Policy(
         default=rs.NoExchange(),
@@ -64,7 +64,7 @@ def test_first_matching_rule_decides():
     assert policy.methods == (rs.NoExchange(), first, second)
 
 
-def test_a_rule_cannot_force_what_its_method_refuses():
+def test_rule_cannot_force_an_unsupported_tensor():
     policy = rs.Policy(
         default=rs.Dense(momentum=0.5),
         rules=(rs.Rule(pattern="bias", method=rs.RedSync(momentum=0.5)),),
@@ -99,7 +99,7 @@ LOST = rs.Rule(pattern="^bias", method=rs.Dense())
         ("pattern", rs.Policy(default=rs.Dense(), rules=(LOST,))),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_an_error(name, policy):
+def test_unmatched_pattern_raises(name, policy):
     with pytest.raises(ValueError, match=f"`{name}` of the policy matches none") as error:
         policy.assign(SPECS)
     assert f"Received: {name}=" in str(error.value) and "out/kernel" in str(error.value)
@@ -128,7 +128,7 @@ def test_config_round_trip():
         rs.Auto(candidates=[rs.TopK()]),
     ],
 )
-def test_lists_are_taken_as_tuples(made):
+def test_lists_are_converted_to_tuples(made):
     again = from_config(json.loads(json.dumps(serialize(made))))
     assert again == made and hash(again) == hash(made)
 
@@ -171,7 +171,7 @@ def test_lists_are_taken_as_tuples(made):
             ),
             ["the same growing intervals", "LocalSGD None", "ZeroOneAdam Intervals("],
         ),
-        (  # momentum correction, and a quantizer without a memory to correct
+        (  # momentum correction, and a quantizer without a residual to correct
             lambda: rs.Policy(default=rs.DGC(), rules=(rs.Rule(pattern="x", method=rs.QSGD()),)),
             ["the same momentum", "DGC 0.9, QSGD 0.0"],
         ),
@@ -197,12 +197,12 @@ def test_explanation_prints_a_table():
         "a/kernel", "(20, 50)", "1,000", "0", "RedSync", "trimmed", "default",
     ]  # fmt: skip
     assert lines[3] == "4 workers, 601 bytes sent per worker and step, dense 6,006, ratio 10.0"
-    # Every column starts at the same place in all lines.
+    # Every column starts at the same offset in all lines.
     cells = zip(lines, ["method", "RedSync", "Dense"], strict=False)
     assert len({line.index(cell) for line, cell in cells}) == 1
 
 
-def test_explanation_of_one_worker_and_of_nothing_sent():
+def test_explanation_of_one_worker_and_of_no_bytes():
     assert "1 worker: nothing is sent" in str(Explanation((), 1, 0.0, 0.0))
     assert "ratio inf" in str(Explanation((), 2, 100.0, 0.0))
 

@@ -1,4 +1,6 @@
-"""Restarts in spare processes of the launcher. A file beside the script stands for TensorFlow."""
+"""Restarts in prewarmed spare processes of the launcher. A file next to the script replaces
+TensorFlow.
+"""
 
 import json
 import os
@@ -73,7 +75,7 @@ def job(command, workers=2, **kwargs):
 
 
 @pytest.mark.parametrize("how", ["script", "link", "module"])
-def test_a_spare_runs_the_command_as_a_new_process_does(tmp_path, how, monkeypatch):
+def test_spare_runs_the_command_like_a_new_process(tmp_path, how, monkeypatch):
     command = [write(tmp_path, STATE), "--steps", "3"]
     if how == "link":
         (tmp_path / "link.py").symlink_to("code/train.py")
@@ -111,12 +113,12 @@ def test_without_the_option_each_worker_is_a_new_process(tmp_path):
     assert len(spares(tmp_path)) == 1
 
 
-def test_an_import_error_in_a_spare_is_left_to_the_script(tmp_path):
+def test_import_error_in_a_spare_is_left_to_the_script(tmp_path):
     path = write(tmp_path, "print(tf_redsync.attempt)\nsys.exit(attempt < 1)", LIBRARY + "    1/0")
     assert job([path], max_restarts=1, prewarm=True).workers[0].output == "1"
 
 
-def test_a_spare_that_has_ended_or_has_other_cores_is_not_taken(tmp_path):
+def test_dead_spare_or_one_with_other_cores_is_not_used(tmp_path):
     path = write(tmp_path, "", LIBRARY + "    os._exit(1)")
     core = sorted(os.sched_getaffinity(0))[:1]
     waiting = prewarm.Spares()
@@ -131,14 +133,14 @@ def test_a_spare_that_has_ended_or_has_other_cores_is_not_taken(tmp_path):
     assert not any(map(alive, spares(tmp_path)))
 
 
-def test_the_error_of_a_restarted_script_has_its_line(tmp_path):
+def test_error_of_a_restarted_script_has_its_line(tmp_path):
     path = write(tmp_path, "if attempt:\n    raise KeyError('late')\nsys.exit(1)")
     result = job([path], 1, max_restarts=1, prewarm=True)
     line = len(HEAD.splitlines()) + 2
     assert result.message.endswith(f"KeyError: 'late' ({path}:{line})")
 
 
-def test_there_is_no_spare_without_a_restart_left_or_for_other_programs(tmp_path):
+def test_no_spare_without_restarts_or_for_other_programs(tmp_path):
     path = write(tmp_path, "time.sleep(1)\nsys.exit(1)")
     job([path], 1, prewarm=True)
     shell = ["sh", "-c", "sleep 1; exit 1"]

@@ -1,4 +1,4 @@
-"""What `Auto` measures of a method on this device."""
+"""`Auto`'s measurement of a method on this device."""
 
 import pytest
 
@@ -16,10 +16,8 @@ from tf_redsync.auto import probe
     ],
     ids=["coordinates", "dense totals", "low rank", "local steps"],
 )
-def test_an_update_at_coordinates_saves_that_of_all_weights(
-    monkeypatch, method, sparse_totals, saves
-):
-    """A saving of a second for each matrix leaves nothing of what the exchange takes."""
+def test_update_at_coordinates_saves_the_dense_update(monkeypatch, method, sparse_totals, saves):
+    """If it saves a second per matrix, the exchange's own time is fully compensated."""
     measured = []
 
     def update_seconds(shape, repeats):
@@ -32,5 +30,5 @@ def test_an_update_at_coordinates_saves_that_of_all_weights(
     assert (work.seconds(2**20, 2) == 0.0) == saves
 
 
-def test_an_update_takes_time():
+def test_update_takes_time():
     assert 0.0 < probe._update_seconds(probe.SMALL_SHAPE, 3) < 1.0

@@ -1,4 +1,4 @@
-"""ChangingSteps: which phase runs when, for one worker and for many, and bytes of a dry run."""
+"""ChangingSteps: the phase of each step, for one worker and for many, and bytes of a dry run."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), positi
 
 
 class Echo:
-    """A network whose workers all do the same; keeps the names of what was asked."""
+    """A network of equal workers that records the names of its requests."""
 
     checked = False
 
@@ -57,7 +57,7 @@ def test_one_request_for_each_bucket_in_order():
     assert outcome.finite
 
 
-def test_alone_nothing_is_compressed():
+def test_one_worker_does_not_compress():
     network = Echo(1)
     outcome = run(program(rs.RedSync(), rs.RedSync(density=0.1)), network, 0)
     assert network.log == ["reduce", "reduce"]
@@ -69,7 +69,7 @@ def test_alone_nothing_is_compressed():
 @pytest.mark.parametrize("in_branches", [True, False])
 @pytest.mark.parametrize("traced", [True, False])
 def test_dense_warm_up_by_step(traced, in_branches):
-    """Also without warm-up of its own, a bucket keeps to its exchange."""
+    """A bucket without a warm-up keeps its exchange."""
     warm, cold = rs.RedSync(warm_up=rs.DenseWarmUp(3)), rs.RedSync(density=0.5)
     every_step = program(cold, warm)
 
@@ -119,8 +119,8 @@ def test_phases_by_step(traced):
         assert sent == (2400 if step < 3 else 4 * (2 + 2 * 6))
 
 
-def test_totals_of_phases_inside_a_warm_up():
-    """Two choices, and a total that is dense or coordinates by the inner one."""
+def test_total_forms_inside_a_warm_up():
+    """Two branches; the inner one returns dense totals or coordinates."""
 
     class Twice(Mixed):
         sync_schedule = dataclasses.replace(Mixed.sync_schedule, warm_up_steps=1)
@@ -157,7 +157,7 @@ def test_warm_ups_of_different_lengths():
         # After the warm-up, and at the last density of a ramp.
         ((rs.RedSync(density=0.01, warm_up=rs.DenseWarmUp(9)),), 2, 4 * (2 + 12)),
         ((rs.RedSync(density=0.01, warm_up=rs.ExponentialWarmUp(9)),), 2, 4 * (2 + 12)),
-        # A threshold finds no more than k. Quantized: one mean in place of the values.
+        # A threshold selects at most k. Quantized: one mean instead of the values.
         ((rs.RedSync(density=0.01, selection="threshold"),), 2, 4 * (2 + 12)),
         ((rs.RedSync(density=0.01, quantized=True),), 2, 4 * (3 + 6)),
     ],
@@ -181,10 +181,10 @@ def plain_variable(value, kind, name):
 
 
 def follow_trial(monkeypatch, method, steps, trial_steps, seconds, interrupted=()):
-    """Run a trial by a clock of its own: `seconds(number, dense)` is what a step takes.
+    """Runs a trial with a simulated clock: step `number` takes `seconds(number, dense)`.
 
     Returns:
-        For every step "c" or "d", and the sum of the totals' surplus over what was put in.
+        For every step "c" or "d", and the sum of total minus input.
     """
     clock = [0.0]
     monkeypatch.setattr(tf, "timestamp", lambda: tf.constant(clock[0], tf.float64))
@@ -207,8 +207,8 @@ def follow_trial(monkeypatch, method, steps, trial_steps, seconds, interrupted=(
 
 
 @pytest.mark.parametrize(("dense", "verdict"), [(4.0, "d"), (6.0, "c")])
-def test_a_trial_covers_whole_periods(monkeypatch, dense, verdict):
-    """P steps take a second and Q steps nine: five on average."""
+def test_trial_covers_whole_periods(monkeypatch, dense, verdict):
+    """P steps take one second and Q steps nine: five on average."""
     phases = follow_trial(
         monkeypatch,
         rs.ACPSGD(),
@@ -220,7 +220,7 @@ def test_a_trial_covers_whole_periods(monkeypatch, dense, verdict):
 
 
 @pytest.mark.parametrize(("dense", "verdict"), [(1.0, "d"), (3.0, "c")])
-def test_a_step_after_an_interruption_is_tried_again(monkeypatch, dense, verdict):
+def test_interrupted_trial_step_is_repeated(monkeypatch, dense, verdict):
     phases = follow_trial(
         monkeypatch,
         rs.TopK(),
@@ -232,8 +232,10 @@ def test_a_step_after_an_interruption_is_tried_again(monkeypatch, dense, verdict
     assert phases == "ccc" + "ccc" + "dd" + "cdcd" + verdict * 3
 
 
-def test_what_is_dense_in_any_case_stands_in_no_branch():
-    """Mostly biases and norms: their number does not change what a trial or a warm-up adds."""
+def test_always_dense_tensors_are_outside_the_branches():
+    """These are mostly biases and norms: their number does not change the size of a trial or
+    warm-up.
+    """
 
     def nodes(program, biases):
         specs = [TensorSpec(f"bias_{i}", (64,), position=i) for i in range(biases)]
@@ -258,7 +260,7 @@ def test_what_is_dense_in_any_case_stands_in_no_branch():
 
 
 def warmed(bucket):
-    """The bucket, densely for three steps if it is compressed."""
+    """Returns the bucket with three dense steps if it is compressed."""
     if not isinstance(bucket.method, rs.RedSync):
         return bucket
     return dataclasses.replace(bucket, method=rs.RedSync(warm_up=rs.DenseWarmUp(3)))

@@ -1,4 +1,4 @@
-"""Pruning: which weights, which slots, that they stay 0; the callback in `fit`; wrong use."""
+"""Pruning: selected weights and slots, which stay 0; the callback in `fit`; misuse."""
 
 import contextlib
 import warnings
@@ -23,8 +23,8 @@ SHAPES = [(16, 8), (8,), (8, 8), (8, 8)]
 
 @pytest.mark.parametrize("scope", ["layer", "model"])
 @pytest.mark.parametrize("sparsity", [0.1, 0.5, 0.8])
-def test_which_weights_are_kept(scope, sparsity):
-    """With ties, zeros, and no weight at all."""
+def test_largest_weights_are_kept(scope, sparsity):
+    """With ties, zeros, and empty tensors."""
     rng = np.random.default_rng(0)
     weights = [
         rng.standard_normal((13, 7)),
@@ -40,7 +40,7 @@ def test_which_weights_are_kept(scope, sparsity):
 
 
 class Pushing(keras.optimizers.SGD):
-    """Moves every weight, whatever its gradient."""
+    """Changes every weight, whatever its gradient."""
 
     def update_step(self, gradient, variable, learning_rate):
         variable.assign_add(tf.ones_like(variable))
@@ -62,13 +62,13 @@ OPTIMIZERS = {
     "legacy adam": lambda: tf_keras.optimizers.legacy.Adam(0.1),
     "legacy sgd": lambda: tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9),
 }
-# The number of slots of each variable, where all have its shape and stay 0 where they are.
+# The number of slots of each variable that have its shape and stay 0 where its weights are 0.
 SLOTS = {"sgd": 1, "adam": 3, "adam_ema": 3, "rmsprop": 3, "ftrl": 2, "lion": 1, "scaled": 2,
          "tf_keras adam": 2, "tf_keras sgd": 2, "legacy adam": 2, "legacy sgd": 1}  # fmt: skip
 
 
 def made(optimizer, method=METHOD):
-    """A built, wrapped optimizer, its variables, and a step."""
+    """Returns a built, wrapped optimizer, its variables, and a step."""
     rng = np.random.default_rng(3)
     arrays = [rng.standard_normal(s).astype(np.float32) for s in SHAPES]
     if isinstance(optimizer, keras.optimizers.Optimizer):
@@ -116,7 +116,7 @@ def test_pruned_weights_stay_zero(name):
         assert np.any(after[mask] != b[mask])
 
 
-def test_slots_of_kept_weights_and_of_biases_are_left_alone():
+def test_slots_of_kept_weights_and_biases_are_unchanged():
     wrapped, variables, step = made(keras.optimizers.Adam(0.1))
     step(0)
     inner = wrapped.inner_optimizer
@@ -131,7 +131,7 @@ def test_slots_of_kept_weights_and_of_biases_are_left_alone():
             assert np.all(slot.numpy()[mask] != 0)
 
 
-def test_scope_model_prunes_the_smaller_tensors_more():
+def test_scope_model_prunes_smaller_tensors_more():
     wrapped, variables, _ = made(keras.optimizers.SGD(0.1))
     variables[2].assign(1e6 * variables[2].numpy())
     with pytest.warns(UserWarning, match="of the 64 weights"):
@@ -150,8 +150,8 @@ def small_model(library, strategy, optimizer, method=METHOD, **options):
 
 
 @contextlib.contextmanager
-def no_complaints():
-    """Turns warnings into errors, but for one of Keras about datasets."""
+def warnings_as_errors():
+    """Turns warnings into errors, except one of Keras about datasets."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "`shuffle=True` was passed")
@@ -159,7 +159,7 @@ def no_complaints():
 
 
 class Bytes(keras.callbacks.Callback):
-    """Keeps the bytes sent in each step, or last step of an execution."""
+    """Records the bytes sent in each step, or in the last step of an execution."""
 
     def __init__(self):
         super().__init__()
@@ -174,19 +174,19 @@ def kernels(model):
 
 
 def sent(sparsity):
-    """Bytes of a step of two workers: kernels of (12, 48) and (48, 1), both biases dense."""
+    """Returns the bytes of a step of two workers: kernels (12, 48) and (48, 1), dense biases."""
     return 4 * (capacity(sparsity, 576) + capacity(sparsity, 48) + 49)
 
 
 DENSE = 4 * (576 + 48 + 49)
 
 
-def test_fit_prunes_switches_saves_and_goes_on(mirrored, tmp_path):
+def test_fit_prunes_switches_saves_and_resumes(mirrored, tmp_path):
     strategy = mirrored(2)
     model = small_model(keras, strategy, lambda: keras.optimizers.Adam(0.01))
     seen = Bytes()
     prune = rs.callbacks.Prune(0.5, at_step=3)
-    with no_complaints():
+    with warnings_as_errors():
         model.fit(problems.dataset(64, 8), verbose=0, callbacks=[prune, seen])
     assert seen.seen == [DENSE] * 5 + [sent(0.5)] * 3
     for kernel in kernels(model):
@@ -196,7 +196,7 @@ def test_fit_prunes_switches_saves_and_goes_on(mirrored, tmp_path):
     with strategy.scope():
         loaded = keras.saving.load_model(path)
     again = Bytes()
-    with no_complaints():
+    with warnings_as_errors():
         loaded.fit(problems.dataset(32, 8), verbose=0, callbacks=[prune, again])
     assert again.seen == [sent(0.5)] * 4
     for kernel, old in zip(kernels(loaded), kernels(model), strict=True):
@@ -214,8 +214,8 @@ def test_fit_prunes_switches_saves_and_goes_on(mirrored, tmp_path):
         np.testing.assert_array_equal(states[1][name], value)
 
 
-def test_epochs_and_portions(mirrored):
-    """Also a second `fit` with the same callbacks, which have done their work."""
+def test_epochs_and_fractions(mirrored):
+    """Includes a second `fit` with the same, already finished callbacks."""
     method = rs.contrib.PacTrain(sparsity=0.25, stable_steps=1, dense_below=16)
     model = small_model(keras, mirrored(2), lambda: keras.optimizers.SGD(0.01), method)
     seen = Bytes()
@@ -248,7 +248,7 @@ def test_tf_keras_prunes_before_its_first_step(mirrored):
         np.testing.assert_array_equal(kernel != 0, mask)
 
 
-def test_too_late_never_and_nobody(mirrored):
+def test_misuse_of_the_callback(mirrored):
     strategy = mirrored(2)
     model = small_model(keras, strategy, lambda: keras.optimizers.SGD(0.01))
     data = problems.dataset(16, 8)
@@ -282,7 +282,7 @@ def fit(optimizer, callback):
 
 
 @pytest.mark.parametrize("when", [{"at_step": 0}, {"epoch": 0}])
-def test_wrong_optimizers(when):
+def test_unsupported_optimizers(when):
     prune = rs.callbacks.Prune(0.5, **when)
     refused(ValueError, lambda: fit("sgd", prune), "`Prune` needs a model", "optimizer=SGD")
 
@@ -321,7 +321,7 @@ def test_bad_arguments(arguments, words):
     refused(ValueError, lambda: rs.callbacks.Prune(**arguments), *words)
 
 
-def test_prune_by_hand_is_checked():
+def test_manual_prune_checks_its_arguments():
     wrapped, variables, _ = made(keras.optimizers.SGD(0.1))
     refused(ValueError, lambda: wrapped.prune(1.5), "`sparsity`", "sparsity=1.5")
     refused(ValueError, lambda: wrapped.prune(0.5, "all"), "`scope`", "scope='all'")

@@ -1,4 +1,4 @@
-"""QSGD, TernGrad, 2-bit: right on average, independent workers, thresholds, bits, bad input."""
+"""QSGD, TernGrad, 2-bit: unbiasedness, independent workers, thresholds, bits, bad input."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ SAMPLES = 4000
 
 
 def total_of(method, grads, number=0, position=0):
-    """Total of one step and the states; `grads[worker]`."""
+    """Returns the total of one step and the states; `grads[worker]`."""
     spec = TensorSpec("w", np.shape(grads[0]), position=position)
     layout = BucketLayout((spec,), len(grads))
     inputs = [[tf.constant(g, tf.float32)] for g in grads]
@@ -38,13 +38,13 @@ def total_of(method, grads, number=0, position=0):
 
 
 def samples(seed=0):
-    """A bucket of 32 normal elements, and the same in many rows, which are rounded one by one."""
+    """Returns 32 normal elements, and a matrix that repeats them in rows, rounded independently."""
     row = np.random.default_rng(seed).standard_normal(32).astype("f4")
     return row, np.tile(row, (SAMPLES, 1))
 
 
 @every_stochastic
-def test_codes_are_right_on_average(method):
+def test_codes_are_unbiased(method):
     row, rows = samples()
     total, _ = total_of(method, [rows] * 2)
     error = total - 2 * rows
@@ -55,8 +55,8 @@ def test_codes_are_right_on_average(method):
 
 @every_stochastic
 @pytest.mark.parametrize("workers", [2, 5])
-def test_errors_of_workers_are_independent(method, workers):
-    """Then their variances add up; with equal errors it would be their deviations."""
+def test_rounding_errors_of_workers_are_independent(method, workers):
+    """Independent errors add up by variance, equal errors by deviation."""
     _, rows = samples(1)
     one, _ = total_of(method, [rows])
     many, _ = total_of(method, [rows] * workers)
@@ -66,7 +66,7 @@ def test_errors_of_workers_are_independent(method, workers):
 
 @pytest.mark.parametrize("levels", [1, 4, 20])
 def test_variance_of_qsgd_is_bounded(levels):
-    """At most min(d / s^2, sqrt(d) / s) times the square of the norm."""
+    """The bound is min(d / s^2, sqrt(d) / s) times the squared norm."""
     row, rows = samples(2)
     total, _ = total_of(rs.QSGD(levels=levels, bucket_size=32), [rows])
     variance = np.square(total - rows).sum(axis=1).mean()
@@ -74,7 +74,7 @@ def test_variance_of_qsgd_is_bounded(levels):
     assert 0.02 * bound < variance < bound
 
 
-def test_random_numbers_depend_on_seed_step_and_tensor_alone():
+def test_random_numbers_depend_only_on_seed_step_and_tensor():
     _, rows = samples(3)
     rows = rows[:10]
 
@@ -90,7 +90,7 @@ def test_random_numbers_depend_on_seed_step_and_tensor_alone():
         assert 0.1 < np.mean(other != first) < 0.9
 
 
-def test_two_buckets_of_one_method_round_differently():
+def test_buckets_of_one_method_round_independently():
     row, rows = samples(4)
     program = EveryStep(
         make_buckets([(TensorSpec("w", (10, 32), position=i), STOCHASTIC[0]) for i in (0, 1)], 2, 1)
@@ -103,14 +103,14 @@ def test_two_buckets_of_one_method_round_differently():
     assert not np.array_equal(*streams)
 
 
-def test_clipping_bounds_what_an_outlier_does():
+def test_clipping_bounds_the_effect_of_outliers():
     g = np.random.default_rng(5).standard_normal((50, 40)).astype("f4")
     g[3, 3] = 1000.0
     limit = 2.5 * np.sqrt(np.square(g).mean())
     total, _ = total_of(rs.TernGrad(), [g])
     np.testing.assert_allclose(np.unique(np.abs(total)), [0.0, limit], rtol=1e-5)
     assert np.abs(total_of(rs.TernGrad(clip=None), [g])[0]).max() == 1000.0
-    # Each worker clips by its own deviation, then the largest scaler counts.
+    # Each worker clips by its own deviation, then all use the largest scaler.
     small = np.clip(g, -1, 1)
     total, _ = total_of(rs.TernGrad(shared_scaler=True), [g, small])
     votes = total / limit
@@ -118,14 +118,14 @@ def test_clipping_bounds_what_an_outlier_does():
     assert 1 <= np.round(np.abs(votes).max()) <= 2
 
 
-def test_a_constant_tensor_is_exact():
+def test_constant_tensor_is_exact():
     g = np.full((20, 30), -0.3, np.float32)
     for method in (rs.TernGrad(), rs.TernGrad(shared_scaler=True), rs.contrib.TwoBit()):
         np.testing.assert_allclose(total_of(method, [g, g])[0], 2 * g, rtol=1e-6)
 
 
 @loop("workers", [1, 2, 3, 4, 5, 8, 17, 64, 1000])
-def test_digits_add_up(workers):
+def test_packed_digits_sum_without_carry(workers):
     rng = np.random.default_rng(workers)
     codes = rng.integers(-1, 2, (min(workers, 20), 101)).astype("f4")
     packed = [packed_digits(tf.constant(c), workers) for c in codes]
@@ -140,7 +140,7 @@ def test_digits_add_up(workers):
         assert np.abs(workers * packed).max() <= 2**24
 
 
-def test_shared_scalers_pay_from_five_workers_on():
+def test_shared_scalers_are_smaller_from_five_workers_on():
     spec = TensorSpec("w", (500, 1000))
     for workers in (2, 4, 5, 16):
         own, shared = (
@@ -153,7 +153,7 @@ def test_shared_scalers_pay_from_five_workers_on():
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e30])
-def test_norms_neither_overflow_nor_vanish(magnitude):
+def test_norms_neither_overflow_nor_underflow(magnitude):
     g = (magnitude * np.random.default_rng(6).standard_normal((10, 64))).astype("f4")
     for method in (rs.QSGD(levels=64), rs.TernGrad(), rs.contrib.TwoBit()):
         total, _ = total_of(method, [g])
@@ -164,8 +164,8 @@ def test_norms_neither_overflow_nor_vanish(magnitude):
 # ------------------------------------------------------------------------------------- 2-bit
 
 
-def test_the_default_threshold_leaves_a_third_of_a_normal_gradient():
-    """E min over codes: 1 - E[2 |z| - 1; |z| > 1] = 0.35 of the energy; 1 is near the best."""
+def test_default_threshold_leaves_a_third_of_a_normal_gradient():
+    """E min over codes: 1 - E[2 |z| - 1; |z| > 1] = 0.35 of the energy; 1 is nearly optimal."""
     g = np.random.default_rng(7).standard_normal((300, 400)).astype("f4")
 
     def left(threshold):
@@ -177,7 +177,7 @@ def test_the_default_threshold_leaves_a_third_of_a_normal_gradient():
     assert left(100.0) < 1.0  # the largest element is always sent
 
 
-def test_relative_thresholds_follow_the_gradient_absolute_ones_do_not():
+def test_relative_thresholds_follow_the_gradient_but_absolute_ones_do_not():
     g = np.random.default_rng(8).standard_normal((30, 40)).astype("f4")
     total, _ = total_of(rs.contrib.TwoBit(), [g])
     np.testing.assert_allclose(
@@ -190,8 +190,8 @@ def test_relative_thresholds_follow_the_gradient_absolute_ones_do_not():
     np.testing.assert_array_equal(states[0]["residual"][0], np.float32(1e-5) * g)
 
 
-def test_one_element_of_many_is_delivered():
-    """A gradient in one element only: far above the mean square, and delivered all the same."""
+def test_single_large_element_is_delivered():
+    """The gradient is one element, far above the mean square, and is still delivered in full."""
     method, layout = rs.contrib.TwoBit(), BucketLayout((TensorSpec("w", (50,)),), 1)
     g = np.zeros(50, np.float32)
     g[7] = 1.0
@@ -199,7 +199,7 @@ def test_one_element_of_many_is_delivered():
     for number in range(60):
         step = loopback.run_step(method, layout, [[tf.constant(g)]], states, number)
         states, delivered = step.states, delivered + np.array(step.totals[0][0])
-    assert delivered[7] > 60 - 8 and np.count_nonzero(delivered) == 1  # 50 ** 0.5 steps behind
+    assert delivered[7] > 60 - 8 and np.count_nonzero(delivered) == 1  # delayed by 50 ** 0.5 steps
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_one_element_of_many_is_delivered():
     ],
     ids=str,
 )
-def test_descent_finds_the_optimum_of_unequal_workers(method):
-    """Sum of 0.5 ||w||^2 / 3 + pull_i w, with pulls that add up to 0."""
+def test_descent_converges_with_unequal_workers(method):
+    """The loss is the sum of 0.5 ||w||^2 / 3 + pull_i w, where the pulls sum to 0."""
     n, states, pulls = 64, None, (1.0, -0.5, -0.5)
     layout = BucketLayout((TensorSpec("w", (n,)),), 3)
     w, states = np.linspace(-1, 1, n), loopback.initial_states(method, layout)
@@ -227,7 +227,7 @@ def test_descent_finds_the_optimum_of_unequal_workers(method):
 # ------------------------------------------------------------------------------- bits, input
 
 
-def test_bits_of_an_element():
+def test_bits_per_element():
     """4 bits and a norm for 512 elements; 2 bits; 6 sums in a float32 for 8 workers."""
     spec, workers = TensorSpec("w", (512, 768)), 8
     n = spec.size
@@ -243,7 +243,7 @@ def test_bits_of_an_element():
     assert bits(rs.TernGrad(shared_scaler=True)) == pytest.approx(shared)
 
 
-def test_who_is_served():
+def test_compressed_tensors():
     for method in (rs.QSGD(), rs.TernGrad(), rs.contrib.TwoBit()):
         assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
         assert "dense_below" in method.refuses(TensorSpec("w", (10, 10)))

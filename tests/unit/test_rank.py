@@ -1,4 +1,4 @@
-"""Every network and the loopback tell an exchange its worker's rank."""
+"""Every network passes the worker's rank to its exchange."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ SPEC = TensorSpec("w", (2,))
 
 
 class Ranked(rs.Method):
-    """Its total is the list of the ranks, as they were gathered."""
+    """Its total is the list of gathered ranks."""
 
     def exchange(self, grads, state, ctx):
         messages = yield AllGather(tf.stack([1, ctx.rank]))
@@ -58,7 +58,7 @@ def test_replicas_of_one_process(mirrored, traced):
         np.testing.assert_array_equal(ranks, [0, 1, 2])
 
 
-def test_a_layout_knows_nothing_of_a_worker():
+def test_layout_is_independent_of_the_worker():
     assert {f.name for f in dataclasses.fields(BucketLayout)} == {
         "specs", "workers", "index", "sparse_totals"
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""RedSync against the numpy oracle, step by step and bit by bit."""
+"""RedSync against the numpy oracle, step by step and bitwise."""
 
 import json
 
@@ -20,7 +20,7 @@ SPECS = tuple(
     TensorSpec(f"v{i}", shape, position=i, output_layer=i == len(SHAPES) - 1)
     for i, shape in enumerate(SHAPES)
 )
-# 50 steps on the native ops; eager steps of the reference take a tenth of a second each.
+# 50 steps on the native ops; an eager step of the reference takes a tenth of a second.
 STEPS = 50 if rs.ops.backend() == "native" else 11
 RAMP = (0.5, 0.2)
 VARIANTS = {
@@ -71,7 +71,9 @@ def make_oracle(options, workers):
 
 
 def gradients(rng, step, workers):
-    """Mostly normal, now and then rounded (ties), heavy-tailed or zero on one worker."""
+    """Returns mostly normal values, sometimes rounded (ties), heavy-tailed or zero on one
+    worker.
+    """
 
     def one(worker, shape):
         g = rng.standard_normal(shape)
@@ -86,7 +88,7 @@ def gradients(rng, step, workers):
     return [[one(worker, shape) for shape in SHAPES] for worker in range(workers)]
 
 
-# Of more workers, and of one, there are rows of test_oracles.py as well.
+# test_oracles.py has rows with more workers and with one.
 SEVERAL = VARIANTS if DEEP else ("trimmed", "quantized_threshold", "dense_warm_up_nesterov")
 
 
@@ -122,7 +124,7 @@ def compare_states(states, reference):
 
 
 def sent(method, grads, states=None, step=0, scale=None):
-    """One worker's message and state after one step with `grads`, both as arrays."""
+    """Returns one worker's message and state after one step with `grads`, both as arrays."""
     layout = BucketLayout(SPECS, 1)
     ctx = Context(layout, 0, tf.constant(step, tf.int64), scale)
     exchange = method.exchange(grads, states or method.init(layout), ctx)
@@ -216,7 +218,7 @@ def test_nesterov_without_momentum():
         rs.RedSync(nesterov=True)
 
 
-def test_masking_goes_by_the_density_unless_it_is_said():
+def test_default_masking_depends_on_the_density():
     for make in (rs.RedSync, rs.DGC, rs.CodedTopK):
         found = [make(density=d, momentum=0.9).masks for d in (0.001, 0.0999, 0.1, 1.0)]
         assert found == [True, True, False, False]
@@ -227,9 +229,9 @@ def test_masking_goes_by_the_density_unless_it_is_said():
     assert [m.sync_schedule.masks_local_momentum for m in local] == [True, True, False]
 
 
-def test_configs_of_either_time_are_loaded():
+def test_configs_of_both_versions_load():
     method = rs.RedSync(momentum=0.9)
     config = json.loads(json.dumps(serialize(method)))
     assert config["config"]["masking"] is None and from_config(config) == method
-    config["config"]["masking"] = True  # as all were saved once
+    config["config"]["masking"] = True  # as saved by the first version
     assert from_config(config) == rs.RedSync(momentum=0.9, masking=True)

@@ -1,4 +1,4 @@
-"""Packets that are under way for a while: order, rate, what is dropped, and real round trips."""
+"""The relay that delays packets: order, rate, drops and real round trips."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def made(delay=0.025, rate=1e6):
     return relay.Relay([10, 11, 12], delay, rate)
 
 
-def test_a_frame_goes_to_all_until_its_machine_is_known():
+def test_frame_is_broadcast_until_its_machine_is_known():
     network = made(rate=1e9)
     network.take(10, frame(1, 0), 0.0)
     assert network.give(0.024) == []
@@ -29,11 +29,11 @@ def test_a_frame_goes_to_all_until_its_machine_is_known():
     assert network.give(1.026) == [(10, frame(0, 1))]
 
 
-def test_a_machine_receives_at_the_rate():
+def test_machine_receives_at_the_rate():
     network = made()
     network.take(11, frame(0, 1), 0.0)
     network.give(1.0)
-    for _ in range(5):  # at once, of 10 ms each
+    for _ in range(5):  # at once, 10 ms each
         network.take(10, frame(1, 0, 10_000), 1.0)
     times = []
     while (wait := network.wait(0.0)) is not None:
@@ -42,20 +42,20 @@ def test_a_machine_receives_at_the_rate():
     assert times == [1.035, 1.045, 1.055, 1.065, 1.075]
 
 
-def test_what_would_wait_too_long_is_dropped():
+def test_frames_beyond_the_queue_are_dropped():
     network = made()
     network.take(11, frame(0, 1), 0.0)
     network.give(1.0)
     for _ in range(30):
         network.take(10, frame(1, 0, 11_000), 1.0)
-    assert network.dropped == 30 - 19  # 0.2 s are 18 of 11 ms each, and one is on its way
+    assert network.dropped == 30 - 19  # 0.2 s hold 18 frames of 11 ms each, and one is in transit
 
 
 @pytest.mark.timing
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 @pytest.mark.skipif(not os.access("/dev/net/tun", os.W_OK), reason="needs /dev/net/tun")
-def test_a_round_trip_and_a_rate():
-    """A second at 20 Mbit/s: several round trips until TCP has found the rate."""
+def test_round_trip_and_rate():
+    """One second at 20 Mbit/s: TCP needs several round trips to reach the rate."""
     with netlab.network(2, "20mbit", latency=50) as lab:
         pinged = subprocess.run(
             [*lab.wrappers[0], sys.executable, "-c", PING, lab.addresses[1].split(":")[0]],
@@ -68,7 +68,7 @@ def test_a_round_trip_and_a_rate():
     assert netlab.namespaces_of(os.getpid()) == []
 
 
-# The shortest of some connections that nobody takes: one round trip to learn of it.
+# The fastest of some refused connections takes one round trip.
 PING = """
 import socket, sys, time
 times = []

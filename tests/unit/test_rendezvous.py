@@ -1,4 +1,4 @@
-"""Workers that look for each other before TensorFlow starts: each one a thread, no TensorFlow."""
+"""Rendezvous of workers before TensorFlow starts: each worker is a thread, without TensorFlow."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from tf_redsync.cluster import handshake, rendezvous
 from tf_redsync.cluster.rendezvous import Member, StartError
 from tf_redsync.cluster.tf_config import Cluster
 
-# What servers and clients of gRPC say first.
+# First bytes of gRPC servers and clients.
 SETTINGS = b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x7f\xff\xff\xff"
 CALL = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -35,7 +35,7 @@ def no_environment(monkeypatch):
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Missing workers are named after tenths of seconds."""
+    """Shortens the delay after which missing workers are reported to tenths of a second."""
     monkeypatch.setattr(rendezvous, "_report_times", lambda: (0.1, 0.2, 0.4, 0.8))
 
 
@@ -46,7 +46,7 @@ def started_with(cluster, timeout):
 
 @pytest.fixture
 def started():
-    """A function that starts a worker and returns a future of its `startup`."""
+    """Returns a function that starts a worker and returns a future of its `startup`."""
     with ThreadPoolExecutor(32) as pool:
         yield lambda cluster, rank, timeout=10.0: pool.submit(
             started_with, dataclasses.replace(cluster, rank=rank), timeout
@@ -59,7 +59,7 @@ def cluster(workers, ports=None):
 
 
 def elsewhere(one, rank, port):
-    """The cluster as seen by a process for which a worker is at another port."""
+    """Returns the cluster as seen by a process that has another port for one worker."""
     addresses = list(one.addresses)
     addresses[rank] = f"127.0.0.1:{port}"
     return dataclasses.replace(one, addresses=tuple(addresses))
@@ -67,7 +67,7 @@ def elsewhere(one, rank, port):
 
 @contextlib.contextmanager
 def listening(address, says):
-    """A server at an address that tells everyone the same."""
+    """Serves the same bytes to every connection at an address."""
 
     def serve():
         with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def test_workers_meet_in_any_order(started, order):
 
 
 def test_no_socket_is_left_open(started):
-    gc.collect()  # what other tests have left
+    gc.collect()  # left by other tests
     three = cluster(3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
@@ -129,7 +129,7 @@ def test_no_socket_is_left_open(started):
     assert [str(w.message) for w in caught if w.category is ResourceWarning] == []
 
 
-def test_many_workers_meet_and_nobody_goes_before_the_last(started):
+def test_many_workers_leave_together(started):
     many = cluster(12)
     futures = [started(many, rank) for rank in range(11)]
     time.sleep(0.5)
@@ -138,7 +138,7 @@ def test_many_workers_meet_and_nobody_goes_before_the_last(started):
         future.result(10)
 
 
-def test_a_missing_worker_is_named_by_all_and_ends_the_wait(started, soon, caplog):
+def test_missing_worker_is_named_by_all_and_ends_the_wait(started, soon, caplog):
     four = cluster(4)
     futures = [started(four, rank, timeout=1.0 + rank / 10) for rank in (0, 1, 3)]
     missing = f"worker 2 at {four.addresses[2]}"
@@ -150,8 +150,8 @@ def test_a_missing_worker_is_named_by_all_and_ends_the_wait(started, soon, caplo
     assert f"waiting for {missing} (0 s): nothing listens there" in said
 
 
-def test_the_time_is_over_for_who_misses_a_cancellation(started, monkeypatch):
-    """As `asyncio.wait_for` does now and then."""
+def test_deadline_holds_for_a_missed_cancellation(started, monkeypatch):
+    """`asyncio.wait_for` sometimes misses one."""
 
     async def connect(self):
         for _ in range(2):
@@ -163,7 +163,7 @@ def test_the_time_is_over_for_who_misses_a_cancellation(started, monkeypatch):
     assert "start_timeout=0.5" in problem(started(cluster(2), 1, timeout=0.5))
 
 
-def test_a_missing_chief(started, soon, caplog):
+def test_missing_chief(started, soon, caplog):
     two = cluster(2)
     text = problem(started(two, 1, timeout=0.5))
     assert f"missing:\nworker 0 at {two.addresses[0]}: nothing listens there" in text
@@ -171,21 +171,21 @@ def test_a_missing_chief(started, soon, caplog):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_second_process_with_an_index_ends_alone(started, rank):
-    """On another machine: it has a port of its own, and calls the address in TF_CONFIG."""
+def test_duplicate_worker_on_another_machine_ends_alone(started, rank):
+    """The duplicate has its own port and calls the address in TF_CONFIG."""
     three = cluster(3)
     futures = {other: started(three, other) for other in (0, 1)}
     time.sleep(0.3)
     text = second(dataclasses.replace(three, rank=rank))
     assert f"worker {rank} at {three.addresses[rank]} is running already: " in text
-    assert "another process" in text  # whichever of the other two notices it first
+    assert "another process" in text  # whichever of the other two detects it first
     assert f"Received: task=worker:{rank} in TF_CONFIG" in text
     for future in (*futures.values(), started(three, 2)):
         future.result(10)
 
 
 def second(one):
-    """What ends a process that listens elsewhere than TF_CONFIG says, as on another machine."""
+    """Returns the error of a process that listens elsewhere than TF_CONFIG says."""
     port = free_ports(1)[0]
     listen = rendezvous.listen
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
@@ -194,7 +194,7 @@ def second(one):
         return problem(pool.submit(started_with, one, 5.0))
 
 
-def test_a_second_process_on_this_machine(started):
+def test_duplicate_worker_on_this_machine(started):
     two = cluster(2)
     first = started(two, 0)
     time.sleep(0.2)
@@ -203,7 +203,7 @@ def test_a_second_process_on_this_machine(started):
     first.result(10)
 
 
-def test_a_second_process_beside_a_running_job():
+def test_duplicate_worker_beside_a_running_job():
     two = cluster(2)
     with listening(two.addresses[0], SETTINGS), listening(two.addresses[1], SETTINGS):
         for rank in range(2):
@@ -357,7 +357,7 @@ def test_whatever_comes_to_the_port_the_workers_meet(started):
         kept.append(connection)
     for rank in (-1, 7, True, "1"):  # strangers who know the secret, which is empty
         one = Stranger(socket.create_connection((host, int(port))), "")
-        one.tell(rank=rank, tasks=["worker:0", "worker:1"], nonce="", join=True)
+        one.send(rank=rank, tasks=["worker:0", "worker:1"], nonce="", join=True)
     for future in (started(two, 1), chief):
         future.result(10)
     for connection in kept:

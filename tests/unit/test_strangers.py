@@ -1,4 +1,4 @@
-"""Strangers on raw sockets at the workers' meeting: with the job's secret they get in, else not."""
+"""Rendezvous with peers on raw sockets: only peers that know the job's secret are accepted."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ def connected(address):
 
 @contextlib.contextmanager
 def answering(address, answer):
-    """At a worker's address, `answer` every connection."""
+    """Accepts connections at a worker's address and passes each to `answer`."""
 
     def serve():
         with contextlib.suppress(OSError):
@@ -74,18 +74,18 @@ def everything(connection):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_tells_only_who_knows_the_secret_who_it_is(started, secret, rank):
+def test_worker_identifies_itself_only_to_peers_with_the_secret(started, secret, rank):
     two = cluster(2)
     address = two.addresses[rank]
     first = started(two, rank)
     friend = Stranger(connected(address), SECRET)
-    friend.tell(**identity(1 - rank))
-    assert friend.hear()["tasks"] == TASKS
+    friend.send(**identity(1 - rank))
+    assert friend.receive()["tasks"] == TASKS
 
     got = []
     for guess in ("", "other", SECRET[:-1]):
         stranger = Stranger(connected(address), guess)
-        stranger.tell(**identity(1 - rank), join=True)
+        stranger.send(**identity(1 - rank), join=True)
         while stranger.read():
             pass
         got.append(stranger.got)
@@ -95,7 +95,7 @@ def test_a_worker_tells_only_who_knows_the_secret_who_it_is(started, secret, ran
     for connection, text in zip(connections, texts, strict=True):
         connection.sendall(text)
     got += [everything(connection) for connection in connections]
-    for text in got:  # challenges and a line without words
+    for text in got:  # challenges and a line without content
         words = [line.rpartition(b" {")[2] for line in text.splitlines()]
         assert all(word == b"}" or word.startswith(b'"challenge": ') for word in words)
     assert any(got)
@@ -104,27 +104,27 @@ def test_a_worker_tells_only_who_knows_the_secret_who_it_is(started, secret, ran
         future.result(10)
 
 
-def test_what_a_worker_has_said_cannot_be_replayed(started, secret):
-    """A stranger between chief and worker repeats all that the worker has said to the chief."""
+def test_messages_cannot_be_replayed(started, secret):
+    """A peer between chief and worker replays all messages of the worker to the chief."""
     two = cluster(2)
     chief = started(two, 0, 3.0)
-    said = []
+    recorded = []
 
     def listen(connection):
-        """Be a friend to the chief, to have something to repeat."""
+        """Authenticates at the chief, to have messages to replay."""
         friend = Stranger(connection, SECRET, calls=False)
-        friend.hear()
-        friend.tell(**identity(1))
+        friend.receive()
+        friend.send(**identity(1))
 
     with answering(two.addresses[1], listen):
         friend = Stranger(connected(two.addresses[0]), SECRET)
         write = friend.write
-        friend.write = lambda text: (said.append(text), write(text))
-        friend.tell(**identity(1), join=True)
-        assert friend.hear()["rank"] == 0 and friend.hear() == {"joined": False}
+        friend.write = lambda text: (recorded.append(text), write(text))
+        friend.send(**identity(1), join=True)
+        assert friend.receive()["rank"] == 0 and friend.receive() == {"joined": False}
         friend.file.close()
         again = Stranger(connected(two.addresses[0]), "")
-        for text in (*said, *said):
+        for text in (*recorded, *recorded):
             again.write(text)
         while again.read():
             pass
@@ -135,20 +135,20 @@ def test_what_a_worker_has_said_cannot_be_replayed(started, secret):
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_only_who_knows_the_secret_ends_the_job(started, secret, knows):
+def test_only_peers_with_the_secret_end_the_job(started, secret, knows):
     two = cluster(2)
     chief = started(two, 0)
     key = SECRET if knows else ""
 
     def answer(connection):
         stranger = Stranger(connection, key, calls=False)
-        stranger.hear()
-        stranger.tell(**identity(1))
+        stranger.receive()
+        stranger.send(**identity(1))
 
     with answering(two.addresses[1], answer):
         stranger = Stranger(connected(two.addresses[0]), key)
-        stranger.tell(**identity(1), join=True)
-        stranger.tell(end="text of a stranger")
+        stranger.send(**identity(1), join=True)
+        stranger.send(end="text of a stranger")
         while stranger.read():
             pass
     if knows:
@@ -161,16 +161,16 @@ def test_only_who_knows_the_secret_ends_the_job(started, secret, knows):
 
 @pytest.mark.parametrize("word", ["end", "refused"])
 @pytest.mark.parametrize("knows", [True, False])
-def test_only_who_knows_the_secret_is_believed_to_be_the_chief(started, secret, knows, word):
+def test_only_peers_with_the_secret_act_as_the_chief(started, secret, knows, word):
     two = cluster(2)
 
     def answer(connection):
         stranger = Stranger(connection, SECRET if knows else "", calls=False)
-        stranger.hear()
-        stranger.tell(**identity(0))
+        stranger.receive()
+        stranger.send(**identity(0))
         if word == "end":
-            stranger.tell(joined=False)
-        stranger.tell(**{word: "text of a stranger"})
+            stranger.send(joined=False)
+        stranger.send(**{word: "text of a stranger"})
 
     with answering(two.addresses[0], answer):
         member = started(two, 1)
@@ -184,22 +184,22 @@ def test_only_who_knows_the_secret_is_believed_to_be_the_chief(started, secret, 
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_only_who_knows_the_secret_takes_the_place_of_a_missing_worker(started, secret, knows):
+def test_only_peers_with_the_secret_replace_a_missing_worker(started, secret, knows):
     two = cluster(2)
     chief = started(two, 0, 2.0)
     key = SECRET if knows else ""
 
     def answer(connection):
         stranger = Stranger(connection, key, calls=False)
-        stranger.hear()
-        stranger.tell(**identity(1))
+        stranger.receive()
+        stranger.send(**identity(1))
 
     with answering(two.addresses[1], answer):
         stranger = Stranger(connected(two.addresses[0]), key)
-        stranger.tell(**identity(1), join=True)
-        stranger.tell(unreached=[])
+        stranger.send(**identity(1), join=True)
+        stranger.send(unreached=[])
         if knows:
-            chief.result(5)  # it would start TensorFlow with the stranger
+            chief.result(5)  # TensorFlow would start with this peer
         else:
             text = problem(chief)
             assert f"worker 1 at {two.addresses[1]}" in text and environment.JOB in text
@@ -234,8 +234,8 @@ def test_a_flood_of_connections_leaves_descriptors_to_the_worker(started, secret
         connection.close()
 
 
-def test_a_worker_that_is_sent_back_to_itself_does_not_believe_itself(started, secret):
-    """A stranger at the address of a missing worker hands the chief's calls on to the chief."""
+def test_worker_rejects_its_own_reflected_messages(started, secret):
+    """A peer at a missing worker's address relays the chief's messages back to the chief."""
     two = cluster(2)
     chief = started(two, 0, 1.5)
 
@@ -260,7 +260,7 @@ def test_a_worker_that_is_sent_back_to_itself_does_not_believe_itself(started, s
         assert "missing" in problem(chief)
 
 
-def test_a_worker_with_another_secret_is_reported_on_both_sides(started, soon, caplog, monkeypatch):
+def test_mismatched_secret_is_reported_on_both_sides(started, soon, caplog, monkeypatch):
     two = cluster(2)
     monkeypatch.setenv(environment.JOB, SECRET)
     chief = started(two, 0)
@@ -270,9 +270,9 @@ def test_a_worker_with_another_secret_is_reported_on_both_sides(started, soon, c
         text = problem(started(two, 1, 0.7))
         assert f"worker 0 at {two.addresses[0]}: " in text and environment.JOB in text
         assert SECRET not in text
-    said = [r.getMessage() for r in caplog.records if environment.JOB in r.getMessage()]
+    messages = [r.getMessage() for r in caplog.records if environment.JOB in r.getMessage()]
     for who in ("at 127.0.0.1 has called", *(f"worker {i} at {two.addresses[i]}" for i in (0, 1))):
-        assert any(who in one for one in said), who
+        assert any(who in one for one in messages), who
     assert SECRET not in caplog.text
     assert not chief.done(), chief.exception(0)
     monkeypatch.setenv(environment.JOB, SECRET)
@@ -281,18 +281,18 @@ def test_a_worker_with_another_secret_is_reported_on_both_sides(started, soon, c
 
 
 @pytest.mark.parametrize("value", [None, "", SECRET])
-def test_the_chief_says_that_a_meeting_is_open(started, caplog, monkeypatch, value):
+def test_chief_warns_of_missing_secret(started, caplog, monkeypatch, value):
     if value is not None:
         monkeypatch.setenv(environment.JOB, value)
     three = cluster(3)
     for future in [started(three, rank) for rank in range(3)]:
         future.result(10)
-    said = [r.getMessage() for r in caplog.records if environment.JOB in r.getMessage()]
-    assert len(said) == (0 if value else 1)
-    assert not said or "security.md" in said[0]
+    warnings = [r.getMessage() for r in caplog.records if environment.JOB in r.getMessage()]
+    assert len(warnings) == (0 if value else 1)
+    assert not warnings or "security.md" in warnings[0]
 
 
-def test_the_launcher_makes_a_secret_that_cannot_be_guessed(monkeypatch):
+def test_launcher_generates_a_random_secret(monkeypatch):
     from tf_redsync.cli import worker_environment
 
     monkeypatch.delenv(environment.JOB, raising=False)
