@@ -211,7 +211,7 @@ def test_duplicate_worker_beside_a_running_job():
             assert f"running already: TensorFlow's server answers at {two.addresses[rank]}" in text
 
 
-def test_a_process_that_is_not_at_its_address_is_refused_when_the_right_one_comes(started):
+def test_process_at_a_wrong_address_is_rejected_when_the_right_one_comes(started):
     three = cluster(3)
     chief = started(three, 0)
     wrong = elsewhere(three, 1, free_ports(1)[0])
@@ -224,7 +224,7 @@ def test_a_process_that_is_not_at_its_address_is_refused_when_the_right_one_come
         future.result(10)
 
 
-def test_an_earlier_run_is_waited_for(started, soon, caplog):
+def test_earlier_run_is_awaited(started, soon, caplog):
     two = cluster(2)
     with listening(two.addresses[0], SETTINGS):
         member = started(two, 1)
@@ -249,7 +249,7 @@ def test_workers_without_a_handshake_are_named(started):
     assert f"{three.addresses[2]}: nothing listens there" in text
 
 
-def test_workers_of_other_clusters_are_refused(started):
+def test_workers_of_other_clusters_are_rejected(started):
     two = cluster(2)
     three = Cluster((*two.addresses, "127.0.0.1:1"), ("worker:0", "worker:1", "worker:2"), 0)
     chief = started(two, 0)
@@ -259,7 +259,7 @@ def test_workers_of_other_clusters_are_refused(started):
     chief.result(10)
 
 
-def test_two_that_do_not_reach_each_other_are_named(started, soon, caplog):
+def test_unreachable_pair_is_named(started, soon, caplog):
     three = cluster(3)
     closed = free_ports(1)[0]
     futures = [started(three, 0, 1.5), started(elsewhere(three, 2, closed), 1, 2.0)]
@@ -269,7 +269,7 @@ def test_two_that_do_not_reach_each_other_are_named(started, soon, caplog):
     assert f"waiting for worker 1, which cannot reach worker 2 at 127.0.0.1:{closed}" in caplog.text
 
 
-def test_a_name_server_that_does_not_answer_is_named(monkeypatch):
+def test_unresponsive_name_server_is_named(monkeypatch):
     answered = threading.Event()
     monkeypatch.setattr(handshake, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(10))
@@ -278,13 +278,13 @@ def test_a_name_server_that_does_not_answer_is_named(monkeypatch):
         try:
             await handshake.call("far-away:1", "")
         finally:
-            answered.set()  # the event loop joins the thread that resolves the name
+            answered.set()  # the event loop joins the resolver's thread
 
     with pytest.raises(handshake.NoAnswer, match="name server"):
         asyncio.run(call())
 
 
-def test_wrong_addresses_are_said(started):
+def test_wrong_addresses_are_reported(started):
     three = cluster(3)
     a, b, c = three.addresses
     text = problem(started(dataclasses.replace(three, addresses=(b, a, c)), 0, 0.4))
@@ -296,8 +296,8 @@ def test_wrong_addresses_are_said(started):
         member.result(10)
 
 
-def test_other_addresses_of_one_worker_are_said(started):
-    """No worker listens at the address, so only the messages name the difference."""
+def test_differing_addresses_of_a_worker_are_reported(started):
+    """No worker listens at the address, so only the messages show the difference."""
     two = cluster(2)
     here, there = two.addresses[1], f"127.0.0.1:{free_ports(1)[0]}"
     chief = started(two, 0, 1.0)
@@ -307,7 +307,7 @@ def test_other_addresses_of_one_worker_are_said(started):
     assert "does its TF_CONFIG name the same address?" in problem(chief)
 
 
-def test_another_address_of_the_chief_is_said(started):
+def test_differing_address_of_the_chief_is_reported(started):
     two = cluster(2)
     member = started(elsewhere(two, 0, free_ports(1)[0]), 1, 3.0)
     text = problem(started(two, 0, 1.0))
@@ -315,7 +315,7 @@ def test_another_address_of_the_chief_is_said(started):
     problem(member)
 
 
-def test_a_worker_that_goes_away_is_missing_again(started):
+def test_worker_that_disconnects_is_missing_again(started):
     three = cluster(3)
     chief = started(three, 0)
     member = Member(dataclasses.replace(three, rank=1), 10.0)
@@ -332,7 +332,7 @@ def test_a_worker_that_goes_away_is_missing_again(started):
         future.result(10)
 
 
-def test_whatever_comes_to_the_port_the_workers_meet(started):
+def test_arbitrary_bytes_do_not_disturb_the_rendezvous(started):
     two = cluster(2)
     chief = started(two, 0)
     host, _, port = two.addresses[0].rpartition(":")
@@ -355,7 +355,7 @@ def test_whatever_comes_to_the_port_the_workers_meet(started):
         with contextlib.suppress(OSError):
             connection.sendall(text)
         kept.append(connection)
-    for rank in (-1, 7, True, "1"):  # strangers who know the secret, which is empty
+    for rank in (-1, 7, True, "1"):  # peers that know the (empty) secret
         one = Stranger(socket.create_connection((host, int(port))), "")
         one.send(rank=rank, tasks=["worker:0", "worker:1"], nonce="", join=True)
     for future in (started(two, 1), chief):
@@ -364,7 +364,7 @@ def test_whatever_comes_to_the_port_the_workers_meet(started):
         connection.close()
 
 
-def test_it_can_be_switched_off(monkeypatch):
+def test_can_be_disabled(monkeypatch):
     monkeypatch.setenv(environment.HANDSHAKE, "0")
     started_with(cluster(2), 1.0)
     monkeypatch.setenv(environment.HANDSHAKE, "off")
@@ -391,7 +391,7 @@ def test_bad_seconds(name):
             environment.seconds("start_timeout", value, "VARIABLE")
 
 
-def test_an_argument_counts_more_than_the_environment(monkeypatch):
+def test_argument_overrides_the_environment(monkeypatch):
     assert environment.seconds("a", None, "VARIABLE") is None
     monkeypatch.setenv("VARIABLE", "7.5")
     assert environment.seconds("a", None, "VARIABLE") == 7.5
@@ -410,7 +410,7 @@ CLUSTERS = {
 
 
 @loop("name", CLUSTERS)
-def test_who_meets(name):
+def test_clusters_that_need_a_rendezvous(name):
     spec, task_type, task_id, addresses, rank = CLUSTERS[name]
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(spec), task_type=task_type, task_id=task_id

@@ -1,4 +1,4 @@
-"""The report: what it makes of files in any state, and how the page looks in a real browser."""
+"""The report of files in any state, and its page in a real browser."""
 
 import html
 import io
@@ -87,7 +87,7 @@ def write(folder, found, rank=0, tail=""):
     return folder
 
 
-def test_one_history_of_several_files(tmp_path):
+def test_history_spans_several_files(tmp_path):
     write(tmp_path, TRAINING, tail='{"record": "sample", "step": 60, "logs": {"lo')
     write(tmp_path, [RUN | {"workers": 3}, sample(10), sample(20)], rank=2)
     (tmp_path / "worker-x.jsonl").write_text("not ours")
@@ -98,8 +98,8 @@ def test_one_history_of_several_files(tmp_path):
     assert "1 malformed line" in found.notes[0] and len(found.notes) == 1
 
 
-def test_the_loss_is_that_of_the_end(tmp_path):
-    """Of a run with one sample, as earlier versions recorded short ones."""
+def test_loss_is_the_final_one(tmp_path):
+    """The run has one sample, as earlier versions recorded short runs."""
     write(tmp_path, [RUN, sample(8, logs={"loss": 0.7436}), epoch(66, loss=0.339)])
     text = page.report(tmp_path).read_text()
     assert "<dt>loss</dt><dd>0.339</dd>" in text
@@ -111,8 +111,8 @@ def test_missing_workers_are_named(tmp_path):
     assert "1 file found of 4 workers: those of worker 0." in note
 
 
-def test_a_resumed_run(tmp_path):
-    """Killed at step 50, on from the checkpoint at 30: what was done again counts once."""
+def test_resumed_run(tmp_path):
+    """Killed at step 50 and resumed from the checkpoint at 30: repeated steps count once."""
     again = [RUN | {"step": 30, "time": 5000.0}]
     again += [sample(s, time=5000.0 + s - 30, logs={"loss": 7.0}) for s in (40, 50, 60)]
     found = records.load(write(tmp_path, [*TRAINING, *again]))
@@ -124,7 +124,7 @@ def test_a_resumed_run(tmp_path):
     assert any("2 samples" in n for n in found.notes)
 
 
-def test_a_new_run_in_the_same_directory(tmp_path):
+def test_new_run_in_the_same_directory(tmp_path):
     found = records.load(write(tmp_path, [*TRAINING, RUN, sample(10)]))
     assert [s["step"] for s in found.first.samples] == [10]
     assert any("5 samples" in n for n in found.notes)
@@ -153,14 +153,14 @@ def test_nothing_to_report(tmp_path, capsys, files, error, text):
     assert ended.value.code == 2 and re.search(text, capsys.readouterr().err, re.S)
 
 
-def test_no_folder_for_the_page(tmp_path):
+def test_page_creates_its_folder(tmp_path):
     write(tmp_path, TRAINING)
     with pytest.raises(FileNotFoundError, match="`output` must be"):
         rs.report(tmp_path, tmp_path / "nowhere" / "page.html")
 
 
 @pytest.mark.parametrize("output", ["", "folder"])
-def test_a_page_that_is_no_file(tmp_path, monkeypatch, capsys, output):
+def test_page_path_that_is_not_a_file(tmp_path, monkeypatch, capsys, output):
     monkeypatch.chdir(write(tmp_path, TRAINING))
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match="`output` must be a file"):
@@ -170,7 +170,7 @@ def test_a_page_that_is_no_file(tmp_path, monkeypatch, capsys, output):
     assert ended.value.code == 2 and "`output` must be a file" in capsys.readouterr().err
 
 
-def test_the_page_never_replaces_the_records(tmp_path):
+def test_page_never_replaces_the_records(tmp_path):
     pytest.importorskip("plotly", reason="pip install plotly")
     path = write(tmp_path, TRAINING) / "worker-0.jsonl"
     records_before = path.read_text()
@@ -179,7 +179,7 @@ def test_the_page_never_replaces_the_records(tmp_path):
     assert path.read_text() == records_before
 
 
-def test_a_page_that_cannot_be_written_leaves_no_part(tmp_path, monkeypatch):
+def test_failed_write_leaves_no_partial_page(tmp_path, monkeypatch):
     def full(self, target):
         raise OSError("No space left")
 
@@ -202,7 +202,7 @@ def test_without_plotly(tmp_path, monkeypatch):
         rs.report(write(tmp_path, TRAINING))
 
 
-def test_the_function_and_the_command(tmp_path, capsys):
+def test_function_and_command(tmp_path, capsys):
     write(tmp_path, TRAINING)
     assert rs.report(tmp_path) == tmp_path / "report.html"
     assert rs.report(tmp_path, tmp_path / "other.html").exists()
@@ -222,12 +222,12 @@ def test_the_function_and_the_command(tmp_path, capsys):
         [RUN, sample(10), {"record": "of a later version"}, epoch(10, val_loss=None)],
     ],
 )
-def test_pages_of_little(tmp_path, found):
+def test_pages_of_short_runs(tmp_path, found):
     text = rs.report(write(tmp_path, found)).read_text()
     assert text.endswith("</html>\n") and "<GPU>" not in text
 
 
-def test_the_page_opens_with_what_was_saved_what_it_cost_and_where_time_went(tmp_path):
+def test_page_starts_with_savings_costs_and_step_times(tmp_path):
     pytest.importorskip("plotly", reason="pip install plotly")
     write(tmp_path, TRAINING)
     text = rs.report(tmp_path).read_text()
@@ -238,8 +238,8 @@ def test_the_page_opens_with_what_was_saved_what_it_cost_and_where_time_went(tmp
     assert text.index("class='answer'") < text.index("<dl>")
 
 
-def test_names_are_no_html():
-    """Plotly would show a <sub> of a name as an index."""
+def test_names_are_escaped():
+    """Plotly would show a <sub> in a name as a subscript."""
     pytest.importorskip("plotly", reason="pip install plotly")
     named = [{**v, "name": f"w<sub>{i}"} for i, v in enumerate(VARIABLES * 3)]
     residual = [1.0] * len(named)
@@ -258,7 +258,7 @@ def facts(folder):
 
 @pytest.mark.parametrize("before", [0.0, 12_345.0])
 def test_only_recorded_steps_count(tmp_path, before):
-    """Resumed at step 100, with the callback or another directory only now."""
+    """The run resumes at step 100, with a new callback or directory."""
     pytest.importorskip("plotly", reason="pip install plotly")
     run = RUN | {"step": 100, "bytes_sent": before}
     late = [sample(100 + s, bytes_sent=before + 400.0 * s) for s in (10, 20)]
@@ -268,14 +268,14 @@ def test_only_recorded_steps_count(tmp_path, before):
 
 
 def test_dense_bytes_of_several_numbers_of_workers(tmp_path):
-    """Two workers send each element once in an all-reduce, four send it 1.5 times."""
+    """In an all-reduce two workers send each element once, four send it 1.5 times."""
     pytest.importorskip("plotly", reason="pip install plotly")
     more = RUN | {"step": 50, "workers": 4, "dense_bytes": 6240.0, "bytes_sent": 20_000.0}
     found = facts(write(tmp_path, [*TRAINING, more, sample(60), sample(70)]))
     assert found["dense would be"] == page.size(50 * 4160 + 20 * 6240)
 
 
-def test_bytes_of_the_round_that_the_last_epoch_ends(tmp_path):
+def test_bytes_include_the_round_that_the_last_epoch_ends(tmp_path):
     """The sample of an epoch's last step may precede the exchange that ends its round."""
     pytest.importorskip("plotly", reason="pip install plotly")
     found = facts(write(tmp_path, [RUN, sample(50), epoch(50, bytes_sent=26_000.0)]))
@@ -296,7 +296,7 @@ def math_nan():
 
 # ----------------------------------------------------------------------------- in a real browser
 
-# Stands before everything else in the page: what goes wrong later is in the document's attribute.
+# Precedes everything else in the page: later errors are recorded in the document's attribute.
 WATCH = """<script>
 window.seen = [];
 addEventListener('error', e => seen.push('error: ' + e.message), true);
@@ -317,7 +317,7 @@ addEventListener('load', () => setTimeout(() => {
 
 
 def browse(text, folder, height=3000):
-    """Opens a page in Chromium; returns what `WATCH` found and the picture, `[y, x, 4]`."""
+    """Opens a page in Chromium; returns what `WATCH` recorded and the screenshot, `[y, x, 4]`."""
     from matplotlib.image import imread
 
     folder.mkdir(exist_ok=True)
@@ -350,7 +350,7 @@ needs_browser = pytest.mark.skipif(
 
 
 @needs_browser
-def test_the_page_in_a_browser(tmp_path):
+def test_page_in_a_browser(tmp_path):
     write(tmp_path, TRAINING)
     write(tmp_path, [RUN, *(sample(s, step_ms=14.0) for s in (10, 50)), split(30)], rank=1)
     path = rs.report(tmp_path)
@@ -367,8 +367,8 @@ def test_the_page_in_a_browser(tmp_path):
 
 @pytest.mark.deep
 @needs_browser
-def test_the_browser_tells_what_is_wrong(tmp_path):
-    """An error, a request and a picture that stays empty are found: the test above can fail."""
+def test_browser_check_detects_failures(tmp_path):
+    """It detects an error, a request and an empty figure, so the test above can fail."""
     text = rs.report(write(tmp_path, TRAINING)).read_text()
     broken = text.replace("Plotly.newPlot(", "Plotly.nonsense(", 1)
     broken = broken.replace("</body>", "<img src='https://example.org/a.png'></body>")

@@ -1,4 +1,4 @@
-"""What is said where TensorFlow or tf_keras is missing."""
+"""Errors if TensorFlow or tf_keras is missing or unsupported."""
 
 import importlib.metadata
 import pathlib
@@ -21,14 +21,14 @@ def test_without_tensorflow(monkeypatch):
         import tensorflow  # noqa: F401
     with pytest.raises(ImportError, match="`tensorflow-cpu` or `tensorflow.and-cuda.`"):
         requirements.check_tensorflow()
-    # What an uninstalled package leaves behind is a folder that can be imported.
+    # An uninstalled package may leave an importable folder behind.
     monkeypatch.setitem(sys.modules, "tensorflow", types.ModuleType("tensorflow"))
     with pytest.raises(ImportError, match="`tensorflow-cpu` or `tensorflow.and-cuda.`"):
         requirements.check_tensorflow()
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "keras"])
-def test_a_file_of_the_user_has_the_name_of_a_package(monkeypatch, tmp_path, name):
+def test_users_file_shadows_a_package(monkeypatch, tmp_path, name):
     (tmp_path / f"{name}.py").write_text("x = 1")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, name)
@@ -73,7 +73,7 @@ def test_pyproject_has_the_same_ranges():
 
 
 @pytest.mark.parametrize("installed", ["tensorflow", "tensorflow-cpu"])
-def test_tf_keras_does_not_bring_a_second_tensorflow(monkeypatch, installed):
+def test_tf_keras_advice_does_not_install_a_second_tensorflow(monkeypatch, installed):
     def version(name):
         if name != installed:
             raise importlib.metadata.PackageNotFoundError(name)

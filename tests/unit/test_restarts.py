@@ -1,4 +1,4 @@
-"""The launcher after a failure: who failed first, restarts, stops on request. No TensorFlow."""
+"""The launcher after a failure: the first cause, restarts, requested stops. Without TensorFlow."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def job(tmp_path, body, workers, **kwargs):
 # --------------------------------------------------------------------------------- restarts
 
 
-def test_a_job_starts_again_on_new_ports(tmp_path):
+def test_job_restarts_on_new_ports(tmp_path):
     body = """
 print(attempt, workers, config['cluster']['worker'][0], os.environ['TF_REDSYNC_JOB'], flush=True)
 if attempt < 2 and index == 1:
@@ -60,13 +60,13 @@ if attempt < 2:
     assert len(set(addresses)) == 3 and len(set(jobs)) == 1
 
 
-def test_restarts_come_to_an_end(tmp_path):
+def test_restarts_are_limited(tmp_path):
     result = job(tmp_path, "sys.exit(5)", 1, max_restarts=2)
     assert result.exit_code == 5 and result.restarts == 2 and result.failed
     assert result.message.endswith("worker 0 failed first: exit code 5; its last line: (no output)")
 
 
-def test_a_worker_that_always_dies_at_once_is_left_out(tmp_path):
+def test_worker_that_always_fails_at_once_is_excluded(tmp_path):
     body = """
 if os.environ['PLACE'] == 'b':
     raise OSError('broken')
@@ -81,7 +81,7 @@ print(os.environ['PLACE'], index, workers)
     assert [worker.output for worker in result.workers] == ["a 0 2", "c 1 2"]
 
 
-def test_a_worker_that_cannot_be_started_is_left_out(tmp_path):
+def test_worker_that_cannot_start_is_excluded(tmp_path):
     wrappers = [[], ["/no/such/program"]]
     result = job(tmp_path, "print(workers)", 2, max_restarts=1, min_workers=1, wrappers=wrappers)
     assert result.exit_code == 0 and result.workers[0].output == "1"
@@ -91,7 +91,7 @@ def test_a_worker_that_cannot_be_started_is_left_out(tmp_path):
             job(tmp_path, "print(workers)", 2, wrappers=wrappers, **how)
 
 
-def test_the_rule():
+def test_exclusion_rule():
     rule = Restarts(left=9, min_workers=2, places=[0, 1, 2, 3])
 
     def after(first, seconds):
@@ -99,18 +99,18 @@ def test_the_rule():
         return rule.places
 
     assert after(1, 5.0) == [0, 1, 2, 3]
-    assert after(2, 5.0) == [0, 1, 2, 3]  # another one
+    assert after(2, 5.0) == [0, 1, 2, 3]  # another worker
     assert after(2, 500.0) == [0, 1, 2, 3]  # not at once
     assert after(2, 5.0) == [0, 1, 3]
-    assert after(2, 5.0) == [0, 1, 3]  # 3 by its place
+    assert after(2, 5.0) == [0, 1, 3]  # 3 by its position
     assert after(2, 5.0) == [0, 1]
     assert after(1, 5.0) == after(1, 5.0) == [0, 1]  # no fewer
     assert rule.attempt == 8 and rule.left == 1
     assert rule.again(None, 5.0) and rule.again(None, 5.0) is None
 
 
-def test_the_one_worker_of_a_tf_config(tmp_path, monkeypatch):
-    """What each machine's launcher does."""
+def test_single_worker_of_a_tf_config(tmp_path, monkeypatch):
+    """Each machine has such a launcher."""
     task = {"type": "worker", "index": 1}
     config = json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}, "task": task})
     monkeypatch.setenv("TF_CONFIG", config)
@@ -147,7 +147,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("number", stopping.SIGNALS)
-def test_the_launcher_passes_the_exit_code_on_and_does_not_restart(tmp_path, number):
+def test_launcher_forwards_the_exit_code_and_does_not_restart(tmp_path, number):
     path = tmp_path / "train.py"
     path.write_text(HEAD + STOPS)
     args = [*CLI, "-n", "2", "--grace", "0", "--max-restarts", "3", str(path)]
@@ -156,14 +156,15 @@ def test_the_launcher_passes_the_exit_code_on_and_does_not_restart(tmp_path, num
         assert sorted(ready) == ["[worker 0] ready\n", "[worker 1] ready\n"]
         run.send_signal(number)
         time.sleep(0.1)
-        run.send_signal(number)  # as schedulers do that signal all processes: not a second request
+        # as from schedulers that signal all processes: not a second request
+        run.send_signal(number)
         out, err = run.communicate(timeout=20)
     assert run.returncode == stopping.EXIT_CODE, err
     assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
     assert "on request: exit code 75" in err and "restart" not in err
 
 
-def test_a_worker_that_stops_by_itself_stops_the_job(tmp_path):
+def test_worker_that_stops_itself_stops_the_job(tmp_path):
     stopped = str(tmp_path / "stopped")
     body = f"""
 if index == 0:
@@ -195,7 +196,7 @@ def test_no_restart_after_a_signal_or_the_timeout(tmp_path):
 # ----------------------------------------------------------------------------- the first cause
 
 
-def test_the_last_line_names_the_first_cause(tmp_path):
+def test_last_line_names_the_first_cause(tmp_path):
     """Worker 0 fails because of worker 1, and ends before it."""
     body = """
 def train():
@@ -277,7 +278,7 @@ OUTPUTS = {
 
 
 @loop("name", OUTPUTS)
-def test_causes(name):
+def test_first_cause(name):
     output, text = OUTPUTS[name]
     assert root_cause.first_failure([root_cause.Failure(4, 1, output, 0.0)]) == (
         4,
@@ -304,7 +305,7 @@ HIDDEN = {  # with the module that the error names
 
 
 @loop("error", HIDDEN)
-def test_a_file_beside_the_script_that_hides_a_module(error):
+def test_file_that_shadows_a_module(error):
     with tempfile.TemporaryDirectory() as folder:
         output = FRAMES.replace("/home/me/", f"{folder}/") + error
         failure = root_cause.Failure(0, 1, output, 0.0)
@@ -326,7 +327,7 @@ VICTIMS = (
 
 
 @loop("error", VICTIMS)
-def test_who_fails_because_of_another_one_is_not_the_first(error):
+def test_secondary_failure_is_not_the_first_cause(error):
     victim = root_cause.Failure(0, 1, FRAMES + error, 1.0)
     later = root_cause.Failure(1, 1, FRAMES + "ValueError: bad", 2.0)
     assert root_cause.first_failure([victim, later])[0] == 1
@@ -337,7 +338,7 @@ def test_who_fails_because_of_another_one_is_not_the_first(error):
     assert root_cause.first_failure([victim])[1].startswith("worker 0 failed first: ")
 
 
-def test_of_several_the_earliest_and_all_that_fail_alike():
+def test_earliest_and_all_equal_failures_are_named():
     ends = [root_cause.Failure(i, 1, FRAMES + f"ValueError: {i // 2}", 3.0 - i) for i in range(3)]
     assert root_cause.first_failure(ends)[1].startswith("worker 2 failed first: ValueError: 1")
     assert root_cause.first_failure(ends[:2]) == (
@@ -366,7 +367,7 @@ def test_bad_arguments(name, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_the_start_timeout_comes_to_the_workers(tmp_path):
+def test_start_timeout_reaches_the_workers(tmp_path):
     body = "print(os.environ['TF_REDSYNC_START_TIMEOUT'])"
     assert job(tmp_path, body, 1, start_timeout=45.0).workers[0].output == "45"
     assert "TF_REDSYNC_START_TIMEOUT" not in os.environ

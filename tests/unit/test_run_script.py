@@ -1,4 +1,4 @@
-"""tests/run.sh leaves tests out while a hash is the same: it is of all that they are made of."""
+"""tests/run.sh skips tests while a hash is unchanged: the hash covers all their inputs."""
 
 import ast
 import pathlib
@@ -14,7 +14,7 @@ OURS = ("benchmarks", "tests", "tf_redsync", "tools")
 
 
 def not_hashed(paths):
-    """Those of some paths, relative to the root, that the hash is not made of."""
+    """Returns the paths, relative to the root, that the hash does not cover."""
     script = (ROOT / "tests" / "run.sh").read_text(encoding="utf-8")
     (words,) = re.findall(r"^fingerprint\(\) {\n  {\n    find (.*?) -type f", script, re.S | re.M)
     hashed = {pathlib.Path(word) for word in shlex.split(words.replace("\\\n", " "))}
@@ -22,7 +22,7 @@ def not_hashed(paths):
 
 
 def imported(path):
-    """Files of the project that a module names in its imports, without the packages around."""
+    """Returns the project's files that a module imports, without parent packages."""
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             names = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
@@ -35,7 +35,7 @@ def imported(path):
                 yield from (one for one in both if (ROOT / one).is_file())
 
 
-def test_modules_that_they_import():
+def test_hash_covers_imported_modules():
     waiting = [f.relative_to(ROOT) for folder in LEFT_OUT for f in (ROOT / folder).glob("*.py")]
     seen = set(waiting)
     while waiting:
@@ -46,7 +46,7 @@ def test_modules_that_they_import():
     assert not_hashed(seen) == []
 
 
-def test_files_that_they_read():
+def test_hash_covers_files_that_tests_read():
     """Tests name them from the root, and Bazel's files by labels and paths."""
     tests = [f.read_text("utf-8") for folder in LEFT_OUT for f in (ROOT / folder).glob("*.py")]
     named = {n for t in tests for n in re.findall(r'ROOT((?: / "[\w./]+")+)', t)}
@@ -61,8 +61,8 @@ def test_files_that_they_read():
 @pytest.mark.parametrize(
     ("bazel", "status"), [("true", 0), ("false", 1), ("kill -KILL $BASHPID", 1)]
 )
-def test_a_stage_in_the_background_that_does_not_pass_is_a_failure(tmp_path, bazel, status):
-    """Also one that was killed before it could note that it has failed."""
+def test_failed_background_stage_is_a_failure(tmp_path, bazel, status):
+    """This includes a stage that was killed before it could record its failure."""
     script = (ROOT / "tests" / "run.sh").read_text(encoding="utf-8")
     (stage,) = re.findall(r"^stage\(\) {\n.*?^}\n", script, re.S | re.M)
     start = 'stage "bazel" bazel_test >"$work/bazel" 2>&1 &\n  background=$!\n'

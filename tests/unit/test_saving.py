@@ -1,4 +1,4 @@
-"""Saving and loading in one process, on two replicas: what docs/saving.md promises."""
+"""Saving and loading in one process on two replicas, as docs/saving.md promises."""
 
 import warnings
 
@@ -24,7 +24,7 @@ def strategy(mirrored):
 
 @pytest.fixture
 def trained(strategy):
-    """A function that trains in the strategy; returns the model and the optimizer."""
+    """Returns a function that trains in the strategy and returns model and optimizer."""
 
     def train(library, optimizer, steps=3):
         with strategy.scope():
@@ -48,7 +48,7 @@ def same(a, b):
     assert sum(np.abs(v).sum() for v in a.values()) > 0
 
 
-def test_a_plain_file_loads_into_the_wrapper(strategy, tmp_path):
+def test_unwrapped_models_file_loads_into_the_wrapper(strategy, tmp_path):
     with strategy.scope():
         plain = network(keras)
         plain.compile(keras.optimizers.Adam(0.01), "mse")
@@ -69,7 +69,7 @@ def test_a_plain_file_loads_into_the_wrapper(strategy, tmp_path):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
 
 
-def test_another_layout_is_refused(strategy, tmp_path):
+def test_other_layout_is_rejected(strategy, tmp_path):
     def compiled(method):
         with strategy.scope():
             model = network(keras)
@@ -93,7 +93,7 @@ def test_another_layout_is_refused(strategy, tmp_path):
         assert "another model or method" in str(error) and "velocity" in str(error), error
 
 
-def test_auto_starts_with_empty_residuals_where_it_chooses_otherwise(strategy, trained, tmp_path):
+def test_auto_starts_with_empty_residuals_after_another_choice(strategy, trained, tmp_path):
     saved, optimizer = trained(
         keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05), METHOD)
     )
@@ -135,7 +135,7 @@ def test_checkpoint_restored_after_and_before_the_build(strategy, trained, tmp_p
             np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def test_checkpoint_of_tf_keras(strategy, trained, tmp_path):
+def test_tf_keras_checkpoint(strategy, trained, tmp_path):
     model, optimizer = trained(
         tf_keras, lambda: rs.DistributedOptimizer(tf_keras.optimizers.Adam(0.05), METHOD)
     )
@@ -150,7 +150,7 @@ def test_checkpoint_of_tf_keras(strategy, trained, tmp_path):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def test_checkpoint_of_legacy(strategy, trained, tmp_path):
+def test_legacy_checkpoint(strategy, trained, tmp_path):
     def make():
         return rs.DistributedOptimizer(tf_keras.optimizers.legacy.Adam(0.05), METHOD)
 
@@ -182,7 +182,7 @@ def test_tf_keras_models_save_and_load(strategy, tmp_path):
     loaded.fit(problems.dataset(24, 8), verbose=0)
 
 
-def test_the_inner_optimizer_cannot_be_used_alone(strategy):
+def test_inner_optimizer_cannot_be_used_alone(strategy):
     with strategy.scope():
         wrapped = rs.DistributedOptimizer(keras.optimizers.SGD(0.05), METHOD)
         with pytest.raises(ValueError, match="already wrapped"):

@@ -1,4 +1,4 @@
-"""A model that was saved with a wrapped optimizer loads, whichever optimizer that is."""
+"""Saved models load with every wrapped optimizer."""
 
 import json
 
@@ -16,7 +16,7 @@ METHOD = rs.RedSync(density=0.1, dense_below=0)
 
 
 def saved(library, optimizer, path):
-    """Train one step with an optimizer and save the model."""
+    """Trains one step with an optimizer and saves the model."""
     model = library.Sequential([library.layers.Input((3,)), library.layers.Dense(2)])
     model.compile(optimizer, "mse", run_eagerly=True)
     model.train_on_batch(np.ones([4, 3], "float32"), np.ones([4, 2], "float32"))
@@ -25,13 +25,13 @@ def saved(library, optimizer, path):
 
 
 def numbers(config):
-    """The numbers of a config, by name; legacy optimizers have float32 variables there."""
+    """Returns the numbers of a config by name; legacy optimizers have float32 variables there."""
     return dict(momentum.config_numbers(json.loads(json.dumps(config, default=float))))
 
 
 @pytest.mark.deep
 @loop(("family", "name"), [(f, n) for f in FAMILIES for n in all_of(f)])
-def test_every_optimizer(tmp_path, family, name):
+def test_round_trip_of_every_optimizer(tmp_path, family, name):
     library = library_of(family)
     path = str(tmp_path / f"{family}_{name}.keras")
     optimizer = rs.DistributedOptimizer(all_of(family)[name](), METHOD)

@@ -1,4 +1,4 @@
-"""The prediction of benchmarks/scale/scale.py, computed by hand, and what it is made of."""
+"""Predictions of benchmarks/scale/scale.py against manual computations, and their inputs."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ SPECS = [
 
 @loop("name", scale_methods.NAMES)
 @loop("workers", [2, 33])
-def test_bytes_are_those_of_a_dry_run(name, workers):
+def test_bytes_match_a_dry_run(name, workers):
     method = scale_methods.make(name, 0.01)
     assignments = [(a.spec, a.method) for a in rs.Policy(default=method).assign(SPECS)]
     expected = [traffic.messages(b.method, b.layout) for b in make_buckets(assignments, workers)]
@@ -71,7 +71,7 @@ def test_bytes_are_those_of_a_dry_run(name, workers):
 @pytest.mark.parametrize(
     ("cls", "workers"), [(rs.contrib.GTopK, (2, 16)), (rs.contrib.SparCML, (4, 32))]
 )
-def test_rounds_of_pairs_are_those_of_a_dry_run(cls, workers):
+def test_rounds_of_pairs_match_a_dry_run(cls, workers):
     """SparCML at 4 %: sparse in four rounds, dense in the fifth."""
     assignments = [(SPECS[0], cls(density=0.04))]
     (bucket,) = buckets_of(assignments[0][1], SPECS[:1])
@@ -114,8 +114,8 @@ def test_rates_and_hops():
 
 def test_one_bucket_by_hand():
     software = Software({"all_gather": 0.25}, {"all_gather": 0.01})
-    # 3 s until all gradients are there, 4 x 0.25 s for messages, 300 bytes at 0.01 s each for the
-    # core and 100 a second for the link, 3 hops of 0.5 s.
+    # 3 s until all gradients are ready, 4 x 0.25 s for messages, 300 bytes at 0.01 s each on the
+    # core and 100 per second on the link, 3 hops of 0.5 s.
     found = model([gather(100.0)], software=software)
     seconds = found.step_seconds("Dense", Cluster(4, 100.0, latency=0.5))
     assert seconds == pytest.approx(3 + 1 + 3 + 3 + 1.5)
@@ -125,11 +125,11 @@ def test_exchanges_overlap_with_the_backward_pass():
     # Forward 1 s, backward 2 s in two equal parts; links need 5 s for each bucket.
     found = model([gather(50.0), gather(50.0)])
     assert found.step_seconds("Dense", Cluster(2, 10.0)) == pytest.approx(1 + 1 + 5 + 5)
-    # With 0.5 s for each, only the last bucket's is left after the backward pass.
+    # With 0.5 s each, only the last bucket remains after the backward pass.
     assert found.step_seconds("Dense", Cluster(2, 100.0)) == pytest.approx(3.5)
 
 
-def test_latencies_of_buckets_pass_together():
+def test_latencies_of_buckets_overlap():
     found = model([gather(50.0), gather(50.0)])
     seconds = found.step_seconds("Dense", Cluster(2, 100.0, latency=10.0))
     assert seconds == pytest.approx(3 + 0.5 + 10)
@@ -141,7 +141,7 @@ def test_update_and_decoding_come_last():
     assert seconds == pytest.approx(3.0 + 4 + 0.5 + 3 * 10 * 0.01)
 
 
-def test_steps_that_take_turns_are_averaged():
+def test_alternating_steps_are_averaged():
     turns = Bucket(1, ((Payload("all_gather", 100, 0),), (Payload("all_gather", 300, 0),)))
     assert model([turns]).step_seconds("Dense", Cluster(2, 100.0)) == pytest.approx(3 + 2)
 
@@ -158,12 +158,12 @@ def test_workers_that_share_cores():
     assert prediction.oversubscription(8, 1, 2) == 4
     assert prediction.oversubscription(2, 1, 16) == 1
     found = model([gather(100.0)], software=Software({"all_gather": 0.0}, {"all_gather": 0.01}))
-    # What cores do takes four times as long, what links do does not.
+    # The cores' work takes four times as long, the links' does not.
     seconds = found.step_seconds("Dense", Cluster(8, 100.0, share=4.0))
     assert seconds == pytest.approx(4 * (3 + 7) + 7)
 
 
-def test_a_burst_passes_once_a_step():
+def test_burst_counts_once_per_step():
     found = model([gather(50.0), gather(50.0)])
     seconds = found.step_seconds("Dense", Cluster(2, 1.0, burst=60.0))
     assert seconds == pytest.approx(3 + 40)
@@ -191,7 +191,7 @@ def both(seconds):
 
 
 def report():
-    """A report as `--json` has it, with two methods that send 1 MB on two workers."""
+    """Returns a report as written by `--json`, with two methods that send 1 MB on two workers."""
     software = {"per_byte_s": {"all_reduce": 1e-9}, "collective_s": {"all_reduce": 2e-3}}
     software = {k: {kind: v["all_reduce"] for kind in FREE.byte} for k, v in software.items()}
     none = {"processor_s": both(0.1), "decode_s": 0.0, "buckets": []}
@@ -224,7 +224,7 @@ def report():
     }
 
 
-def test_messages_are_taken_out_of_what_a_method_computes():
+def test_message_costs_are_subtracted_from_computation():
     found = prediction.model_of(report())
     assert found.compute == 0.1
     assert found.methods["Dense"].own == pytest.approx(0.103 - 1e6 * 1e-9 - 2e-3)
@@ -256,7 +256,7 @@ def test_check():
     assert "0 of 4 predictions are within 20 %" in text
 
 
-def test_predictions_and_pictures_from_a_file(tmp_path, capsys):
+def test_predictions_and_plots_from_a_file(tmp_path, capsys):
     source, target = tmp_path / "in.json", tmp_path / "out.json"
     full = report()
     full["check"] = scale.check(full, "100mbit")
@@ -276,11 +276,11 @@ def test_predictions_and_pictures_from_a_file(tmp_path, capsys):
         assert picture.stat().st_size < 150_000
 
 
-def test_the_fastest_method_of_the_map():
+def test_map_shows_the_fastest_method():
     table = plot.fastest(prediction.model_of(report()), Cluster(2, 1.0))
     assert len(table) == len(plot.MAP_WORKERS)
     assert {len(row) for row in table} == {len(plot.RATES)}
-    # On slow links what sends least wins; on the fastest ones nothing beats dense by a tenth.
+    # On slow links the smallest message wins; on the fastest ones no method beats dense by 10 %.
     assert table[0][0] == "RedSync"
     assert table[plot.MAP_WORKERS.index(512)][0] == "SparDL"
     assert {row[-1] for row in table} == {"Dense"}
@@ -324,19 +324,19 @@ def test_arguments():
         (["--latency-us", "-1"], "--latency-us"),
     ],
 )
-def test_wrong_arguments(flags, message, capsys):
+def test_bad_arguments(flags, message, capsys):
     with pytest.raises(SystemExit):
         scale.parse(flags)
     assert message in capsys.readouterr().err
 
 
-def test_more_workers_than_memory_are_refused():
+def test_more_workers_than_memory_are_rejected():
     measure.check_memory(2, 1000)
     with pytest.raises(measure.MeasurementError, match="4000 workers need about .* GB"):
         measure.check_memory(4000, 22_000_000)
 
 
-# ------------------------------------------------------------------------- measured for real
+# ------------------------------------------------------------------------- real measurements
 
 
 @pytest.mark.timing
@@ -367,10 +367,10 @@ def test_two_workers_are_measured(monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-def test_rate_of_a_network_can_be_changed():
+def test_network_rate_can_be_changed():
     with netlab.network(2, "10gbit") as lab:
         netlab.set_rate(2, "10mbit")
-        assert lab.rate == "10gbit"  # what it was made with
+        assert lab.rate == "10gbit"  # the initial rate
         command = [*lab.wrappers[0], "tc", "qdisc", "show", "dev", netlab.INTERFACE]
         shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
         assert "rate 10Mbit" in shown.stdout

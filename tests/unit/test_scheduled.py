@@ -1,4 +1,4 @@
-"""Densities in stages: which holds when, what is sent, what is refused."""
+"""Densities in stages: boundaries, messages, errors."""
 
 import json
 
@@ -37,7 +37,7 @@ def trained(method, steps=6):
     return results
 
 
-def test_stages_hold_from_their_beginning_on():
+def test_stages_start_at_their_boundary():
     method = rs.Scheduled(method=rs.TopK(density=0.9), stages=STAGES)
     assert [method.at(step).density for step in (0, 1, 2, 3, 2**62)] == [0.5, 0.5, 0.01, 0.1, 0.1]
     assert method.at(0) == rs.TopK(density=0.5) and method.method == rs.TopK(density=0.1)
@@ -47,16 +47,16 @@ def test_stages_hold_from_their_beginning_on():
     assert from_config(json.loads(json.dumps(serialize(method)))) == method
 
 
-def test_masking_goes_by_the_density_of_the_stage():
+def test_masking_follows_the_density_of_the_stage():
     scheduled = rs.Scheduled(method=rs.Coded(method=rs.RedSync(momentum=0.9)), stages=STAGES)
     assert [scheduled.at(step).method.masks for step in (0, 2, 3)] == [False, True, False]
-    ramp = rs.Scheduled(method=rs.RedSync(momentum=0.9), stages=RAMP)  # as the last one
+    ramp = rs.Scheduled(method=rs.RedSync(momentum=0.9), stages=RAMP)  # like the last stage
     assert [ramp.at(step).masks for step in (0, 2, 4)] == [True, True, True]
     said = rs.Scheduled(method=rs.RedSync(masking=True), stages=STAGES)
     assert said.at(0).masks
 
 
-def test_an_exponential_warm_up_is_the_same_by_either_way():
+def test_exponential_warm_up_equals_explicit_stages():
     options = {"density": 0.01, "momentum": 0.9, "dense_below": 0}
     inside = rs.RedSync(warm_up=RAMP, **options)
     outside = rs.Scheduled(method=rs.RedSync(**options), stages=RAMP)
@@ -74,7 +74,7 @@ def test_an_exponential_warm_up_is_the_same_by_either_way():
         rs.HalfPrecision(method=rs.RandomBlock()),
     ],
 )
-def test_bytes_are_those_of_the_stage_and_nothing_is_lost(method):
+def test_bytes_follow_the_stage_and_gradients_are_conserved(method):
     scheduled = rs.Scheduled(method=method, stages=STAGES)
     steps = trained(scheduled)
     layout = BucketLayout(tuple(SPECS), 2)
@@ -93,8 +93,8 @@ def test_bytes_are_those_of_the_stage_and_nothing_is_lost(method):
 
 
 @loop("traced", [True, False])
-def test_a_program_goes_through_them(traced):
-    """Beside a method without stages; the last ones are coordinates, where these are short."""
+def test_stages_in_a_program(traced):
+    """Next to a method without stages; the last stages return coordinates where these are short."""
     methods = rs.Scheduled(method=rs.TopK(), stages=STAGES), rs.TopK(density=0.01)
     program = ChangingSteps(make_buckets(list(zip(SPECS, methods, strict=True)), 2, 1, True))
 
@@ -115,7 +115,7 @@ def test_a_program_goes_through_them(traced):
     assert program.bytes_per_step(2) == 4 * (2 + 2 * 60) + 4 * (2 + 2 * 20)
 
 
-def test_collectives_that_cannot_branch_are_refused():
+def test_collectives_that_cannot_branch_are_rejected():
     method = rs.Scheduled(method=rs.TopK(), stages=STAGES)
     program = ChangingSteps(make_buckets([(SPECS[0], method)], 2))
     with pytest.raises(ValueError, match="direct_collectives=False, or replicas of one process"):
@@ -131,7 +131,7 @@ def test_collectives_that_cannot_branch_are_refused():
 
 
 @pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
-def test_schedules_of_keras(family):
+def test_keras_schedules(family):
     schedules = family.optimizers.schedules
     decay = schedules.PolynomialDecay(0.5, decay_steps=100, end_learning_rate=0.1)
     stages = rs.DensityStages.of(decay, begins=range(0, 150, 50))

@@ -23,15 +23,15 @@ def test_stages():
     assert ramp.density(2**62, 0.01) == 0.01
 
 
-def test_the_ramp_does_not_undershoot():
-    """A stage sparser than the final density would be less than what the user asked for."""
+def test_ramp_does_not_undershoot():
+    """A stage sparser than the final density would send less than the user requested."""
     ramp = rs.ExponentialWarmUp(1, (0.25, 0.0625, 0.015625))
     assert [ramp.density(step, 0.1) for step in range(4)] == [0.25, 0.1, 0.1, 0.1]
 
 
 @pytest.mark.parametrize("final", [0.001, 0.1])
-def test_k_in_a_graph_is_k_outside(final):
-    """The step is a tensor in the graph; both ways to k must agree, step by step."""
+def test_k_is_equal_in_graph_and_eager_mode(final):
+    """In graph mode the step is a tensor; both computations of k must agree at every step."""
     import tensorflow as tf
 
     method = rs.RedSync(density=final, warm_up=rs.ExponentialWarmUp(3, (0.25, 0.0625, 0.004)))

@@ -1,4 +1,4 @@
-"""selection/selection.py at a tiny size: rows, inputs, and what it says without a GPU."""
+"""selection/selection.py at a tiny size: rows, inputs, and its message without a GPU."""
 
 import json
 import os
@@ -18,13 +18,13 @@ OPS = {"exact", "trimmed", "threshold", "coded", "reference", "tf_top_k", "argpa
        "accumulate", "decode8"}  # fmt: skip
 
 
-@pytest.mark.deep  # `test_rows_of_chunks` is what a commit needs
+@pytest.mark.deep  # `test_rows_of_chunks` runs in every commit
 def test_rows_of_all_ops(tmp_path, monkeypatch):
     flags = "--log2_sizes 10 --densities 0.01 --inputs normal,constant --momentum 0,0.9"
     files = ["--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")]
     monkeypatch.setattr(sys, "argv", ["", *flags.split(), "--seconds", "0.02", *files])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    for name in ("intra", "inter"):  # TensorFlow has its threads already
+    for name in ("intra", "inter"):  # TensorFlow has already created its threads
         set_threads = f"set_{name}_op_parallelism_threads"
         monkeypatch.setattr(tf.config.threading, set_threads, lambda number: None)
     selection.main()
@@ -53,12 +53,12 @@ def test_inputs(kind):
     assert (np.abs(x).max() == 1e6) == (kind == "outlier")
 
 
-def test_an_unknown_input_is_an_error():
+def test_unknown_input_raises():
     with pytest.raises(ValueError, match="`kind` must be one of"):
         inputs.make("cauchy", 10)
 
 
-def test_without_a_gpu_it_says_so():
+def test_without_a_gpu_prints_a_message():
     found = subprocess.run(
         [sys.executable, "benchmarks/selection/selection.py", "--device=gpu", "--log2_sizes=10"],
         cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, capture_output=True,
@@ -69,7 +69,7 @@ def test_without_a_gpu_it_says_so():
 
 
 def test_rows_of_chunks(tmp_path, monkeypatch):
-    for name in ("intra", "inter"):  # TensorFlow has its threads already
+    for name in ("intra", "inter"):  # TensorFlow has already created its threads
         set_threads = f"set_{name}_op_parallelism_threads"
         monkeypatch.setattr(tf.config.threading, set_threads, lambda number: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")

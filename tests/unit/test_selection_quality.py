@@ -1,4 +1,4 @@
-"""The selection op of every backend against the numpy oracle: equal bits, and a good selection."""
+"""The selection op of every backend against the numpy oracle: equal bits and a good selection."""
 
 import functools
 import os
@@ -16,14 +16,14 @@ from tests.oracle import redsync as oracle
 from tf_redsync import ops
 
 BACKENDS = ("tensorflow", "native")
-# Those that find their own threshold; "fixed" is given one, see tests/kernels/test_select.py.
+# Selectors that search their threshold; "fixed" gets one, see tests/kernels/test_select.py.
 SELECTORS = ("exact", "trimmed", "threshold")
 SHAPES = [(), (1,), (0,), (2, 0, 3), (2, 3), (7,), (64,), (33, 3), (5, 5, 41), (4099,), (20_000,)]
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request):
-    """Forces one backend; the native one may be missing only where there is no compiler."""
+    """Forces one backend; the native one may be missing only without a compiler."""
     try:
         ops.set_backend(request.param)
     except ops.NativeLibraryError as error:
@@ -38,7 +38,7 @@ def backend(request):
 
 @pytest.fixture(params=BACKENDS if DEEP else ["fastest"])
 def any_backend(request):
-    """For properties of the selection: the bits of the backends are equal, as tested above them."""
+    """For properties of the selection. The backends' bits are equal, as tested above."""
     if request.param != "fastest":
         ops.set_backend(request.param)
     yield ops.backend()
@@ -94,7 +94,7 @@ def draw_k(rng, n):
 
 
 def draw_case(seed):
-    """Random arguments (lists of arrays) and keywords of one call."""
+    """Returns random arguments (lists of arrays) and keywords of one call."""
     rng = np.random.default_rng(seed)
     shapes = [SHAPES[i] for i in rng.integers(len(SHAPES), size=rng.integers(1, 5))]
     momentum = float(rng.choice([0.0, 0.5, 0.9]))
@@ -140,13 +140,13 @@ def assert_same_bits(actual, expected, what):
 
 
 def compare(selection, expected):
-    """`selection` of the op against the oracle's (message, residuals, velocities, ratios)."""
+    """Compares `selection` of the op with the oracle's (message, residuals, velocities, ratios)."""
     message, residuals, velocities, ratios = expected
     assert_same_bits(selection.message, message, "message")
     assert_same_bits(selection.ratios, ratios, "ratios")
     assert len(selection.residuals) == len(residuals)
     assert len(selection.velocities) == len(velocities)
-    if message[0]:  # else they are not specified
+    if message[0]:  # otherwise they are unspecified
         for i, (a, b) in enumerate(zip(selection.residuals, residuals, strict=True)):
             assert_same_bits(a, b, f"residuals[{i}]")
         for i, (a, b) in enumerate(zip(selection.velocities, velocities, strict=True)):
@@ -172,7 +172,7 @@ def test_select_sweep(backend, seed):
 
 @loop("name", DRAWS)
 @loop("quantized", [False, True])
-def test_select_of_every_kind_of_input(backend, name, quantized):
+def test_select_every_kind_of_input(backend, name, quantized):
     rng = np.random.default_rng(len(name))
     n = 10_001
     zero = np.zeros(n, np.float32)
@@ -188,7 +188,7 @@ def test_select_of_every_kind_of_input(backend, name, quantized):
 
 @loop("selector", SELECTORS)
 @loop("size", [300_000, 1_048_583])
-def test_select_of_a_large_tensor(backend, selector, size):
+def test_select_large_tensor(backend, selector, size):
     rng = np.random.default_rng(size)
     for name, k in [("normal", size // 1000), ("cauchy", size // 50), ("ties", size // 1000)]:
         arguments = [
@@ -210,10 +210,10 @@ def test_select_of_a_large_tensor(backend, selector, size):
         if DEEP or static is short
     ],
 )
-def test_training_steps_in_a_graph(backend, momentum, nesterov, static_shapes):
-    """20 steps of 3 workers in a `tf.function`, state fed back, against the oracle step by step.
+def test_training_steps_in_graph_mode(backend, momentum, nesterov, static_shapes):
+    """20 steps of 3 workers in a `tf.function` with state, against the oracle step by step.
 
-    The graph optimiser must not reorder the sums, whether it knows the shapes or not.
+    The graph optimizer must not reorder the sums, with static and dynamic shapes.
     """
     shapes, workers = [(40, 50), (3000,), (9,), (100, 10)], 3
     selectors = ("threshold", "exact", "trimmed", "threshold")
@@ -265,8 +265,8 @@ def test_training_steps_in_a_graph(backend, momentum, nesterov, static_shapes):
 
 
 @loop("nesterov", [False, True])
-def test_inputs_keep_their_values(backend, nesterov):
-    """Also where one tensor is given several times, and with state in variables."""
+def test_inputs_are_not_modified(backend, nesterov):
+    """Also if one tensor is passed several times, and with state in variables."""
     rng = np.random.default_rng(8)
     x, y, z = (draw(rng, (5000,), "laplace") for _ in range(3))
     fixed = {"selectors": ("exact", "trimmed"), "quantized": (False, True)}
@@ -308,7 +308,7 @@ def test_decode_sweep(backend, seed, workers):
         arguments[0] = [draw(rng, s) for s in shapes]
         messages.append(select_numpy(arguments, keywords)[0])
     if workers > 1:
-        messages[1] = np.zeros_like(messages[1])  # a worker with a gradient that is not finite
+        messages[1] = np.zeros_like(messages[1])  # a worker with a non-finite gradient
     layout = {name: keywords[name] for name in ("selectors", "quantized")}
     expected = oracle.decode_numpy(messages, arguments[3], shapes, **layout)
     like = [tf.ones(s) for s in shapes]  # shapes only: the values must not be used
@@ -322,9 +322,9 @@ def test_decode_sweep(backend, seed, workers):
         assert sent.words == messages[0].size
 
 
-@pytest.mark.deep  # of other selections than these it is asked in test_fresh_process.py
-def test_results_do_not_depend_on_the_number_of_threads():
-    """The comparison above again, in a process with four threads."""
+@pytest.mark.deep  # test_fresh_process.py covers other selections
+def test_results_do_not_depend_on_thread_count():
+    """Repeats the comparison above in a process with four threads."""
     if os.environ.get("TF_NUM_INTRAOP_THREADS") == "4":
         pytest.skip("this is the inner run")
     chosen = "native and (large_tensor or test_select_sweep or decode_sweep)"
@@ -359,7 +359,7 @@ def select_one(v, k, selector, quantized=False, side=1, ratio=-1.0, search=True)
 
 
 def top_energy(a, k):
-    """Largest possible sum of squares of `k` positive elements of `a`, by a plain sort."""
+    """Returns the largest sum of squares of `k` positive elements of `a`, by a plain sort."""
     return np.square(np.sort(np.maximum(a, 0).astype(np.float64))[::-1][:k]).sum()
 
 
@@ -369,7 +369,7 @@ FINITE = [name for name in DRAWS if name != "not_finite"]
 @loop("name", FINITE)
 @loop("selector", SELECTORS)
 def test_energy_captured(any_backend, name, selector):
-    """Exact and trimmed take all the energy k elements can hold; threshold that of 3/4 k."""
+    """Exact and trimmed capture all the energy of k elements; threshold that of 3/4 k."""
     n = 10_001
     v = draw(np.random.default_rng(5), (n,), name)
     for k in (1, 10, 100, 3000):
@@ -414,14 +414,14 @@ def test_reused_ratio_follows_the_scale(any_backend, name):
     assert kept == ratio > 0
 
 
-# ----------------------------------------------------------------------------- what a user gets
+# ----------------------------------------------------------------------------- training steps
 
 STEPS = 20
 
 
 @functools.cache
 def compiled_step(backend, selector, quantized, momentum):
-    """Select and decode of one worker and one tensor as a graph; cached because tracing is slow."""
+    """Returns select and decode of one worker and tensor as a graph; cached, as tracing is slow."""
     assert ops.backend() == backend
     layout = {"selectors": (selector,), "quantized": (quantized,)}
     vector, k = tf.TensorSpec([None], tf.float32), tf.TensorSpec([1], tf.int32)
@@ -442,7 +442,7 @@ def compiled_step(backend, selector, quantized, momentum):
 
 
 class Worker:
-    """A training loop with the op: keeps the state, discards a step that is not finite."""
+    """A training loop with the op: keeps the state, discards non-finite steps."""
 
     def __init__(self, n, k, selector, momentum=0.0, quantized=False):
         self.run = compiled_step(ops.backend(), selector, quantized, momentum)
@@ -467,7 +467,7 @@ class Worker:
             self.velocity = tuple(result.velocities)
 
     def drain(self, steps):
-        """Empties the residual in so many steps without gradients, and then sends no more."""
+        """Empties the residual in `steps` steps without gradients, and then sends no elements."""
         zero = np.zeros_like(self.residual)
         while steps and self.residual.any():
             self(zero)
@@ -481,8 +481,8 @@ class Worker:
 @loop("name", FINITE)
 @loop("selector", SELECTORS)
 @loop("momentum", [0.0, 0.9])
-def test_twenty_steps_lose_nothing_and_drain(any_backend, name, selector, momentum):
-    """The same gradient 20 times; afterwards the residual empties as the gradient vanishes."""
+def test_twenty_steps_conserve_gradients_and_drain(any_backend, name, selector, momentum):
+    """The same gradient 20 times; the residual empties after the gradient becomes zero."""
     n, k = 600, 30
     g = draw(np.random.default_rng(2), (n,), name)
     worker = Worker(n, k, selector, momentum)
@@ -496,7 +496,7 @@ def test_twenty_steps_lose_nothing_and_drain(any_backend, name, selector, moment
         delivered = worker.sent + worker.residual
         np.testing.assert_allclose(delivered, STEPS * g.astype(np.float64), rtol=1e-5)
     worker.velocity = (np.zeros(n, np.float32),) if momentum else ()
-    worker.drain(2 * n // k)  # a threshold sends 3/4 k a step in the worst case
+    worker.drain(2 * n // k)  # threshold sends 3/4 k per step in the worst case
     assert set(worker.flags) == {1}
     if not momentum:
         np.testing.assert_allclose(worker.sent, STEPS * g.astype(np.float64), rtol=1e-5)
@@ -504,7 +504,7 @@ def test_twenty_steps_lose_nothing_and_drain(any_backend, name, selector, moment
 
 
 @loop("selector", SELECTORS)
-def test_constant_gradients_take_turns(any_backend, selector):
+def test_constant_gradients_rotate(any_backend, selector):
     """With k = n/20, every element of a constant gradient is sent within 20 steps (exact top-k)."""
     n = 600
     worker = Worker(n, n // STEPS, selector)
@@ -519,7 +519,7 @@ def test_constant_gradients_take_turns(any_backend, selector):
 
 @loop("selector", SELECTORS)
 def test_outlier_does_not_block_the_rest(any_backend, selector):
-    """One huge element every step: the others must be sent as well, k/2 or more a step."""
+    """One huge element in every step: at least k/2 of the others must be sent as well."""
     rng = np.random.default_rng(4)
     worker = Worker(2000, 100, selector)
     for _ in range(STEPS):
@@ -540,8 +540,8 @@ def test_quantized_twenty_steps_drain(any_backend, name, selector):
     for _ in range(STEPS):
         worker(g)
         assert np.isfinite(worker.residual).all() and np.isfinite(worker.sent).all()
-    worker.drain(4 * n // k)  # a side every second step
-    # The mean of a selection keeps its sum, and so the sum over all elements.
+    worker.drain(4 * n // k)  # one side every second step
+    # The mean of a selection preserves its sum, and so the sum over all elements.
     scale = np.abs(g.astype(np.float64)).sum() * STEPS
     assert abs(worker.sent.sum() - STEPS * g.sum(dtype=np.float64)) <= 1e-5 * scale
     np.testing.assert_array_equal(worker.ever_sent, g != 0)
@@ -550,7 +550,7 @@ def test_quantized_twenty_steps_drain(any_backend, name, selector):
 @loop("value", [np.nan, np.inf, -np.inf])
 @loop("selector", SELECTORS)
 @loop("momentum", [0.0, 0.9])
-def test_steps_that_are_not_finite_leave_no_trace(any_backend, value, selector, momentum):
+def test_nonfinite_steps_change_no_state(any_backend, value, selector, momentum):
     rng = np.random.default_rng(6)
     worker, clean = (Worker(500, 25, selector, momentum) for _ in range(2))
     for step in range(STEPS):

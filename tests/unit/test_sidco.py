@@ -19,7 +19,7 @@ INPUTS = {
     "laplace": lambda rng: rng.laplace(size=SIZE),
     "student": lambda rng: rng.standard_t(3, SIZE),
     "generalised_normal": lambda rng: rng.gamma(2.0, size=SIZE) ** 2,  # exponent 1/2
-    # Like a real gradient: normal, with a scale of its own for every element, and a third zeros.
+    # Like a real gradient: normal, with a scale per element, and one third zeros.
     "mixture": lambda rng: (
         np.exp(rng.standard_normal(SIZE)) * rng.standard_normal(SIZE) * (rng.random(SIZE) < 0.67)
     ),
@@ -28,7 +28,7 @@ every_distribution = loop("distribution", DISTRIBUTIONS)
 
 
 def run(method, gradient, steps, workers=1):
-    """Steps of `workers` workers with `gradient(step)`; returns all of them."""
+    """Runs steps of `workers` workers with `gradient(step)`; returns all of them."""
     layout = BucketLayout((SPEC,), workers)
     states, history = loopback.initial_states(method, layout), []
     for number in range(steps):
@@ -43,7 +43,7 @@ def run(method, gradient, steps, workers=1):
 @loop("density", [0.01, 0.001] if DEEP else [0.001])  # the lower, the more stages
 @loop("name", INPUTS)
 def test_achieved_density(name, density, distribution):
-    """Within 20 % of what is wanted, once the number of stages has settled."""
+    """Within 20 % of the target once the number of stages has converged."""
     rng, wanted = np.random.default_rng(5), density * SIZE
     method = rs.contrib.SIDCo(density=density, distribution=distribution, adapt_every=2)
     fit, ratios = method.init(BucketLayout((SPEC,), 1))["stages"][0], []
@@ -57,8 +57,8 @@ def test_achieved_density(name, density, distribution):
     assert fit[0] <= method.max_stages(SIZE)
 
 
-def test_achieved_density_with_memory():
-    """In training the residual changes the distribution: small elements pile up."""
+def test_achieved_density_with_error_feedback():
+    """In training the residual changes the distribution: small elements accumulate."""
     rng = np.random.default_rng(6)
     method = rs.contrib.SIDCo(density=0.01)
     history = run(method, lambda step: INPUTS["student"](rng), 25)
@@ -68,7 +68,7 @@ def test_achieved_density_with_memory():
 
 @every_distribution
 @loop("stages", [2, 3, 5])
-def test_threshold_is_that_of_numpy(distribution, stages):
+def test_threshold_matches_numpy(distribution, stages):
     method = rs.contrib.SIDCo(density=0.004, distribution=distribution)
     for name, inputs in INPUTS.items():
         values = np.float32(np.abs(inputs(np.random.default_rng(7))))
@@ -77,8 +77,8 @@ def test_threshold_is_that_of_numpy(distribution, stages):
         assert float(found) == pytest.approx(expected, rel=1e-4), name
 
 
-def test_the_oracles_gamma_quantile():
-    """Shape 1 is the exponential, shape 2 has a closed form too."""
+def test_gamma_quantile_of_the_oracle():
+    """Shape 1 is the exponential, and shape 2 has a closed form as well."""
     assert gamma_quantile(1.0, 0.75) == pytest.approx(np.log(4))
     x = gamma_quantile(2.0, 0.9)
     assert 1 - np.exp(-x) * (1 + x) == pytest.approx(0.9)
@@ -87,8 +87,8 @@ def test_the_oracles_gamma_quantile():
 
 @every_distribution
 @pytest.mark.parametrize("scale", [1e-30, 1e27])
-def test_scale_does_not_matter(distribution, scale):
-    """Squares of these values are not float32 numbers."""
+def test_scale_has_no_effect(distribution, scale):
+    """Squares of these values overflow or underflow float32."""
     values = INPUTS["laplace"](np.random.default_rng(8))
     method = rs.contrib.SIDCo(density=0.01, distribution=distribution)
     one = run(method, lambda step: values, 1)[0].totals[0][0]
@@ -102,7 +102,7 @@ def test_scale_does_not_matter(distribution, scale):
     ("values", "low", "high"),
     [
         (np.zeros(SIZE), 0, 0),
-        (np.full(SIZE, -0.5), 2000, 2000),  # nothing stands out: as many as a message holds
+        (np.full(SIZE, -0.5), 2000, 2000),  # no outliers: as many as a message holds
         (np.eye(1, SIZE, 777)[0], 1, 1),
         (np.where(np.arange(SIZE) < 30, 1.0, 0.0), 30, 30),
         (np.eye(1, SIZE, 5)[0] * 1e6 + 1.0, 1, 2000),
@@ -115,7 +115,7 @@ def test_inputs_that_no_distribution_fits(values, low, high, distribution):
         assert step.finite and low <= np.count_nonzero(step.totals[0][0]) <= high
 
 
-def test_a_miss_adds_a_stage_at_the_end_of_an_interval():
+def test_missed_density_adds_a_stage_at_the_end_of_an_interval():
     method = rs.contrib.SIDCo(density=0.01, adapt_every=3)
     fit, stages = tf.constant([2.0, 0.0, 0.0]), []
     for reached in (1000, 1100, 1300, 1300, 1300, 1300, 900, 800, 600) + (0,) * 30:
@@ -125,11 +125,11 @@ def test_a_miss_adds_a_stage_at_the_end_of_an_interval():
     assert stages[-1] == method.max_stages(SIZE) == 7  # log2(100), rounded up
 
 
-def test_what_a_message_cannot_hold_waits():
+def test_elements_beyond_the_capacity_stay_in_the_residual():
     method = rs.contrib.SIDCo(density=0.01)
     assert method.describe(SPEC) == "generalized_pareto, about 1000 elements"
     values = np.random.default_rng(9).permutation(SIZE) + 1.0  # constant density: a bounded tail
-    values[values > 0.9 * SIZE] = 2.0 * SIZE  # ten times the wanted number at the very top
+    values[values > 0.9 * SIZE] = 2.0 * SIZE  # ten times the target at the very top
     (step,) = run(method, lambda number: values, 1)
     assert step.requests[0].message.shape == [2 + 2 * 2000]
     assert np.count_nonzero(step.totals[0][0]) == 2000
@@ -145,6 +145,6 @@ def test_bad_input(options):
         rs.contrib.SIDCo(**options)
 
 
-def test_small_tensors_and_biases_are_refused():
+def test_small_tensors_and_biases_are_rejected():
     assert "rank 1" in rs.contrib.SIDCo().refuses(TensorSpec("bias", (5000,)))
     assert "dense_below" in rs.contrib.SIDCo().refuses(TensorSpec("w", (31, 33)))

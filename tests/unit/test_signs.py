@@ -15,7 +15,7 @@ FEEDBACK = (rs.EFSignSGD, rs.contrib.OneBitSGD)
 
 
 def run(method, grads, steps=1, first=0):
-    """Totals of every step and the last states; `grads[worker]` is the same in every step."""
+    """Returns totals of every step and the last states; `grads[worker]` is constant."""
     spec = TensorSpec("w", np.shape(grads[0]))
     layout = BucketLayout((spec,), len(grads))
     inputs = [[tf.constant(g, tf.float32)] for g in grads]
@@ -27,7 +27,7 @@ def run(method, grads, steps=1, first=0):
     return totals, states, step
 
 
-def test_the_majority_decides_and_a_tie_is_zero():
+def test_majority_decides_and_a_tie_is_zero():
     rows = np.float32([[1e-9, 5, -1, 1], [2, -1, -1e9, 1], [3, -1, 7, -1], [-4, 1, -1, -1]])
     np.testing.assert_array_equal(run(rs.SignSGD(), rows[:3])[0][0], [1, -1, -1, 1])
     np.testing.assert_array_equal(run(rs.SignSGD(), rows)[0][0], [1, 0, -1, 0])
@@ -40,7 +40,7 @@ def test_weights_without_a_gradient_do_not_drift(method, workers):
     totals, _, _ = run(method, [zeros] * workers, steps=2)
     assert np.abs(totals[0]).max() == workers % 2
     np.testing.assert_array_equal(totals[0] + totals[1], 0.0)
-    # Where one worker has a gradient and zeros are even in number, it decides.
+    # Where one worker has a gradient and the number of zeros is even, its sign decides.
     if workers == 3:
         rows = [zeros, zeros, np.float32([1, -1, 1])]
         for total in run(method, rows, steps=4)[0]:
@@ -48,21 +48,23 @@ def test_weights_without_a_gradient_do_not_drift(method, workers):
 
 
 LONG, SECOND = 60, 4  # 0.1 ** 60 is 0 in float32
-RARE, NEVER = 0, 1  # elements with a gradient in the first step alone, and in none of the stage
+RARE, NEVER = 0, 1  # elements with a gradient only in the first step, and in no step of the stage
 
 
 def rare_gradients():
-    """`[step][worker][element]`: a long first stage, and a second one in which all have some."""
-    found = np.random.default_rng(3).standard_normal((LONG + SECOND, 2, 40)).astype(np.float32)
-    found[1:LONG, :, RARE] = 0.0
-    found[:LONG, :, NEVER] = 0.0
-    return found
+    """Returns `[step][worker][element]`: a long first stage, and a second one without rare
+    elements.
+    """
+    grads = np.random.default_rng(3).standard_normal((LONG + SECOND, 2, 40)).astype(np.float32)
+    grads[1:LONG, :, RARE] = 0.0
+    grads[:LONG, :, NEVER] = 0.0
+    return grads
 
 
 @pytest.mark.parametrize(
     "method", [rs.contrib.OneBitAdam(beta_1=0.1), rs.contrib.ZeroOneAdam(beta_1=0.1)]
 )
-def test_an_element_whose_momentum_has_underflowed_still_moves(method):
+def test_element_with_underflowed_momentum_still_moves(method):
     grads = rare_gradients()
     layout = BucketLayout((TensorSpec("w", (40,)),), 2)
     oracle = OneBitAdamOracle.after(grads[:LONG].sum(axis=1)[:, np.newaxis], 2, beta_1=0.1)
@@ -82,8 +84,8 @@ def test_an_element_whose_momentum_has_underflowed_still_moves(method):
             assert momentum[RARE] != 0.0 and momentum[NEVER] == 0.0
 
 
-def test_signum_votes_with_the_average():
-    """Two small gradients after a large one do not turn the sign; without momentum they do."""
+def test_signum_votes_with_the_moving_average():
+    """Two small gradients after a large one do not change the sign; without momentum they do."""
     layout = BucketLayout((TensorSpec("w", ()),), 1)
     for momentum, expected in ((0.9, [1, 1, 1]), (0.0, [1, -1, -1])):
         method = rs.contrib.Signum(momentum=momentum)
@@ -99,15 +101,15 @@ def test_signum_votes_with_the_average():
     )
 
 
-def test_one_worker_takes_signs_too():
-    """The learning rate means the same for one worker and for many."""
+def test_one_worker_also_takes_signs():
+    """The learning rate has the same meaning for one worker and for many."""
     program = EveryStep(make_buckets([(TensorSpec("w", (3,)), rs.SignSGD())], 1))
     grads = [[tf.constant([0.3, -2.0, 1e-6])]]
     outcome = program.run(Inputs(grads, [{}], None, tf.constant(0, tf.int64), Alone()))
     np.testing.assert_array_equal(outcome.results[0][0][0], [1, -1, 1])
 
 
-def test_scaled_signs_capture_their_energy():
+def test_scaled_signs_keep_their_energy():
     """||p - D||^2 = ||p||^2 - ||p||_1^2 / d: the best multiple of the sign."""
     p = np.random.default_rng(0).standard_normal((40, 30)).astype("f4")
     (total,), states, _ = run(rs.EFSignSGD(), [p])
@@ -116,8 +118,8 @@ def test_scaled_signs_capture_their_energy():
     np.testing.assert_allclose(np.abs(total), np.abs(p).mean(), rtol=1e-5)
 
 
-def test_one_bit_recovers_what_two_values_say():
-    """Workers whose gradients have two values at the same places: nothing is left."""
+def test_one_bit_is_exact_for_two_values():
+    """Workers' gradients have two values at the same positions: the residual is zero."""
     pattern = np.random.default_rng(1).random((30, 41)) < 0.3
     grads = [np.where(pattern, -0.5 * (i + 1), 0.25 * (i + 2)) for i in range(3)]
     (total,), states, _ = run(rs.contrib.OneBitSGD(), grads)
@@ -126,8 +128,8 @@ def test_one_bit_recovers_what_two_values_say():
         np.testing.assert_allclose(state["residual"][0], 0.0, atol=1e-5)
 
 
-def test_one_bit_has_the_best_two_values():
-    """With one worker: the means of both sides, and so the least error that a bit can leave."""
+def test_one_bit_uses_the_optimal_two_values():
+    """With one worker: the means of both sides, and so the least error of one bit."""
     p = np.random.default_rng(2).standard_normal((50, 20)).astype("f4") + 0.2
     (total,), states, _ = run(rs.contrib.OneBitSGD(), [p])
     low, high = p[p < 0].mean(), p[p >= 0].mean()
@@ -135,8 +137,8 @@ def test_one_bit_has_the_best_two_values():
     np.testing.assert_allclose(states[0]["residual"][0], p - total, atol=1e-6)
 
 
-def test_what_a_worker_tells_itself_is_exact():
-    """Block b's residual of worker b is the error of the second quantization alone."""
+def test_own_block_is_quantized_once():
+    """Worker b's residual in block b is only the error of the second quantization."""
     rng = np.random.default_rng(3)
     grads = [rng.standard_normal(64).astype("f4") for _ in range(2)]
     (total,), states, _ = run(rs.contrib.OneBitSGD(), grads)
@@ -150,7 +152,7 @@ def test_what_a_worker_tells_itself_is_exact():
 
 
 def descend(method, pulls, rate, steps):
-    """||w||^2 after descent on the sum of 0.5 ||w||^2 / K + pull_i w; the pulls add up to 0."""
+    """Returns ||w||^2 after descent on the sum of 0.5 ||w||^2 / K + pull_i w; pulls sum to 0."""
     workers, n = len(pulls), 32
     layout = BucketLayout((TensorSpec("w", (n,)),), workers)
     w, states = np.linspace(-1, 1, n), loopback.initial_states(method, layout)
@@ -163,15 +165,15 @@ def descend(method, pulls, rate, steps):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("cls", FEEDBACK)
-def test_feedback_finds_the_optimum_of_unequal_workers(cls):
-    """One worker pulls against two others: the majority is wrong, what is delivered is not."""
+def test_error_feedback_converges_with_unequal_workers(cls):
+    """One worker pulls against two others: the majority is wrong, the delivered sum is not."""
     pulls = [np.full(32, c) for c in (1.0, -0.5, -0.5)]
     assert descend(cls(), pulls, rate=0.05, steps=100) < 0.3
     assert descend(rs.SignSGD(), pulls, rate=0.01, steps=100) > 1.0
 
 
 @pytest.mark.parametrize("workers", [2, 8])
-def test_bits_of_an_element(workers):
+def test_bits_per_element(workers):
     """Sent by each worker: K - 1 bits by one all-gather, 2 (K - 1) / K by the two phases."""
     specs = [TensorSpec("w", (256, 512))]
     n = specs[0].size
@@ -186,7 +188,7 @@ def test_bits_of_an_element(workers):
     assert bits(rs.contrib.OneBitSGD()) == 2 * (workers - 1) * (n / workers + header)
 
 
-def test_who_is_served():
+def test_compressed_tensors():
     for cls in FEEDBACK:
         assert "rank 1" in cls().refuses(TensorSpec("bias", (5000,)))
         assert "dense_below" in cls().refuses(TensorSpec("w", (10, 10)))

@@ -1,4 +1,4 @@
-"""A step that is not finite changes nothing but the counters, whatever the inner optimizer does."""
+"""A non-finite step changes only the counters, for every inner optimizer."""
 
 import warnings
 
@@ -14,7 +14,7 @@ from tests.loops import loop
 
 SHAPES = ((8, 6), (6,))
 LEGACY = tf_keras.optimizers.legacy
-# Unlike a projection, this one moves the weights every time that it is applied.
+# Unlike a projection, this constraint changes the weights on every application.
 SHRINK = 0.9
 
 
@@ -85,7 +85,7 @@ class Training:
         self.run = run
 
     def step(self, number, bad=False):
-        """One step; if `bad`, with a NaN on the last replica alone."""
+        """Runs one step; if `bad`, the last replica's gradient has a NaN."""
 
         def value(context, i):
             replica = context.replica_id_in_sync_group
@@ -98,7 +98,7 @@ class Training:
         self.run(*(distribute(lambda c, i=i: value(c, i)) for i in range(len(SHAPES))))
 
     def state(self):
-        """Everything but the counters of skipped steps and of the loss scale."""
+        """Returns the state except the counters of skipped steps and of the loss scale."""
         listed = self.inner.variables() if callable(self.inner.variables) else self.inner.variables
         found = {
             str(i): np.asarray(tf.convert_to_tensor(v))
@@ -122,8 +122,8 @@ def default_strategy():
 
 
 @loop("name", OPTIMIZERS)
-def test_bad_steps_leave_no_trace(name):
-    """A run with bad steps in between equals that of the plain optimizer without."""
+def test_nonfinite_steps_change_no_state(name):
+    """A run with non-finite steps equals one of the plain optimizer without them."""
     with_bad = Training(name, default_strategy(), rs.Dense())
     before = with_bad.state()
     with_bad.step(7, bad=True)
@@ -134,12 +134,12 @@ def test_bad_steps_leave_no_trace(name):
         with_bad.step(7, bad=True)
         plain.step(number)
     unwrapped, wrapped = plain.state(), with_bad.state()
-    assert len(unwrapped) >= len(SHAPES)  # the exchange, dense on one worker, has no more
+    assert len(unwrapped) >= len(SHAPES)  # the exchange, dense on one worker, has no other state
     assert_same({n: v for n, v in wrapped.items() if n in unwrapped}, unwrapped)
 
 
 @pytest.mark.parametrize("name", ["keras ema", "keras scaled", "tf_keras adam", "addons adamw"])
-def test_a_bad_step_of_one_replica_leaves_no_trace(name, mirrored):
+def test_nonfinite_step_of_one_replica_changes_no_state(name, mirrored):
     method = rs.RedSync(density=0.2, dense_below=0, momentum=0.0)
     training = Training(name, mirrored(2), method)
     for number in range(3):
@@ -176,7 +176,7 @@ def wrapped(strategy, inner=None, **options):
 
 
 def halves(strategy, bad):
-    """Gradients of steps `bad`, those that are on the last replica alone."""
+    """Returns the gradients of steps `bad` that the last replica alone has."""
     last = strategy.num_replicas_in_sync - 1
     distribute = strategy.experimental_distribute_values_from_function
     return [
@@ -193,7 +193,7 @@ def halves(strategy, bad):
 
 
 @pytest.mark.parametrize("replicas", [0, 2])
-def test_ten_in_a_row_are_a_warning(caplog, replicas, mirrored):
+def test_ten_skipped_steps_in_a_row_warn(caplog, replicas, mirrored):
     strategy = mirrored(replicas) if replicas else default_strategy()
     optimizer, variable = wrapped(strategy)
     train(optimizer, variable, halves(strategy, 9 * [True] + [False] + 9 * [True]), strategy)
@@ -208,7 +208,7 @@ def test_ten_in_a_row_are_a_warning(caplog, replicas, mirrored):
     ), told
 
 
-def test_the_first_variable_that_is_not_finite_is_named(caplog):
+def test_first_nonfinite_variable_is_named(caplog):
     with default_strategy().scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         names = ("embedding", "kernel", "bias")
@@ -222,7 +222,7 @@ def test_the_first_variable_that_is_not_finite_is_named(caplog):
     assert "First seen on worker 0 in the gradient of 'kernel'." in told
 
 
-def test_a_sum_that_overflows_is_no_worker_s_gradient(caplog, mirrored):
+def test_overflowing_sum_is_not_attributed_to_a_worker(caplog, mirrored):
     strategy = mirrored(2)
     optimizer, variable = wrapped(strategy)
     train(optimizer, variable, 10 * [[tf.constant(3e38), tf.constant(1.0)]], strategy)
@@ -233,7 +233,7 @@ def test_a_sum_that_overflows_is_no_worker_s_gradient(caplog, mirrored):
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["exchange", "loss scale"])
-def test_too_many_in_a_row_are_an_error(scaled):
+def test_too_many_skipped_steps_in_a_row_raise(scaled):
     inner = keras.optimizers.SGD(0.1)
     if scaled:
         inner = keras.optimizers.LossScaleOptimizer(inner)
@@ -258,7 +258,7 @@ def test_bad_limit(value):
 
 @pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
 @pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
-def test_logs_of_fit(family, tmp_path, capfd):
+def test_fit_logs(family, tmp_path, capfd):
     model = family.Sequential([family.layers.Input((3,)), family.layers.Dense(1)])
     model.compile(rs.DistributedOptimizer(family.optimizers.SGD(0.1), rs.Dense()), "mse")
     x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
@@ -276,8 +276,8 @@ def test_logs_of_fit(family, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_averages_are_written_into_the_weights_at_the_end_of_fit(swapped):
-    """What guards a step leaves alone what Keras does outside of one."""
+def test_averages_overwrite_the_weights_at_the_end_of_fit(swapped):
+    """The step guard does not affect Keras's updates outside a step."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
     inner = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
     with warnings.catch_warnings():

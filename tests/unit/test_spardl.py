@@ -1,4 +1,4 @@
-"""SparDL: conservation and size of the total for many worker counts, quality, volume, bad input."""
+"""SparDL: conservation and size of the total by worker count, quality, volume, bad input."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def specs_of(shapes):
 
 
 def draw(rng, workers, shapes=SHAPES):
-    """Gradients `[worker][tensor]` that have a part in common, as in training."""
+    """Returns gradients `[worker][tensor]` with a common component, as in training."""
     common = [rng.standard_t(3, s) for s in shapes]
     return [[np.float32(c + rng.standard_t(3, c.shape)) for c in common] for _ in range(workers)]
 
@@ -32,7 +32,7 @@ def constants(arrays):
 
 
 def train(method, grads_of_steps, shapes=SHAPES):
-    """Yields gradients, old states and the outcome of every step."""
+    """Yields gradients, old states and the result of every step."""
     workers = len(grads_of_steps[0])
     layout = BucketLayout(specs_of(shapes), workers)
     states = loopback.initial_states(method, layout)
@@ -47,12 +47,12 @@ def vector(tensors):
 
 
 def in_blocks(vectors, workers):
-    """`[n]` as `[workers, length]`."""
+    """Reshapes `[n]` to `[workers, length]`."""
     return np.pad(vectors, (0, -len(vectors) % workers)).reshape(workers, -1)
 
 
 @all_workers
-def test_nothing_is_lost_and_the_total_has_k_elements_in_every_block(workers):
+def test_conserves_gradients_and_sends_k_elements_per_block(workers):
     rng = np.random.default_rng(workers)
     method = rs.contrib.SparDL(density=0.05)
     k = count(0.05, -(-SIZE // workers))
@@ -74,7 +74,7 @@ def test_nothing_is_lost_and_the_total_has_k_elements_in_every_block(workers):
 
 @pytest.mark.parametrize("workers", [5, 6, 14])
 def test_equals_the_oracle(workers):
-    """Worker counts that the conformance tests leave out."""
+    """Worker counts that the conformance tests omit."""
     rng = np.random.default_rng(workers)
     method, reference = rs.contrib.SparDL(density=0.03), SparDLOracle(SHAPES, workers, 0.03)
     for grads, _, step in train(method, [draw(rng, workers) for _ in range(5)]):
@@ -87,7 +87,7 @@ def test_equals_the_oracle(workers):
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 6, 7, 8, 14])
 def test_captures_as_much_as_the_rounds_of_the_paper(workers):
-    """The error left in the residuals after a step, against the paper's order of sending."""
+    """Compares the residuals' error after a step with that of the paper's order."""
     rng = np.random.default_rng(workers)
     errors = {"paper": 0.0, "ours": 0.0, "best": 0.0}
     k = count(0.05, -(-SIZE // workers))
@@ -101,7 +101,7 @@ def test_captures_as_much_as_the_rounds_of_the_paper(workers):
         best = wanted.copy()
         np.put_along_axis(best, np.argsort(-np.abs(wanted), axis=1)[:, :k], 0.0, axis=1)
         ours = wanted - in_blocks(vector(step.totals[0]), workers)
-        if workers == 2:  # one round with one block: the paper's is an all-to-all too
+        if workers == 2:  # one round with one block: the paper's is also an all-to-all
             np.testing.assert_allclose(wanted - ours, paper, rtol=1e-6)
             kept = np.stack([in_blocks(vector(s["residual"]), 2) for s in step.states])
             np.testing.assert_allclose(kept, residuals, rtol=1e-6)
@@ -124,8 +124,8 @@ def test_equal_gradients_deliver_the_largest_of_every_block(workers):
 
 
 @pytest.mark.deep
-def test_trains_to_the_optimum_of_all_workers():
-    """Quadratics with different optima: SGD nears their mean as top-k with as large a total."""
+def test_converges_to_the_optimum_of_all_workers():
+    """Quadratics with different optima: converges to their mean like top-k with an equal total."""
     workers, shapes, steps = 4, ((20, 30),), 600
     rng = np.random.default_rng(3)
     optima = rng.standard_normal((workers, *shapes[0])).astype(np.float32)
@@ -145,7 +145,7 @@ def test_trains_to_the_optimum_of_all_workers():
 
 @pytest.mark.parametrize("workers", [2, 4, 14])
 def test_volume(workers):
-    """4 k (K - 1) / K words of 4 bytes, and 4 words of heads for every other worker."""
+    """4 k (K - 1) / K words of 4 bytes, and headers of 4 words for every other worker."""
     ((_, _, step),) = train(
         rs.contrib.SparDL(density=0.05), [draw(np.random.default_rng(0), workers)]
     )
@@ -167,8 +167,8 @@ def test_fewer_elements_than_workers(workers, shapes):
         np.testing.assert_allclose(put_in, vector(step.totals[0]) + kept, rtol=0, atol=1e-5)
 
 
-def test_values_whose_sum_overflows_stop_the_step():
-    """The selection refuses them, before they are sent."""
+def test_overflowing_sum_skips_the_step():
+    """The selection rejects the values before they are sent."""
     grads = draw(np.random.default_rng(0), 3)
     for own in grads[:2]:
         own[0][0, 0] = 2.5e38
@@ -177,7 +177,7 @@ def test_values_whose_sum_overflows_stop_the_step():
     assert not np.any(step.requests[0].messages[:, 0])
 
 
-def test_the_graph_gives_the_bits_of_eager_steps():
+def test_graph_mode_equals_eager_mode_bitwise():
     rng = np.random.default_rng(1)
     method, layout = rs.contrib.SparDL(density=0.05), BucketLayout(specs_of(SHAPES), 3)
     run = loopback.traced_step(method, layout)
@@ -197,7 +197,7 @@ def test_bad_input(options):
         rs.contrib.SparDL(**options)
 
 
-def test_small_tensors_and_biases_are_refused():
+def test_small_tensors_and_biases_are_rejected():
     method = rs.contrib.SparDL()
     assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
     assert "dense_below" in method.refuses(TensorSpec("w", (31, 33)))

@@ -1,4 +1,4 @@
-"""gTop-k, SparCML, Ok-Topk: what their papers promise, volume, conservation, bad input."""
+"""gTop-k, SparCML, Ok-Topk: the papers' guarantees, volume, conservation, bad input."""
 
 import math
 
@@ -22,7 +22,7 @@ every_method = loop("cls", METHODS)
 
 
 def draw(rng, workers, shapes=SHAPES):
-    """Gradients `[worker][tensor]` that have a part in common, as in training."""
+    """Returns gradients `[worker][tensor]` with a common component, as in training."""
     common = [rng.standard_t(3, s) for s in shapes]
     return [[np.float32(c + rng.standard_t(3, c.shape)) for c in common] for _ in range(workers)]
 
@@ -32,7 +32,7 @@ def constants(arrays):
 
 
 def train(method, grads_of_steps, shapes=SHAPES, traced=False):
-    """Yields gradients, old states and the outcome of every step."""
+    """Yields gradients, old states and the result of every step."""
     specs = tuple(TensorSpec(f"v{i}", s, position=i) for i, s in enumerate(shapes))
     layout = BucketLayout(specs, len(grads_of_steps[0]))
     run = loopback.traced_step(method, layout) if traced else None
@@ -51,7 +51,7 @@ def vector(tensors):
 
 
 def surplus(grads, old, step):
-    """Largest |sum(gradient + old residual) - total - sum(new residual)|."""
+    """Returns the largest |sum(gradient + old residual) - total - sum(new residual)|."""
     put_in = sum(vector(g) + vector(s["residual"]) for g, s in zip(grads, old, strict=True))
     kept = sum(vector(s["residual"]) for s in step.states)
     return np.abs(put_in - vector(step.totals[0]) - kept).max()
@@ -66,8 +66,8 @@ ORACLES = {
 
 @every_method
 @pytest.mark.parametrize("workers", [6, 13])
-def test_equals_the_oracle_and_conserves(cls, workers):
-    """Worker counts that the conformance tests leave out."""
+def test_equals_the_oracle_and_conserves_gradients(cls, workers):
+    """Worker counts that the conformance tests omit."""
     rng, reference = np.random.default_rng(workers), ORACLES[cls](workers)
     for grads, old, step in train(cls(density=0.03), [draw(rng, workers) for _ in range(2)]):
         assert surplus(grads, old, step) < 1e-5 * workers
@@ -82,7 +82,7 @@ def test_equals_the_oracle_and_conserves(cls, workers):
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8, 16])
-def test_gtopk_is_the_papers_tree(workers):
+def test_gtopk_equals_the_papers_tree(workers):
     ((grads, _, step),) = train(
         rs.contrib.GTopK(density=0.05), [draw(np.random.default_rng(workers), workers)]
     )
@@ -92,14 +92,14 @@ def test_gtopk_is_the_papers_tree(workers):
     np.testing.assert_array_equal(total, paper_tree(sent, k))
     assert np.count_nonzero(total) == k
     rounds = int(math.log2(workers))
-    assert step.bytes_sent == 4 * (2 + 2 * k) * rounds  # 2 k log2(K) words, and heads
+    assert step.bytes_sent == 4 * (2 + 2 * k) * rounds  # 2 k log2(K) words, and headers
 
 
 def test_gtopk_closes_the_papers_leak():
-    """An element that is dropped on one branch and delivered by another one is kept."""
+    """An element that one branch drops and another delivers is kept in the residual."""
     values = np.zeros((4, 8), np.float32)
     values[0, [0, 1]], values[1, [2, 3]] = (5, 1), (6, 7)  # element 1 is dropped here
-    values[2, [1, 4]], values[3, [1, 5]] = (9, 2), (9, 3)  # and wins here
+    values[2, [1, 4]], values[3, [1, 5]] = (9, 2), (9, 3)  # and selected here
     ((grads, old, step),) = train(rs.contrib.GTopK(density=0.25), [[[v] for v in values]], ((8,),))
     total, kept = vector(step.totals[0]), [vector(s["residual"]) for s in step.states]
     np.testing.assert_array_equal(total, [0, 18, 0, 7, 0, 0, 0, 0])
@@ -113,7 +113,7 @@ def test_gtopk_closes_the_papers_leak():
 
 @loop("workers", [2, 3, 8])
 @loop("density", [0.01, 0.2, 0.7])
-def test_sparcml_has_the_total_of_top_k(workers, density):
+def test_sparcml_total_equals_top_k(workers, density):
     rng = np.random.default_rng(0)
     steps = [draw(rng, workers) for _ in range(2)]
     both = [train(cls(density=density), steps) for cls in (rs.contrib.SparCML, rs.TopK)]
@@ -126,7 +126,7 @@ def test_sparcml_has_the_total_of_top_k(workers, density):
             np.testing.assert_array_equal(vector(a["residual"]), vector(b["residual"]))
 
 
-def test_sparcml_turns_dense_when_that_is_shorter():
+def test_sparcml_switches_to_dense_when_that_is_shorter():
     """At 10 % and 8 workers: 0.2 n and 0.4 n words, then 0.8 n; at 30 % 0.6 n, then n."""
     for density, lengths in ((0.1, (0.2, 0.4, 0.8)), (0.3, (0.6, 1, 1)), (0.6, (1, 1, 1))):
         ((_, _, step),) = train(
@@ -158,8 +158,8 @@ def test_ok_topk_sends_less_than_6_k_words(workers):
 
 
 @pytest.mark.parametrize("workers", [2, 7])
-def test_ok_topk_captures_what_top_k_does(workers):
-    """Of the k largest sums of all that top-k would send; two of six steps evaluate thresholds."""
+def test_ok_topk_captures_as_much_as_top_k(workers):
+    """Measured on the k largest sums of top-k; two of six steps evaluate thresholds."""
     rng, method = (
         np.random.default_rng(workers),
         rs.contrib.OkTopk(density=0.03, threshold_interval=5),
@@ -176,9 +176,9 @@ def test_ok_topk_captures_what_top_k_does(workers):
     assert shares[0] > 0.95 and min(shares) > 0.85
 
 
-def test_ok_topk_moves_the_regions_to_where_the_large_elements_are():
+def test_ok_topk_moves_its_regions_to_the_large_elements():
     rng, workers = np.random.default_rng(0), 4
-    scale = np.where(np.arange(2000) < 200, 10.0, 1.0)  # almost all that is selected is there
+    scale = np.where(np.arange(2000) < 200, 10.0, 1.0)  # almost all selected elements are there
     steps = [
         [[np.float32(scale * rng.standard_normal(2000))] for _ in range(workers)] for _ in range(4)
     ]
@@ -195,8 +195,8 @@ def test_ok_topk_moves_the_regions_to_where_the_large_elements_are():
     assert edges[0] == 0 and edges[-1] == 2000 and edges[3] < 200
 
 
-def test_ok_topk_reuses_and_moves_its_thresholds():
-    """After an evaluation with large gradients small ones do not reach it; it sinks by 1.2 %."""
+def test_ok_topk_reuses_and_lowers_its_thresholds():
+    """After an evaluation on large gradients, smaller ones are below it; it decays by 1.2 %."""
     rng = np.random.default_rng(0)
     large, small = [draw(rng, 1)[0]] * 2, [[0.01 * t for t in g] for g in draw(rng, 2)]
     method = rs.contrib.OkTopk(density=0.03, threshold_interval=4)
@@ -211,8 +211,8 @@ def test_ok_topk_reuses_and_moves_its_thresholds():
 
 
 @pytest.mark.parametrize("workers", [1, 3, 64, 100])
-def test_regions_survive_another_number_of_workers(workers):
-    """Equal shares of a skewed selection, proposed by one number of workers, used by another."""
+def test_regions_survive_a_change_of_worker_count(workers):
+    """Equal shares of a skewed selection, computed by one number of workers, used by another."""
     positions = tf.constant(np.arange(640) ** 2, tf.int64)
     size, count_ = 640**2, tf.constant(640)
     starts = ok_topk.proposed_edges(positions, count_, 64, size)
@@ -237,7 +237,7 @@ def test_few_elements(cls, shapes):
 
 @every_method
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_all_zero_gradients_and_then_bad_ones(cls, bad):
+def test_zero_gradients_and_then_nonfinite_ones(cls, bad):
     zeros = [[np.zeros(s, np.float32) for s in SHAPES] for _ in range(3)]
     poisoned = [[t.copy() for t in g] for g in zeros]
     poisoned[2][1][3, 3] = bad
@@ -248,8 +248,8 @@ def test_all_zero_gradients_and_then_bad_ones(cls, bad):
 
 @every_method
 @loop(("workers", "other"), [(2, 1), (3, 1), (3, 2), (4, 1), (4, 3)])
-def test_a_sum_that_overflows_stops_the_step(cls, workers, other):
-    """In every round: the first one, the last one, and where workers hand over."""
+def test_overflowing_sum_skips_the_step(cls, workers, other):
+    """In every round: the first, the last, and where workers forward partial sums."""
     grads = draw(np.random.default_rng(0), workers)
     for own in (grads[0], grads[other]):
         own[0][0, 0] = 2.5e38
@@ -259,7 +259,7 @@ def test_a_sum_that_overflows_stops_the_step(cls, workers, other):
 
 @every_method
 @pytest.mark.parametrize("workers", [3])
-def test_the_graph_gives_the_bits_of_eager_steps(cls, workers):
+def test_graph_mode_equals_eager_mode_bitwise(cls, workers):
     steps = [draw(np.random.default_rng(1), workers) for _ in range(2)]
     both = [train(cls(density=0.05), steps, traced=traced) for traced in (False, True)]
     for (_, _, eager), (_, _, graph) in zip(*both, strict=True):
@@ -285,7 +285,7 @@ def test_bad_input(cls, options):
 
 
 @every_method
-def test_what_they_take(cls):
+def test_compressed_tensors(cls):
     assert "rank 1" in cls().refuses(TensorSpec("bias", (5000,)))
     assert "dense_below" in cls().refuses(TensorSpec("w", (31, 33)))
     with pytest.raises(ValueError, match="`method` must be"):

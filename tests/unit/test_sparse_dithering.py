@@ -1,4 +1,4 @@
-"""Sparse dithering: the bounds of its error and of its length, bits really used, bad input."""
+"""Sparse dithering: bounds of its error and code length, filled bits, bad input."""
 
 import itertools
 
@@ -24,7 +24,9 @@ def run(method, grads):
 
 
 def error_of(method, g):
-    """Relative squared error of one worker's total, and that it is what the residual holds."""
+    """Returns the relative squared error of one worker's total; asserts that the residual equals
+    it.
+    """
     step = run(method, [g])
     assert step.finite
     total, residual = np.array(step.totals[0][0]), np.array(step.states[0]["residual"][0])
@@ -33,13 +35,13 @@ def error_of(method, g):
 
 
 def levels_of(g, alpha):
-    """|k| of the paper's formula."""
+    """Returns |k| of the paper's formula."""
     u, h = np.abs(g) / np.linalg.norm(g), np.sqrt(alpha / g.size)
     return np.rint(u / (2 * h))
 
 
 def hard(alpha, size=4000):
-    """Vectors that press against the bounds: equal levels in some elements, nothing elsewhere."""
+    """Returns worst-case vectors: equal levels in some elements, zeros elsewhere."""
     rng = np.random.default_rng(0)
     h = np.sqrt(alpha / size)
     yield rng.standard_normal(size)
@@ -48,28 +50,28 @@ def hard(alpha, size=4000):
     yield np.eye(1, size)[0]
     for share, side in itertools.product((0.1, 0.5, 0.8, 1.0), (1, -1, 0)):
         n = max(1, int(share * size))
-        # Just above the middle between two levels: each k is half a step more than |u| / 2 h.
+        # Just above the midpoint of two levels: each k is half a step more than |u| / 2 h.
         k = max(1.0, np.floor(1 / (2 * h * np.sqrt(n)) + 0.5))
         x = np.zeros(size)
         x[:n] = 2 * h * (k - 0.5) * (1 + 1e-4)
         signs = rng.choice([-1.0, 1.0], n) if side == 0 else side
         x[:n] *= signs
         rest = 1 - np.square(x).sum()
-        if rest > 0:  # the norm must be 1: the last element takes what is left
+        if rest > 0:  # the norm must be 1: the last element takes the rest
             x[-1] += np.sqrt(rest)
         yield x / np.linalg.norm(x)
 
 
 @every_alpha
-def test_no_vector_leaves_more_than_alpha_and_every_code_fits(alpha):
-    """A code that does not fit raises; the error holds for any vector."""
+def test_error_is_at_most_alpha_and_every_code_fits(alpha):
+    """A code beyond the capacity raises; the error bound holds for any vector."""
     method = rs.contrib.SparseDithering(alpha=alpha)
     for x in hard(alpha):
         assert error_of(method, np.float32(x)) <= alpha * (1 + 1e-3) + 1e-12
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.03, 0.001])
-def test_a_normal_vector_leaves_a_third_of_alpha(alpha):
+def test_error_of_a_normal_vector_is_a_third_of_alpha(alpha):
     """Errors are uniform in a step of 2 h: h^2 / 3 each."""
     g = np.random.default_rng(1).standard_normal((200, 300)).astype("f4")
     assert error_of(rs.contrib.SparseDithering(alpha=alpha), g) == pytest.approx(
@@ -78,8 +80,8 @@ def test_a_normal_vector_leaves_a_third_of_alpha(alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.1, 0.01])
-def test_levels_cannot_be_large_everywhere(alpha):
-    """sum k <= sqrt(n d / alpha) / 2 + n / 2, and some vector comes near."""
+def test_sum_of_levels_is_bounded(alpha):
+    """sum k <= sqrt(n d / alpha) / 2 + n / 2, and some vector nearly reaches it."""
     shares = []
     for x in hard(alpha):
         k = levels_of(x, alpha)
@@ -96,21 +98,25 @@ def entropy(p):
 
 
 def enumerated(alpha, shares):
-    """Bits an element of the paper's numbering: places, signs, and levels of a bounded sum."""
+    """Returns bits per element of the paper's numbering: positions, signs, and levels of a bounded
+    sum.
+    """
     return max(
         entropy([t, 1 - t]) + t + s * entropy([t / s, 1 - t / s])
         for t, s in ((t, np.sqrt(t / alpha) / 2 + t / 2) for t in shares)
     )
 
 
-def test_bits_beside_those_of_the_paper():
-    """At alpha = 0.1: 3.33 by numbering (paper: about 3.35), 3.58 here, of these 2.88 filled."""
+def test_bits_compared_with_the_paper():
+    """At alpha = 0.1: 3.33 by numbering (paper: about 3.35), 3.58 here, of which 2.88 are
+    filled.
+    """
     alpha, size = 0.1, 300_000
     assert enumerated(alpha, np.linspace(0.5, 1, 1000)) == pytest.approx(3.35, abs=0.03)
     spec = TensorSpec("w", (size,))
     program = EveryStep(make_buckets([(spec, rs.contrib.SparseDithering(alpha=alpha))], 2))
     assert 8 * program.bytes_per_step(2) / size == pytest.approx(3.58, abs=0.005)
-    # Low bit, a one, and zeros: what a normal vector fills of them.
+    # Low bit, a one, and zeros: the part that a normal vector fills.
     g = np.random.default_rng(2).standard_normal(size)
     k = levels_of(g, alpha)
     filled = 2 + (k.sum() - np.count_nonzero(k) / 2) / size
@@ -121,7 +127,7 @@ def test_bits_beside_those_of_the_paper():
 
 
 @every_alpha
-def test_the_low_bits_make_the_shortest_bound(alpha):
+def test_low_bits_give_the_shortest_bound(alpha):
     lengths = [r + 1 + 1 / (2**r * np.sqrt(alpha)) for r in range(1, 14)]
     method = rs.contrib.SparseDithering(alpha=alpha)
     assert lengths[method.rice - 1] == pytest.approx(min(lengths))
@@ -129,25 +135,25 @@ def test_the_low_bits_make_the_shortest_bound(alpha):
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e30])
-def test_norms_neither_overflow_nor_vanish(magnitude):
+def test_norms_neither_overflow_nor_underflow(magnitude):
     g = (magnitude * np.random.default_rng(3).standard_normal((20, 30))).astype("f4")
     assert error_of(rs.contrib.SparseDithering(), g) < 0.05
 
 
-def test_denormal_gradients_wait():
+def test_denormal_gradients_stay_in_the_residual():
     g = np.full((20, 30), 1e-42, np.float32)
     step = run(rs.contrib.SparseDithering(), [g, g])
     assert step.finite and not np.array(step.totals[0][0]).any()
 
 
-def test_the_sign_that_is_commoner_does_not_matter():
+def test_more_frequent_sign_has_no_effect():
     g = np.abs(np.random.default_rng(4).standard_normal((30, 40))).astype("f4")
     first, second = (run(rs.contrib.SparseDithering(), [x]).totals[0][0] for x in (g, -g))
     np.testing.assert_array_equal(first, -second)
 
 
-def test_what_is_left_is_sent_later():
-    """After t steps the totals are t times the gradient, but for one residual."""
+def test_residual_is_sent_later():
+    """After t steps the totals are t times the gradient, up to one residual."""
     g, method = (
         np.random.default_rng(5).standard_normal((16, 16)).astype("f4"),
         rs.contrib.SparseDithering,
@@ -162,7 +168,7 @@ def test_what_is_left_is_sent_later():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_groups_of_workers_add_up_to_the_same_bits(workers, monkeypatch):
+def test_groups_of_workers_sum_to_equal_bits(workers, monkeypatch):
     g = np.random.default_rng(8).standard_normal((9, 32))
     grads, method = [(i + 1) * g for i in range(workers)], rs.contrib.SparseDithering()
     expected = np.array(run(method, grads).totals[0][0])
@@ -171,7 +177,7 @@ def test_groups_of_workers_add_up_to_the_same_bits(workers, monkeypatch):
     np.testing.assert_array_equal(run(method, grads).totals[0][0], expected)
 
 
-def test_a_broken_code_is_found():
+def test_malformed_code_is_detected():
     method, spec = rs.contrib.SparseDithering(), TensorSpec("w", (50,))
     message = np.array(run(method, [np.ones(50, np.float32)]).requests[0].message)
     assert method._decoded(tf.constant([message]), [50]).shape == [1, 50]
@@ -180,7 +186,7 @@ def test_a_broken_code_is_found():
         method._decoded(tf.constant([message]), [spec.size])
 
 
-def test_a_bucket_that_is_too_large():
+def test_bucket_that_is_too_large():
     specs = tuple(TensorSpec(str(i), (2**15, 2**13), position=i) for i in range(4))
     assert all(rs.contrib.SparseDithering().refuses(s) is None for s in specs)
     exchange = rs.contrib.SparseDithering().exchange(
@@ -197,14 +203,14 @@ def test_scalars_and_empty_tensors(shape):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.4e38])
-def test_what_is_not_finite_stops_the_step(bad):
-    """So does a norm that is too large for float32."""
+def test_nonfinite_values_skip_the_step(bad):
+    """A norm that overflows float32 does as well."""
     g = np.ones((20, 30), np.float32)
     g[7] = bad
     assert not run(rs.contrib.SparseDithering(), [np.ones_like(g), g]).finite
 
 
-def test_who_is_served():
+def test_compressed_tensors():
     method = rs.contrib.SparseDithering()
     assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
     assert "dense_below" in method.refuses(TensorSpec("w", (10, 10)))

@@ -34,8 +34,8 @@ def best_energy(values, k):
 
 @pytest.mark.parametrize("cls", [rs.RandomK, rs.RandomBlock])
 @pytest.mark.parametrize(("bad", "finite"), [(0.0, True), (np.nan, False), (np.inf, False)])
-def test_only_elements_that_are_not_finite_skip_a_step(cls, bad, finite):
-    """Not a sum of elements that overflows; also an element that is not selected counts."""
+def test_only_nonfinite_elements_skip_a_step(cls, bad, finite):
+    """Elements whose sum overflows do not; a non-finite element that is not selected does."""
     method, layout = cls(density=0.1, dense_below=0), BucketLayout(SPECS, 2)
     grads = [[tf.fill(s.shape, 1e35) for s in SPECS] for _ in range(2)]
     grads[1][1] = tf.tensor_scatter_nd_add(grads[1][1], [[5, 5]], [bad])
@@ -43,19 +43,20 @@ def test_only_elements_that_are_not_finite_skip_a_step(cls, bad, finite):
     assert bool(step.finite) is finite
 
 
-def test_top_k_captures_what_k_elements_can():
+def test_top_k_captures_the_largest_energy():
     values, totals = one_step(rs.TopK(density=0.1))
     for value, total in zip(values, totals, strict=True):
         assert energy([total]) == pytest.approx(best_energy([value], value.size // 10), rel=1e-6)
 
 
-def test_top_k_of_the_model_takes_from_the_larger_layer():
+def test_top_k_of_the_model_selects_from_the_larger_layer():
     values, totals = one_step(rs.TopK(density=0.1, scope="model"), scales=(10.0, 0.1))
     assert energy(totals) == pytest.approx(best_energy(values, 190), rel=1e-6)
-    assert np.count_nonzero(totals[0]) == 190 and not totals[1].any()  # small layers starve
+    # small layers get no elements
+    assert np.count_nonzero(totals[0]) == 190 and not totals[1].any()
 
 
-def test_a_whole_model_is_one_bucket():
+def test_whole_model_is_one_bucket():
     def buckets(method):
         return make_buckets([(s, method) for s in SPECS], 2, bucket_bytes=1)
 
@@ -72,8 +73,8 @@ def choices(method, spec, steps):
 
 
 @pytest.mark.parametrize("cls", [rs.RandomK, rs.RandomBlock])
-def test_random_choice(cls):
-    """Distinct, of the right number, reaching every element equally, another in every step."""
+def test_random_selection(cls):
+    """Distinct, of the right number, uniform over elements, different in every step."""
     method, spec, steps = cls(density=0.1, seed=5), TensorSpec("w", (10, 20), position=3), 400
     chosen = choices(method, spec, steps)
     assert all(c.size == 20 and np.unique(c).size == 20 for c in chosen)
@@ -81,7 +82,7 @@ def test_random_choice(cls):
     counts = np.bincount(np.concatenate(chosen), minlength=200)
     assert counts.min() > 0.4 * steps / 10 and counts.max() < 1.8 * steps / 10
     assert len({c.tobytes() for c in chosen}) > 0.3 * steps
-    # The same for every worker and run; another for another seed or tensor.
+    # Equal for every worker and run; different for another seed or tensor.
     assert all(np.array_equal(a, b) for a, b in zip(chosen, choices(method, spec, 3), strict=False))
     other_seed = choices(cls(density=0.1, seed=6), spec, 3)
     other_tensor = choices(method, TensorSpec("w", (10, 20), position=4), 3)
@@ -89,13 +90,13 @@ def test_random_choice(cls):
         assert not all(np.array_equal(a, b) for a, b in zip(chosen, other, strict=False))
 
 
-def test_a_block_is_a_row_of_elements_that_wraps_around():
+def test_block_is_contiguous_and_wraps_around():
     for chosen in choices(rs.RandomBlock(density=0.3), TensorSpec("w", (7, 3)), 40):
         assert set(np.diff(chosen)) <= {1, -20}
 
 
-def test_what_is_chosen_does_not_depend_on_the_data():
-    """Workers whose gradients differ by orders of magnitude still send the same elements."""
+def test_random_selection_does_not_depend_on_the_data():
+    """Workers whose gradients differ by orders of magnitude send the same elements."""
     method, layout = rs.RandomK(density=0.2), BucketLayout(SPECS, 2)
     grads = [[tf.fill(s.shape, scale) for s in SPECS] for scale in (1e-6, 1e6)]
     states = loopback.initial_states(method, layout)
@@ -117,7 +118,7 @@ def test_bad_scope():
         rs.TopK(scope="net")
 
 
-def test_small_tensors_and_biases_are_refused():
+def test_small_tensors_and_biases_are_rejected():
     for method in (rs.TopK(), rs.RandomK(), rs.RandomBlock()):
         assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
         assert "dense_below" in method.refuses(TensorSpec("w", (31, 33)))
@@ -125,7 +126,7 @@ def test_small_tensors_and_biases_are_refused():
     assert rs.TopK(scope="model").refuses(TensorSpec("bias", (5,))) is None
 
 
-def test_the_table_lists_every_method():
+def test_table_lists_every_method():
     listed = {e.name: e for e in rs.methods.table().entries}
     assert listed.keys() == METHODS.keys()
     text = str(rs.methods.table())

@@ -1,4 +1,4 @@
-"""Spherical compression: probabilities, the codebook, the choice, bits, bad input."""
+"""Spherical compression: probabilities, codebook, selection, bits, bad input."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.step.every_step import EveryStep
 
 ZERO = tf.constant(0, tf.int64)
-# Alpha, d, b, bits an element in METHODS: where the codebook stays feasible.
+# Alpha, d, b, bits per element in METHODS: where the codebook is feasible.
 FEASIBLE = (
     (0.9, 16, 6, 0.20),
     (0.9, 32, 8, 0.15),
@@ -38,7 +38,7 @@ def unit_rows(count, d, seed=0):
     return np.float32(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
-def test_index_cost_is_that_of_the_incomplete_beta_function():
+def test_index_cost_matches_the_incomplete_beta_function():
     betainc = pytest.importorskip("scipy.special", reason="only SciPy has the function").betainc
     for alpha in (0.01, 0.5, 0.9, 0.99):
         for d in (2, 3, 16, 32, 64, 100):
@@ -46,8 +46,8 @@ def test_index_cost_is_that_of_the_incomplete_beta_function():
             assert index_cost(alpha, d) == pytest.approx(expected, rel=1e-6)
 
 
-def test_index_costs_of_the_paper():
-    """Bits an element; the limit is log2(1 / alpha) / 2."""
+def test_index_costs_match_the_paper():
+    """Bits per element; the limit is log2(1 / alpha) / 2."""
     for alpha, expected in ((0.5, (0.65, 0.59, 0.55)), (0.9, (0.20, 0.15, 0.12))):
         found = [index_cost(alpha, d) / d for d in (16, 32, 64)]
         np.testing.assert_allclose(found, expected, atol=0.005)
@@ -56,7 +56,9 @@ def test_index_costs_of_the_paper():
 
 @pytest.mark.parametrize(("alpha", "d", "index_bits", "cost"), FEASIBLE)
 def test_measured_index_bits(alpha, d, index_bits, cost):
-    """The first near vector: a geometric number, of mean 1 / q; Rice's code and the entropy."""
+    """The first near vector has a geometric index of mean 1 / q; compares Rice's code and the
+    entropy.
+    """
     method = rs.contrib.SphericalCompression(alpha=alpha, block_size=d, index_bits=index_bits)
     rows, q = unit_rows(1000, d), 2.0 ** -index_cost(alpha, d)
     codebook = method.codebook(layout_of((d,)), ZERO).numpy()
@@ -75,7 +77,7 @@ def test_measured_index_bits(alpha, d, index_bits, cost):
     assert np.mean(chosen.numpy() == first) > 0.999  # rounding of a product may decide
 
 
-def test_directions_are_uniform_and_new_in_every_step():
+def test_directions_are_uniform_and_differ_by_step():
     method = rs.contrib.SphericalCompression(block_size=16, index_bits=13)
     layout = layout_of((100, 100))
     codebook = method.codebook(layout, ZERO).numpy()
@@ -92,8 +94,8 @@ def test_directions_are_uniform_and_new_in_every_step():
 
 
 @pytest.mark.parametrize("index_bits", [4, 5, 9])
-def test_near_vectors_leave_at_most_alpha(index_bits):
-    """And a block without one gets its nearest vector, at the best factor."""
+def test_near_vectors_leave_an_error_of_at_most_alpha(index_bits):
+    """A block without a near vector gets its nearest one at the best factor."""
     method = rs.contrib.SphericalCompression(index_bits=index_bits)
     rows = unit_rows(3000, 16, seed=2)
     codebook = method.codebook(layout_of((16,)), ZERO)
@@ -108,8 +110,8 @@ def test_near_vectors_leave_at_most_alpha(index_bits):
     np.testing.assert_allclose(factors[~near], best[~near], rtol=1e-5)
 
 
-def test_the_nearest_of_a_codebook_delivers_more():
-    """Of the squared norm of normal blocks, at the same number of bits."""
+def test_nearest_vector_delivers_more():
+    """Of the squared norm of normal blocks, at equal bits."""
     rows, taken = tf.constant(unit_rows(4000, 16, seed=6)), []
     for nearest in (False, True):
         method = rs.contrib.SphericalCompression(nearest=nearest)
@@ -120,7 +122,7 @@ def test_the_nearest_of_a_codebook_delivers_more():
     np.testing.assert_allclose(taken, [0.187, 0.261], atol=0.015)
 
 
-def test_searching_in_parts_finds_the_same(monkeypatch):
+def test_chunked_search_gives_equal_results(monkeypatch):
     method, rows = rs.contrib.SphericalCompression(), tf.constant(unit_rows(101, 16))
     codebook = method.codebook(layout_of((16,)), ZERO)
     whole = method.search(rows, codebook)
@@ -130,8 +132,8 @@ def test_searching_in_parts_finds_the_same(monkeypatch):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_rounding_the_factors_costs_little():
-    """31 factors, four to a factor of two: at most 9 % off, of which the square is lost."""
+def test_rounded_factors_cost_little():
+    """31 factors, four per factor of two: at most 9 % off, whose square is lost."""
     assert FACTORS[0] == 0 and FACTORS[-1] == 1 and len(FACTORS) == 32
     np.testing.assert_allclose(FACTORS[2:] / FACTORS[1:-1], 2**0.25, rtol=1e-6)
     method = rs.contrib.SphericalCompression()
@@ -148,8 +150,8 @@ def test_rounding_the_factors_costs_little():
     np.testing.assert_allclose(sent + np.array(step.states[0]["residual"][0]), g, atol=1e-6)
 
 
-def test_what_is_left_is_sent_later():
-    """A codebook of a step misses many directions; those of all steps miss none."""
+def test_residual_is_sent_later():
+    """One step's codebook misses many directions; those of all steps miss none."""
     g = np.random.default_rng(4).standard_normal((8, 20)).astype("f4")
     method = rs.contrib.SphericalCompression()
     layout = layout_of(g.shape)
@@ -162,7 +164,7 @@ def test_what_is_left_is_sent_later():
     assert method.traits.waiting_steps == pytest.approx(10)
 
 
-def test_bits_of_an_element():
+def test_bits_per_element():
     spec = TensorSpec("w", (256, 256))
 
     def bits(**options):
@@ -174,7 +176,7 @@ def test_bits_of_an_element():
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e6, 1e30])
-def test_norms_neither_overflow_nor_vanish(magnitude):
+def test_norms_neither_overflow_nor_underflow(magnitude):
     g = (magnitude * np.random.default_rng(5).standard_normal((20, 32))).astype("f4")
     total = np.array(run(rs.contrib.SphericalCompression(), [g]).totals[0][0])
     assert 0.25 < np.corrcoef(total.ravel(), g.ravel())[0, 1] < 0.6
@@ -194,7 +196,7 @@ def test_zeros_are_exact():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_bad_value_stops_the_step(bad):
+def test_nonfinite_value_skips_the_step(bad):
     g = np.ones((20, 30), np.float32)
     g[7, 7] = bad
     assert not run(rs.contrib.SphericalCompression(), [np.ones_like(g), g]).finite
@@ -219,6 +221,6 @@ def test_bad_input(options, name):
         rs.contrib.SphericalCompression(**options)
 
 
-def test_an_error_that_no_codebook_can_reach():
+def test_unreachable_error_bound_raises():
     with pytest.raises(ValueError, match=r"at least 36 .* at most 16"):
         rs.contrib.SphericalCompression(alpha=0.5, block_size=64, index_bits=16)

@@ -1,4 +1,4 @@
-"""The queue of the standard runs: order, choice of rates, table, SIGKILL and pauses."""
+"""The queue of standard runs: order, learning rates, table, SIGKILL and pauses."""
 
 import dataclasses
 import importlib
@@ -41,8 +41,8 @@ def write(folder, run, **row):
     (folder / f"{run.name}.json").write_text(json.dumps(content))
 
 
-def test_order_and_rates(tmp_path):
-    """The grids, and after the first one a full run of the baseline; then seed after seed."""
+def test_order_and_learning_rates(tmp_path):
+    """The grids, each first one followed by a full baseline run; then seed after seed."""
     runs = list(runs_of([DIGITS, MORE], tmp_path))
     names = [run.name for run in runs]
     assert names == [
@@ -57,7 +57,7 @@ def test_order_and_rates(tmp_path):
     write(tmp_path, runs[0], metric=80.0)
     assert queue.next() == runs[1]
     assert run_queue.Queue([DIGITS, MORE], tmp_path, chosen={"digits_4workers"}).next() is None
-    write(tmp_path, runs[1], curve={"steps": [10], "metric": [70.0]})  # has only begun
+    write(tmp_path, runs[1], curve={"steps": [10], "metric": [70.0]})  # has only started
     assert queue.next() == runs[1] and best_rate(DIGITS, DIGITS.arms[0], tmp_path) is None
     write(tmp_path, runs[1], metric=90.0)
     assert queue.next().name == "digits-dense-full-0.04-seed0"
@@ -77,7 +77,7 @@ def test_order_and_rates(tmp_path):
 
 
 def test_command_lines(tmp_path):
-    """Every standard run is a command line that the benchmark takes; grid runs are a third."""
+    """The benchmark accepts the command of every standard run; grid runs are a third."""
     from benchmarks.accuracy import command_line
 
     own = [s for s in standard_runs.SETUPS if s.program == "benchmarks.convergence"]
@@ -95,14 +95,14 @@ def test_command_lines(tmp_path):
                 assert length == setup.length / (3 if grid else 1)
 
 
-def test_command_lines_of_pytorch(monkeypatch, tmp_path):
-    """The same settings as those of the arm that it is compared with."""
+def test_pytorch_command_lines(monkeypatch, tmp_path):
+    """The settings equal those of the arm that it is compared with."""
     from benchmarks.accuracy import command_line
 
     for name in ("torch", "torch.distributed"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     program = importlib.import_module("benchmarks.accuracy.pytorch")
-    monkeypatch.delitem(sys.modules, program.__name__)  # it holds the empty module
+    monkeypatch.delitem(sys.modules, program.__name__)  # contains the empty module
     named = {setup.name: setup for setup in standard_runs.SETUPS}
     setup, own = named["resnet9_pytorch"], named["resnet9"]
     assert setup.program == program.__name__
@@ -153,7 +153,7 @@ def test_table_and_list(tmp_path):
 
 @pytest.fixture
 def queue(tmp_path):
-    """Starts queues in processes of their own, as a user would."""
+    """Starts queues in separate processes, as a user would."""
     started = []
 
     def start(folder, *flags):
@@ -190,9 +190,9 @@ def state_of(pid):
         return "gone"
 
 
-@pytest.mark.deep  # of the benchmark's queue; the tests above are what a commit needs
-def test_killed_paused_and_resumed_runs_give_the_same_bits(tmp_path, queue):
-    """A queue killed between two evaluations takes its run along; the next one goes on."""
+@pytest.mark.deep  # of the benchmark's queue; commits run the tests above
+def test_killed_paused_and_resumed_runs_are_bitwise_equal(tmp_path, queue):
+    """Killing a queue between two evaluations kills its run; the next queue resumes it."""
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     name = "one-gmc-grid-0.02-seed0"
     state, log = folder / f"{name}.state.npz", folder / f"{name}.log"
@@ -219,7 +219,7 @@ def test_killed_paused_and_resumed_runs_give_the_same_bits(tmp_path, queue):
     assert rows[0]["commit"] == rows[1]["commit"] and not state.exists()
 
 
-def test_the_page_shows_the_rows():
+def test_page_shows_the_rows():
     """docs/accuracy.md has the table of each setup with a full run, the archive those of grids."""
     docs = run_queue.ROOT / "docs"
     rows = docs / "accuracy" / "standard"
@@ -235,7 +235,7 @@ def test_the_page_shows_the_rows():
 
 
 @pytest.mark.parametrize("name", ["resnet9", "gpt"])
-def test_the_archive_shows_the_minutes(name):
+def test_archive_shows_the_minutes(name):
     docs = run_queue.ROOT / "docs"
     paths = sorted((docs / "accuracy" / "steps").glob(f"{name}_*_workers_*.json"))
     reports = [time_to_accuracy.flat(json.loads(p.read_text(encoding="utf-8"))) for p in paths]
@@ -246,7 +246,7 @@ def test_the_archive_shows_the_minutes(name):
 
 
 def test_minutes_to_an_accuracy(tmp_path):
-    """Means over the seeds, in proportion between two evaluations."""
+    """Means over the seeds, interpolated between evaluations."""
     for run in (r for r in list(runs_of([DIGITS], tmp_path)) if r.grid):
         write(tmp_path, run, metric=50.0)
     for run in [r for r in runs_of([DIGITS], tmp_path) if not r.grid]:
@@ -290,8 +290,8 @@ def test_measured_steps_have_the_global_batch_of_the_runs(tmp_path, report, prob
         assert not time_to_accuracy.courses(standard_runs.SETUPS[0], tmp_path, [report])
 
 
-def test_minutes_of_pytorch(tmp_path):
-    """Its steps come from a report of the peers; the accuracy is that of the same algorithm."""
+def test_pytorch_minutes(tmp_path):
+    """Step times come from a report of the peers; the accuracy is that of the same algorithm."""
     for run in (r for r in list(runs_of([DIGITS], tmp_path)) if r.grid):
         write(tmp_path, run, metric=50.0)
     for run in [r for r in runs_of([DIGITS], tmp_path) if not r.grid]:
@@ -313,7 +313,7 @@ def test_minutes_of_pytorch(tmp_path):
 
 
 def test_minutes_to_a_perplexity(tmp_path):
-    """The smaller, the better: 98 % of dense is its perplexity divided by 0.98."""
+    """Smaller is better: 98 % of dense is its perplexity divided by 0.98."""
     steps = [100.0, 200.0, 300.0]
     dense = time_to_accuracy.Course("1 Gbit/s", "Dense()", 600.0, steps, [9.0, 6.0, 4.9], 1, -1)
     assert dense.goals == pytest.approx([5.0, 4.9 / 0.995])

@@ -1,4 +1,4 @@
-"""Errors of a step in the library's own words, in one process."""
+"""Errors of a step are raised as the library's own, in one process."""
 
 import pickle
 
@@ -37,7 +37,7 @@ def skip_steps():
     raise SkippedSteps("3 steps in a row were skipped")
 
 
-def test_an_error_of_ours_in_a_step():
+def test_error_of_the_library_in_a_step():
     step = failing(lambda: tf.py_function(skip_steps, [], []))
     with pytest.raises(SkippedSteps) as found:
         step()
@@ -51,7 +51,7 @@ def test_an_error_of_ours_in_a_step():
     assert isinstance(again, SkippedSteps) and isinstance(again, tf.errors.UnknownError)
 
 
-def test_a_check_of_ours_in_a_step():
+def test_failed_check_of_the_library_in_a_step():
     text = "a message arrived changed. Received by worker, from worker:"
     step = failing(lambda: tf.debugging.Assert(tf.random.uniform([]) > 1.0, [text, [0], [1]]))
     with pytest.raises(rs.DistributedError) as found:
@@ -59,7 +59,7 @@ def test_a_check_of_ours_in_a_step():
     assert str(found.value) == f"{text} 0 1"
 
 
-def test_errors_of_others_pass_unchanged():
+def test_other_errors_are_unchanged():
     def fail():
         raise ValueError("bad batch")
 
@@ -69,7 +69,7 @@ def test_errors_of_others_pass_unchanged():
 
 
 @pytest.mark.parametrize("verdict", ["worker 1 does not answer", None])
-def test_a_collective_that_fails_waits_for_the_verdict(monkeypatch, verdict):
+def test_failed_collective_waits_for_the_verdict(monkeypatch, verdict):
     monkeypatch.setattr(watchdog, "verdict_after_loss", lambda: verdict)
     with pytest.raises(tf.errors.UnavailableError) as found, step_errors.translated():
         raise tf.errors.UnavailableError(None, None, "Socket closed")
@@ -77,5 +77,5 @@ def test_a_collective_that_fails_waits_for_the_verdict(monkeypatch, verdict):
     assert isinstance(found.value, rs.DistributedError) == (verdict is not None)
 
 
-def test_the_line_that_says_most_where_several_ops_failed():
+def test_most_informative_line_of_several_failed_ops():
     assert main_line(OF_SEVERAL) == "worker 1 is gone"

@@ -1,4 +1,4 @@
-"""Which methods the step benchmarks know, and what they set."""
+"""Methods of the step benchmarks, and their settings."""
 
 import types
 
@@ -26,18 +26,18 @@ def test_expressions_among_names():
         step_methods.parse("none,SparseLoCo(steps=0)")
 
 
-def test_steps_of_an_expression_are_those_after_its_beginning():
+def test_measured_steps_follow_the_warm_up():
     made = step_methods.optimizer_for("OneBitAdam(dense_below=1024)", 0.01)
     assert made.exchange.warm_up.wanted == rs.DenseWarmUp(steps=1)
     made = step_methods.optimizer_for("OneBitAdam(warm_up=DenseWarmUp(steps=7))", 0.01)
     assert made.exchange.warm_up.wanted == rs.DenseWarmUp(steps=7)
 
 
-def test_names_may_be_in_lower_case():
+def test_names_are_case_insensitive():
     assert step_methods.parse("none, dense,topk ,SparDL,localsgd") == [
         "none", "dense", "TopK", "SparDL", "LocalSGD",
     ]  # fmt: skip
-    # In lower case `dense` is TensorFlow's; the classes are those of this library.
+    # In lower case, `dense` is TensorFlow's; the classes are those of this library.
     assert step_methods.parse("Dense,NoExchange,redsync") == ["rs_dense", "none", "redsync"]
     assert step_methods.parse("noexchange") == ["none"]
 
@@ -58,13 +58,11 @@ def test_bad_names(text, words):
 
 
 @loop("name", [n for n in step_methods.names() if n not in step_methods.PLAIN])
-def test_every_method_is_made_and_wrapped(name):
+def test_every_method_is_created_and_wrapped(name):
     made = step_methods.method_for(name, 0.125)
     if isinstance(made, rs.Method):
         assert getattr(made, "density", 0.125) == 0.125
-        assert (
-            made.sync_schedule.warm_up_steps == 0
-        )  # the steps that are measured are those after it
+        assert made.sync_schedule.warm_up_steps == 0  # the measured steps follow it
     else:
         assert isinstance(made, rs.Auto) and made.density == 0.125
     optimizer = step_methods.optimizer_for(name, 0.125, 4096)
@@ -75,7 +73,7 @@ def test_every_method_is_made_and_wrapped(name):
     assert step_methods.period_of(optimizer) >= 1
 
 
-def test_the_same_training_without_compression_has_its_momentum():
+def test_uncompressed_baseline_has_the_same_momentum():
     for name, momentum in (("dense", 0.0), ("dense_momentum", 0.9)):
         optimizer = step_methods.optimizer_for(name, None)
         assert type(optimizer) is keras.optimizers.SGD and optimizer.momentum == momentum
@@ -93,7 +91,7 @@ def test_settings():
 
 
 def with_schedule(method, **options):
-    """What stands for an optimizer of two workers."""
+    """A stand-in for the optimizer of two workers."""
     buckets = make_buckets([(TensorSpec("w", (64, 64)), method)], 2)
     schedule = for_buckets(buckets, 2, **options)
     return types.SimpleNamespace(exchange=types.SimpleNamespace(schedule=schedule))
@@ -106,7 +104,7 @@ def test_periods(name, period):
     assert step_methods.trial_steps(optimizer) == 0
 
 
-def test_only_what_is_rarer_than_the_longest_period_is_not_measured():
+def test_only_events_beyond_the_longest_period_are_not_measured():
     periods = [step_methods.period_of(with_schedule(rs.DiLoCo(steps=n))) for n in (50, 250, 251)]
     assert periods == [50, 250, 1]
 
@@ -119,7 +117,7 @@ def test_trial_steps():
     assert step_methods.period_of(plain) == 1 and step_methods.trial_steps(plain) == 0
 
 
-def test_a_bar_below_no_exchange_is_called_noise():
+def test_bar_below_no_exchange_is_called_noise():
     from matplotlib.figure import Figure
 
     for step_ms, noise in ((70.0, True), (80.0, False)):

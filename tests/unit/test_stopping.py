@@ -1,4 +1,4 @@
-"""Signals that ask a training to stop, on real processes without TensorFlow."""
+"""Signals that request a stop, in real processes without TensorFlow."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from tf_redsync import stopping
 
-# By its path: the package would import TensorFlow.
+# Imported by path: the package would import TensorFlow.
 HEAD = f"""
 import ctypes, importlib.util, os, signal, sys, time
 spec = importlib.util.spec_from_file_location("stopping", {stopping.__file__!r})
@@ -51,14 +51,14 @@ def script(body):
 
 
 @pytest.mark.parametrize("number", stopping.SIGNALS)
-def test_a_signal_is_a_request(requests, number):
+def test_signal_is_a_request(requests, number):
     assert requests.requested is None
     os.kill(os.getpid(), number)
     wait_for(lambda: requests.requested == signal.Signals(number).name)
-    os.kill(os.getpid(), number)  # the same one, by another way: this process goes on
+    os.kill(os.getpid(), number)  # the same request by another path: this process continues
 
 
-def test_after_a_fit_that_failed_signals_do_what_they_did_before():
+def test_signal_handlers_are_restored_after_a_failed_fit():
     requests, later, before = stopping.StopSignals(), stopping.StopSignals(), []
 
     def fit(requests, number):
@@ -84,7 +84,7 @@ def test_after_a_fit_that_failed_signals_do_what_they_did_before():
         signal.signal(signal.SIGUSR1, earlier)
 
 
-def test_handlers_are_there_between_listen_and_close_only():
+def test_handlers_exist_only_between_listen_and_close():
     before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
     running = set(threading.enumerate())  # other tests may have left theirs
     requests = stopping.StopSignals()
@@ -110,8 +110,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_forked_child_keeps_its_signals_to_itself():
-    """A pool that loads data ends its processes by SIGTERM."""
+def test_forked_child_keeps_its_signals():
+    """A multiprocessing pool that loads data ends its processes by SIGTERM."""
     body = """
 time.sleep(0.2)
 print(requests.requested)
@@ -124,8 +124,8 @@ print(requests.requested)
     assert out.split() == [str(int(-signal.SIGTERM)), "None", "SIGTERM"], err
 
 
-def test_a_forked_child_ends_by_sigterm_where_c_code_handles_it():
-    """TensorFlow's strategy for several workers installs such a handler."""
+def test_forked_child_ends_by_sigterm_with_a_c_handler():
+    """TensorFlow's multi-worker strategy installs such a handler."""
     ignores = """
 requests.close()
 libc = ctypes.CDLL(None)
@@ -136,7 +136,7 @@ libc.signal(signal.SIGTERM, libc.abs)
     assert out == f"{-signal.SIGTERM}\n", err
 
 
-def test_who_listened_to_signals_before_still_does():
+def test_earlier_handlers_are_still_called():
     requests = stopping.StopSignals()
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -153,7 +153,7 @@ def test_who_listened_to_signals_before_still_does():
         os.close(write)
 
 
-def test_outside_of_the_main_thread_it_warns(caplog):
+def test_outside_the_main_thread_it_warns(caplog):
     requests = stopping.StopSignals()
     thread = threading.Thread(target=requests.listen)
     thread.start()
@@ -162,13 +162,13 @@ def test_outside_of_the_main_thread_it_warns(caplog):
     requests.close()
 
 
-def test_stopped_ends_the_program_by_the_exit_code():
+def test_stopped_exits_with_the_exit_code():
     body = "try:\n    raise stopping.Stopped\nexcept Exception:\n    sys.exit(3)"
     with script(body) as process:
         assert process.wait(20) == stopping.EXIT_CODE == 75
 
 
-# Between bytecodes, and in a call of C that no handler of Python interrupts.
+# Between bytecodes, and in a C call that Python handlers cannot interrupt.
 WAITS = {
     "python": "while True:\n    time.sleep(0.01)",
     "c": "mutex = ctypes.create_string_buffer(64)\n"
@@ -177,7 +177,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("waits", WAITS)
-def test_a_second_signal_ends_the_process_at_once_wherever_it_waits(waits):
+def test_second_signal_ends_the_process_at_once(waits):
     with script("print('ready', flush=True)\n" + WAITS[waits]) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR1)

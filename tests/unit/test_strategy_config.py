@@ -1,4 +1,4 @@
-"""TF_CONFIG is checked before any server starts."""
+"""TF_CONFIG is validated before any server starts."""
 
 import json
 import socket
@@ -41,7 +41,7 @@ def test_good_configs():
     check_tf_config(config({"worker": [one, two]}, {"type": "worker", "index": 1}))
     check_tf_config(config({"worker": [one, two]}, {"type": "worker", "index": "1"}))
     check_tf_config(config({"chief": [one], "worker": [two, three]}, {"type": "chief", "index": 0}))
-    # With one worker no server is started, so its port may be anything.
+    # One worker starts no server, so its port may be anything.
     check_tf_config(config({"worker": ["localhost:1"]}, FIRST))
 
 
@@ -117,7 +117,7 @@ def test_rank_and_size(name):
         assert (rs.rank(), rs.size()) == expected
 
 
-def test_who_has_no_rank(monkeypatch):
+def test_tasks_without_a_rank(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", config(CHIEF, {"type": "evaluator", "index": 0}))
     assert rs.size() == 3
     with pytest.raises(ValueError, match="'evaluator'"):
@@ -131,7 +131,7 @@ def test_who_has_no_rank(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "meant"), [("TopKK", "TopK"), ("redsync", "RedSync"), ("xyzzy", "")]
 )
-def test_a_name_that_is_not_there_suggests_one(name, meant):
+def test_unknown_name_suggests_a_similar_one(name, meant):
     with pytest.raises(AttributeError) as error:
         getattr(rs, name)
     assert name in str(error.value)
@@ -146,14 +146,14 @@ def test_malformed(name):
     assert str(error.value).startswith("TF_CONFIG: ")
     assert problem in str(error.value)
     assert f"Received: TF_CONFIG={text}" in str(error.value)
-    assert '"task": {"type": "worker", "index": 0}' in str(error.value)  # how it should look
+    assert '"task": {"type": "worker", "index": 0}' in str(error.value)  # an example of the format
 
 
 @pytest.mark.parametrize(
     "text",
     ["[1, 2]", "5", '"worker"', '{"clusters": {"worker": ["a:1", "b:1"]}, "task": {}}', "null"],
 )
-def test_malformed_at_the_top(text):
+def test_malformed_top_level(text):
     with pytest.raises(ValueError, match="TF_CONFIG"):
         check_tf_config(text)
 
@@ -169,17 +169,17 @@ def test_port_in_use():
             check_tf_config(text)
         assert f"port {port} is in use" in str(error.value)
         assert f"Received: address=localhost:{port}" in str(error.value)
-        # The other worker's port is that worker's business.
+        # The other worker checks its own port.
         check_tf_config(text.replace('"index": 0', '"index": 1'))
 
 
-def test_the_strategy_checks_before_it_starts_anything(monkeypatch):
+def test_strategy_validates_before_it_starts_servers(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", MALFORMED["same_twice"][0])
     with pytest.raises(ValueError, match="TF_CONFIG: .*appears twice"):
         rs.MultiWorkerMirroredStrategy()
 
 
-def test_an_empty_tf_config_is_one_worker(monkeypatch):
+def test_empty_tf_config_is_one_worker(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "")
     assert rs.MultiWorkerMirroredStrategy().num_replicas_in_sync == 1
 
@@ -191,19 +191,19 @@ def test_bad_timeout(timeout):
 
 
 @pytest.mark.parametrize("timeout", [12.5, None])
-def test_no_collective_has_a_timeout(timeout):
+def test_collectives_have_no_timeout(timeout):
     strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=timeout)
     assert not strategy.extended._communication_options.timeout_seconds
     assert strategy.num_replicas_in_sync == 1
 
 
-def test_a_timeout_for_collectives_is_refused():
+def test_timeout_for_collectives_is_rejected():
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=30.0)
     with pytest.raises(ValueError, match="(?s)`communication_options`.*=30.0.*`timeout_seconds`"):
         rs.MultiWorkerMirroredStrategy(communication_options=options)
 
 
-def test_other_options_for_collectives_are_passed_on():
+def test_other_options_for_collectives_are_forwarded():
     options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=77)
     strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=3.0, communication_options=options)
     assert strategy.extended._communication_options.bytes_per_pack == 77

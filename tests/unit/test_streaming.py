@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: which fragment a variable is in, and what is sent when."""
+"""Streaming DiLoCo: the fragment of each variable, and the schedule."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def buckets(method, workers=2):
     return make_buckets([(a.spec, a.method) for a in assigned], workers, bucket_bytes=8)
 
 
-def test_layers_go_to_fragments_in_turn():
+def test_layers_are_distributed_over_fragments_in_turn():
     assert fragments(rs.StreamingDiLoCo(fragments=4)) == [0, 1, 1, 2, 3, 0, 1]
     assert fragments(rs.StreamingDiLoCo(fragments=1)) == [0] * 7
     assert fragments(rs.StreamingDiLoCo(fragments=9)) == [0, 1, 1, 2, 3, 4, 5]
@@ -42,7 +42,7 @@ def test_layers_go_to_fragments_in_turn():
 
 
 def test_defaults_fit_rounds_of_any_length():
-    """Four fragments, five steps late, as in the paper, where there are steps enough."""
+    """Four fragments, five steps delay, as in the paper, if the round is long enough."""
     scaled = {
         n: (m.count, m.late)
         for n in (1, 2, 3, 8, 19, 20, 50)
@@ -57,7 +57,7 @@ def test_defaults_fit_rounds_of_any_length():
         rs.StreamingDiLoCo(steps=8, fragments=8, overlap=2)
 
 
-def test_patterns_name_fragments():
+def test_patterns_select_fragments():
     method = rs.StreamingDiLoCo(fragments=("block_1", "mlp", "."))
     assert fragments(method) == [2, 2, 2, 1, 0, 0, 2]
     assert "fragment 1 of 3" in method.describe(Policy(default=method).assign(SPECS)[4].spec)
@@ -79,7 +79,7 @@ def test_patterns_name_fragments():
         ({"value_bits": True}, "value_bits=True"),
     ],
 )
-def test_what_is_refused(given, said):
+def test_bad_arguments(given, said):
     with pytest.raises(ValueError, match=said):
         rs.StreamingDiLoCo(**given)
 
@@ -96,7 +96,7 @@ def test_fragments_that_do_not_fit_the_model(given, said):
         fragments(rs.StreamingDiLoCo(fragments=given))
 
 
-def test_all_of_a_model_has_the_same_fragments():
+def test_fragments_do_not_depend_on_the_bucket():
     with pytest.raises(ValueError, match="same `fragments`"):
         rs.Policy(
             default=rs.StreamingDiLoCo(overlap=0),
@@ -105,8 +105,8 @@ def test_all_of_a_model_has_the_same_fragments():
 
 
 @pytest.mark.parametrize(("steps", "count", "overlap"), [(100, 4, 5), (10, 3, 3), (7, 1, 6)])
-def test_each_fragment_has_its_turn_once_in_a_round(steps, count, overlap):
-    """And only one is on its way."""
+def test_each_fragment_is_sent_once_per_round(steps, count, overlap):
+    """At most one fragment is in flight."""
     method = rs.StreamingDiLoCo(steps=steps, fragments=count, overlap=overlap)
     found = [Fragment(b) for b in buckets(method)]
     assert len(found) == count
@@ -117,7 +117,7 @@ def test_each_fragment_has_its_turn_once_in_a_round(steps, count, overlap):
     offsets = [p * steps // count for p in range(count)]
     assert sorted(turns) == sorted(2 if o == 0 else 3 for o in offsets)
     assert ((ages < overlap).sum(axis=0) <= 1).all()
-    assert (ages[:, 0] == steps).all()  # nothing has been sent before the first step
+    assert (ages[:, 0] == steps).all()  # no fragment was sent before the first step
 
 
 def test_bytes_of_a_round_and_of_its_largest_step():
@@ -129,28 +129,28 @@ def test_bytes_of_a_round_and_of_its_largest_step():
     assert at_once.bytes_per_step(2) == pytest.approx(plain.bytes_per_step(2))
     assert late.bytes_per_step(2) == pytest.approx(plain.bytes_per_step(2), rel=0.01)
     few = for_buckets(buckets(rs.StreamingDiLoCo(steps=100)), 2)
-    # Two rounds of 4 bits and a scale in 32 for each 256, in place of an all-reduce of 32 bits.
+    # Two rounds of 4 bits with a 32-bit scale per 256 values, instead of a 32-bit all-reduce.
     assert few.bytes_per_step(2) == pytest.approx(plain.bytes_per_step(2) * 4.125 / 32, rel=0.05)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_values_are_the_nearest(bits):
+def test_values_are_rounded_to_nearest(bits):
     generator = np.random.default_rng(bits)
     runs = generator.standard_normal((50, 256)) * np.exp(3 * generator.standard_normal((50, 256)))
     runs = runs.astype(np.float32)
     runs[0] = 0.0
     runs[1, 1:] = 0.0
-    runs[2] = runs[2, 0] * np.resize([1.0, 0.75, 0.375, 2.0**-7, -(2.0**-8)], 256)  # in the middle
+    runs[2] = runs[2, 0] * np.resize([1.0, 0.75, 0.375, 2.0**-7, -(2.0**-8)], 256)  # midpoints
     found = small_floats.decode(small_floats.encode(tf.constant(runs), bits), bits)
     expected = np.stack([oracle.rounded(run, bits) for run in runs])
     np.testing.assert_array_equal(found, expected)
     codes = small_floats.encode(tf.constant(runs), bits).codes.numpy()
     assert codes.min() == 0 and codes.max() == 2**bits - 1
-    assert len(np.unique(codes)) == 2**bits - 1  # all but that of -0
+    assert len(np.unique(codes)) == 2**bits - 1  # all but the bits of -0
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_values_that_are_not_finite_have_no_scale(bits):
+def test_nonfinite_values_have_no_scale(bits):
     runs = np.ones((3, 256), np.float32)
     runs[1, 7], runs[2, 9] = np.inf, np.nan
     scales = small_floats.encode(tf.constant(runs), bits).scales.numpy()
@@ -159,7 +159,7 @@ def test_values_that_are_not_finite_have_no_scale(bits):
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("bits", [4, 8, 16, 32])
-def test_a_fragment_without_elements(bits, workers):
+def test_fragment_without_elements(bits, workers):
     method = rs.StreamingDiLoCo(steps=20, fragments=1, value_bits=bits)
     layout = BucketLayout((TensorSpec("empty", (0, 2)),), workers)
     states = loopback.initial_states(method, layout)

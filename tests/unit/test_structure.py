@@ -1,4 +1,4 @@
-"""The house rules, read off the sources: private names, variables, randomness, sizes, doctests."""
+"""Source rules: private names, variables, randomness, sizes, doctests."""
 
 import ast
 import doctest
@@ -53,7 +53,7 @@ def test_there_are_sources():
     assert len(SOURCES) > 20 and all(name in SOURCES for name in PRIVATE_NAMES_ALLOWED)
 
 
-def test_contributing_lists_the_modules_with_private_names_of_tensorflow():
+def test_contributing_lists_the_modules_with_private_tensorflow_names():
     text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rules = text[text.index("## Rules") :]
     listed = {name for name in re.findall(r"`([\w/]+\.py)`", rules) if name in SOURCES}
@@ -62,7 +62,7 @@ def test_contributing_lists_the_modules_with_private_names_of_tensorflow():
 
 
 def imported(tree):
-    """Every module name that a tree imports, also inside functions."""
+    """Returns every module name that a tree imports, including imports in functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -71,7 +71,7 @@ def imported(tree):
 
 
 def dotted(node) -> str:
-    """`a.b.c` for an attribute of names, else what can be said of it."""
+    """Returns `a.b.c` for an attribute of names, else its known part."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else "?"
@@ -81,13 +81,13 @@ def dotted(node) -> str:
 
 
 def offenders(rule, modules=SOURCES) -> dict[str, list[str]]:
-    """What `rule(tree)` objects to, by module; a rule holds if there is nothing."""
+    """Returns the violations of `rule(tree)` by module."""
     found = {module: sorted(set(rule(TREES[module]))) for module in modules}
     return {module: names for module, names in found.items() if names}
 
 
 def calls(tree):
-    """The name and the line of everything that a tree calls."""
+    """Returns the name and the line of every call in a tree."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield dotted(node.func), node.lineno
@@ -97,7 +97,7 @@ def private_modules(tree) -> list[str]:
     return [n for n in imported(tree) if re.match(r"tensorflow\.python|(tf_)?keras\.src", n)]
 
 
-def test_private_modules_are_imported_in_the_seams_only():
+def test_only_seams_import_private_modules():
     found = offenders(private_modules)
     assert set(found) <= set(PRIVATE_NAMES_ALLOWED), found
     for module in TENSORFLOW_ADAPTERS:
@@ -108,23 +108,23 @@ def test_every_seam_needs_its_exemption():
     names = defined_names()
     used = {*offenders(private_modules)}
     used |= {*offenders(lambda tree: private_attributes_of_others(tree, names))}
-    assert set(PRIVATE_NAMES_ALLOWED) - used == set(), "no exemption for those that need none"
+    assert set(PRIVATE_NAMES_ALLOWED) - used == set(), "these exemptions are not needed"
 
 
-def test_private_modules_are_not_reached_as_attributes():
-    """`tf.python.x` and the like; `addons.py` names `keras.src` in strings, to alias it."""
+def test_private_modules_are_not_accessed_as_attributes():
+    """For example `tf.python.x`; `addons.py` names `keras.src` in strings, to alias it."""
 
     def reached(tree):
         names = [dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         word = r"\btf\.python\b|\bkeras\.src\b|\btensorflow\.python\b"
         return [name for name in names if re.search(word, name)]
 
-    assert reached(ast.parse("tf.python.eager.context")), "the search finds nothing"
+    assert reached(ast.parse("tf.python.eager.context")), "the search matches no attribute"
     assert offenders(reached) == {}
 
 
 def defined_names() -> set[str]:
-    """Private names that the package itself defines: attributes, methods, functions, fields."""
+    """Returns private names that the package defines: attributes, methods, functions, fields."""
     names = set()
     for tree in TREES.values():
         for node in ast.walk(tree):
@@ -140,12 +140,14 @@ def defined_names() -> set[str]:
     return names
 
 
-# Private names of the standard library: not what the rule is about.
+# Private names of the standard library are exempt.
 STANDARD_LIBRARY = {"sys._getframe", "sys._current_frames", "os._exit"}
 
 
 def private_attributes_of_others(tree, own: set[str]) -> list[str]:
-    """Uses of `x._name` where `x` is not `self`, or where this package defines no `_name`."""
+    """Returns uses of `x._name` where `x` is not `self`, or where this package defines no
+    `_name`.
+    """
     return [
         f"line {node.lineno}: {dotted(node)}"
         for node in ast.walk(tree)
@@ -156,7 +158,7 @@ def private_attributes_of_others(tree, own: set[str]) -> list[str]:
     ]
 
 
-def test_private_attributes_of_others_are_used_in_the_seams_only():
+def test_only_seams_use_foreign_private_attributes():
     names = defined_names()
     modules = set(SOURCES) - set(PRIVATE_NAMES_ALLOWED)
     assert offenders(lambda tree: private_attributes_of_others(tree, names), modules) == {}
@@ -171,13 +173,13 @@ def test_private_attributes_of_others_are_used_in_the_seams_only():
         "f(x)._launchers",
     ],
 )
-def test_the_search_for_private_attributes_finds_them(text):
+def test_private_attribute_search(text):
     assert private_attributes_of_others(ast.parse(text), {"_launchers", "_cross_device_ops"})
     assert not private_attributes_of_others(ast.parse("self._launchers"), {"_launchers"})
 
 
-def test_private_names_of_keras_exist():
-    """Breaks when Keras renames what the adapters replace; then look at the adapter."""
+def test_private_keras_names_exist():
+    """Fails if Keras renames a name that the adapters replace; then fix the adapter."""
     optimizer = keras.optimizers.SGD(0.1)
     assert list(inspect.signature(optimizer._all_reduce_sum_gradients).parameters) == [
         "grads_and_vars"
@@ -187,11 +189,11 @@ def test_private_names_of_keras_exist():
         "grads_and_vars",
         "learning_rate",
     ]
-    # Both must be looked up on the instance, since that is where they are replaced.
+    # Keras must look both up on the instance, where the adapter replaces them.
     source = inspect.getsource(type(optimizer)._backend_update_step)
     assert "self._all_reduce_sum_gradients(" in source
     assert "self._distributed_tf_update_step" in source
-    # What surrounds the update, see `keras/adapter.py`.
+    # Callers of the update, see `keras/adapter.py`.
     source = inspect.getsource(keras.optimizers.Optimizer._backend_apply_gradients)
     for name in (
         "_apply_weight_decay",
@@ -203,7 +205,7 @@ def test_private_names_of_keras_exist():
     assert list(inspect.signature(optimizer._get_variable_index).parameters) == ["variable"]
 
 
-def test_private_names_of_tf_keras_exist():
+def test_private_tf_keras_names_exist():
     optimizer = tf_keras.optimizers.SGD(0.1)
     assert list(inspect.signature(optimizer.aggregate_gradients).parameters) == ["grads_and_vars"]
     assert "distribution" in inspect.signature(optimizer._distributed_apply_gradients_fn).parameters
@@ -215,12 +217,12 @@ def test_private_names_of_tf_keras_exist():
         assert callable(getattr(legacy, name))
 
 
-def test_private_names_of_tensorflow_exist():
+def test_private_tensorflow_names_exist():
     launcher = cross_device_utils.CollectiveReplicaLauncher
     for name in ("_next_instance_key", "_get_ordering_token", "batch_all_reduce", "_all_gather"):
         assert callable(getattr(launcher, name))
     assert hasattr(context.context(), "_collective_ops_server_def")
-    # Replaced on instances: whatever gathers has to look it up there.
+    # Replaced on instances: TensorFlow must look it up there.
     assert inspect.getsource(launcher.all_gather).count("self._all_gather(") == 2
     source = inspect.getsource(launcher.__init__)
     names = ("_group_key", "_group_size", "_device", "_options", "_collective_keys")
@@ -268,7 +270,7 @@ def test_no_global_random_generator():
     assert offenders(drawn) == {}
 
 
-# ---------------------------------------------------------------------------------- floors
+# ---------------------------------------------------------------------------------- folders
 
 # What a floor must not know of others; its own imports: test_layers.py. "tf.distribute" and
 # "tf.Variable" are attributes, the others are modules.
@@ -291,10 +293,10 @@ FORBIDDEN = {
 }  # fmt: skip
 
 
-def test_floors_do_not_look_up():
+def test_lower_folders_do_not_use_higher_ones():
     for prefix, words in FORBIDDEN.items():
         modules = [module for module in SOURCES if module.startswith(prefix)]
-        assert modules, f"no module is called {prefix}"
+        assert modules, f"there is no module {prefix}"
 
         def known(tree, words=words):
             names = [dotted(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
@@ -316,7 +318,7 @@ MAX_FUNCTION = 40
 
 
 def code_lines(function) -> int:
-    """Lines of a function without its docstring."""
+    """Returns the number of lines of a function without its docstring."""
     body = function.body
     docstring = body[0] if ast.get_docstring(function) is not None else None
     lines = function.end_lineno - function.lineno + 1
@@ -353,10 +355,10 @@ def test_public_names_have_docstrings():
     assert [n for n in rs.__all__ if not (inspect.getdoc(getattr(rs, n)) or "").strip()] == []
 
 
-def test_modules_open_with_a_docstring():
+def test_modules_start_with_a_docstring():
     assert [module for module, tree in TREES.items() if not ast.get_docstring(tree)] == []
 
 
-def test_version_is_that_of_the_project():
+def test_version_matches_the_project():
     text = (PACKAGE.parent / "pyproject.toml").read_text()
     assert f'version = "{rs.__version__}"' in text

@@ -1,4 +1,4 @@
-"""`optimizer.summary()`, in all families: what it prints adds up."""
+"""`optimizer.summary()` in all families: the printed numbers add up."""
 
 import warnings
 
@@ -34,7 +34,7 @@ def built(strategy, kind, inner, method=POLICY):
         (tf.Variable, lambda: tf_keras.optimizers.legacy.SGD(0.1)),
     ],
 )
-def test_the_table(mirrored, capsys, kind, inner):
+def test_table(mirrored, capsys, kind, inner):
     optimizer = built(mirrored(2), kind, inner())
     optimizer.summary()
     printed = capsys.readouterr().out.splitlines()
@@ -67,7 +67,7 @@ def test_one_worker_and_no_exchange(mirrored):
     assert any(" inf " in line for line in lines)
 
 
-def test_what_goes_wrong(mirrored):
+def test_errors(mirrored):
     optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK())
     with pytest.raises(RuntimeError, match="`summary` needs the model's variables"):
         optimizer.summary()

@@ -1,4 +1,4 @@
-"""Local SGD, SBC, CD-SGD: rates, bad input, what cannot be combined."""
+"""Local SGD, SBC, CD-SGD: compression ratios, bad input, unsupported combinations."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ from tf_redsync.step.sync_schedules import for_buckets
 
 
 def resnet50_shapes():
-    """Kernels, scales and offsets of ResNet-50 for ImageNet: 25.6 million elements."""
+    """Returns kernels, scales and offsets of ResNet-50 for ImageNet: 25.6 million elements."""
 
     def block(inputs, width, shortcut):
         convolutions = [(1, 1, inputs, width), (3, 3, width, width), (1, 1, width, 4 * width)]
@@ -40,7 +40,7 @@ def resnet50_shapes():
 
 @pytest.mark.parametrize(("p", "bits"), [(0.1, 4.76), (0.01, 8.11), (0.005, 9.11), (0.001, 11.50)])
 def test_bits_per_position(p, bits):
-    """The paper's numbers, of real codes of random positions; and the room, of the worst ones."""
+    """The paper's numbers, from real codes of random positions, and the worst-case capacity."""
     size = 2_000_000
     k = round(p * size)
     at = np.sort(np.random.default_rng(0).choice(size, k, replace=False))
@@ -58,7 +58,7 @@ def test_bits_per_position(p, bits):
 
 @pytest.mark.parametrize(("number", "times"), [(1, 2600), (2, 3730), (3, 37300)])
 def test_sbc_rates_on_resnet50(number, times):
-    """Bytes of a real message, all tensors compressed as in the paper, against float32."""
+    """Bytes of a real message with all tensors compressed, as in the paper, against float32."""
     method = rs.SBC.preset(number, dense_below=0)
     specs = tuple(TensorSpec(f"{i}", s, position=i) for i, s in enumerate(resnet50_shapes()))
     elements = sum(s.size for s in specs)
@@ -74,8 +74,8 @@ def test_sbc_rates_on_resnet50(number, times):
     assert sent >= method.density * elements
 
 
-def test_even_gaps_are_sent_in_full():
-    """8 or 9 bits each, where random positions take 8.11 on average."""
+def test_equally_spaced_positions_are_sent_in_full():
+    """8 or 9 bits each; random positions take 8.11 on average."""
     size, k = 640_000, 6_400
     gradient = np.full(size, 1e-6, np.float32)
     at = np.cumsum(np.tile([65, 129], k // 2)) - 1
@@ -89,7 +89,7 @@ def test_even_gaps_are_sent_in_full():
     np.testing.assert_array_equal(np.flatnonzero(total), at)
 
 
-def test_one_sign_a_tensor():
+def test_one_sign_per_tensor():
     spec = TensorSpec("x", (1000,))
     gradient = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     gradient[:3] = -9.0
@@ -112,11 +112,11 @@ def test_programs_follow_from_the_methods():
     assert type(program(rs.RedSync())) is EveryStep
     assert type(program(rs.SBC(steps=7))) is LocalSteps and program(rs.SBC(steps=7)).steps == 7
     assert type(program(rs.CDSGD())) is PerturbedPoint and program(rs.CDSGD()).delay == 1
-    assert type(program(rs.SBC(), workers=1)) is EveryStep  # nobody to agree with
+    assert type(program(rs.SBC(), workers=1)) is EveryStep  # one worker has no peers
 
 
 class Recorder(DryRun):
-    """Keeps what is sent."""
+    """Records the messages."""
 
     def __init__(self, workers):
         super().__init__(workers, in_branches=False)
@@ -128,7 +128,7 @@ class Recorder(DryRun):
 
 
 def ancestors(tensor) -> set:
-    """Operations that a tensor of a graph is computed from."""
+    """Returns the operations from which a graph tensor is computed."""
     found, waiting = set(), [tensor.op]
     while waiting:
         op = waiting.pop()
@@ -139,8 +139,8 @@ def ancestors(tensor) -> set:
 
 
 @pytest.mark.parametrize("method", [rs.CDSGD(full_every=4, warm_up=None), rs.contrib.TwoBit()])
-def test_cd_sgd_sends_what_is_known_before_the_step(method):
-    """So the network works while gradients are computed; 2-bit codes have to wait for them."""
+def test_cd_sgd_sends_values_known_before_the_step(method):
+    """The network then works during the backward pass; 2-bit codes must wait for the gradients."""
     runs, network = program(method), Recorder(2)
     (bucket,) = runs.buckets
     with tf.Graph().as_default():
@@ -200,7 +200,7 @@ def test_bad_input(make, words):
         make()
 
 
-def test_needs_one_replica_a_process():
+def test_one_replica_per_process_is_required():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(), rs.LocalSGD())

@@ -1,4 +1,4 @@
-"""Fixed thresholds: what reaches them, what waits, and Strom's words."""
+"""Fixed thresholds: selection, residuals, and Strom's words."""
 
 import numpy as np
 import pytest
@@ -25,9 +25,9 @@ def normal(seed=0):
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_all_that_reaches_the_threshold_is_sent(cls):
+def test_elements_at_or_above_the_threshold_are_sent(cls):
     values = normal()
-    values[7] = 1.5  # equal to the threshold: reaches it
+    values[7] = 1.5  # equal to the threshold: selected
     step = one_step(cls(threshold=1.5, density=0.3), values, workers=2)
     reach = np.abs(values) >= 1.5
     each = np.where(reach, values if cls is rs.contrib.FixedThreshold else 1.5 * np.sign(values), 0)
@@ -38,7 +38,7 @@ def test_all_that_reaches_the_threshold_is_sent(cls):
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_what_a_message_cannot_hold_waits(cls):
+def test_elements_beyond_the_capacity_stay_in_the_residual(cls):
     values = normal(1)
     step = one_step(cls(threshold=0.5, density=0.1), values)
     sent = np.flatnonzero(np.reshape(step.totals[0][0], -1))
@@ -55,19 +55,19 @@ def test_strom_packs_index_and_sign():
     assert list(words) == [1, 3, 2**31, 3, 2**31 + 1999, 0]  # flag, count, three of four slots
 
 
-def test_strom_delivers_everything_in_time():
-    """A constant gradient: what was delivered follows the sum, off by less than tau and a step."""
+def test_strom_delivers_all_gradients():
+    """With a constant gradient the delivered sum lags by less than tau plus one step."""
     gradient = np.clip(0.3 * normal(2), -0.9, 0.9)
     method, states, delivered = rs.contrib.Strom(threshold=1.0, density=1.0), None, 0.0
     for _ in range(40):
         step = one_step(method, gradient, states)
         states, delivered = step.states, delivered + np.reshape(step.totals[0][0], -1)
-    np.testing.assert_array_equal(delivered, np.round(delivered))  # whole taus
+    np.testing.assert_array_equal(delivered, np.round(delivered))  # multiples of tau
     assert np.abs(delivered - 40 * gradient).max() < 1.0 + 1e-4
     assert np.abs(delivered).max() > 30
 
 
-def test_strom_drains_a_large_element_tau_by_tau():
+def test_strom_drains_a_large_element_by_tau_per_step():
     values = np.eye(1, SPEC.size, 5, dtype=np.float32)[0] * 3.25
     method, states, got = rs.contrib.Strom(threshold=1.0, density=0.01), None, []
     for grads in (values, 0 * values, 0 * values, 0 * values):
@@ -78,7 +78,7 @@ def test_strom_drains_a_large_element_tau_by_tau():
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_totals_in_coordinates_are_the_same(cls):
+def test_totals_as_coordinates_are_equal(cls):
     method, values = cls(threshold=2.5, density=0.02), normal(3)
     dense = one_step(method, values, workers=2).totals[0][0]
     short = one_step(method, values, workers=2, sparse_totals=True).totals[0][0]
@@ -88,7 +88,7 @@ def test_totals_in_coordinates_are_the_same(cls):
     assert added.any()
 
 
-def test_description():
+def test_describe():
     assert rs.contrib.Strom(threshold=0.01).describe(SPEC) == ">= 0.01, at most 20 elements"
 
 
@@ -108,7 +108,7 @@ def test_strom_needs_a_threshold():
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_small_tensors_and_biases_are_refused(cls):
+def test_small_tensors_and_biases_are_rejected(cls):
     assert "rank 1" in cls().refuses(TensorSpec("bias", (5000,)))
     assert "dense_below" in cls().refuses(TensorSpec("w", (31, 33)))
     assert cls().refuses(TensorSpec("w", (32, 32))) is None

@@ -1,4 +1,4 @@
-"""step/timeline.py: a profile's events, their lanes, the sums, the trace, the picture."""
+"""step/timeline.py: events, lanes, sums, trace and plot of a profile."""
 
 import json
 import types
@@ -93,7 +93,7 @@ def test_spans():
     assert timeline_view._outside(event, [(2, 3)]) == [(1.0, 2), (3, 10.0)]
 
 
-def test_trace_and_picture(tmp_path):
+def test_trace_and_plot(tmp_path):
     found = recording(profile())
     trace = json.loads(json.dumps(timeline_view.chrome_trace(found, "title")))["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in trace if e["name"] == "thread_name"}
@@ -115,7 +115,8 @@ def test_trace_and_picture(tmp_path):
 def test_names_of_layers():
     found = recording(profile())
     layers = [found.layer(op) for op in found.ops]
-    assert layers[:2] == ["dense", "dense_1"]  # the scopes were numbered, because the model's was
+    # the scopes have numbers, because the model's name has one
+    assert layers[:2] == ["dense", "dense_1"]
     assert found.layer(Event("mlp/dense_1/Relu", "Relu", 0, 1, "")) == "dense_1"
     assert found.layer(Event("sgd/Abs", "Abs", 0, 1, "")) == ""
 
@@ -134,7 +135,7 @@ def test_roles_follow_from_the_graph():
     assert roles["sgd/Abs"] == "decode" and "sgd/apart" not in roles
 
 
-def test_requests_are_in_the_order_of_the_driver():
+def test_requests_are_in_the_drivers_order():
     optimizer = rs.DistributedOptimizer(
         keras.optimizers.SGD(0.1), rs.PowerSGD(rank=1), bucket_bytes=4096
     )

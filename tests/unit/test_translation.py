@@ -1,4 +1,4 @@
-"""The translation task: pieces of words, rows, masks, greedy search, dropout of many workers."""
+"""The translation task: subword units, rows, masks, greedy search, dropout of several workers."""
 
 import gzip
 import sys
@@ -17,14 +17,16 @@ from benchmarks.method_expressions import exchanged
 TEXTS = ["low lower lowest", "new newer newest", "wide, wider, widest."]
 
 
-def test_the_most_frequent_pairs_are_merged():
+def test_most_frequent_pairs_are_merged():
     pieces = Pieces(["aab aab aab b"], 3)
-    assert list(pieces.ranks) == [(" ", "a"), (" a", "a"), (" aa", "b")]  # ties by the alphabet
+    # ties in alphabetical order
+    assert list(pieces.ranks) == [(" ", "a"), (" a", "a"), (" aa", "b")]
     assert [pieces.names[c] for c in pieces.codes("aab")] == [" aab"]
-    assert [pieces.names[c] for c in pieces.codes("bz")] == [" ", "b"]  # z was never seen
+    # z does not occur in the training text
+    assert [pieces.names[c] for c in pieces.codes("bz")] == [" ", "b"]
 
 
-def test_pieces_are_the_text_again():
+def test_subwords_round_trip():
     pieces = Pieces(TEXTS, 20)
     for text in (*TEXTS, "wider  new low"):
         codes = pieces.codes(text)
@@ -42,7 +44,7 @@ def written(folder, pairs):
 
 
 def test_rows(tmp_path):
-    """A source, what the decoder has seen, and what it is to say; too long pairs are left out."""
+    """Source, decoder input and target; too long pairs are skipped."""
     long = " ".join(map(str, range(100, 140)))
     found = written(tmp_path, [("a low wall", "eine Wand"), ("new", "neu"), ("old", long)])
     (x, y), test = found.train, found.test
@@ -60,7 +62,7 @@ def network(classes=12):
 
 
 def test_masks():
-    """Logits depend on the source but not on its padding, and on nothing that comes later."""
+    """Logits depend on the source but not on its padding or on later tokens."""
     model = network()
     x = np.full((1, 2 * LENGTH), PAD, np.int32)
     x[0, :4], x[0, LENGTH : LENGTH + 4] = (5, 6, 7, 8), (BEGIN, 5, 6, 7)
@@ -75,7 +77,7 @@ def test_masks():
     np.testing.assert_allclose(model(x).numpy()[0, :4], logits[:4], atol=1e-5)
 
 
-def test_the_loss_is_that_of_labels_that_count():
+def test_loss_ignores_padding():
     logits, labels = (
         np.random.default_rng(0).normal(size=(2, 3, 4)),
         np.int32([[1, 2, -1], [3, -1, -1]]),
@@ -87,7 +89,7 @@ def test_the_loss_is_that_of_labels_that_count():
 
 @pytest.mark.deep
 def test_greedy_search(monkeypatch):
-    """As a loop over prefixes finds it, a row at a time."""
+    """Equals a loop over prefixes, one row at a time."""
     monkeypatch.setattr(translation, "_sacrebleu", lambda: None)
     sources = np.full((3, LENGTH), PAD, np.int32)
     sources[:, :2] = [[5, 6], [7, 8], [9, 3]]
@@ -109,7 +111,7 @@ def test_greedy_search(monkeypatch):
 
 @pytest.mark.deep
 def test_training_with_dropout(tmp_path, monkeypatch):
-    """Workers drop other units, in every step others; a state is resumed to the same bits."""
+    """Dropout differs by worker and step; a state resumes with equal bits."""
     monkeypatch.setattr(translation, "_sacrebleu", lambda: lambda texts, references: 7.0)
     monkeypatch.setitem(TASKS["multi30k"].networks, "translator", lambda _, c: network(c))
     pairs = [(f"a {w}", f"ein {w}") for w in ("wall", "dog", "man", "hat", "bus", "boy")] * 4

@@ -1,4 +1,4 @@
-"""The dense step of a trial delivers the residual as well, for every method that may be tried."""
+"""The dense step of a trial delivers the residual, for every method that may be tried."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ LAYOUT = BucketLayout((TensorSpec("a", SHAPE), TensorSpec("b", (60, 20), positio
 
 
 def candidates():
-    """All methods that `Auto` takes at their defaults, some also with momentum."""
+    """Returns all default methods of `Auto`, some also with momentum."""
     found = []
     for cls in registered().values():
         if issubclass(cls, rs.Method):
@@ -33,7 +33,7 @@ def candidates():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Delivering(rs.Method):
-    """The dense step that is under test, as the exchange of a method."""
+    """Runs the dense step under test as a method's exchange."""
 
     of: rs.Method
 
@@ -42,14 +42,14 @@ class Delivering(rs.Method):
         return (yield from _with_residual(run, state["residual"], tf.constant(False)))
 
 
-def test_there_are_candidates():
+def test_candidates_exist():
     names = {type(m).__name__ for m in candidates()}
     assert {"RedSync", "ACPSGD", "HalfPrecision", "DGC", "TopK", "PowerSGD"} <= names
     assert not {"Dense", "SBC", "LocalSGD", "CDSGD", "SignSGD", "NoExchange"} & names
 
 
 @loop("method", candidates())
-def test_a_dense_step_delivers_everything(method):
+def test_dense_step_delivers_all_gradients(method):
     rng = np.random.default_rng(0)
 
     def gradients():
@@ -72,7 +72,7 @@ def test_a_dense_step_delivers_everything(method):
         assert set(with_residual) == set(without)
         assert not any(np.any(r) for r in with_residual["residual"])
         if isinstance(method, (rs.GMC, rs.CodedGMC)):
-            continue  # their momentum is made of the totals, which are others
+            continue  # their momentum depends on the totals, which differ
         for name in set(without) - {"residual"}:
             tf.nest.map_structure(np.testing.assert_array_equal, with_residual[name], without[name])
 
@@ -80,7 +80,7 @@ def test_a_dense_step_delivers_everything(method):
 @pytest.mark.parametrize(
     "method", [rs.SBC(), rs.CDSGD(), rs.LocalSGD(), rs.SignSGD(), rs.NoExchange()], ids=repr
 )
-def test_a_method_that_cannot_take_turns_is_refused(method):
+def test_method_without_a_dense_step_is_rejected(method):
     refused(ValueError, lambda: rs.Auto(candidates=(method,)), "candidate", type(method).__name__)
 
 

@@ -1,4 +1,4 @@
-"""`two_levels` in one process, where a host with all of its replicas is the only worker."""
+"""`two_levels` in one process, where a host with all its replicas is the only worker."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ SHAPE = (8, 6)
 
 
 def build(strategy, method, **options):
-    """A variable and its optimizer."""
+    """Returns a variable and its optimizer."""
     with strategy.scope():
         variable = keras.Variable(np.zeros(SHAPE, "float32"))
         optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(1.0), method, **options)
@@ -20,7 +20,7 @@ def build(strategy, method, **options):
 
 
 def step(strategy, variable, optimizer, grads):
-    """One step with the gradients `[replica]`; returns the copies of the variable."""
+    """Runs one step with the gradients `[replica]`; returns the copies of the variable."""
     values = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(grads[context.replica_id_in_sync_group])
     )
@@ -38,7 +38,7 @@ def gradients(replicas):
     return generator.standard_normal((replicas, *SHAPE)).astype("float32")
 
 
-def test_one_process_sums_densely_and_says_so(mirrored):
+def test_one_process_sums_densely_and_warns(mirrored):
     strategy, grads = mirrored(3), gradients(3)
     with pytest.warns(UserWarning, match="there is one worker.*two_levels=True"):
         variable, optimizer = build(strategy, rs.TopK(density=0.1, dense_below=0), two_levels=True)
@@ -50,7 +50,7 @@ def test_one_process_sums_densely_and_says_so(mirrored):
 
 
 @pytest.mark.parametrize("two_levels", [None, False])
-def test_by_default_replicas_of_one_process_are_workers(mirrored, two_levels):
+def test_replicas_of_one_process_are_workers_by_default(mirrored, two_levels):
     strategy, grads = mirrored(3), gradients(3)
     variable, optimizer = build(
         strategy, rs.TopK(density=0.1, dense_below=0), two_levels=two_levels
@@ -60,7 +60,7 @@ def test_by_default_replicas_of_one_process_are_workers(mirrored, two_levels):
     assert 0 < np.count_nonzero(copies[0]) < copies[0].size
 
 
-def test_a_nan_on_one_replica_skips_the_step(mirrored):
+def test_nan_on_one_replica_skips_the_step(mirrored):
     strategy, grads = mirrored(2), gradients(2)
     grads[1, 0, 0] = np.nan
     with pytest.warns(UserWarning, match="one worker"):
@@ -80,6 +80,6 @@ def test_config(two_levels):
     assert type(optimizer).from_config(config).get_config() == config
 
 
-def test_a_bad_value():
+def test_bad_value():
     with pytest.raises(ValueError, match="`two_levels` must be.*Received: two_levels='yes'"):
         rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense(), two_levels="yes")

@@ -23,7 +23,7 @@ SAMPLES = 4000
 
 
 def run(method, grads, number=0, position=0):
-    """One step of a layout of one tensor; `grads[worker]`."""
+    """Runs one step of a layout of one tensor; `grads[worker]`."""
     layout = BucketLayout((TensorSpec("w", np.shape(grads[0]), position=position),), len(grads))
     inputs = [[tf.constant(g, tf.float32)] for g in grads]
     return loopback.run_step(method, layout, inputs, [{}] * len(grads), number)
@@ -36,13 +36,13 @@ def total_of(method, grads, number=0, position=0):
 
 
 def samples(seed=0):
-    """32 normal elements, and the same in many rows, which are rounded one by one."""
+    """Returns 32 normal elements, and a matrix that repeats them in rows, rounded independently."""
     row = np.random.default_rng(seed).standard_normal(32).astype("f4")
     return row, np.tile(row, (SAMPLES, 1))
 
 
-def assert_right_on_average(total, expected):
-    """Means of the columns, within five of their standard deviations."""
+def assert_unbiased(total, expected):
+    """Asserts that the columns' means are within five of their standard deviations."""
     error = np.float64(total) - expected
     deviation = error.std(axis=0) / len(error) ** 0.5
     assert np.all(np.abs(error.mean(axis=0)) <= 5 * deviation + 1e-6)
@@ -51,14 +51,14 @@ def assert_right_on_average(total, expected):
 
 @loop("workers", [1, 3])
 @every_method
-def test_totals_are_right_on_average(method, workers):
+def test_totals_are_unbiased(method, workers):
     row, rows = samples()
-    assert_right_on_average(total_of(method, [rows] * workers), workers * np.float64(row))
+    assert_unbiased(total_of(method, [rows] * workers), workers * np.float64(row))
 
 
 @pytest.mark.parametrize("method", METHODS[:3], ids=str)
-def test_errors_of_workers_are_independent(method):
-    """Then their variances add up; with equal errors it would be their deviations."""
+def test_rounding_errors_of_workers_are_independent(method):
+    """Independent errors add up by variance, equal errors by deviation."""
     _, rows = samples(1)
     one = np.square(total_of(method, [rows]) - rows).sum()
     many = np.square(total_of(method, [rows] * 4) - 4 * rows).sum()
@@ -66,7 +66,7 @@ def test_errors_of_workers_are_independent(method):
 
 
 @every_method
-def test_random_numbers_depend_on_seed_step_and_tensor_alone(method):
+def test_random_numbers_depend_only_on_seed_step_and_tensor(method):
     _, rows = samples(2)
     rows = rows[:20]
 
@@ -78,14 +78,14 @@ def test_random_numbers_depend_on_seed_step_and_tensor_alone(method):
     np.testing.assert_array_equal(rounding(), first)
     for other in (rounding(seed=1), rounding(number=1), rounding(position=1)):
         assert 0.1 < np.mean(other != first) <= 1.0
-    if not isinstance(method, rs.contrib.DoReFa):  # whose levels go from -c to c, so a sign is data
+    if not isinstance(method, rs.contrib.DoReFa):  # levels go from -c to c, so a sign is data
         np.testing.assert_array_equal(rounding(flip=-2.0), 2 * first)
 
 
 # ------------------------------------------------------------------------------------ natural
 
 
-def test_natural_takes_a_power_of_two_next_to_each_element():
+def test_natural_rounds_to_an_adjacent_power_of_two():
     g = np.random.default_rng(3).standard_t(2, (50, 60)).astype("f4")
     g[0, :4] = 0.0, -0.5, 4.0, -1.5
     total = total_of(rs.contrib.NaturalCompression(), [g])
@@ -99,14 +99,14 @@ def test_natural_takes_a_power_of_two_next_to_each_element():
 @loop(("mantissa", "variance"), [(4 / 3, 1 / 8), (1.0, 0.0), (1.5, 1 / 9)])
 @loop("exponent", [-100, 0, 100])
 def test_variance_of_natural_is_at_most_an_eighth(mantissa, exponent, variance):
-    """(t - 1) (2 - t) / t^2, which has its maximum of 1/8 at t = 4/3."""
+    """(t - 1) (2 - t) / t^2 has its maximum of 1/8 at t = 4/3."""
     t = np.float32(mantissa * 2.0**exponent)
     total = total_of(rs.contrib.NaturalCompression(), [np.full((100, 300), t)])
     found = np.square(np.float64(total) / np.float64(t) - 1).mean()
     assert found == pytest.approx(variance, rel=0.04, abs=1e-9)
 
 
-def test_what_natural_rounds_up_to_infinity_stops_the_step():
+def test_natural_rounding_to_infinity_skips_the_step():
     g = np.ones((10, 10), np.float32)
     g[0] = 3.4e38  # 2^128 with a probability of 0.998
     assert not run(rs.contrib.NaturalCompression(), [g, g]).finite
@@ -119,7 +119,7 @@ def test_what_natural_rounds_up_to_infinity_stops_the_step():
 
 @pytest.mark.parametrize("bitwidth", [1, 2, 6])
 def test_levels_of_dorefa(bitwidth):
-    """2^k levels from -c to c, equally far apart; 0 is none of them."""
+    """2^k equidistant levels from -c to c, without 0."""
     g = np.random.default_rng(4).standard_normal((80, 90)).astype("f4")
     g[:5] = 0.0
     c = np.abs(g).max()
@@ -128,11 +128,11 @@ def test_levels_of_dorefa(bitwidth):
     nearest = np.abs(total[..., np.newaxis] - levels).min(axis=-1)
     assert nearest.max() <= 1e-6 * c and np.abs(total).min() > 0
     step = levels[1] - levels[0]
-    assert np.abs(total - g).max() <= step * (1 + 1e-5)  # one of the two next to it
+    assert np.abs(total - g).max() <= step * (1 + 1e-5)  # one of the two adjacent levels
     assert np.square(total - g).mean() < step**2 / 4
 
 
-def test_one_maximum_for_each_tensor():
+def test_each_tensor_has_its_own_maximum():
     specs = (TensorSpec("a", (20, 20)), TensorSpec("b", (3, 7), position=1))
     grads = [[tf.fill(s.shape, value) for s, value in zip(specs, (1e-3, -5.0), strict=True)]]
     step = loopback.run_step(rs.contrib.DoReFa(bitwidth=4), BucketLayout(specs, 1), grads, [{}], 0)
@@ -145,7 +145,7 @@ def test_one_maximum_for_each_tensor():
 
 @pytest.mark.parametrize(("levels", "sum_levels"), [(1, 1), (4, 1), (7, 7)])
 def test_variance_of_both_roundings(levels, sum_levels):
-    """At most a quarter of a squared step: those of all but one worker, then that of the sum."""
+    """At most a quarter of a squared step, for all workers but one and for the sum."""
     workers, (_, rows) = 4, samples(5)
     method = rs.contrib.QuantizedFW(levels=levels, sum_levels=sum_levels)
     total = total_of(method, [rows] * workers)
@@ -154,8 +154,8 @@ def test_variance_of_both_roundings(levels, sum_levels):
     assert 0.2 * bound < np.square(total - workers * rows).mean() < bound
 
 
-def test_the_sum_has_so_many_levels():
-    """A block of each worker, and levels of the largest of its sums."""
+def test_sum_has_the_given_number_of_levels():
+    """A block of each worker, and levels of its largest sum."""
     g = np.random.default_rng(6).standard_normal((40, 50)).astype("f4")
     total = total_of(rs.contrib.QuantizedFW(levels=2, sum_levels=5), [g, 2 * g])
     for block in total.reshape(2, -1):
@@ -164,8 +164,8 @@ def test_the_sum_has_so_many_levels():
         assert len(np.unique(np.round(parts))) == 6
 
 
-def test_codes_have_the_length_of_the_paper():
-    """z = ceil(log2(s + 1)) + 1, a sign and one of s + 1 ends of intervals."""
+def test_code_length_matches_the_paper():
+    """z = ceil(log2(s + 1)) + 1: a sign and one of s + 1 interval ends."""
     for s in (1, 2, 3, 4, 7, 8, 100, 127, 128, 32767):
         assert code_bits("stochastic", s) == np.ceil(np.log2(s + 1)) + 1
 
@@ -173,7 +173,7 @@ def test_codes_have_the_length_of_the_paper():
 # ------------------------------------------------------------------------------- bits, input
 
 
-def test_bits_of_an_element():
+def test_bits_per_element():
     spec, workers = TensorSpec("w", (256, 256)), 8
     n = spec.size
 
@@ -182,14 +182,14 @@ def test_bits_of_an_element():
 
     assert bits(rs.contrib.NaturalCompression()) == 7 * (9 * n + 32)
     assert bits(rs.contrib.DoReFa(bitwidth=6)) == 7 * (6 * n + 64)
-    # Two phases: each 7 of 8 blocks of 4 bits, or of 8 bits on the way back.
+    # Two phases: each 7 of 8 blocks of 4 bits, or of 8 bits in the second phase.
     assert bits(rs.contrib.QuantizedFW()) == 7 / 8 * 8 * n + 2 * 7 * 64
     assert bits(rs.contrib.QuantizedFW(sum_levels=127)) == 7 / 8 * 12 * n + 2 * 7 * 64
 
 
 @loop("bad", [np.nan, np.inf, -np.inf])
 @every_method
-def test_a_bad_value_stops_the_step(method, bad):
+def test_nonfinite_value_skips_the_step(method, bad):
     g = np.ones((20, 30), np.float32)
     g[7, 7] = bad
     assert not run(method, [np.ones_like(g), g]).finite
@@ -202,7 +202,7 @@ def test_scalars_and_empty_tensors(method, shape):
     np.testing.assert_array_equal(total, np.full(shape, 4.0))
 
 
-def test_who_is_served():
+def test_compressed_tensors():
     for method in METHODS:
         assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))
         assert "dense_below" in method.refuses(TensorSpec("w", (10, 10)))

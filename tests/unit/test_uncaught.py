@@ -1,4 +1,4 @@
-"""What a worker tells of the error that its program ends by."""
+"""Reports of the uncaught error that ends a worker's program."""
 
 import sys
 
@@ -15,14 +15,14 @@ from tf_redsync.cluster import watchdog
         (None, ""),
     ],
 )
-def test_an_error_that_nobody_has_caught(monkeypatch, error, text):
+def test_uncaught_error_is_reported(monkeypatch, error, text):
     for name in ("last_exc", "last_value"):
         monkeypatch.setattr(sys, name, error, raising=False)
     reports = [watchdog._Process().report(ended) for ended in (True, False)]
     assert [report.error for report in reports] == [text, ""]
 
 
-def test_a_session_with_a_user_goes_on_after_an_error(monkeypatch):
+def test_interactive_session_continues_after_an_error(monkeypatch):
     monkeypatch.setattr(sys, "last_value", ValueError("bad batch"), raising=False)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     assert watchdog._Process().report(True).error == ""

@@ -1,4 +1,4 @@
-"""Codings of values: unbiased rounding, fitted curves against numpy, what a fit cannot know."""
+"""Codings of values: unbiased rounding, fitted curves against numpy, degenerate fits."""
 
 import numpy as np
 import pytest
@@ -26,14 +26,14 @@ def encoded(coding, values, counts=None, stream=STREAM):
 
 
 def largest(kind, k, density=0.1, seed=0):
-    """The k largest of random numbers, in no order."""
+    """Returns the k largest of random numbers, unordered."""
     rng = np.random.default_rng(seed)
     values = getattr(rng, kind)(size=round(k / density)).astype(np.float32)
     return values[np.sort(np.argsort(-np.abs(values))[:k])]
 
 
 def error(found, values) -> float:
-    """Relative l2 error."""
+    """Returns the relative l2 error."""
     return float(np.linalg.norm(np.float64(found) - values) / np.linalg.norm(values))
 
 
@@ -49,8 +49,8 @@ def words_of(name, slots):
 
 
 @every_coding
-def test_receivers_get_what_the_sender_thinks(name):
-    """Several tensors and workers, unused slots, none at all; lengths by formula."""
+def test_receivers_decode_what_the_sender_expects(name):
+    """Several tensors and workers, unused slots, empty tensors; lengths by formula."""
     coding, slots, rng = CODINGS[name], [300, 0, 1, 40, 7], np.random.default_rng(0)
     assert coding.words(slots) == words_of(name, slots)
     rows, sent, all_counts = [], [], []
@@ -80,7 +80,7 @@ def test_receivers_get_what_the_sender_thinks(name):
 
 
 @every_coding
-def test_in_a_graph(name):
+def test_graph_mode(name):
     coding, values = CODINGS[name], [largest("normal", 100), np.float32([1.0])]
     slots = [len(v) for v in values]
 
@@ -102,7 +102,7 @@ def test_in_a_graph(name):
 
 @every_coding
 def test_malformed_words(name):
-    """An error, or as many numbers as there should be; never a crash."""
+    """They raise, or decode to the right number of values; they never crash."""
     coding, slots, rng = CODINGS[name], [200, 3], np.random.default_rng(5)
     for trial in range(8):
         words = rng.integers(-(2**31), 2**31, (2, coding.words(slots))).astype(np.int32)
@@ -120,8 +120,8 @@ def test_malformed_words(name):
 
 @loop("values", [np.zeros(200), np.full(200, -3.0), np.ones(200), np.eye(200)[7]])
 @every_coding
-def test_curves_without_a_shape(name, values):
-    """All zero, all equal, one that is not zero: no division by zero, nothing made up."""
+def test_degenerate_curves(name, values):
+    """All zero, all equal, one nonzero value: no division by zero and no spurious values."""
     (found,) = encoded(CODINGS[name], [values]).values
     # No sum of two exponentials falls as fast as a single value.
     tolerance = 0.8 if name == "exponential" and values.max() > values.min() else 0.02
@@ -131,20 +131,20 @@ def test_curves_without_a_shape(name, values):
 # ------------------------------------------------------------------------------------- QSGD
 
 
-def test_qsgd_values_are_right_on_average():
-    """Over many streams; and each of them within a level of its bucket's largest magnitude."""
+def test_qsgd_values_are_unbiased():
+    """Over many streams, each within a level of its bucket's largest magnitude."""
     coding, values, draws = CODINGS["qsgd"], largest("laplace", 100), 150
     norms = np.abs(np.pad(values, (0, 28))).reshape(-1, 32).max(axis=1).repeat(32)[:100]
     found = np.array(
         [encoded(coding, [values], None, tf.constant([1, 0, n])).values[0] for n in range(draws)]
     )
     assert np.all(np.abs(found - values) <= norms / 7 * (1 + 1e-5))
-    assert np.std(found, axis=0).max() > 0.1 * norms.max() / 7  # it does round at random
+    assert np.std(found, axis=0).max() > 0.1 * norms.max() / 7  # rounding is random
     five_sigma = 5 * 0.5 * norms / 7 / draws**0.5
     assert np.all(np.abs(found.mean(axis=0) - values) <= five_sigma)
 
 
-def test_qsgd_workers_round_on_their_own():
+def test_qsgd_workers_round_independently():
     values = [largest("laplace", 100)]
     first, second, third = (
         np.array(encoded(CODINGS["qsgd"], values, None, tf.constant(stream)).values[0])
@@ -159,8 +159,8 @@ def test_qsgd_workers_round_on_their_own():
 
 @loop("k", [30, 211, 1000, 20_000])
 @loop("kind", ["normal", "laplace", "exponential"])
-def test_polynomials_are_the_least_squares_of_numpy(kind, k):
-    """Of every segment, positive and negative values apart."""
+def test_polynomials_equal_numpys_least_squares(kind, k):
+    """For every segment; positive and negative values separately."""
     values = largest(kind, k)
     (found,) = encoded(contrib.codings.PolynomialFit(least=0), [values]).values
     if oracle.polynomial_words(k, 0) == k:
@@ -170,8 +170,8 @@ def test_polynomials_are_the_least_squares_of_numpy(kind, k):
         np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(values).max())
 
 
-def test_two_exponentials_are_found():
-    """From exact data, whatever the order and the signs."""
+def test_two_exponentials_are_recovered():
+    """From exact data, for any order and signs."""
     x, rng = np.arange(4000) / 3999, np.random.default_rng(1)
     curve = 3.0 * np.exp(-20.0 * x) + 0.5 * np.exp(-1.5 * x)
     values = np.float32(rng.permutation(curve) * rng.choice([-1, 1], 4000))
@@ -181,7 +181,7 @@ def test_two_exponentials_are_found():
     np.testing.assert_allclose(coded.values[0], values, rtol=0, atol=1e-3)
 
 
-# Relative l2 errors of what is sent at a density of 10 %, and at 1 %.
+# Relative l2 errors of the sent values at a density of 10 % and 1 %.
 @pytest.mark.parametrize(
     ("kind", "density", "polynomial", "exponential"),
     [
@@ -201,7 +201,7 @@ def test_quality_of_the_fits(kind, density, polynomial, exponential):
         assert error(found, values) < bound
 
 
-def test_small_tensors_are_left_alone():
+def test_small_tensors_are_not_coded():
     values = [largest("normal", 999), largest("normal", 1000)]
     for coding in (contrib.codings.PolynomialFit(), contrib.codings.DoubleExponentialFit()):
         small, large = encoded(coding, values).values

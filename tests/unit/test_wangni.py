@@ -1,4 +1,4 @@
-"""Wangni: probabilities, the choice, means, variances, codings, bad input."""
+"""Wangni: probabilities, sampling, means, variances, codings, bad input."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def total_of(method, grads, number=0, states=None):
 
 
 def best_probabilities(g, count):
-    """min(c |g|, 1) with the c that makes their sum `count`: by bisection."""
+    """Returns min(c |g|, 1) with the c for which they sum to `count`, by bisection."""
     low, high = 0.0, 1e12
     for _ in range(200):
         c = (low + high) / 2
@@ -43,14 +43,14 @@ def best_probabilities(g, count):
 
 
 def variance(g, p):
-    """Of the sum of squares: what is sent with probability p is g / p."""
+    """Returns the variance of the total: an element with probability p is sent as g / p."""
     used = g != 0
     return np.sum(g[used] ** 2 * (1 / p[used] - 1))
 
 
 @loop("density", DENSITIES)
 @every_input
-def test_probabilities_are_those_of_the_greedy_algorithm(name, density):
+def test_probabilities_match_the_greedy_algorithm(name, density):
     g, count = INPUTS[name], round(2000 * density)
     found = probabilities(tf.constant(g, tf.float32), count).numpy()
     expected = greedy_probabilities(g.astype("f4"), count, ROUNDS)
@@ -61,16 +61,16 @@ def test_probabilities_are_those_of_the_greedy_algorithm(name, density):
 
 @loop("density", DENSITIES)
 @every_input
-def test_variance_is_near_the_least_one(name, density):
+def test_variance_is_near_the_minimum(name, density):
     g, count = np.float64(INPUTS[name].astype("f4")), round(2000 * density)
     p = probabilities(tf.constant(g, tf.float32), count).numpy()
     best = variance(g, best_probabilities(g, count))
     assert (1 - 1e-9) * best <= variance(g, p) <= 1.02 * best + 1e-9
-    if name in ("normal", "heavy", "log normal"):  # random-k: all have the same probability
+    if name in ("normal", "heavy", "log normal"):  # random-k: equal probabilities
         assert variance(g, p) < 0.8 * variance(g, np.full(2000, density))
 
 
-def test_fewer_non_zero_elements_than_are_sent():
+def test_fewer_nonzero_elements_than_the_density():
     g = np.zeros(100, np.float32)
     g[[3, 50, 99]] = 1, -2, 3
     p = probabilities(tf.constant(g), 10).numpy()
@@ -81,7 +81,7 @@ def test_fewer_non_zero_elements_than_are_sent():
 
 @every_input
 def test_marginals_of_many_draws(name):
-    """Each element with its probability, and sum p of them, rounded up or down."""
+    """Each element with its probability; in all sum p of them, rounded up or down."""
     p = probabilities(tf.constant(INPUTS[name][:200], tf.float32), 10)
     u = tf.constant(np.random.default_rng(1).random((20_000, 1)))
     taken = sampled(p, u).numpy()
@@ -91,7 +91,7 @@ def test_marginals_of_many_draws(name):
     assert np.all(np.abs(taken.mean(axis=0) - p) <= 5 * deviation + 1e-12)
 
 
-def test_totals_are_right_on_average_and_of_the_least_variance():
+def test_totals_are_unbiased_with_minimal_variance():
     g, draws = INPUTS["normal"][:300].astype("f4"), 400
     method, workers = rs.contrib.Wangni(density=0.1), 2
     layout = BucketLayout((TensorSpec("w", g.shape),), workers)
@@ -124,8 +124,8 @@ def test_draws_differ_by_worker_seed_and_step():
     "indices", [codings.Cheapest(), codings.Golomb(), codings.EliasFano(), codings.RawIndices()]
 )
 @pytest.mark.parametrize("values", [codings.Float32(), codings.Half()])
-def test_coded_messages_lose_nothing(indices, values):
-    """With a residual, what a code changes is made up for; without one there is nothing else."""
+def test_coded_messages_conserve_gradients(indices, values):
+    """A residual compensates the code's error; without one there is no error."""
     g = INPUTS["heavy"].reshape(40, 50).astype("f4")
     inner = rs.contrib.Wangni(density=0.05)
     plain, states = total_of(inner, [g, -2 * g])
@@ -137,7 +137,7 @@ def test_coded_messages_lose_nothing(indices, values):
     np.testing.assert_allclose(coded + kept, plain, rtol=0, atol=1e-6 * scale)
     if isinstance(indices, codings.RawIndices) and isinstance(values, codings.Float32):
         np.testing.assert_array_equal(coded, plain)
-    # The residual is added to the next gradient: without one, nothing but it is there to send.
+    # The residual is added to the next gradient: without one, only the gradient is sent.
     again, after = total_of(method, [0 * g, 0 * g], 1, states)
     left = sum(np.array(s["residual"][0]) for s in after)
     if np.count_nonzero(kept) <= 100:
@@ -145,7 +145,7 @@ def test_coded_messages_lose_nothing(indices, values):
 
 
 def test_clusters_leave_no_residual():
-    """Positions in a few clusters have long gaps, and Golomb's code has room for them."""
+    """Positions in a few clusters have long gaps, which fit into the capacity of Golomb's code."""
     g = np.zeros((400, 100), np.float32)
     g[::40, :40] = 1.0 + np.arange(40)
     method = rs.Coded(method=rs.contrib.Wangni(density=0.01), indices=codings.Golomb())
@@ -155,7 +155,7 @@ def test_clusters_leave_no_residual():
     assert not np.any(states[0]["residual"][0])
 
 
-def test_half_precision_has_no_residual_to_use():
+def test_half_precision_has_no_residual():
     with pytest.raises(ValueError, match="`method`.*Received: method=Wangni"):
         rs.HalfPrecision(method=rs.contrib.Wangni())
 
@@ -167,7 +167,7 @@ def test_scalars_and_empty_tensors(shape):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_bad_value_stops_the_step(bad):
+def test_nonfinite_value_skips_the_step(bad):
     g = np.ones((20, 30), np.float32)
     g[7, 7] = bad
     layout = BucketLayout((TensorSpec("w", g.shape),), 1)

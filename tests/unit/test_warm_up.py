@@ -1,4 +1,4 @@
-"""A dense warm-up of all methods together: its length, its steps, and what begins after it."""
+"""A common dense warm-up of all methods: its length, its steps, and the steps after it."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def test_length():
     assert [fraction.length(total) for total in (1, 9, 30, 1000)] == [1, 1, 2, 50]
 
 
-def test_config_and_words():
+def test_config_and_text():
     for given in (rs.DenseWarmUp(3), rs.DenseWarmUp(fraction=0.25)):
         assert from_config(json.loads(json.dumps(serialize(given)))) == given
     assert from_config({"class_name": "DenseWarmUp", "config": {"steps": 3}}) == rs.DenseWarmUp(3)
@@ -82,7 +82,7 @@ def test_bad_arguments(make, words):
 
 
 class Stages(rs.TopK):
-    """Notes at which step of its own it runs; dense at its first two, in a phase until 4."""
+    """Records its own step numbers; dense in its first two, in a phase until 4."""
 
     sync_schedule = dataclasses.replace(
         rs.TopK().sync_schedule, warm_up_steps=2, phases=((4, "training_exchange"),)
@@ -103,8 +103,8 @@ def warmed(steps, *methods, sparse_totals=False):
 
 
 @loop(("traced", "in_branches"), [(True, True), (False, True), (True, False)])
-def test_all_methods_are_dense_and_begin_after_it(traced, in_branches):
-    """Each with its own dense steps and phases, which count from there."""
+def test_all_methods_are_dense_during_the_warm_up(traced, in_branches):
+    """Their own dense steps and phases start after it."""
     program = warmed(3, rs.TopK(density=0.01), Stages(density=0.01))
 
     def step_fn(step):
@@ -113,7 +113,7 @@ def test_all_methods_are_dense_and_begin_after_it(traced, in_branches):
         states = [b.method.init(b.layout) for b in buckets]
         outcome = program.run(Inputs(grads, states, None, step, network))
         nonzero = [tf.math.count_nonzero(totals[0]) for totals, _ in outcome.results]
-        largest = tf.reduce_max(outcome.results[0][0][0])  # of the second variable: it comes first
+        largest = tf.reduce_max(outcome.results[0][0][0])  # the second variable comes first
         return nonzero, largest, outcome.bytes_sent
 
     call = tf.function(step_fn) if traced else step_fn
@@ -127,13 +127,13 @@ def test_all_methods_are_dense_and_begin_after_it(traced, in_branches):
     assert [float(sent) for *_, sent in found] == expected
 
 
-def test_what_is_dense_in_any_case_is_not_traced_twice():
+def test_always_dense_tensors_are_not_traced_twice():
     program = warmed(3, rs.Dense(momentum=0.9), rs.TopK(density=0.01))
     assert [group.warm is None for group in program.groups] == [False, True]
 
 
 def test_coordinates_after_dense_steps():
-    """Of two kinds: a method's own, and those of all; a total says which form it has."""
+    """Two kinds: a method's own dense steps, and the common ones; a total carries its form."""
     program = warmed(1, Stages(density=0.01), rs.TopK(density=0.01), sparse_totals=True)
 
     @tf.function
@@ -151,8 +151,8 @@ def test_coordinates_after_dense_steps():
         assert [int(n) > 0 for n in sizes] == [step < 1, step < 3]
 
 
-def test_a_trial_begins_after_it(monkeypatch):
-    """Dense steps of a warm-up are no part of what is compared."""
+def test_trial_starts_after_the_warm_up(monkeypatch):
+    """The trial does not compare dense steps of a warm-up."""
     clock = [0.0]
     monkeypatch.setattr(tf, "timestamp", lambda: tf.constant(clock[0], tf.float64))
     method = rs.TopK(density=0.01)
@@ -171,8 +171,8 @@ def test_a_trial_begins_after_it(monkeypatch):
     assert phases == "dddd" + "ccc" + "cdcd" + "ddd"
 
 
-def test_local_steps_count_skipped_steps_of_a_warm_up_once():
-    """All workers skip it together, so it is counted like any other step, and told of in time."""
+def test_skipped_warm_up_steps_of_local_methods_count_once():
+    """All workers skip it together, so it counts like any other step and is reported in time."""
     program = warmed(2, rs.LocalSGD(steps=3), rs.LocalSGD(steps=3))
     assert isinstance(program, LocalSteps)
     counted = []
@@ -200,14 +200,14 @@ def test_local_steps_count_skipped_steps_of_a_warm_up_once():
 
 
 def largest(values):
-    """The 5 % with the largest magnitudes; the rest is 0."""
+    """Returns the 5 % with the largest magnitudes, and 0 elsewhere."""
     flat = values.ravel()
     kept = np.argsort(-np.abs(flat), kind="stable")[: int(0.05 * flat.size + 0.5)]
     return np.where(np.isin(np.arange(flat.size), kept), flat, 0.0).reshape(values.shape)
 
 
 def accumulated(method, tensor, warm, m):
-    """What each worker selects from in the step after `warm` dense ones, in plain numpy."""
+    """Returns each worker's selection input in the step after `warm` dense ones, in plain numpy."""
     grads = [[gradients(n, 2)[rank][tensor] for n in range(warm + 1)] for rank in range(2)]
     if isinstance(method, rs.RedSync):  # its own velocity
         return [sum(m ** (warm - n) * g for n, g in enumerate(own)) for own in grads]
@@ -217,8 +217,8 @@ def accumulated(method, tensor, warm, m):
 
 
 @loop("make", [rs.RedSync, rs.GMC])
-def test_momentum_goes_on(mirrored, make):
-    """Dense steps are those of SGD with momentum; the first sparse one starts with its velocity."""
+def test_momentum_continues_after_the_warm_up(mirrored, make):
+    """Dense steps equal SGD with momentum; the first sparse step starts with its velocity."""
     method, warm = make(density=0.05, momentum=0.9, dense_below=0), 3
     exchange = build(mirrored(2), method, warm_up=rs.DenseWarmUp(warm))
     step = make_step(mirrored(2), exchange)
@@ -233,8 +233,8 @@ def test_momentum_goes_on(mirrored, make):
             np.testing.assert_allclose(found[i], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_its_length_is_saved(mirrored):
-    """A run that goes on does not warm up again, whatever it was told; nor one of an older file."""
+def test_length_is_saved(mirrored):
+    """A resumed run does not warm up again, whatever its settings; nor does an older file's run."""
     strategy = mirrored(2)
     old = build(strategy, rs.TopK(), warm_up=rs.DenseWarmUp(fraction=0.1))
     with pytest.raises(ValueError, match=r"warm_up=DenseWarmUp\(fraction"):
@@ -285,7 +285,7 @@ def test_its_length_is_saved(mirrored):
         (rs.CodedTopK(), 1, []),
     ],
 )
-def test_what_never_begins_is_said(method, total, words):
+def test_compression_that_never_starts_warns(method, total, words):
     specs = [TensorSpec(name, (300, 300), position=i) for i, name in enumerate("abc")]
     asked = dense_start(method)
     warm_up = None if asked is None else WarmUp(asked)
@@ -298,8 +298,8 @@ def test_what_never_begins_is_said(method, total, words):
     assert all(word in text for word in words)
 
 
-def test_a_fraction_of_the_training_is_saved_and_asked_for():
-    """Of 0/1 Adam, whose intervals are no warm-up."""
+def test_fraction_of_the_training_is_saved():
+    """With 0/1 Adam, whose intervals are not a warm-up."""
     method = rs.contrib.ZeroOneAdam(start=0.25, double_after=0.5)
     for bad in (0, 1.0, 1.5, 0.0, -3, True, "10 %"):
         with pytest.raises(ValueError, match="`start` must be"):
@@ -337,7 +337,7 @@ def compiled(family, gradient_accumulation_steps=None, **options):
 
 
 @pytest.mark.filterwarnings(ONE_WORKER)
-def test_a_fraction_counts_updates_with_gradient_accumulation():
+def test_fraction_counts_updates_with_gradient_accumulation():
     model = compiled(keras, warm_up=rs.DenseWarmUp(fraction=0.25), gradient_accumulation_steps=3)
     model.optimizer.build(model.trainable_variables)
     x, y = np.ones((40, 4), "float32"), np.ones((40, 1), "float32")
@@ -347,7 +347,7 @@ def test_a_fraction_counts_updates_with_gradient_accumulation():
 
 @pytest.mark.filterwarnings(ONE_WORKER)
 @pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
-def test_fit_says_how_long(family):
+def test_fit_defines_the_length(family):
     x, y = np.ones((40, 4), "float32"), np.ones((40, 1), "float32")
     model = compiled(family, warm_up=rs.DenseWarmUp(fraction=0.25))
     config = model.optimizer.get_config()

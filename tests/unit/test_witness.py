@@ -1,4 +1,6 @@
-"""Who looks after a process while TensorFlow starts in it, on real processes without TensorFlow."""
+"""The start-up monitor of a process in which TensorFlow starts; real processes without
+TensorFlow.
+"""
 
 import signal
 import socket
@@ -10,7 +12,7 @@ import pytest
 
 from tf_redsync.cluster import startup_monitor
 
-# By its path: the package would import TensorFlow. It waits as TensorFlow does, deaf to signals.
+# Imported by path: the package would import TensorFlow. It waits like TensorFlow, without signals.
 BODY = f"""
 import importlib.util, signal, socket, sys, time
 spec = importlib.util.spec_from_file_location("monitor", {startup_monitor.__file__!r})
@@ -54,9 +56,9 @@ def starting(monkeypatch, tmp_path):
         process.communicate()
 
 
-def test_a_worker_that_ends_while_tensorflow_starts_ends_the_other(starting):
+def test_worker_that_ends_during_start_up_ends_the_other(starting):
     process, other = starting()
-    other.sendall(b'tf_redsync {"unreached": []}\n')  # the rest of the meeting
+    other.sendall(b'tf_redsync {"unreached": []}\n')  # the rest of the rendezvous
     assert (
         process.stderr.readline().strip()
         == "waiting for TensorFlow to start on worker 1 at h:1 (1 s)"
@@ -68,20 +70,20 @@ def test_a_worker_that_ends_while_tensorflow_starts_ends_the_other(starting):
     assert "SIGKILL" in said
 
 
-def test_the_chief_tells_the_others_who_is_lost(starting):
+def test_chief_reports_the_lost_worker_to_the_others(starting):
     process, other = starting()
     other.sendall(b'tf_redsync {"go": true}\n{"lost": "worker 2 at h:2"}\n')
     assert process.wait(10) == -signal.SIGKILL
     assert process.stderr.read().startswith("worker 2 at h:2 has ended while TensorFlow started")
 
 
-def test_a_worker_that_waits_for_longer_than_the_limit_is_ended(starting):
+def test_worker_that_exceeds_the_limit_is_ended(starting):
     process, _ = starting(seconds=0.8)
     assert process.wait(10) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("seconds", [60.0, float("inf")])
-def test_a_worker_that_has_started_may_end(starting, seconds):
+def test_worker_may_end_after_its_start_up(starting, seconds):
     process, other = starting(seconds, takes=1.5)
     other.sendall(b'{"started": true}\n')
     other.close()
@@ -89,14 +91,14 @@ def test_a_worker_that_has_started_may_end(starting, seconds):
     assert (process.returncode, out, said) == (0, "started\n", "")
 
 
-def test_it_tells_the_other_that_it_has_started_and_nothing_stays(starting):
+def test_completed_start_up_is_reported_and_leaves_no_process(starting):
     process, other = starting(takes=0.0)
     assert process.wait(10) == 0
     other.settimeout(10)
     assert other.recv(100) == b'{"started": true}\n' and other.recv(100) == b""
 
 
-def test_a_process_that_fails_meanwhile_is_seen(starting):
+def test_process_that_fails_during_start_up_is_detected(starting):
     process, other = starting()
     began = time.monotonic()
     process.kill()

@@ -1,4 +1,4 @@
-"""Parts of a save on replicas of one process: bit by bit, as sums, and what is refused."""
+"""Snapshots on replicas of one process: bitwise restore, sums, and errors."""
 
 import io
 import json
@@ -31,7 +31,7 @@ METHODS = {
 
 
 def build(strategy, policy=METHODS["redsync"], filled=True, bucket_bytes=None):
-    """An exchange whose state is full of numbers, as after some steps."""
+    """Returns an exchange with a nonzero state, as after some steps."""
     if isinstance(policy, rs.methods.Method):
         policy = rs.Policy(default=policy)
     with strategy.scope(), warnings.catch_warnings():
@@ -57,7 +57,7 @@ def build(strategy, policy=METHODS["redsync"], filled=True, bucket_bytes=None):
 
 
 def divided(part):
-    """The parts that as many processes with one replica each would have saved."""
+    """Returns the parts that as many processes with one replica each would have saved."""
     kinds = json.loads(part["about"].tobytes())["kinds"]
     return [
         {n: a if kinds.get(n, "shared") == "shared" else a[r : r + 1] for n, a in part.items()}
@@ -67,7 +67,7 @@ def divided(part):
 
 
 def sums(parts):
-    """What all parts hold together, by name: sums of what is to be added, means of the rest."""
+    """Returns totals over all parts, by name: sums of additive state, means of the rest."""
     kinds = json.loads(parts[0]["about"].tobytes())["kinds"]
     total = {}
     for name, kind in kinds.items():
@@ -85,7 +85,7 @@ def equal(first, second, passing=("about",)):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_as_many_workers_go_on_bit_by_bit(mirrored, name):
+def test_equal_number_of_workers_restores_bitwise(mirrored, name):
     saved = build(mirrored(2), METHODS[name]).worker_state()
     assert all(isinstance(a, np.ndarray) and a.dtype.kind in "biuf" for a in saved.values())
     assert (int(saved["rank"]), int(saved["workers"]), int(saved["step"])) == (0, 2, 13)
@@ -97,12 +97,12 @@ def test_as_many_workers_go_on_bit_by_bit(mirrored, name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_another_number_of_workers_keeps_the_sums(mirrored, name):
+def test_other_number_of_workers_preserves_the_sums(mirrored, name):
     parts = divided(build(mirrored(4), METHODS[name]).worker_state())
     expected = sums(parts)
     for workers in (2, 3, 1, 4):
         other = build(mirrored(workers), METHODS[name], filled=False)
-        twice = parts[1:2] if workers == 3 else []  # counts once all the same
+        twice = parts[1:2] if workers == 3 else []  # still counts once
         other.restore_worker_states([*parts, *twice])
         parts = [other.worker_state()]
         found = sums(parts)
@@ -113,7 +113,7 @@ def test_another_number_of_workers_keeps_the_sums(mirrored, name):
         assert int(other.step.numpy()) == 13
 
 
-def test_parts_that_are_missing_are_named_and_the_others_used_once(mirrored):
+def test_missing_parts_are_named_and_others_used_once(mirrored):
     parts = divided(build(mirrored(4)).worker_state())
     other = build(mirrored(4), filled=False)
     with pytest.warns(UserWarning, match="4 workers.* ranks 1, 3 .*missing"):
@@ -132,7 +132,7 @@ def gradients(step, workers):
 
 
 def stepping(strategy, exchange):
-    """A function that takes a step and returns the first replica's totals."""
+    """Returns a function that runs a step and returns the first replica's totals."""
 
     @tf.function
     def run(per_replica):
@@ -156,8 +156,8 @@ def stepping(strategy, exchange):
     return step
 
 
-def goes_on(strategy, method):
-    """What differs between 30 steps, and 13 and 17 with a new exchange in between."""
+def resume_error(strategy, method):
+    """Returns the difference between 30 steps and 13 + 17 steps with a restore in between."""
     straight = build(strategy, method, filled=False)
     step = stepping(strategy, straight)
     for number in range(13):
@@ -167,21 +167,23 @@ def goes_on(strategy, method):
     other = build(strategy, method, filled=False)
     other.restore_worker_states([saved])
     step = stepping(strategy, other)
-    assert len({repr(e) for e in expected}) > 3, "the totals are always the same"
+    assert len({repr(e) for e in expected}) > 3, "the totals must vary"
     assert [step(number) for number in range(13, 30)] == expected
     equal(other.worker_state(), straight.worker_state())
 
 
 def on_replicas(name):
-    """Whether the replicas of a process can be workers of a method."""
+    """Returns whether replicas of one process can be workers of a method."""
     return not registered()[name]().sync_schedule.per_worker_weights
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
 @loop("name", filter(on_replicas, method_settings.names()))
-def test_every_method_goes_on_bit_by_bit(mirrored, name):
-    goes_on(mirrored(2), method_settings.make(name, threshold=0.5, density=0.1, dense_below=16))
+def test_every_method_resumes_bitwise(mirrored, name):
+    resume_error(
+        mirrored(2), method_settings.make(name, threshold=0.5, density=0.1, dense_below=16)
+    )
 
 
 def changed(**values):
@@ -244,12 +246,12 @@ REFUSED = {
 
 @pytest.fixture
 def known(mirrored):
-    """A part, and an exchange to restore it to."""
+    """Returns a part, and an exchange to restore it to."""
     return build(mirrored(2)).worker_state(), build(mirrored(2), filled=False)
 
 
 @loop("case", REFUSED)
-def test_refused_by_name_and_nothing_is_changed(known, case):
+def test_invalid_part_is_rejected_and_changes_no_state(known, case):
     saved, exchange = known
     parts, before = divided(saved), exchange.worker_state()
     damage, text = REFUSED[case]
@@ -259,8 +261,8 @@ def test_refused_by_name_and_nothing_is_changed(known, case):
     equal(exchange.worker_state(), before)
 
 
-def test_what_a_method_counts_may_begin_below_zero(mirrored):
-    """As that of PacTrain does, which waits for weights to be pruned."""
+def test_counters_may_start_below_zero(mirrored):
+    """PacTrain's does, which waits for weights to be pruned."""
     saved = build(mirrored(2), rs.contrib.PacTrain(dense_below=0), filled=False).worker_state()
     assert any(not a.shape and a < 0 for a in saved.values())
     other = build(mirrored(2), rs.contrib.PacTrain(dense_below=0), filled=False)
@@ -281,7 +283,7 @@ def test_states_of_tensors_load_into_other_buckets(mirrored, name):
     equal(several.worker_state(), saved)
 
 
-def test_another_method_is_refused_and_no_part_at_all(mirrored):
+def test_part_of_another_method_or_none_is_rejected(mirrored):
     saved = build(mirrored(2)).worker_state()
     other = build(mirrored(2), rs.Dense(momentum=0.9))
     with pytest.raises(ValueError, match="states/ratios/bucket_0/0: expected"):
@@ -293,8 +295,8 @@ def test_another_method_is_refused_and_no_part_at_all(mirrored):
         unbuilt.worker_state()
 
 
-def test_what_auto_has_chosen_is_kept(mirrored, monkeypatch):
-    """Here it would choose otherwise; once steps are traced it is too late for that."""
+def test_autos_choice_is_kept(mirrored, monkeypatch):
+    """The measurement would now choose another method; traced steps cannot change it."""
     policy = rs.Auto(candidates=(METHODS["redsync"],), trial_steps=0, momentum=0.9)
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -356,7 +358,7 @@ def test_parts_are_read_from_files(mirrored, tmp_path):
         rs.read_worker_state(tmp_path / "b.keras")
 
 
-def test_a_damaged_checkpoint_is_refused(mirrored, tmp_path, monkeypatch):
+def test_damaged_checkpoint_is_rejected(mirrored, tmp_path, monkeypatch):
     model = network(mirrored(2))
     prefix = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
     reader = tf.train.load_checkpoint(prefix)
@@ -377,7 +379,7 @@ def test_a_damaged_checkpoint_is_refused(mirrored, tmp_path, monkeypatch):
     ("schedule", "method"),
     [(LocalSteps, rs.DiLoCo(steps=4)), (Streaming, rs.StreamingDiLoCo(steps=4, fragments=1))],
 )
-def test_a_single_worker_knows_the_state_that_only_several_have(schedule, method):
+def test_one_worker_can_read_the_state_of_several(schedule, method):
     specs = [TensorSpec(n, s, position=i) for i, (n, s) in enumerate(SHAPES.items())]
     (bucket,) = make_buckets([(s, method) for s in specs], 2)
     one, _ = EveryStep([bucket]).init(bucket)

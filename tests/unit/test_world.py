@@ -1,4 +1,4 @@
-"""`rs.world()` and `rs.per_worker_batch()`: from the environment alone."""
+"""`rs.world()` and `rs.per_worker_batch()`, from environment variables alone."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ def test_world_of_the_launcher(workers, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", "²"])
-def test_a_malformed_restart_count(workers, monkeypatch, text):
+def test_malformed_restart_count(workers, monkeypatch, text):
     workers(1)
     monkeypatch.setenv("TF_REDSYNC_RESTART", text)
     with pytest.raises(ValueError, match="TF_REDSYNC_RESTART"):
@@ -51,7 +51,7 @@ def test_a_malformed_restart_count(workers, monkeypatch, text):
 
 
 @pytest.mark.parametrize(("batch", "count", "each"), [(64, 4, 16), (64, 1, 64), (3, 3, 1)])
-def test_a_batch_that_divides(workers, batch, count, each):
+def test_divisible_batch(workers, batch, count, each):
     workers(count)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -61,7 +61,7 @@ def test_a_batch_that_divides(workers, batch, count, each):
 @pytest.mark.parametrize(
     ("batch", "count", "each"), [(64, 3, 21), (65, 3, 22), (5, 4, 1), (10, 4, 3), (7, 4, 2)]
 )
-def test_a_batch_that_does_not_divide_is_rounded_with_one_warning(workers, batch, count, each):
+def test_indivisible_batch_is_rounded_with_one_warning(workers, batch, count, each):
     workers(count)
     with pytest.warns(UserWarning, match=rf"global_batch={batch}.*\b{each * count}\b") as seen:
         assert [rs.per_worker_batch(batch) for _ in range(3)] == [each] * 3
@@ -69,13 +69,13 @@ def test_a_batch_that_does_not_divide_is_rounded_with_one_warning(workers, batch
 
 
 @pytest.mark.parametrize("batch", [3, 0, -8, 8.0, "8", True, None, np.float32(8)])
-def test_a_batch_that_cannot_be(workers, batch):
+def test_bad_batch(workers, batch):
     workers(4)
     with pytest.raises(ValueError, match="global_batch"):
         rs.per_worker_batch(batch)
 
 
-def test_the_launcher_tells_the_world(tmp_path):
+def test_launcher_sets_the_world(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("from tf_redsync.cluster.world import world\nprint(*vars(world()).values())\n")
     ran = subprocess.run(
