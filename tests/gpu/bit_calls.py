@@ -1,4 +1,4 @@
-"""Whole calls of bits_api.h, with the arguments and results of the oracles; see codec_calls."""
+"""Whole calls of bits_api.h, with the oracles' arguments and results; see codec_calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.gpu.codec_calls import garbage, run, scratch_bytes
 
 
 def _structure(name: str, numbers: str, pointers: str, then: str = "", last: str = ""):
-    """A structure of 64-bit numbers and pointers, in this order and once more."""
+    """Returns a structure of 64-bit numbers and pointers, in this order, then of `then` and
+    `last`.
+    """
     fields = [(n, kind) for names, kind in (
         (numbers, d.Int64), (pointers, d.Pointer), (then, d.Int64), (last, d.Pointer)
     ) for n in names.split()]  # fmt: skip
@@ -33,7 +35,7 @@ class Bitmap(ctypes.Structure):
 
 
 def packed_words(count: int, bits: int) -> int:
-    """Words of so many codes."""
+    """Returns the number of words of `count` codes."""
     return -(-count * bits // 32)
 
 

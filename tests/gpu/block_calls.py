@@ -25,12 +25,12 @@ class Dequantize(ctypes.Structure):
 
 
 def block_words(size, *, bits, block):
-    """Words of a message: a flag, scales of 16 bits, codes."""
+    """Returns the number of words of a message: a flag, 16-bit scales, codes."""
     return 1 + -(-size // (2 * block)) + size * bits // 32
 
 
 def quantize(device, rows, bits, block, in_place=False, misalign=0):
-    """Messages and errors; neighbours of the outputs stay as they are."""
+    """Returns messages and errors; asserts that memory next to the outputs is unchanged."""
     number, size = rows.shape
     words = number * block_words(size, bits=bits, block=block)
     given = device.array(np.append(rows.ravel(), np.float32(GARBAGE)), misalign)
@@ -46,7 +46,7 @@ def quantize(device, rows, bits, block, in_place=False, misalign=0):
 
 
 def dequantize(device, messages, size, bits, block, add, misalign=0):
-    """Values of messages, or their sum."""
+    """Returns the values of messages, or their sum."""
     rows = len(messages)
     given = device.array(messages)
     garbage = np.full(size * (1 if add else rows) + 1, GARBAGE, np.float32)

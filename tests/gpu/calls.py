@@ -1,4 +1,4 @@
-"""Whole calls of the CUDA core, with the arguments and results of the numpy oracle."""
+"""Whole calls of the CUDA core, with the numpy oracle's arguments and results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MISALIGNED = 1  # Elements.
 
 
 def is_bfloat16(gradient) -> bool:
-    """Whether a gradient is of bfloat16, whose bits numpy has as integers."""
+    """Returns whether a gradient is bfloat16, stored as integer bits in numpy."""
     return gradient.dtype == np.uint16
 
 
@@ -21,14 +21,14 @@ def select(
     momentum=0.0, nesterov=False, masking=True, scale=None, side=1, search=True,
     in_place=False, misalign=0, seed=0, keep_velocities=True,
 ):  # fmt: skip
-    """See `accumulate_and_select_numpy`. Outputs and scratch memory are full of garbage first.
+    """Runs the kernels of `accumulate_and_select_numpy`. Outputs and scratch start as garbage.
 
     Gradients of uint16 are bits of bfloat16.
 
-    Without `ratios` there are no scalars but the scale, either.
+    Without `ratios` the only scalar is the scale.
 
-    `in_place` puts the new state where the old one is, or with "grads" the new residuals where the
-    gradients are.
+    `in_place` stores the new state in the old one's memory, or with "grads" the new residuals in
+    the gradients' memory.
     """
     on_device = lambda x: device.array(x, misalign)  # noqa: E731
     g, v = [on_device(x) for x in grads], [on_device(x) for x in residuals]
@@ -75,7 +75,7 @@ def select(
     scratch = device.array(np.full(size, 0xA5, np.uint8))
     arguments = (ctypes.byref(call), d.Pointer(device.pointer(scratch)))
     short = device.library.redsync_gpu_select(*arguments, d.Int64(size - 1), None)
-    assert short == 2, "too little scratch memory is noticed"
+    assert short == 2, "too little scratch memory must be rejected"
     status = device.library.redsync_gpu_select(*arguments, d.Int64(size), None)
     assert status == d.OK, device.library.redsync_gpu_last_error()
     return (
@@ -87,7 +87,7 @@ def select(
 
 
 def decode(device, messages, k, shapes, *, selectors, quantized):
-    """See `decode_numpy`. Returns (totals, error), where error is None or an `Error`."""
+    """Runs the kernels of `decode_numpy`. Returns (totals, `Error` or None)."""
     messages = np.asarray(messages, np.int32)
     sizes = [int(np.prod(s)) for s in shapes]
     totals = [device.array(np.full(n, np.nan, np.float32)) for n in sizes]
@@ -110,7 +110,9 @@ def decode(device, messages, k, shapes, *, selectors, quantized):
 
 
 def descend(device, variable, indices, values, rate):
-    """`variable[indices] -= rate * values`; returns (variable, position of a bad index or None)."""
+    """Runs `variable[indices] -= rate * values`; returns (variable, position of a bad index or
+    None).
+    """
     there = [device.array(np.asarray(x)) for x in (indices, values, np.float32([rate]))]
     target = device.array(variable)
     call = d.Descend(

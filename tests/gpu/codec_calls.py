@@ -1,6 +1,6 @@
-"""Whole calls of the codecs of the CUDA core, with the arguments and results of the numpy oracles.
+"""Whole calls of the CUDA core's codecs, with the numpy oracles' arguments and results.
 
-Outputs and scratch memory are full of garbage before a call.
+Outputs and scratch memory contain garbage before a call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GARBAGE = -7
 
 
 def run(device, name: str, call, *, record: bool, scratch: int | None = None):
-    """Calls `redsync_gpu_<name>` with as much scratch memory; returns an `Error` or None."""
+    """Calls `redsync_gpu_<name>` with `scratch` bytes; returns an `Error` or None."""
     function = getattr(device.library, f"redsync_gpu_{name}")
     place = device.array(np.zeros(ctypes.sizeof(d.Record), np.uint8))
     pointers = [d.Pointer(device.pointer(place))] if record else []
@@ -25,7 +25,7 @@ def run(device, name: str, call, *, record: bool, scratch: int | None = None):
         memory = device.array(np.full(scratch, 0xA5, np.uint8))
         pointers.append(d.Pointer(device.pointer(memory)))
         short = function(ctypes.byref(call), *pointers, d.Int64(scratch - 1), None)
-        assert short == 2, "too little scratch memory is noticed"
+        assert short == 2, "too little scratch memory must be rejected"
         pointers.append(d.Int64(scratch))
     status = function(ctypes.byref(call), *pointers, None)
     if status == 1:
@@ -41,7 +41,9 @@ def run(device, name: str, call, *, record: bool, scratch: int | None = None):
 
 
 def scratch_bytes(device, name: str, call) -> int:
-    """What `redsync_gpu_<name>_scratch_bytes` says; ValueError if an argument is out of range."""
+    """Returns `redsync_gpu_<name>_scratch_bytes`; raises ValueError if an argument is out
+    of range.
+    """
     size = getattr(device.library, f"redsync_gpu_{name}_scratch_bytes")(ctypes.byref(call))
     if size < 0:
         raise ValueError("an argument is invalid")
@@ -49,7 +51,7 @@ def scratch_bytes(device, name: str, call) -> int:
 
 
 def garbage(device, shape, dtype):
-    """A device array that nothing sensible can be read from."""
+    """Returns a device array of garbage."""
     filled = np.full(shape, GARBAGE, dtype) if dtype == np.int32 else np.full(shape, np.nan, dtype)
     return device.array(filled)
 

@@ -1,4 +1,4 @@
-"""Where the kernels run: always in the emulator, and on a GPU if there is one."""
+"""The device of the kernels: always the emulator, and a GPU if the machine has one."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ PROBLEM = d.cuda_problem()
 def device(request, tmp_path_factory):
     """A device with the core's library.
 
-    REDSYNC_GPU_LIBRARY names a library that is built already, REDSYNC_GPU_LIBRARY_KIND what it is.
+    REDSYNC_GPU_LIBRARY names a prebuilt library, REDSYNC_GPU_LIBRARY_KIND its kind.
     """
     library, kind = (os.environ.get(f"REDSYNC_GPU_LIBRARY{end}") for end in ("", "_KIND"))
     if library is None:

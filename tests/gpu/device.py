@@ -1,6 +1,6 @@
 """The CUDA core through its C interface, on a GPU or in the emulator.
 
-Needs numpy only. Functions take and return numpy arrays; `Device.array` and `Device.get` move them.
+Needs only numpy. Functions take and return numpy arrays; `Device.array` and `Device.get` copy them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EMULATE += ["-I.", "-include", "tests/gpu/emulator.h"]
 FIBERS = "tests/gpu/fibers.cc"
 RACES = "tests/gpu/races.cc"
 TRAFFIC = "tests/gpu/traffic.cc"
-# As the library is built, but for this machine's GPU only.
+# As in the library's build, but only for this machine's GPU.
 FLAGS = runpy.run_path(str(ROOT / "custom_ops" / "sources.bzl"))["CUDA_FLAGS"]
 CUDA = [flag.replace("-fvisibility=hidden,", "") for flag in FLAGS]
 SELECTORS = {"exact": 0, "trimmed": 1, "threshold": 2, "fixed": 3}
@@ -92,7 +92,7 @@ class Descend(ctypes.Structure):
 
 
 class Emulated:
-    """Host memory as device memory. Every array is an allocation of its own, for the sanitizer."""
+    """Host memory as device memory. Every array is its own allocation, for the sanitizer."""
 
     def __init__(self, library: pathlib.Path):
         self.library = _declare(ctypes.CDLL(str(library)))
@@ -116,7 +116,7 @@ class Emulated:
 
 
 class Cuda:
-    """The first GPU; memory comes from the toolkit's own run-time library, or a given one."""
+    """The first GPU, through the toolkit's CUDA runtime library or a given one."""
 
     def __init__(self, library: pathlib.Path, runtime=None):
         self.runtime = _runtime() if runtime is None else runtime
@@ -135,7 +135,7 @@ class Cuda:
         return there.address
 
     def get(self, there) -> np.ndarray:
-        """Copies an array back; waits for the kernels before."""
+        """Copies an array back after all earlier kernels."""
         host = np.empty(there.shape, there.dtype)
         self._check(self.runtime.cudaMemcpy(host.ctypes.data, there.address, host.nbytes, 2))
         return host
@@ -174,14 +174,14 @@ RUNTIME = {
 
 
 def _c_type(text: str):
-    """The type of a result or a parameter."""
+    """Returns the ctypes type of a result or a parameter."""
     if "*" in text:
         return ctypes.c_char_p if text.split() == ["const", "char*"] else Pointer
     return Int64 if "int64_t" in text else ctypes.c_int
 
 
 def prototypes() -> dict[str, tuple]:
-    """Of every function of the C interface, from its headers: type of the result, parameters."""
+    """Returns result and parameter types of every function in the C headers."""
     found = {}
     for header in ("c_api.h", "compression_api.h", "bits_api.h", "topk_api.h"):
         text = (ROOT / "custom_ops" / "core" / "gpu" / header).read_text(encoding="utf-8")
@@ -193,7 +193,7 @@ def prototypes() -> dict[str, tuple]:
 
 
 def _declare(library):
-    """Types of results and parameters: of a plain Python integer ctypes passes 32 bits only."""
+    """Declares result and parameter types: ctypes passes plain Python integers as 32 bits."""
     for name, (result, parameters) in prototypes().items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, parameters
@@ -201,7 +201,7 @@ def _declare(library):
 
 
 def declare_runtime(runtime):
-    """The same for what is used of CUDA's run-time library."""
+    """Declares the types of the CUDA runtime functions in use."""
     for name, parameters in RUNTIME.items():
         getattr(runtime, name).argtypes = parameters
     runtime.cudaGetErrorString.restype = ctypes.c_char_p
@@ -209,7 +209,7 @@ def declare_runtime(runtime):
 
 
 def nvcc() -> str | None:
-    """The CUDA compiler: from CUDA_HOME, else from the search path, else where it usually is."""
+    """Returns the CUDA compiler from CUDA_HOME, the search path, or its usual location."""
     home = os.environ.get("CUDA_HOME")
     found = shutil.which(os.path.join(home, "bin", "nvcc")) if home else None
     return found or shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
@@ -217,9 +217,9 @@ def nvcc() -> str | None:
 
 @functools.cache
 def _runtime():
-    """The CUDA run-time library, or RuntimeError."""
+    """Returns the CUDA runtime library; raises RuntimeError without one."""
     compiler, places = nvcc(), []
-    if compiler:  # It may be a script elsewhere, but knows where its libraries are.
+    if compiler:  # It may be a script elsewhere, but it knows the folders of its libraries.
         plan = [compiler, "--dryrun", "-c", SOURCES[0], "-o", os.devnull]
         run = subprocess.run(plan, cwd=ROOT, capture_output=True, text=True, timeout=60)
         line = next((t for t in run.stderr.splitlines() if "LIBRARIES=" in t), "")
@@ -235,7 +235,7 @@ def _runtime():
 
 
 def cuda_problem() -> str | None:
-    """Why nothing can be run on a GPU here, or None."""
+    """Returns the reason why no kernel can run on a GPU here, or None."""
     if nvcc() is None and os.environ.get("REDSYNC_GPU_LIBRARY_KIND") != "cuda":
         return "there is no CUDA compiler (nvcc) on PATH or in CUDA_HOME"
     try:
@@ -254,20 +254,20 @@ def cuda_problem() -> str | None:
 def build_with_hooks(
     sources=tuple(SOURCES), *flags: str, runtime: str = RACES, shared: bool = True
 ) -> pathlib.Path:
-    """Compiles kernels with a call before every access to memory.
+    """Compiles kernels with a call before every memory access.
 
     Args:
         sources: The core's, or others.
-        *flags: Of the compiler, before all others.
-        runtime: What is called: the detector of races, or `TRAFFIC`.
-        shared: A library, else a program.
+        *flags: Compiler flags, placed first.
+        runtime: Receives the calls: the race detector, or `TRAFFIC`.
+        shared: Build a library instead of a program.
     """
     from tests.compiling import Compiler
 
     compiler = Compiler(["-DREDSYNC_GPU_RACES"])
     plain = [flag for flag in EMULATE if flag != "-shared"]
     objects = [compiler.make(*plain, "-c", source) for source in (FIBERS, runtime)]
-    # The compiler's calls, without the library that they are meant for.
+    # The compiler's instrumentation, without the library for which it is meant.
     hooks = ["-fsanitize=thread", "-nodefaultlibs"]
     libraries = ["-x", "none", "-lstdc++", "-lm", "-ldl", "-lgcc_s", "-lc"]
     kind = EMULATE if shared else plain
@@ -292,11 +292,11 @@ def compile_cuda(target: pathlib.Path, *flags: str) -> pathlib.Path:
 
 
 def build(kind: str, folder: pathlib.Path) -> pathlib.Path:
-    """Compiles the core as a library of its own.
+    """Compiles the core as a separate library.
 
     Args:
         kind: "cuda", "emulated", "sanitized", "races" or "traffic".
-        folder: For what nvcc makes.
+        folder: For nvcc's output.
     """
     if kind in ("races", "traffic"):
         return build_with_hooks(runtime=RACES if kind == "races" else TRAFFIC)

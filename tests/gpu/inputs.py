@@ -1,4 +1,4 @@
-"""Inputs for the tests of the CUDA core, and the comparison of results; numpy only."""
+"""Inputs for the tests of the CUDA core, and the comparison of results; needs only numpy."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ KINDS = {
     "outlier": lambda rng, n: _with(rng, n, n // 2, 1, 1000),
     "ties": lambda rng, n: rng.integers(-3, 4, size=n),
     "sparse": lambda rng, n: rng.normal(size=n) * (rng.random(n) < 0.002),
-    # A prediction from a sample misses the few large neighbours, or takes them for the many.
+    # A prediction from a sample misses the few large neighbours, or overestimates their number.
     "clustered": lambda rng, n: _with(rng, n, n // 3, n // 40, 5),
     "one_line": lambda rng, n: _with(rng, n, 0, 16, 9),
     "two_levels": lambda rng, n: np.where(np.arange(n) % 16 < 2, 1, 2 + 1e-6 * rng.normal(size=n)),
@@ -26,13 +26,13 @@ KINDS = {
 
 
 def make_inputs(kind, sizes, seed=0):
-    """Gradients, residuals and velocities, float32 of the given sizes."""
+    """Returns gradients, residuals and velocities, float32 of the given sizes."""
     rng = np.random.default_rng(seed)
     return [[KINDS[kind](rng, n).astype(np.float32) for n in sizes] for _ in range(3)]
 
 
 def assert_same_bits(got, wanted, what):
-    """Fails, naming the first place, unless two (lists of) arrays are equal bit for bit."""
+    """Asserts that two arrays or lists of arrays are bitwise equal; names the first difference."""
     if isinstance(got, (list, tuple)):
         assert len(got) == len(wanted), what
         for i, (x, y) in enumerate(zip(got, wanted, strict=True)):

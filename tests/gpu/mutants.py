@@ -1,4 +1,4 @@
-"""Kernels without one of their synchronisations: the detector of races has to find each.
+"""Kernels with one synchronization removed: the race detector must detect each mutant.
 
 python -m tests.gpu.mutants [FILE:LINE ...]
 """
@@ -18,7 +18,7 @@ import tempfile
 from tests.gpu import device as d
 
 SYNCHRONISATION = re.compile(r"__(syncthreads|syncwarp|threadfence)\(\);")
-# Which tests run what a source has, the quick ones first; headers are in all.
+# Tests that cover each source, the quick ones first; headers are in all.
 TESTS = {
     "accumulate": "select", "choose": "select", "digits": "select", "keep": "select",
     "place": "select", "select": "select", "finish": "select", "source": "select",
@@ -43,12 +43,12 @@ ALL = (
     "select",
 )
 FOUND = "emulator: "
-TIMEOUT = 800  # seconds, of the tests of one source
+TIMEOUT = 800  # seconds, for the tests of one source
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Mutant:
-    """A line of a source, from whose text one synchronisation is taken."""
+    """A source line with one synchronization to remove."""
 
     file: str
     line: int
@@ -56,11 +56,11 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """Name on the command line."""
         return f"{self.file}:{self.line}"
 
     def write(self, folder: pathlib.Path) -> None:
-        """Puts a copy of the core without it into a folder."""
+        """Writes a copy of the core without it to a folder."""
         shutil.copytree(d.ROOT / "custom_ops" / "core", folder / "custom_ops" / "core")
         path = folder / "custom_ops" / "core" / "gpu" / self.file
         lines = path.read_text().splitlines(keepends=True)
@@ -69,17 +69,17 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
-    """All that there are."""
-    found = []
+    """Returns all mutants."""
+    detect = []
     for path in sorted((d.ROOT / "custom_ops" / "core" / "gpu").iterdir()):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if SYNCHRONISATION.search(line):
-                found.append(Mutant(path.name, number, line.strip()))
-    return found
+                detect.append(Mutant(path.name, number, line.strip()))
+    return detect
 
 
 def run(built: pathlib.Path, tests: str) -> str:
-    """Runs tests with a library; returns what the detector says, or the end of what they say."""
+    """Runs tests with a library; returns the detector's message, or the end of a failed output."""
     env = {
         **os.environ,
         "PYTHONPATH": str(d.ROOT),
@@ -93,23 +93,23 @@ def run(built: pathlib.Path, tests: str) -> str:
         command, cwd=d.ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT
     )
     lines = (done.stdout + done.stderr).splitlines()
-    said = next((i for i, line in enumerate(lines) if FOUND in line), None)
-    if said is not None:
-        return "\n".join([lines[said][lines[said].index(FOUND) :], *lines[said + 1 : said + 3]])
+    start = next((i for i, line in enumerate(lines) if FOUND in line), None)
+    if start is not None:
+        return "\n".join([lines[start][lines[start].index(FOUND) :], *lines[start + 1 : start + 3]])
     return "" if done.returncode == 0 else "\n".join(lines[-5:])
 
 
-def found(mutant: Mutant) -> str:
-    """How a mutant was found; "" if it was not."""
+def detect(mutant: Mutant) -> str:
+    """Returns how a mutant was detected; "" if it was not."""
     with tempfile.TemporaryDirectory() as folder:
         mutant.write(pathlib.Path(folder))
         sources = [f"{folder}/{source}" for source in d.SOURCES]
         built = d.build_with_hooks(sources, f"-I{folder}", "-Wno-empty-body")
         stem = pathlib.Path(mutant.file).stem
         for tests in [TESTS[stem]] if stem in TESTS else [t for t in ALL if stem in (t, *SHARED)]:
-            said = run(built, tests)
-            if said:
-                return said
+            message = run(built, tests)
+            if message:
+                return message
     return ""
 
 
@@ -117,11 +117,11 @@ SHARED = ("block", "four", "batch", "merge", "chunks", "checksum", "quantize")
 
 
 def main(names: list[str]) -> None:
-    """Tries mutants, and prints a line for each."""
+    """Runs mutants, and prints a line for each."""
     wanted = [m for m in mutants() if not names or m.name in names]
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for mutant, said in zip(wanted, pool.map(found, wanted), strict=True):
-            how = said.splitlines()[0] if said else "NOT FOUND"
+        for mutant, message in zip(wanted, pool.map(detect, wanted), strict=True):
+            how = message.splitlines()[0] if message else "NOT FOUND"
             print(f"{mutant.name:24}{mutant.text[:40]:42}{how}", flush=True)
 
 

@@ -1,4 +1,6 @@
-"""benchmarks/selection/gpu.py: its rows, measured in the emulator, and its word where no GPU is."""
+"""benchmarks/selection/gpu.py: its rows, measured in the emulator, and its message without
+a GPU.
+"""
 
 import numpy as np
 import pytest

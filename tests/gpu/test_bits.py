@@ -1,4 +1,4 @@
-"""CUDA bits in words and Rice codes: the words of the numpy oracle, and bad input."""
+"""CUDA packed bits and Rice codes: the numpy oracle's words, and bad input."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.gpu.test_fuzz import check, check_both, mutate
 from tests.loops import loop
 from tests.oracle import bits as oracle
 
-COUNTS = (0, 1, 31, 32, 33, 100, 3000)  # of codes; the last fills several blocks
+COUNTS = (0, 1, 31, 32, 33, 100, 3000)  # number of codes; the last fills several blocks
 INT32 = np.iinfo(np.int32)
 
 
@@ -17,14 +17,14 @@ def random_words(shape, seed=0):
 
 
 def skewed(rng, count):
-    """Numbers near zero, and a few far from it."""
+    """Returns numbers near zero, and a few large ones."""
     numbers = np.rint(rng.standard_t(2, count) * 3)
     return np.clip(numbers, -400, 400).astype(np.int32)
 
 
 @loop("width", [0, 1, 2, 3, 5, 8, 13, 16, 17, 31, 32])
 def test_codes_of_every_width(device, width):
-    """High bits of the codes are left out; so are those of the last word."""
+    """High bits of the codes are ignored; so are those of the last word."""
     for count in COUNTS:
         for rows in ((0,), (1,), (2, 3)):
             codes = random_words((*rows, count), width)
@@ -48,7 +48,7 @@ def test_codes_of_varying_lengths(device):
 
 
 @pytest.mark.parametrize("length", [33, -1, INT32.min])
-def test_a_length_that_no_code_has(device, length):
+def test_invalid_code_length(device, length):
     lengths = np.full(3000, 7, np.int32)
     lengths[[1500, 2999]] = length
     _, error = calls.write(device, np.arange(3000), lengths, 20)
@@ -79,12 +79,12 @@ def test_bitmaps(device):
         ([-4, 5], 2, ("index", -1, -1, 0, -4), "in [0, 63]"),
     ],
 )
-def test_positions_that_no_bitmap_has(device, positions, count, names, rule):
+def test_invalid_bitmap_positions(device, positions, count, names, rule):
     _, error = calls.bitmap(device, positions, count, 2)
     assert error.names() == names and error.must_be() == rule
 
 
-def test_where_bits_are_set(device):
+def test_positions_of_set_bits(device):
     rng = np.random.default_rng(2)
     for rows, size in ((0, 3), (1, 0), (2, 1), (3, 255), (2, 256), (2, 5000)):
         for share in (0.0, 0.01, 1.0):
@@ -116,8 +116,8 @@ def test_rice_codes(device, rice):
 
 
 @pytest.mark.parametrize("rice", [0, 30])
-def test_numbers_that_do_not_fit(device, rice):
-    """The first one that does not is named, however large the sums become."""
+def test_numbers_beyond_the_capacity(device, rice):
+    """The error names the first number that does not fit, however large the sums become."""
     numbers = np.full(3000, INT32.min)
     numbers[:200] = 0
     words = 10
@@ -128,7 +128,7 @@ def test_numbers_that_do_not_fit(device, rice):
     assert error.must_be() == "in [0, 320]"
 
 
-def test_codes_that_nothing_has_written(device):
+def test_codes_that_no_encoder_writes(device):
     numbers = np.zeros(40, np.int32)
     code = oracle.rice_encode_numpy(numbers, 4, 3)
     more = code.copy()
@@ -144,7 +144,7 @@ def test_codes_that_nothing_has_written(device):
 
 
 @pytest.mark.parametrize("rice", [0, 2, 30])
-def test_any_code_is_refused_or_decoded(device, rice):
+def test_any_code_is_rejected_or_decoded(device, rice):
     refused = []
     for seed in range(60):
         rng = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
-"""CUDA block quantization: the bits of the TensorFlow reference, whatever the floats and the words.
+"""CUDA block quantization: the TensorFlow reference's bits, for arbitrary floats and words.
 
-Where TensorFlow is not installed a GPU is compared with the emulator, which equals the reference.
+Without TensorFlow a GPU is compared with the emulator, which equals the reference.
 """
 
 import functools
@@ -24,7 +24,7 @@ def emulator():
 
 
 def has_tensorflow(device) -> bool:
-    """Whether the reference can say what is right; else the emulator does."""
+    """Returns whether the reference is the oracle; otherwise the emulator is."""
     found = importlib.util.find_spec("tensorflow") is not None
     if not found and isinstance(device, d.Emulated):
         pytest.skip("TensorFlow is not installed, and the emulator is no judge of itself")
@@ -32,7 +32,7 @@ def has_tensorflow(device) -> bool:
 
 
 def expected_message(device, rows, bits, block):
-    """Messages and errors, as they should be."""
+    """Returns the expected messages and errors."""
     if not has_tensorflow(device):
         return quantize(emulator(), rows, bits, block)
     from tests.kernels.common import on
@@ -42,7 +42,7 @@ def expected_message(device, rows, bits, block):
 
 
 def expected_values(device, messages, size, bits, block, add):
-    """Values of messages, or their sum, as they should be."""
+    """Returns the expected values of messages, or their sum."""
     if not has_tensorflow(device):
         return dequantize(emulator(), messages, size, bits, block, add)
     from tests.kernels.common import on
@@ -56,7 +56,7 @@ def check(device, rows, bits, block, what="", **how):
     expected = expected_message(device, rows, bits, block)
     found = quantize(device, rows, bits, block, **how)
     what = f"{what}, {bits} bits, block {block}"
-    if not expected[0].any():  # nothing usable: errors are unspecified
+    if not expected[0].any():  # invalid message: errors are unspecified
         return assert_same_bits([found[0]], [expected[0]], what)
     assert_same_bits(list(found), list(expected), what)
     for add in (False, True):
@@ -76,27 +76,27 @@ def test_equals_the_cpu(device, kind):
             check(device, rows, bits, block, f"{kind}, size {size}")
 
 
-def test_errors_in_the_place_of_the_values(device):
+def test_errors_overwrite_the_values(device):
     rows = np.random.default_rng(1).laplace(size=(2, 1056)).astype(np.float32)
     for bits, block in FORMATS:
         check(device, rows, bits, block, in_place=True)
 
 
-def test_addresses_that_vectors_cannot_have(device):
+def test_addresses_not_aligned_for_vectors(device):
     rows = np.random.default_rng(3).laplace(size=(2, 608)).astype(np.float32)
     for bits, block in FORMATS:
         check(device, rows, bits, block, in_place=True, misalign=1)
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf, 2.0**126])
-def test_bad_values_leave_no_message(device, bad):
+def test_bad_values_invalidate_the_message(device, bad):
     rows = np.ones((3, 544), np.float32)
     rows[2, 543] = bad
     messages, _ = quantize(device, rows, 4, 256)
     assert not messages.any()
 
 
-def test_any_words(device):
+def test_arbitrary_words(device):
     rng = np.random.default_rng(2)
     for bits, block in FORMATS:
         words = block_words(96, bits=bits, block=block)

@@ -1,4 +1,4 @@
-"""CUDA Bloom filters: the bits of the numpy oracle, and bad positions."""
+"""CUDA Bloom filters: the numpy oracle's bits, and bad positions."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from tests.gpu.codec_calls import bloom_build, bloom_query
 from tests.gpu.inputs import assert_same_bits
 from tests.oracle.positions import bloom_build_numpy, bloom_query_numpy
 
-# Size, slots, words, hashes: sparse filters, crowded ones, and one that holds everything.
+# Size, slots, words, hashes: sparse and crowded filters, and one that contains every position.
 LAYOUTS = [
     (0, 0, 1, 1), (1, 1, 1, 64), (300, 20, 3, 4), (9000, 700, 200, 7), (20_000, 300, 40, 2),
     (5000, 5000, 1, 1), (50, 0, 2, 3),
@@ -17,7 +17,7 @@ FILTERS = {"sizes": SIZES, "words": WORDS, "hashes": HASHES}
 
 
 def make_positions(seed=0):
-    """Positions in any order, garbage after the count, and the counts."""
+    """Returns positions in any order, garbage after the count, and the counts."""
     rng = np.random.default_rng(seed)
     counts = [int(rng.integers(k // 2, k + 1)) if k > 1 else k for k in SLOTS]
     indices = [np.full(k, -9, np.int32) for k in SLOTS]
@@ -27,7 +27,7 @@ def make_positions(seed=0):
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**31 - 1])
-def test_filters_are_the_oracle_s(device, seed):
+def test_filters_equal_the_oracle(device, seed):
     indices, counts = make_positions(abs(seed))
     filters, error = bloom_build(device, indices, counts, seed, **FILTERS)
     assert error is None
@@ -45,8 +45,8 @@ def test_queries(device, ranks):
     assert_same_bits([*got[0], got[1]], [*expected[0], expected[1]], ranks)
 
 
-def test_all_and_none(device):
-    """A full filter holds everything, an empty one nothing; tiles begin and end anywhere."""
+def test_full_and_empty_filter(device):
+    """A full filter contains every position, an empty one none; tiles start and end anywhere."""
     sizes, slots = [8192, 8193, 20_000, 20_000], [9000, 100, 8200, 20_001]
     layout = {"sizes": sizes, "slots": slots, "words": [1] * 4, "hashes": [3] * 4}
     indices, counts = bloom_query(device, [[-1] * 4, [0] * 4], 0, **layout)
@@ -56,8 +56,8 @@ def test_all_and_none(device):
         assert not x[0, count:].any() and not x[1].any()
 
 
-def test_a_large_filter(device):
-    """Where all bits of the hashes count: a probe is one of 2^25 bits."""
+def test_large_filter(device):
+    """All bits of the hashes matter: a probe is one of 2^25 bits."""
     positions = [np.int32([0, 77, 2**20, 2**31 - 2])]
     form = {"words": [2**20], "hashes": [64]}
     filters, error = bloom_build(device, positions, [4], 9, sizes=[2**31 - 1], **form)

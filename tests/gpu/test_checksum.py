@@ -1,4 +1,4 @@
-"""CUDA checksums: the oracle's, whatever the words; of a changed message the sender is named."""
+"""CUDA checksums: the oracle's for arbitrary words; a changed message names its sender."""
 
 import ctypes
 
@@ -21,7 +21,7 @@ class Checksum(ctypes.Structure):
 
 
 def run(device, messages, senders=None, *, in_place=False):
-    """What comes out, and the record's position if there were senders."""
+    """Returns the output, and the record's position if there were senders."""
     rows, words = messages.shape
     given = device.array(messages)
     out = given if in_place else device.array(np.full(rows * words + 1, -7, np.int32))
@@ -42,7 +42,7 @@ def run(device, messages, senders=None, *, in_place=False):
     assert status == d.OK
     found = device.get(out).ravel()
     if not in_place:
-        assert found[-1] == -7, "a neighbour stays as it is"
+        assert found[-1] == -7, "memory next to the output has changed"
     position = None
     if senders is not None:
         position = d.Record.from_buffer_copy(device.get(place).tobytes()).position
@@ -56,10 +56,10 @@ def messages(rng, rows, words):
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_seals_are_the_oracles(device, words):
+def test_checksums_equal_the_oracle(device, words):
     rng = np.random.default_rng(words)
     made = messages(rng, 3, words)
-    made[1, 1:] = -1  # the largest words there are
+    made[1, 1:] = -1  # the largest words
     expected = sealed_numpy(made)
     sealed, _ = run(device, made)
     np.testing.assert_array_equal(sealed, expected)
@@ -75,7 +75,7 @@ def test_more_words_than_blocks_take_at_once(device):
     np.testing.assert_array_equal(run(device, made)[0], sealed_numpy(made))
 
 
-def test_every_changed_word_is_found(device):
+def test_every_changed_word_is_detected(device):
     rng = np.random.default_rng(1)
     sealed = sealed_numpy(messages(rng, 1, 40))
     for at in range(40):
@@ -86,7 +86,7 @@ def test_every_changed_word_is_found(device):
             assert position == 7, (at, bit)
 
 
-def test_the_lowest_sender_is_named_and_nobody_is_left_alone(device):
+def test_lowest_sender_is_named_and_messages_without_sender_are_unchanged(device):
     rng = np.random.default_rng(2)
     made = messages(rng, 6, 5000)
     sealed = sealed_numpy(made)
@@ -99,7 +99,7 @@ def test_the_lowest_sender_is_named_and_nobody_is_left_alone(device):
 
 
 @pytest.mark.parametrize("flag", [2, -1, -(2**31)])
-def test_no_receiver_takes_a_wrong_flag(device, flag):
+def test_invalid_flag_is_rejected(device, flag):
     made = np.array([[flag, 1, 2], [1, 1, 2]], np.int32)
     sealed, _ = run(device, made)
     assert run(device, sealed, [4, 5])[1] == 4

@@ -1,4 +1,4 @@
-"""CUDA top-k of chunks: the bits of the numpy oracle, whatever the floats."""
+"""CUDA top-k of chunks: the numpy oracle's bits for arbitrary floats."""
 
 import ctypes
 
@@ -21,7 +21,7 @@ class Chunks(ctypes.Structure):
 
 
 def top_k(device, chunks, k):
-    """Positions and values; neighbours of the outputs stay as they are."""
+    """Returns positions and values; asserts that memory next to the outputs is unchanged."""
     number, size = chunks.shape
     given = device.array(chunks)
     outputs = [device.array(np.full(number * k + 1, GARBAGE, t)) for t in (np.int32, np.float32)]
@@ -56,8 +56,8 @@ def test_usual_chunks(device, k):
     check(device, chunks, k)
 
 
-def test_any_bits(device):
-    """NaNs are above infinities, these above numbers; denormals count."""
+def test_arbitrary_bits(device):
+    """NaNs rank above infinities, these above numbers; denormals count."""
     rng = np.random.default_rng(1)
     special = [0, -(2**31), 1, -1, 0x7F800000, -0x800000, 0x7FC00000, 0x00000007, 0x3F800000]
     for size in (9, 300):
@@ -81,8 +81,8 @@ def test_arguments_out_of_range(device, size, k):
         run(device, "chunked_top_k", call, record=False)
 
 
-def test_a_launch_that_failed_is_blamed_on_its_call(device):
-    """Once: the error is taken, and the next call has none."""
+def test_failed_launch_is_attributed_to_its_call(device):
+    """The error is cleared, so the next call has none."""
     fail = getattr(device.library, "emulator_fail", None)
     if fail is None:
         pytest.skip("only the emulator can be told to fail")

@@ -1,4 +1,4 @@
-"""CUDA decode and descend: the bits of the numpy oracle, and bad messages."""
+"""CUDA decode and descend: the numpy oracle's bits, and bad messages."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_equals_the_oracle(device, ranks, selector, quantized):
     k = [min(n, max(1, n // 20)) for n in sizes]
     form = {"selectors": [selector] * len(sizes), "quantized": [quantized] * len(sizes)}
     messages, shapes = make_messages(k, sizes, ranks, **form), [(n,) for n in sizes]
-    messages[0, 0] = 0 if ranks == 3 else 1  # a rank that was not finite contributes nothing
+    messages[0, 0] = 0 if ranks == 3 else 1  # a rank that was not finite contributes 0
     totals, error = decode(device, messages, k, shapes, **form)
     assert error is None
     assert_same_bits(totals, decode_numpy(messages, k, shapes, **form), "totals")
@@ -64,7 +64,7 @@ def test_more_tensors_than_a_launch(device):
         (8, 99, (b"count", 1, 0, 10)),
         (10, 1000, (b"index", 1, 0, 1000)),
         (10, 2**31 - 1, (b"index", 1, 0, 1000)),
-        (3, 0, (b"index", 0, 1, 31)),  # does not ascend
+        (3, 0, (b"index", 0, 1, 31)),  # not ascending
         (5, 0x7FC00000, (b"value", 0, 0, 31)),  # NaN
         (7, 0x7F800000, (b"value", 0, 2, 31)),  # infinity
         (9, -0x800000, (b"mean", 1, 0, 1000)),  # minus infinity
@@ -78,16 +78,16 @@ def test_corrupted_message(device, word, value, names):
     totals, error = decode(device, messages, k, [(n,) for n in sizes], **form)
     assert (error.field, error.tensor, error.slot, error.limit) == names
     assert (error.rank, error.value) == (1, value)
-    assert all(np.isnan(t).all() for t in totals), "nothing is written"
+    assert all(np.isnan(t).all() for t in totals), "no output may be written"
 
 
-def test_the_first_error_is_named(device):
+def test_first_error_is_named(device):
     k, form = [100], {"selectors": ["exact"], "quantized": [False]}
     messages = make_messages(k, (20_000,), 3, **form)
     messages[2, 1] = -1
     messages[1, [60, 30, 80]] = -3
     messages[0, 0] = 0
-    messages[0, 5] = -9  # not looked at
+    messages[0, 5] = -9  # not read
     _, error = decode(device, messages, k, [(20_000,)], **form)
     assert (error.field, error.rank, error.slot, error.value) == (b"index", 1, 28, -3)
 
@@ -100,11 +100,11 @@ def descended(variable, indices, values, rate):
 
 
 @pytest.mark.parametrize("ranks", [1, 8, 200])
-def test_descend_is_one_entry_after_the_other(device, ranks):
+def test_descend_applies_one_entry_after_the_other(device, ranks):
     rng = np.random.default_rng(ranks)
     n, slots = 30_000, 40
     indices, values = np.zeros([ranks, slots], np.int32), np.zeros([ranks, slots], np.float32)
-    for rank in range(ranks):  # the last slots are not used
+    for rank in range(ranks):  # the last slots are unused
         indices[rank, :30] = np.sort(rng.choice(100 if rank % 2 else n, 30, replace=False))
         values[rank, :30] = rng.normal(size=30)
     variable = rng.normal(size=n).astype(np.float32)
@@ -114,7 +114,7 @@ def test_descend_is_one_entry_after_the_other(device, ranks):
     assert_same_bits(got, descended(variable, *arguments), "variable")
 
 
-def test_descend_along_entries_in_any_order(device):
+def test_descend_along_unordered_entries(device):
     rng = np.random.default_rng(0)  # far more runs than the table holds
     indices = rng.integers(0, 50, 5000).astype(np.int32)
     values = rng.normal(size=5000).astype(np.float32)
@@ -125,7 +125,7 @@ def test_descend_along_entries_in_any_order(device):
 
 
 def test_descend_along_equal_neighbours(device):
-    indices = np.int32([3, 3, 3, 5, 7, 7, 1, 2, 2])  # runs end between equal ones
+    indices = np.int32([3, 3, 3, 5, 7, 7, 1, 2, 2])  # runs end between equal indices
     values = np.float32([1, 1e8, -1e8, 1, 3, 1e8, 1, 1e8, 1])
     variable = np.linspace(0, 1, 9, dtype=np.float32)
     got, bad = descend(device, variable, indices, values, 0.1)
@@ -133,7 +133,7 @@ def test_descend_along_equal_neighbours(device):
     assert_same_bits(got, descended(variable, indices, values, 0.1), "variable")
 
 
-def test_descend_along_nothing(device):
+def test_descend_without_entries(device):
     variable = np.arange(3, dtype=np.float32)
     none = np.zeros(0, np.int32)
     got, bad = descend(device, variable, none, none.view(np.float32), 0.1)

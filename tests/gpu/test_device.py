@@ -1,4 +1,4 @@
-"""The harness for a real GPU, over a run-time library that is host memory at 64-bit addresses."""
+"""The harness for a real GPU, with a stub runtime library of host memory at 64-bit addresses."""
 
 import ctypes
 import gc
@@ -25,7 +25,7 @@ def stub():
 
 @pytest.fixture(scope="module")
 def cuda(stub, tmp_path_factory):
-    """The harness as on a GPU; what it launches runs in the emulator."""
+    """The harness as on a GPU; kernels run in the emulator."""
     return d.Cuda(d.build("emulated", tmp_path_factory.mktemp("gpu")), stub)
 
 
@@ -39,9 +39,9 @@ def test_addresses_have_64_bits(cuda, stub):
     assert stub.stub_allocations() == before
 
 
-def test_a_failure_is_raised(cuda):
+def test_runtime_errors_raise(cuda):
     there = cuda.array(np.zeros(4, np.float32))
-    there.address += 2**20  # nobody's
+    there.address += 2**20  # not allocated
     with pytest.raises(RuntimeError, match="invalid argument"):
         cuda.get(there)
 
@@ -55,7 +55,7 @@ def test_calls_as_on_a_gpu(cuda):
     test_merge.check(cuda, [test_merge.make_blocks(1000, 300, 4)], [1000], [100])
 
 
-def test_the_benchmark_runs_on_it(cuda, monkeypatch):
+def test_benchmark_runs_on_the_stub(cuda, monkeypatch):
     monkeypatch.setattr(gpu, "RUNS", 1)
     monkeypatch.setattr(gpu, "WARM_UP", 0)
 
@@ -67,7 +67,7 @@ def test_the_benchmark_runs_on_it(cuda, monkeypatch):
 
 
 def test_every_function_has_a_prototype():
-    """What the headers export, and nothing without types: ctypes cuts plain integers to 32 bits."""
+    """Every exported function needs types: ctypes cuts plain integers to 32 bits."""
     folder = pathlib.Path(d.ROOT) / "custom_ops" / "core" / "gpu"
     exported = set()
     for header in folder.glob("*.h"):
@@ -87,14 +87,14 @@ def test_every_function_has_a_prototype():
 
 @pytest.fixture
 def emulated(device):
-    """The library of the emulator, whose driver and devices can be told to be something else."""
+    """The emulator's library, whose driver and devices can be faked."""
     if getattr(device.library, "emulator_driver", None) is None:
         pytest.skip("only the emulator can be told what driver there is")
     yield device.library
     device.library.emulator_driver(13010)
 
 
-def test_gpus_that_fit(emulated):
+def test_supported_gpus(emulated):
     assert emulated.redsync_gpu_problem() == b""
 
 
@@ -103,12 +103,12 @@ def test_no_driver(emulated):
     assert emulated.redsync_gpu_problem() == b"there is no NVIDIA driver"
 
 
-def test_a_driver_or_a_gpu_that_cannot_run_the_kernels(emulated):
-    """The kernel decides: a driver runs code of newer toolkits of the same major version."""
+def test_unsupported_driver_or_gpu(emulated):
+    """A test kernel decides: a driver runs code of newer toolkits of the same major version."""
     emulated.emulator_driver(12020)
     assert emulated.redsync_gpu_problem() == b""
     emulated.emulator_fail()
     text = emulated.redsync_gpu_problem().decode()
     assert "the driver is for CUDA 12.2, and the kernels were built with CUDA 13.1" in text
     assert "GPU 0: unspecified launch failure" in text
-    assert emulated.redsync_gpu_problem() == b"", "it is not remembered"
+    assert emulated.redsync_gpu_problem() == b"", "the result must not be cached"

@@ -1,4 +1,4 @@
-"""The emulated kernels under sanitizers, the emulator itself, and whether there is a GPU."""
+"""The emulated kernels under sanitizers, the emulator itself, and a notice without a GPU."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def test_on_a_gpu():
-    """Says in one line why the tests ran in the emulator only."""
+    """Skips with the reason why the tests ran only in the emulator."""
     problem = d.cuda_problem()
     if problem:
         pytest.skip(f"the kernels ran in the emulator only: {problem}")
@@ -27,7 +27,7 @@ def test_on_a_gpu():
 @pytest.mark.deep  # a minute: the tests of this folder again, slower
 @pytest.mark.timeout(600)
 def test_sanitizers(tmp_path):
-    # In a process of its own: the sanitizer must be loaded before everything else.
+    # In a separate process: the sanitizer must be loaded first.
     runtime = subprocess.run(
         [COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True, timeout=60
     ).stdout.strip()
@@ -75,7 +75,7 @@ int main(int, char** argv) {
 
 
 @needs_compiler
-def test_the_emulator_notices(tmp_path):
+def test_emulator_detects_faults(tmp_path):
     (tmp_path / "a.cc").write_text(PROGRAM)
     flags = ["-std=c++17", "-include", str(d.ROOT / "tests/gpu/emulator.h")]
     sources = [str(tmp_path / "a.cc"), str(d.ROOT / d.FIBERS)]
@@ -118,10 +118,10 @@ int main(int, char** argv) {
   return wrong == 0 && arrived == 6 * blocks ? 0 : 3;
 }
 """
-# What is said of each way to launch it.
-SAID = {
+# Expected message of each launch.
+MESSAGES = {
     0: None,
-    1: "blocks wait for each other",  # and one does not come
+    1: "blocks wait for each other",  # and one block never arrives
     2: "more blocks are launched together than fit",
     3: "a block waits for others that are not launched together with it",
 }
@@ -131,9 +131,9 @@ SAID = {
 def test_blocks_that_wait_for_each_other(tmp_path):
     (tmp_path / "a.cu").write_text(TOGETHER)
     program = d.build_with_hooks([str(tmp_path / "a.cu")], shared=False)
-    for way, said in SAID.items():
+    for way, message in MESSAGES.items():
         run = subprocess.run([program, str(way)], capture_output=True, text=True, timeout=60)
-        if said is None:
+        if message is None:
             assert (run.returncode, run.stderr) == (0, "")
         else:
-            assert f"emulator: {said}" in run.stderr, (way, run.stderr)
+            assert f"emulator: {message}" in run.stderr, (way, run.stderr)

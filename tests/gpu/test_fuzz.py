@@ -1,7 +1,7 @@
-"""Every decoder of the CUDA core, fed with mutated messages and messages of a wrong length.
+"""Every decoder of the CUDA core on mutated messages and messages of a wrong length.
 
-Whatever arrives, a decoder either names a field, exactly if the oracle finds the message malformed,
-or it gives the oracle's result. See tests/kernels/test_fuzz.py, which does this to the CPU's.
+A decoder names a field if the oracle finds the message malformed. Otherwise it returns the oracle's
+result. See tests/kernels/test_fuzz.py for the CPU decoders.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ WORDS = [int(np.float32(x).view(np.int32)) for x in FLOATS] + [-(2**31), 2**31 -
 
 
 def mutate(rng, messages, most=5):
-    """Overwrites words, or inverts some of their bits; sometimes none."""
+    """Overwrites words, or inverts some of their bits; sometimes changes none."""
     messages = np.array(messages, np.int32)
     flat = messages.reshape(-1)
     for _ in range(rng.integers(0, most + 1)):
@@ -57,24 +57,24 @@ def flatten(result):
 
 
 def check(got, error, oracle, fields):
-    """Returns whether the message was refused."""
+    """Compares with the oracle; returns whether the message was rejected."""
     with np.errstate(all="ignore"):
         try:
             expected = flatten(oracle())
         except Malformed as malformed:
-            assert error is not None, f"accepts a bad {malformed}"
+            assert error is not None, f"accepts a malformed {malformed}"
             assert error.field.decode() in fields and error.must_be()
             return True
-    assert error is None, f"refuses a good message: {error.names()}"
+    assert error is None, f"rejects a valid message: {error.names()}"
     for x, y in zip(flatten(got), expected, strict=True):
         assert x.shape == y.shape and x.dtype == y.dtype
-        # Denormal intermediate results are zero in the kernels and not in numpy.
+        # The kernels flush denormal intermediate results, numpy does not.
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-36)
     return False
 
 
 def check_both(refused):
-    """That a test has seen good messages, and bad ones."""
+    """Asserts that a test covered valid and malformed messages."""
     assert 0.05 < np.mean(refused) < 0.95
 
 
@@ -114,8 +114,8 @@ def test_golomb_decode(device, rice):
     check_both(refused)
 
 
-def test_golomb_decode_of_noise(device):
-    """Codes of several tiles, all random, whose count may be right."""
+def test_golomb_decode_of_random_words(device):
+    """Random codes of several tiles, whose count may be valid."""
     size, slots, refused = 1 << 20, 5000, []
     for seed in range(EXAMPLES // 3):
         rng = np.random.default_rng(seed)
@@ -166,7 +166,7 @@ def test_sparse_merge(device, k):
 
 @pytest.mark.parametrize("columns", [0, 1, 5, 1000])
 def test_truncated_and_oversized(device, columns):
-    """A message of any other length is refused before anything is read."""
+    """A message of another length is rejected before it is read."""
     messages = np.ones((2, columns), np.int32)
     one = {"sizes": [100], "slots": [9]}
     runs = [

@@ -1,4 +1,4 @@
-"""CUDA Golomb codes: the bits of the numpy oracle, and bad messages."""
+"""CUDA Golomb codes: the numpy oracle's bits, and bad messages."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.oracle.positions import (
 )
 from tests.oracle.quantization import to_words
 
-# Size, slots, bits sent as they are; gaps much longer and shorter than these suit, too.
+# Size, slots, low bits; much longer and shorter gaps are covered, too.
 LAYOUTS = [
     (0, 0, 3), (1, 1, 0), (1, 0, 30), (40, 40, 0), (2000, 300, 2), (70_000, 0, 9),
     (100_000, 3000, 4), (100_000, 2500, 0), (2**32 - 1, 2100, 20), (2**32 - 1, 7, 30),
@@ -24,7 +24,7 @@ SIZES, SLOTS, RICE = (tuple(x) for x in zip(*LAYOUTS, strict=True))
 
 
 def make_positions(sizes, slots, seed=0, full=False):
-    """Vectors of ascending positions, garbage after the count, and the counts."""
+    """Returns vectors of ascending positions, garbage after the count, and the counts."""
     rng = np.random.default_rng(seed)
     indices, counts = [], []
     for size, k in zip(sizes, slots, strict=True):
@@ -38,7 +38,7 @@ def make_positions(sizes, slots, seed=0, full=False):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_codes_are_the_oracle_s(device, full):
+def test_codes_equal_the_oracle(device, full):
     indices, counts = make_positions(SIZES, SLOTS, int(full), full)
     layout = {"sizes": SIZES, "rice": RICE}
     message, error = golomb_encode(device, indices, counts, **layout)
@@ -73,7 +73,7 @@ def test_decoding(device, ranks):
 
 @loop("rice", range(0, 31, 3))
 def test_gaps_across_tiles(device, rice):
-    """Zeros and ones of a gap, or its low bits, in two words, in two tiles."""
+    """Zeros and ones of a gap, or its low bits, span two words or two tiles."""
     size, slots = 2**32 - 1, 5000
     rng = np.random.default_rng(rice)
     rest = rng.integers(0, 3 << rice, slots)
@@ -133,7 +133,7 @@ AS_MANY = "as many as positions"
 
 
 def make_part(count, low, ones, size, slots, rice):
-    """A part of a message: of low bits of each position, and of the places of ones."""
+    """Returns a tensor's part of a message, from low bits and positions of ones."""
     code = np.zeros((golomb_capacity(size, slots, rice), 32), np.int64)
     low_words = -(-slots * rice // 32)
     low_bits = np.asarray(low, np.int64).reshape(-1, 1) >> np.arange(rice) & 1
@@ -142,7 +142,7 @@ def make_part(count, low, ones, size, slots, rice):
     return np.concatenate([np.array([count], np.int32), to_words(code.reshape(-1))])
 
 
-def test_parts_are_the_oracle_s():
+def test_parts_equal_the_oracle():
     for size, slots, rice in ((100, 4, 2), (5000, 40, 7), (60, 9, 0)):
         positions = np.sort(np.random.default_rng(rice).choice(size, slots, False))
         rest = np.diff(positions, prepend=-1) - 1
@@ -186,7 +186,7 @@ def test_bad_codes(device, count, low, ones, names, must):
     for i in range(3):
         assert indices[i][0].tolist() == [0, 1, 2, 3]
         assert i == 1 or indices[i][1].tolist() == [0, 1, 2, 3]
-    slot = names[3] if names[0] == "index" else 0  # ascending as far as the count
+    slot = names[3] if names[0] == "index" else 0  # ascending up to the count
     bad = indices[1][1].view(np.uint32).tolist()
     assert bad[slot:] == [2**32 - 1] * (used - slot) + [0] * (4 - used)
     assert bad == sorted(bad[:used]) + [0] * (4 - used)
@@ -196,7 +196,7 @@ def test_bad_codes(device, count, low, ones, names, must):
     ("count", "low", "ones", "positions"),
     [
         (0, [3, 3, 3, 3], [], []),
-        (1, [3, 1, 2, 3], [24], [99]),  # low bits of slots that are not used
+        (1, [3, 1, 2, 3], [24], [99]),  # low bits of unused slots
         (2, [1, 1, 3, 3], [0, 25], [1, 99]),
         (4, [3, 3, 3, 0], [0, 1, 2, 3], [3, 7, 11, 12]),
     ],
@@ -210,7 +210,7 @@ def test_largest_positions_and_unused_low_bits(device, count, low, ones, positio
     assert indices[0].tolist() == [positions + [0] * (4 - count)]
 
 
-def test_the_first_malformed_place_is_named(device):
+def test_first_malformed_position_is_named(device):
     sizes, slots, rice = (60, 40, 500, 3000), (20, 0, 9, 3000), (0, 5, 4, 2)
     form = list(zip(sizes, slots, rice, strict=True))
     good = [make_part(k, [], range(k), n, k, b) for n, k, b in form]
@@ -267,7 +267,7 @@ def test_one_bit_of_a_bitmap_of_several_tiles(device, word):
         (2**20, 4000, 9, 3500, 2100),
     ],
 )
-def test_a_position_beyond_all_bounds(device, size, slots, rice, before, zeros):
+def test_position_beyond_the_tensor(device, size, slots, rice, before, zeros):
     ones = [*range(before), before + zeros]
     message = make_part(before + 1, [], ones, size, slots, rice)
     layout = {"sizes": [size], "rice": [rice], "slots": [slots]}
@@ -277,7 +277,7 @@ def test_a_position_beyond_all_bounds(device, size, slots, rice, before, zeros):
 
 
 @loop(("rice", "skipped"), [(30, 0), (30, 2), (20, 0), (20, 900), (21, 2047), (21, 2048)])
-def test_low_bits_beyond_all_bounds(device, rice, skipped):
+def test_low_bits_beyond_the_tensor(device, rice, skipped):
     """Sums of more than 32 bits, in the first tile and behind it."""
     size, slots = 2**32 - 1, 6000
     low = np.where(np.arange(slots) < skipped, 0, 2**rice - 1)
@@ -308,7 +308,7 @@ def test_arguments_are_checked(device):
     ],
 )  # fmt: skip
 def test_words_of_a_part(device, size, slots, rice):
-    """Low bits and bitmap together are less than 2^26 words."""
+    """Low bits and bitmap together are fewer than 2^26 words."""
     for more in (-32, -1, 0, 1, 32):
         tensor = Positions(size, min(slots + more, size), rice, None, None)
         if tensor.slots < 0:

@@ -1,4 +1,4 @@
-"""`tools/gpu_check.sh`, as far as it goes without a GPU: the steps that run in the emulator."""
+"""`tools/gpu_check.sh` without a GPU: the steps that run in the emulator."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def checked(out, *words, **env):
 
 @pytest.mark.deep
 @needs_compiler
-def test_what_runs_without_a_gpu(tmp_path):
+def test_steps_that_need_no_gpu(tmp_path):
     run = checked(tmp_path, "--emulate")
     assert run.returncode == 0, run.stdout + run.stderr
     found = json.loads((tmp_path / "gpu_check.json").read_text())
@@ -36,8 +36,8 @@ def test_what_runs_without_a_gpu(tmp_path):
 
 
 @needs_compiler
-def test_a_core_that_fails_is_said(tmp_path):
-    """Without a compiler that works the build fails, and what needs it is left out."""
+def test_failed_build_is_reported(tmp_path):
+    """Without a working compiler the build fails, and dependent steps are skipped."""
     broken = tmp_path / "g++"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
@@ -49,7 +49,7 @@ def test_a_core_that_fails_is_said(tmp_path):
                                     "text": "nothing is built"}  # fmt: skip
 
 
-def test_without_a_gpu_it_says_so(tmp_path):
+def test_missing_gpu_is_reported(tmp_path):
     if d.cuda_problem() is None:
         pytest.skip("there is a GPU")
     run = checked(tmp_path)

@@ -1,8 +1,8 @@
-"""CUDA kernels at the end of tensors beyond 2^31 elements, which nobody computes or stores here.
+"""CUDA kernels at the end of tensors beyond 2^31 elements, without computing or storing them.
 
-Their memory is mapped and taken where it is touched only, and the emulator runs the first and the
-last blocks of a launch only. So what several blocks find out together (the choice of a selection,
-the list of a Bloom query) is not seen.
+Memory is mapped and allocated only where it is touched, and the emulator runs only the first and
+the last blocks of a launch. Results that combine all blocks (the choice of a selection, the list of
+a Bloom query) are not covered.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from tests.gpu.codec_calls import MODES, run
 from tests.oracle.quantization import code_numpy, philox_numpy, to_bits, value_numpy
 
 LARGEST = 2**32 - 1
-WITHOUT_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap does not name
-END = 1000  # elements that are looked at
+WITHOUT_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap lacks
+END = 1000  # elements that are checked
 
 
 def mapped(size: int, dtype=np.float32) -> np.ndarray:
-    """Zeros that take memory where they are touched only."""
+    """Returns zeros that take memory only where they are touched."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | WITHOUT_RESERVE
     return np.frombuffer(mmap.mmap(-1, size * 4, flags=flags), dtype)
 
@@ -37,7 +37,7 @@ def emulator(device):
 
 @contextlib.contextmanager
 def window(emulator, blocks: int = 2):
-    """Of every launch runs the first and the last blocks."""
+    """Runs only the first and the last blocks of every launch."""
     emulator.library.emulator_window(blocks)
     try:
         yield
@@ -46,12 +46,12 @@ def window(emulator, blocks: int = 2):
 
 
 def words(positions) -> np.ndarray:
-    """The int32 words that carry positions."""
+    """Returns positions as int32 words."""
     return np.asarray(positions).astype(np.uint32).view(np.int32)
 
 
 def decoded(emulator, indices):
-    """The total of two equal messages with values 1, 2, .., and the error."""
+    """Returns the total of two equal messages with values 1, 2, .., and the error."""
     size, slots = LARGEST, len(indices)
     values = np.arange(1, 1 + slots, dtype=np.float32)
     row = np.concatenate([[1, slots], words(indices), values.view(np.int32)]).astype(np.int32)
@@ -70,7 +70,7 @@ def decoded(emulator, indices):
     return total, error if found else None
 
 
-def test_decode_of_a_large_tensor(emulator):
+def test_decode_large_tensor(emulator):
     end = [LARGEST - 8191, LARGEST - 700, LARGEST - 2, LARGEST - 1]
     total, error = decoded(emulator, [5, 2**31 - 1, 2**31, *end])
     assert error is None
@@ -81,14 +81,14 @@ def test_decode_of_a_large_tensor(emulator):
 @pytest.mark.parametrize(
     ("indices", "slot"), [([5, 2**31, LARGEST], 2), ([2**31, 5, 6], 1), ([5, 2**31, 2**31], 2)]
 )
-def test_decode_of_a_bad_position(emulator, indices, slot):
+def test_decode_bad_position(emulator, indices, slot):
     _, error = decoded(emulator, indices)
     assert (error.field, error.rank, error.slot, error.value) == (b"index", 0, slot, indices[slot])
     assert error.limit == LARGEST
 
 
 def descended(emulator, indices, variable):
-    """Along values 1, 2, ..; the record."""
+    """Descends along values 1, 2, ..; returns the record."""
     values = np.arange(1, 1 + len(indices), dtype=np.float32)
     there = [emulator.array(x) for x in (words(indices), values, np.float32([0.5]))]
     call = d.Descend(
@@ -104,7 +104,7 @@ def descended(emulator, indices, variable):
 
 
 def test_descend_along_a_large_variable(emulator):
-    """Two runs, which do not ascend as numbers with a sign."""
+    """Two runs that do not ascend as signed numbers."""
     variable = mapped(LARGEST)
     record = descended(emulator, [7, 2**31, LARGEST - 1, 3, LARGEST - 9, LARGEST - 1], variable)
     assert record.position == 2**64 - 1
@@ -156,7 +156,7 @@ def test_accumulation_at_the_end(emulator, momentum):
 @pytest.mark.parametrize(("mode", "levels"), [("sign", 1), ("stochastic", 3)])
 @pytest.mark.parametrize("bucket_size", [None, 4096])
 def test_codes_at_the_end(emulator, mode, levels, bucket_size):
-    """Of 2^34 elements: there the generator's counter goes on in its second word."""
+    """Of 2^34 elements: the generator's counter uses its second word there."""
     size, seed, worker, step = 2**34 + 3 * 4096 + 77, 5, 6, 7
     bits = 1 if mode == "sign" else 3
     buckets = 1 if bucket_size is None else -(-size // bucket_size)

@@ -1,4 +1,4 @@
-"""CUDA sparse merge: the bits of the numpy oracle, and bad blocks."""
+"""CUDA sparse merge: the numpy oracle's bits, and bad blocks."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ from tests.oracle.merging import sparse_merge_numpy
 
 
 def make_blocks(size, slots, ranks, seed=0, values="normal"):
-    """Indices, values and counts of one tensor; slots beyond the count hold garbage."""
+    """Returns indices, values and counts of one tensor; slots beyond the count hold garbage."""
     rng = np.random.default_rng(seed)
     draw = {
         "normal": lambda: rng.normal(size=slots),
-        "ties": lambda: rng.integers(-2, 3, slots),  # sums of 0 are among them
+        "ties": lambda: rng.integers(-2, 3, slots),  # some sums are 0
     }[values]
     indices = [np.sort(rng.choice(size, slots, replace=False)) for _ in range(ranks)]
     counts = rng.integers(slots // 2, slots + 1, (ranks, 1))
@@ -54,7 +54,7 @@ def test_many_sums(device):
 
 
 def test_order_of_the_ranks_and_signs(device):
-    # 1e8 + 1 - 1e8 is 0 in this order and 1 in others; sums of 0 are not there at all.
+    # 1e8 + 1 - 1e8 is 0 only in this order; sums of 0 are removed.
     indices = np.array([[0, 3, 4], [0, 2, 4], [0, 4, 5]], np.int32)
     values = np.array([[1e8, 1, -0.0], [1, 5, 2], [-1e8, -2, -7]], np.float32)
     check(device, [(indices, values, np.full((3, 1), 3))], [6], [2])
@@ -109,7 +109,7 @@ def test_bad_blocks(device, field, slot, value, names, must):
     assert error.names() == names and error.must_be() == must
 
 
-def test_a_repeated_index_and_nan_and_the_first_error(device):
+def test_repeated_index_nan_and_first_error(device):
     indices, values, counts = make_blocks(100, 40, 4)
     indices[1, 4] = indices[1, 3]
     values[1, 4] = values[3, 2] = np.nan

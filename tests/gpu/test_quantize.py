@@ -1,4 +1,4 @@
-"""CUDA quantization: the bits of the numpy oracle, and bad messages."""
+"""CUDA quantization: the numpy oracle's bits, and bad messages."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def make_messages(sizes, form, bucket_size=None, ranks=2):
 
 @every_format
 @loop("bucket_size", [None, 32, 96])
-def test_codes_are_the_oracle_s(device, form, bucket_size):
+def test_codes_equal_the_oracle(device, form, bucket_size):
     for turn, kind in enumerate(("normal", "student_t", "ties", "zero")):
         tensors, scales = make_inputs(kind, SIZES)[0], make_scales(SIZES, form, bucket_size)
         options = {**form, "bucket_size": bucket_size, "stream": STREAM}
@@ -68,7 +68,7 @@ def test_sum_of_ranks(device, form, bucket_size, ranks):
     options = {**form, "bucket_size": bucket_size}
     messages = make_messages(SIZES, form, bucket_size, max(ranks, 1))[:ranks]
     if ranks == 5:
-        messages[2, 0], messages[2, 1:] = 0, -1  # contributes nothing, whatever it holds
+        messages[2, 0], messages[2, 1:] = 0, -1  # contributes 0, whatever its words
     shapes = [(n,) for n in SIZES]
     expected = dequantize_sum_numpy(messages, shapes, **options)
     got, error = dequantize_sum(device, messages, shapes, **options, misalign=ranks % 2)
@@ -91,7 +91,7 @@ def test_more_tensors_than_a_launch(device):
 
 @every_format
 @loop("bad", [np.nan, np.inf, -np.inf])
-def test_not_finite(device, form, bad):
+def test_nonfinite_values(device, form, bad):
     sizes = (31, 5000)
     for tensor, at in ((0, 30), (1, 0), (1, 4999)):
         tensors, scales = make_inputs("normal", sizes)[0], make_scales(sizes, form, None)
@@ -105,7 +105,7 @@ def test_not_finite(device, form, bad):
 
 
 @pytest.mark.parametrize("x", [3.4028235e38, -3.4028235e38])
-def test_what_becomes_infinite_is_not_finite(device, x):
+def test_rounding_to_infinity_is_not_finite(device, x):
     message, _, error = quantize(device, [np.float32([1, x])], [], mode="natural", stream=STREAM)
     assert error is None and not message.any()
     message, _, error = quantize(device, [np.float32([1, -(2.0**127)])], [], mode="natural")
@@ -118,7 +118,7 @@ def test_denormals_become_zero_or_the_smallest_power_of_two(device):
     got, left, error = quantize(device, [x], [], mode="natural", stream=STREAM)
     assert error is None
     assert_same_bits(got, message, "codes")
-    assert set(np.abs(left[0])) == {0, np.float32(2.0**-126)}  # denormals count as zero here
+    assert set(np.abs(left[0])) == {0, np.float32(2.0**-126)}  # denormals are flushed here
 
 
 @loop("form", FORMATS[:-1])
@@ -131,7 +131,7 @@ def test_denormals_are_zero(device, form):
     assert_same_bits([got, *left], [message, *errors], "codes of denormals")
 
 
-def test_a_negative_scale_is_named(device):
+def test_negative_scale_is_named(device):
     sizes = (31, 200, 100)
     scales = make_scales(sizes, FORMATS[0], 32)
     scales[[5, 9]] = -2, -3
@@ -141,7 +141,7 @@ def test_a_negative_scale_is_named(device):
 
 
 @pytest.mark.parametrize("code", [510, 511])
-def test_the_code_of_infinity_is_named(device, code):
+def test_code_of_infinity_is_named(device, code):
     message, _ = quantize_numpy([np.ones(100, np.float32)], [], mode="natural")
     bits = np.unpackbits(message[1:].view(np.uint8), bitorder="little")
     bits[9 * 70 : 9 * 71] = code >> np.arange(9) & 1

@@ -1,4 +1,6 @@
-"""No kernel has a race: what no synchronisation orders is found, and each one is needed."""
+"""Kernels have no races: the detector reports unordered accesses, and every synchronization is
+needed.
+"""
 
 import subprocess
 
@@ -60,19 +62,19 @@ int main(int, char** argv) {
 }
 """
 UNWRITTEN = "shared memory is read that this block has not written"
-# What is wrong with it, by way.
+# The expected message, by variant.
 FAULTS = {
-    1: UNWRITTEN,  # a barrier is missing
+    1: UNWRITTEN,  # a missing barrier
     2: UNWRITTEN,
-    3: "a race",  # a ballot in the place of __syncwarp()
+    3: "a race",  # a ballot instead of __syncwarp()
     4: "a race",  # two lanes write
     5: "a race",  # two blocks write
     6: "a race",
     7: "a race",  # an atomic and a plain access
-    8: "a race",  # nothing is fenced before the ticket
-    9: "a race",  # of the other threads neither
+    8: "a race",  # no fence before the ticket
+    9: "a race",  # nor one of the other threads
     10: "a race",  # a ticket that is not atomic
-    11: "a race",  # the last block does not fence
+    11: "a race",  # the last block has no fence
 }
 
 
@@ -85,7 +87,7 @@ def program(tmp_path_factory):
 
 @needs_compiler
 @pytest.mark.parametrize("way", [0, *FAULTS])
-def test_what_is_wrong_is_found(program, way):
+def test_detector_reports_faults(program, way):
     run = subprocess.run([program, str(way)], capture_output=True, text=True, timeout=60)
     if way == 0:
         assert run.returncode == 0 and not run.stderr, run.stderr
@@ -96,7 +98,7 @@ def test_what_is_wrong_is_found(program, way):
 
 @needs_compiler
 @pytest.mark.parametrize("tests", [*DEAR, "checksum", "golomb", "bloom", "bits"])
-def test_no_kernel_has_a_race(tests, tmp_path):
+def test_kernel_has_no_race(tests, tmp_path):
     assert mutants.run(d.build("races", tmp_path), tests) == ""
 
 
@@ -104,7 +106,7 @@ def test_no_kernel_has_a_race(tests, tmp_path):
 @pytest.mark.deep  # minutes
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("tests", ["topk", "decode", "quantize", "select"])
-def test_no_other_kernel_has_one(tests, tmp_path):
+def test_slow_kernel_has_no_race(tests, tmp_path):
     assert mutants.run(d.build("races", tmp_path), tests) == ""
 
 
@@ -112,5 +114,5 @@ def test_no_other_kernel_has_one(tests, tmp_path):
 @pytest.mark.deep  # half a minute each
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutant", mutants.mutants(), ids=lambda m: m.name)
-def test_every_synchronisation_is_needed(mutant):
-    assert mutants.found(mutant).startswith(mutants.FOUND)
+def test_every_synchronization_is_needed(mutant):
+    assert mutants.detect(mutant).startswith(mutants.FOUND)

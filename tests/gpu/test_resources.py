@@ -1,4 +1,4 @@
-"""What kernels need, known without a GPU: registers, spills, instructions, launches, bytes."""
+"""Kernel resources, known without a GPU: registers, spills, instructions, launches, bytes."""
 
 import concurrent.futures
 import ctypes
@@ -16,7 +16,7 @@ from tests.gpu.calls import select
 from tests.gpu.inputs import make_inputs
 
 ARCHITECTURE = "sm_90"
-REGISTERS = 80  # of a thread, at most: three blocks of 256 threads a multiprocessor
+REGISTERS = 80  # registers per thread, at most: three blocks of 256 threads per multiprocessor
 # At most 64: blocks of 1024 threads, or four blocks of 256.
 FEW = {"Predict", "SortRuns", "AccumulateILi0E"}
 KERNEL = re.compile(
@@ -26,7 +26,7 @@ KERNEL = re.compile(
 )
 
 
-# Instructions of a kernel at most: 5 to 10 % more than nvcc 13.0 makes of it. Names are parts of
+# Maximum instructions of a kernel: 5 to 10 % above those of nvcc 13.0. Names are parts of
 # mangled ones; the kernel with `ILi1E` has momentum.
 INSTRUCTIONS = {
     "accumulate": {"AccumulateILi0E": 2900, "AccumulateILi1E": 3150, "AccumulateILi2E": 3170},
@@ -36,7 +36,7 @@ INSTRUCTIONS = {
 
 
 def nvdisasm() -> str | None:
-    """The disassembler: of CUDA's toolkit, or of a package of its own."""
+    """Returns the disassembler of CUDA's toolkit, or of a separate package."""
     try:
         files = importlib.metadata.files("nvidia-cuda-nvdisasm") or []
     except importlib.metadata.PackageNotFoundError:
@@ -45,7 +45,7 @@ def nvdisasm() -> str | None:
 
 
 def compiled(source, folder) -> tuple[pathlib.Path, str]:
-    """Machine code of a source's kernels, and what ptxas says of them."""
+    """Returns the machine code of a source's kernels, and the output of ptxas."""
     flags = [f for f in d.FLAGS if not f.startswith("-Xcompiler")]
     target = folder / f"{pathlib.Path(source).stem}.cubin"
     command = [d.nvcc(), *flags, "-I.", "-cubin", f"-arch={ARCHITECTURE}", "-Xptxas=-v", source]
@@ -58,22 +58,22 @@ def compiled(source, folder) -> tuple[pathlib.Path, str]:
 
 @pytest.fixture(scope="module")
 def cubins(tmp_path_factory):
-    """By stem of the source, see `compiled`."""
+    """Machine code by stem of the source, see `compiled`."""
     if d.nvcc() is None:
         pytest.skip("there is no nvcc")
     folder = tmp_path_factory.mktemp("cubins")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         made = pool.map(lambda source: compiled(source, folder), d.SOURCES)
-        return {target.stem: (target, said) for target, said in made}
+        return {target.stem: (target, output) for target, output in made}
 
 
-def test_nothing_is_spilt(cubins):
+def test_no_register_spills(cubins):
     needs = {}
-    for _, said in cubins.values():
-        for m in KERNEL.finditer(said):
+    for _, output in cubins.values():
+        for m in KERNEL.finditer(output):
             needs[m["name"]] = (int(m["stores"]) + int(m["loads"]), int(m["registers"]))
     sources = "".join((d.ROOT / s).read_text() for s in d.SOURCES)
-    assert len(needs) >= sources.count("__global__ ") > 30, "templates are several"
+    assert len(needs) >= sources.count("__global__ ") > 30, "a template has several kernels"
     assert {name: need for name, need in needs.items() if need[0] > 0} == {}
     for name, (_, registers) in needs.items():
         most = 64 if any(part in name for part in FEW) else REGISTERS
@@ -84,7 +84,9 @@ def test_nothing_is_spilt(cubins):
     ("selector", "launches"), [("exact", 5), ("trimmed", 5), ("threshold", 5), ("fixed", 4)]
 )
 def test_launches_of_a_batch(device, selector, launches):
-    """However many tensors there are, up to 24. One more costs each step a few microseconds."""
+    """The number does not depend on the number of tensors, up to 24. A launch costs
+    microseconds.
+    """
     count = getattr(device.library, "emulator_launches", None)
     if count is None:
         pytest.skip("only the emulator counts launches")
@@ -101,7 +103,7 @@ def test_launches_of_a_batch(device, selector, launches):
 @pytest.mark.skipif(nvdisasm() is None, reason="there is no nvdisasm: nvidia-cuda-nvdisasm has it")
 @pytest.mark.parametrize("stem", INSTRUCTIONS)
 def test_instructions(stem, cubins):
-    """What a kernel is compiled to does not grow unseen, and its vectors stay vectors."""
+    """Compiled kernels do not grow unnoticed, and vector loads remain vectors."""
     command = [nvdisasm(), "-c", str(cubins[stem][0])]
     text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     found = {}
@@ -113,12 +115,14 @@ def test_instructions(stem, cubins):
         assert 0.7 * most < len(code) <= most, part
         if stem == "accumulate":
             arrays = 2 if "ILi0E" in part else 3
-            assert sum("LDG.E.128" in line for line in code) >= 4 * arrays, "four vectors at once"
+            assert sum("LDG.E.128" in line for line in code) >= 4 * arrays, (
+                "four vector loads in flight"
+            )
 
 
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory):
-    """An emulator that counts the bytes that threads ask for."""
+    """An emulator that counts the bytes of memory accesses."""
     emulated = d.Emulated(d.build("traffic", tmp_path_factory.mktemp("traffic")))
     emulated.library.emulator_bytes.restype = ctypes.c_int64
     return emulated
@@ -126,7 +130,7 @@ def counting(tmp_path_factory):
 
 @pytest.mark.parametrize("gradient", [np.float32, np.uint16], ids=["float32", "bfloat16"])
 def test_bytes_of_a_selection(counting, gradient):
-    """At most a tenth more than the plain pass, which reads three arrays and writes two."""
+    """At most 10 % above a plain pass, which reads three arrays and writes two."""
     counter = counting.library.emulator_bytes
     n, rng = 2**24, np.random.default_rng(0)
     arrays = [rng.standard_normal(n, np.float32) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""CUDA accumulate-and-select: the bits of the numpy oracle."""
+"""CUDA accumulate-and-select: the numpy oracle's bits."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def check(device, inputs, k, ratios, what, *, in_place=False, misalign=0, seed=0
 @loop("selector", SELECTORS)
 @loop("kind", KINDS)
 def test_equals_the_oracle(device, kind, selector, quantized):
-    """In short two of twelve settings with each, and every setting with several kinds."""
+    """By default two of twelve settings with each kind, and every setting with several kinds."""
     one = list(KINDS).index(kind) + SELECTORS.index(selector) + 3 * quantized
     inputs = make_inputs(kind, SIZES)
     form = {"selectors": [selector] * len(SIZES), "quantized": [quantized] * len(SIZES)}
@@ -65,7 +65,7 @@ def test_equals_the_oracle(device, kind, selector, quantized):
 
 
 def in_bfloat16(inputs, every=2):
-    """Every second gradient in bfloat16, or all of them."""
+    """Returns every second gradient in bfloat16, or all of them."""
     grads = [
         g if i % every else bfloat16_numpy(g).astype(np.uint16) for i, g in enumerate(inputs[0])
     ]
@@ -75,8 +75,8 @@ def in_bfloat16(inputs, every=2):
 @pytest.mark.deep
 @loop("selector", [*SELECTORS, "fixed"])
 @loop("kind", KINDS)
-def test_gradients_of_bfloat16(device, kind, selector):
-    """Beside others of float32; they are widened as they are read, and kept as they were."""
+def test_bfloat16_gradients(device, kind, selector):
+    """Next to float32 ones; kernels widen them when they read them, and do not modify them."""
     one = list(KINDS).index(kind) + SELECTORS.index(selector) if selector in SELECTORS else 0
     sizes = (0, 1, 7, 31, 8192, 4099, 17_001, 40_003)
     inputs, ratios = make_inputs(kind, sizes), [0.3] * len(sizes)
@@ -97,7 +97,7 @@ def test_gradients_of_bfloat16(device, kind, selector):
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0])
-def test_bfloat16_that_is_not_finite(device, bits):
+def test_nonfinite_bfloat16(device, bits):
     for where in (0, 5_000):
         grads, residuals, velocities = in_bfloat16(make_inputs("normal", (5_001,)))
         grads[0][where] = bits
@@ -110,7 +110,7 @@ def test_bfloat16_that_is_not_finite(device, bits):
 @loop("selector", SELECTORS)
 @loop("kind", KINDS)
 def test_many_chunks(device, kind, selector):
-    # A predicted threshold, and, where the prediction fails, the histograms.
+    # A predicted threshold, and, if the prediction fails, histograms.
     sizes = (300_001, 200_000)
     one = (list(KINDS).index(kind) + SELECTORS.index(selector)) % 2
     for quantized in (False, True) if DEEP else (bool(one),):
@@ -118,7 +118,7 @@ def test_many_chunks(device, kind, selector):
         check(device, make_inputs(kind, sizes, 1), [300, 50_000], [-1, -1], quantized, **form)
 
 
-def test_a_wrong_prediction_is_noticed(device):
+def test_wrong_prediction_is_detected(device):
     # All large values in one line of 16: if the sample has it, the threshold is far too high.
     n, normal = 33_000, make_inputs("normal", (33_000,), 3)[0][0]
     for rest in (0.0, 1e-3):
@@ -131,8 +131,8 @@ def test_a_wrong_prediction_is_noticed(device):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1])
-def test_where_is_sampled_does_not_matter(device, seed):
-    """Sampled lines differ from call to call; what is chosen among clusters does not."""
+def test_sampled_lines_have_no_effect(device, seed):
+    """Sampled lines differ from call to call; the selection among clusters does not."""
     n = 40_000
     inputs = make_inputs("normal", (n, n), 5)
     for grad in inputs[0]:
@@ -166,7 +166,7 @@ def test_more_ties_than_the_pool_holds(device):
 
 @loop("bad", [np.inf, -np.inf, np.nan])
 @loop("selector", SELECTORS)
-def test_not_finite(device, selector, bad):
+def test_nonfinite_values(device, selector, bad):
     sizes = (31, 0, 100_000)
     for tensor, where in ((0, 30), (2, 0), (2, sizes[2] - 1)):
         inputs = make_inputs("normal", sizes)
@@ -180,7 +180,7 @@ def test_not_finite(device, selector, bad):
 
 
 @pytest.mark.parametrize("scale", [np.inf, np.nan])
-def test_a_scale_that_is_not_finite(device, scale):
+def test_nonfinite_scale(device, scale):
     message, _, _, _ = select(device, *make_inputs("normal", (5001,)), [50], [-1], momentum=0.9,
                               selectors=["exact"], quantized=[False], scale=scale)  # fmt: skip
     assert not message.any()
@@ -192,7 +192,7 @@ def test_overflow_is_not_finite(device):
     assert not message.any()
 
 
-def test_velocities_that_are_not_kept(device):
+def test_velocities_that_are_not_returned(device):
     inputs, options = make_inputs("normal", (5001,)), {"selectors": ["exact"], "quantized": [False]}
     both = [
         select(device, *inputs, [50], [-1], momentum=0.9, masking=False, keep_velocities=keep,
@@ -203,7 +203,7 @@ def test_velocities_that_are_not_kept(device):
     assert len(both[0][2]) == 1 and not both[1][2]
 
 
-def test_magnitudes_end_below_2_to_the_96(device):
+def test_magnitudes_are_below_2_to_the_96(device):
     limit = np.float32(2.0**96)
     for value, sent in ((limit, False), (np.nextafter(limit, np.float32(0)), True)):
         inputs = [[np.full(5, v, np.float32)] for v in (0, -value)] + [[]]
@@ -250,8 +250,8 @@ def test_fixed_threshold(device, momentum, quantized):
         assert not message.any()
 
 
-def test_the_sum_decides_as_the_oracle_s(device):
-    # float64 sums are taken in another order than numpy's: their last bits may differ, and yet the
+def test_thresholds_equal_the_oracles(device):
+    # float64 sums are taken in another order than numpy's: their last bits may differ, but the
     # float32 thresholds, and so the selections, do not.
     n = 20_000
     for seed in range(60):

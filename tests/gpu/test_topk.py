@@ -1,4 +1,4 @@
-"""CUDA coded messages: the words and residuals of the numpy oracle, and bad messages."""
+"""CUDA coded messages: the numpy oracle's words and residuals, and bad messages."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ BITS = (1, 2, 3, 4, 16)
 
 
 def selected(device, inputs, slots):
-    """A plain message and the residuals that it leaves."""
+    """Returns a plain message and its residuals."""
     zero = [np.zeros_like(g) for g in inputs]
     form = {"selectors": ["exact"] * len(slots), "quantized": [False] * len(slots)}
     plain, residuals, _, _ = select(device, inputs, zero, [], slots, None, **form)
@@ -31,7 +31,7 @@ def selected(device, inputs, slots):
 
 
 def plain_numpy(messages, sizes, slots, bits):
-    """Plain messages; raises Malformed for codes of positions that are wrong."""
+    """Returns plain messages; raises Malformed for invalid position codes."""
     streams, rows = GolombStreams(sizes, slots), []
     for row in messages:
         chosen, words = read_positions(row[1:], streams), [row[:1]]
@@ -47,7 +47,7 @@ def plain_numpy(messages, sizes, slots, bits):
 
 @loop("bits", BITS)
 @loop("kind", [k for k in KINDS if k != "denormal"])
-def test_codes_are_the_oracle_s(device, kind, bits):
+def test_codes_equal_the_oracle(device, kind, bits):
     inputs = make_inputs(kind, SIZES)[0]
     plain, residuals = selected(device, inputs, SLOTS)
     zero = [np.zeros_like(g) for g in inputs]
@@ -56,7 +56,7 @@ def test_codes_are_the_oracle_s(device, kind, bits):
     assert_same_bits(message, expected[0], "message")
     if expected[0][0] == 1:
         assert_same_bits(kept, [r.reshape(-1) for r in expected[1]], "residuals")
-    other = np.zeros_like(message)  # of a worker with something that was not finite
+    other = np.zeros_like(message)  # of a worker with a non-finite gradient
     messages = np.stack([message, other, message])
     back, error = decode_topk(device, messages, SIZES, SLOTS, bits)
     assert error is None
@@ -65,7 +65,7 @@ def test_codes_are_the_oracle_s(device, kind, bits):
 
 @pytest.mark.parametrize("bits", [2, 16])
 def test_many_tensors(device, bits):
-    """More than a launch has room for, in three streams whose tensors take turns."""
+    """More than a launch takes, in three interleaved streams."""
     sizes = [1000, 300, 90] * 40
     slots = [3, 30, 45] * 40
     inputs = make_inputs("normal", sizes)[0]
@@ -81,20 +81,20 @@ def test_many_tensors(device, bits):
 
 
 @pytest.mark.parametrize("bits", [1, 16])
-def test_nothing_is_sent_of_what_is_not_finite(device, bits):
+def test_nonfinite_message_has_no_codes(device, bits):
     plain = np.zeros(1 + 2 * 4 + 1, np.int32)
     message, _ = encode_topk(device, plain, [np.ones(9, np.float32)], [4], bits)
     assert not message.any()
 
 
-def test_values_that_the_selection_refuses(device):
+def test_values_that_the_selection_rejects(device):
     plain, residuals = selected(device, [np.float32([3.4e38, 1, 2])], [2])
     for bits in (1, 16):
         assert not encode_topk(device, plain, residuals, [2], bits)[0].any()
 
 
 @pytest.mark.parametrize("bits", [1, 3, 16])
-def test_any_message_is_refused_or_decoded(device, bits):
+def test_any_message_is_rejected_or_decoded(device, bits):
     sizes, slots, refused = (60, 500, 1), (20, 9, 1), []
     rng = np.random.default_rng(bits)
     rows = []
@@ -108,11 +108,11 @@ def test_any_message_is_refused_or_decoded(device, bits):
         try:
             expected = plain_numpy(messages, sizes, slots, bits)
         except Malformed as malformed:
-            assert error is not None, f"accepts a bad {malformed}"
+            assert error is not None, f"accepts a malformed {malformed}"
             assert error.field in (b"count", b"number of ones", b"index") and error.rank in range(3)
             refused.append(True)
             continue
-        assert error is None, f"refuses a good message: {error.names()}"
+        assert error is None, f"rejects a valid message: {error.names()}"
         assert_same_bits(plain, expected, "plain")
         refused.append(False)
     check_both(refused)
@@ -130,7 +130,7 @@ def test_arguments_out_of_range(device):
 
 
 @pytest.mark.parametrize("form", [("threshold", False), ("fixed", False), ("exact", True)])
-def test_a_selection_that_needs_ratios_or_a_side(device, form):
+def test_selection_that_needs_ratios_or_a_side(device, form):
     selector, quantized = form
     x = [np.ones(9, np.float32)]
     with pytest.raises(AssertionError):

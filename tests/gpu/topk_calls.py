@@ -38,7 +38,9 @@ class DecodeTopK(ctypes.Structure):
 
 
 def make_format(sizes, slots, value_bits, residuals=None) -> Format:
-    """Of tensors with such sizes and slots; `residuals` are pointers, for encoding."""
+    """Returns the format of tensors with these sizes and slots; `residuals` are pointers to
+    encode.
+    """
     code = GolombStreams(sizes, slots)
     stream = {i: s for s, members in enumerate(code.members) for i in members}
     tensors = (Tensor * len(sizes))()

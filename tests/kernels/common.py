@@ -1,4 +1,4 @@
-"""Inputs, and runs of the ops on one backend, for the tests of the kernels."""
+"""Inputs, and helpers that run the ops on one backend, for the kernel tests."""
 
 import hashlib
 
@@ -15,7 +15,7 @@ MOMENTA = {"none": (0.0, False), "plain": (0.9, False), "nesterov": (0.9, True)}
 
 
 def native_problem() -> str | None:
-    """Why the native library cannot be used, or None."""
+    """Returns the reason why the native library is unusable, or None."""
     try:
         native.load()
     except native.NativeLibraryError as error:
@@ -24,7 +24,7 @@ def native_problem() -> str | None:
 
 
 def native_ops() -> list[str]:
-    """Names of all ops of the native library, without the prefix `redsync_`."""
+    """Returns the names of all native ops, without the prefix `redsync_`."""
     functions = [n for n in dir(native.load()) if n.startswith("redsync_")]
     return [n.removeprefix("redsync_") for n in functions if not n.endswith("_eager_fallback")]
 
@@ -62,13 +62,15 @@ KINDS = {
 
 
 def make_inputs(kind: str, sizes=SIZES, seed: int = 0):
-    """Gradients, residuals and velocities, float32 of the given sizes."""
+    """Returns gradients, residuals and velocities, float32 of the given sizes."""
     rng = np.random.default_rng(seed)
     return [[KINDS[kind](rng, n).astype(np.float32) for n in sizes] for _ in range(3)]
 
 
 def make_k(sizes=SIZES, first: int = 0) -> np.ndarray:
-    """Numbers to select: the densities take turns over the tensors, starting with `first`."""
+    """Returns numbers to select: the densities alternate over the tensors, starting with
+    `first`.
+    """
     turns = [DENSITIES[(i + first) % len(DENSITIES)] for i in range(len(sizes))]
     return np.array(
         [min(n, max(1, round(n * d))) for n, d in zip(sizes, turns, strict=True)], np.int32
@@ -76,7 +78,7 @@ def make_k(sizes=SIZES, first: int = 0) -> np.ndarray:
 
 
 def select(backend: str, inputs, k, ratios, *, momentum=(0.0, False), graph=False, **options):
-    """`accumulate_and_select` on `backend`; returns numpy arrays."""
+    """Runs `accumulate_and_select` on `backend`; returns numpy arrays."""
     grads, residuals, velocities = inputs
     factor, nesterov = momentum
 
@@ -95,7 +97,7 @@ def select(backend: str, inputs, k, ratios, *, momentum=(0.0, False), graph=Fals
 
 
 def decode(backend: str, messages, k, like, *, quantized, selectors=None):
-    """`decode` on `backend`; returns numpy arrays. Messages do not depend on the selectors."""
+    """Runs `decode` on `backend`; returns numpy arrays. Messages do not depend on the selectors."""
     del selectors
     ops.set_backend(backend)
     try:
@@ -106,7 +108,7 @@ def decode(backend: str, messages, k, like, *, quantized, selectors=None):
 
 
 def digest_of_selections() -> str:
-    """Digest of selections from tensors of many blocks, and of their decoding."""
+    """Returns a digest of selections from tensors with many blocks, and of their decoding."""
     sizes, k = (300_001, 131_072), [300, 40_000]
     state = hashlib.sha256()
     for kind in ("normal", "ties", "clustered"):
@@ -121,7 +123,7 @@ def digest_of_selections() -> str:
 
 
 def on(backend: str, run):
-    """What `run()` returns on `backend`, tensors as numpy arrays."""
+    """Returns the result of `run()` on `backend`, with tensors as numpy arrays."""
     ops.set_backend(backend)
     try:
         return tf.nest.map_structure(lambda t: t.numpy() if tf.is_tensor(t) else t, run())
@@ -130,12 +132,12 @@ def on(backend: str, run):
 
 
 def both(run) -> dict:
-    """What `run()` returns, per backend, as numpy arrays."""
+    """Returns the result of `run()` as numpy arrays, by backend."""
     return {backend: on(backend, run) for backend in ("native", "tensorflow")}
 
 
 def assert_same_bits(a, b, what: str) -> None:
-    """Fails, naming the first place, unless two structures of arrays are equal bit for bit."""
+    """Asserts that two structures of arrays are bitwise equal; names the first difference."""
     a, b = tf.nest.flatten(a), tf.nest.flatten(b)
     assert len(a) == len(b), what
     for i, (x, y) in enumerate(zip(a, b, strict=True)):

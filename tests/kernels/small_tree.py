@@ -1,4 +1,6 @@
-"""A small copy of the project: few sources, a TensorFlow quick to import, a compiler that notes."""
+"""A small copy of the project: few sources, a TensorFlow stub and a compiler that logs its
+calls.
+"""
 
 import os
 import pathlib
@@ -6,7 +8,7 @@ import shutil
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CXX = os.environ.get("CXX", "g++")
-# Enough of it to build with.
+# Just enough to build with.
 FAKE_TENSORFLOW = """
 __version__ = "9.9.9"
 class version:
@@ -35,7 +37,7 @@ esac
 
 
 def make(folder):
-    """Fills a folder; `folder / "compiler"` notes its calls in `folder / "compiled"`."""
+    """Fills a folder; `folder / "compiler"` logs its calls in `folder / "compiled"`."""
     for name in ("pyproject.toml", "README.md", "setup.py"):
         shutil.copy(ROOT / name, folder / name)
     for part in ("core/cpu", "core/gpu", "kernels"):
@@ -53,14 +55,14 @@ def make(folder):
 
 
 def compiler(folder, script):
-    """Has the compiler do something else."""
+    """Replaces the compiler's script."""
     path = folder / "compiler"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
 
 
 def nvcc(folder):
-    """Puts a CUDA compiler into `folder / "cuda"` that says a version and compiles nothing."""
+    """Writes a CUDA compiler to `folder / "cuda"` that prints a version and compiles no file."""
     path = folder / "cuda" / "bin" / "nvcc"
     path.parent.mkdir(parents=True)
     path.write_text(FAKE_NVCC)
@@ -68,7 +70,7 @@ def nvcc(folder):
 
 
 def compiled(folder) -> list[str]:
-    """Names of the sources that the compiler has been called for since the last look.
+    """Returns the names of the sources compiled since the last call.
 
     "kernels.cc" is the source that includes all kernels.
     """

@@ -19,7 +19,7 @@ from tf_redsync.ops import native  # noqa: E402
 
 
 def results(selector: str) -> list[np.ndarray]:
-    """Outputs of selection and decoding with the backend in force."""
+    """Returns selection and decoding outputs of the active backend."""
     rng = np.random.default_rng(0)
     grad, residual, velocity = (
         tf.constant(rng.standard_normal((100, 77)), tf.float32) for _ in range(3)

@@ -1,4 +1,4 @@
-"""Which backend runs, the guard against another TensorFlow's library, and argument checks."""
+"""Choice of the backend, rejection of another TensorFlow's library, and argument checks."""
 
 import logging
 
@@ -24,7 +24,7 @@ def fresh_choice(monkeypatch):
 
 
 @needs_native
-def test_native_is_chosen(caplog):
+def test_native_is_the_default(caplog):
     with caplog.at_level(logging.INFO, "tf_redsync"):
         assert [ops.backend() for _ in range(3)] == ["native"] * 3
     assert len(caplog.records) == 1 and tf.__version__ in caplog.text
@@ -32,13 +32,13 @@ def test_native_is_chosen(caplog):
 
 
 @needs_native
-def test_a_library_that_is_older_than_the_sources_is_named():
+def test_outdated_library_is_reported():
     with pytest.raises(ops.NativeLibraryError, match="redsync_new.*build_ext --inplace"):
         native.load().redsync_new()
     assert not hasattr(native.load(), "other")
 
 
-def test_missing_library_is_said_once(caplog, monkeypatch, tmp_path):
+def test_missing_library_is_reported_once(caplog, monkeypatch, tmp_path):
     def missing():
         native.check(tmp_path / "_redsync_ops.so")
 
@@ -55,7 +55,7 @@ def test_missing_library_is_said_once(caplog, monkeypatch, tmp_path):
         ops.backend()
 
 
-def test_forced(monkeypatch):
+def test_forced_backend(monkeypatch):
     monkeypatch.setenv("TF_REDSYNC_BACKEND", "tensorflow")
     assert ops.backend() == "tensorflow" and "TF_REDSYNC_BACKEND" in ops.backend_reason()
     monkeypatch.setenv("TF_REDSYNC_BACKEND", "fortran")
@@ -68,7 +68,7 @@ def test_forced(monkeypatch):
 
 
 @needs_native
-def test_library_of_another_tensorflow_is_refused(tmp_path):
+def test_library_of_another_tensorflow_is_rejected(tmp_path):
     data = native.LIBRARY.read_bytes()
     assert native.built_for() == tf.__version__
     ours = f"TENSORFLOW={tf.__version__};".encode()
@@ -85,8 +85,8 @@ def test_library_of_another_tensorflow_is_refused(tmp_path):
 
 
 @pytest.fixture
-def afresh():
-    """What a process keeps of the library is forgotten, now and after the test."""
+def fresh_library():
+    """Resets the process's cached library, now and after the test."""
     kept = native.load, native.library
     for function in kept:
         function.cache_clear()
@@ -95,10 +95,12 @@ def afresh():
         function.cache_clear()
 
 
-def test_what_was_built_in_place_for_another_tensorflow_is_not_taken(
-    afresh, caplog, monkeypatch, tmp_path
+def test_in_place_build_for_another_tensorflow_is_ignored(
+    fresh_library, caplog, monkeypatch, tmp_path
 ):
-    """Then one is built, here without a compiler: one line says why not, and what to do."""
+    """A new build starts, which fails without a compiler: one line gives the reason and a
+    remedy.
+    """
     other = tmp_path / "_redsync_ops.so"
     other.write_bytes(b"REDSYNC_BUILT_FOR_TENSORFLOW=9.9.9;")
     monkeypatch.setattr(native, "LIBRARY", other)
@@ -115,7 +117,9 @@ def test_what_was_built_in_place_for_another_tensorflow_is_not_taken(
 
 
 @needs_native
-def test_a_library_that_does_not_load_is_one_line(afresh, caplog, monkeypatch, tmp_path):
+def test_library_that_does_not_load_is_reported_in_one_line(
+    fresh_library, caplog, monkeypatch, tmp_path
+):
     broken = tmp_path / "_redsync_ops.so"
     broken.write_bytes(f"REDSYNC_BUILT_FOR_TENSORFLOW={tf.__version__};".encode())
     monkeypatch.setattr(native, "LIBRARY", broken)

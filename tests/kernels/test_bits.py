@@ -1,4 +1,4 @@
-"""Bits in words and Rice codes: native, reference and oracle give the same words."""
+"""Packed bits and Rice codes: native, reference and oracle give equal words."""
 
 import functools
 
@@ -23,12 +23,12 @@ from tf_redsync.ops.codecs import rice_decode, rice_encode
 
 BACKENDS = [pytest.param("native", marks=needs_native), "tensorflow"]
 COUNTS = (0, 1, 31, 32, 33, 100)
-BLOCKS = 40_000  # codes, more than a thread takes at a time
+BLOCKS = 40_000  # number of codes; the last exceeds one thread's share
 INT32 = np.iinfo(np.int32)
 
 
 def random_words(shape, seed: int = 0) -> np.ndarray:
-    """All 32 bits at random."""
+    """Returns words of random bits."""
     return np.random.default_rng(seed).integers(INT32.min, INT32.max + 1, shape).astype(np.int32)
 
 
@@ -45,7 +45,7 @@ def refused(backend, run, *names: str) -> None:
 @loop("width", [0, 1, 2, 3, 5, 8, 13, 16, 17, 31, 32])
 @loop("rows", [(), (0,), (1,), (3,), (2, 2)])
 def test_codes_of_every_width(width, rows):
-    """High bits of the codes are left out."""
+    """High bits of the codes are ignored."""
     for count in COUNTS:
         codes = random_words((*rows, count), width)
         expected = pack_numpy(codes, width)
@@ -53,7 +53,7 @@ def test_codes_of_every_width(width, rows):
         for backend, got in both(lambda: bits.packed(codes, width)).items():  # noqa: B023
             assert_same_bits(got, expected, f"{backend} {count}")
         if len(rows) == 1:
-            words = random_words(expected.shape, count)  # the rest of the last one too
+            words = random_words(expected.shape, count)  # the unused bits of the last word as well
             again = unpack_numpy(words, width, count)
             for backend, got in both(lambda: bits.unpacked(words, width, count)).items():  # noqa: B023
                 assert_same_bits(got, again, f"{backend} {count}")
@@ -75,7 +75,7 @@ def test_several_blocks(width):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_words_of_a_wrong_length(backend):
+def test_wrong_number_of_words(backend):
     for words in (0, 2, 4):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="words|equal"):
             on(backend, lambda: bits.unpacked(np.zeros([2, words], np.int32), 9, 10))  # noqa: B023
@@ -92,7 +92,7 @@ def test_words_of_a_wrong_length(backend):
 def test_codes_of_varying_lengths():
     rng = np.random.default_rng(0)
     for count in COUNTS:
-        codes = rng.integers(-(2**63), 2**63, count)  # only low bits are taken
+        codes = rng.integers(-(2**63), 2**63, count)  # only low bits are used
         lengths = rng.integers(0, 33, count).astype(np.int32)
         full = -(-int(lengths.sum()) // 32)
         for words in {0, 1, full // 2, full, full + 3}:
@@ -102,7 +102,7 @@ def test_codes_of_varying_lengths():
 
 
 @needs_native
-def test_what_was_written_is_read():
+def test_written_codes_are_read_back():
     rng = np.random.default_rng(1)
     lengths = rng.integers(0, 33, 200).astype(np.int32)
     codes = rng.integers(0, 2**32, 200) & (2 ** lengths.astype(np.int64) - 1)
@@ -115,7 +115,7 @@ def test_what_was_written_is_read():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("length", [33, -1, INT32.min])
-def test_a_length_that_no_code_has(backend, length):
+def test_invalid_code_length(backend, length):
     lengths = np.array([3, length, 32], np.int32)
     for words in (1, 5):
         refused(
@@ -134,7 +134,7 @@ def test_bitmaps(density):
         rows = []
         for _ in range(3):
             positions = np.flatnonzero(rng.random(32 * words) < density).astype(np.int32)
-            filled = np.concatenate([positions, random_words(3)])  # slots that are not used
+            filled = np.concatenate([positions, random_words(3)])  # unused slots
             expected = bitmap_numpy(filled, positions.size, words)
             for backend, got in both(
                 lambda: bits.bitmap(filled, positions.size, words)  # noqa: B023
@@ -148,7 +148,7 @@ def test_bitmaps(density):
 
 
 @needs_native
-def test_the_last_bit_of_a_word():
+def test_last_bit_of_a_word():
     words = np.array([[INT32.min, 0, -1], [0, 0, INT32.min]], np.int32)
     expected = [[31, 64, 65, 66], [95, 0, 0, 0]], [[33], [1]]
     for positions, counts in both(lambda: bits.set_bits(words, 4)).values():
@@ -183,7 +183,7 @@ EXTREMES = np.array([0, -1, 1, INT32.max, INT32.min, -5, 2**30, -(2**30)], np.in
 
 
 def capacity(numbers, rice: int) -> int:
-    """Words of the bitmap that just suffice."""
+    """Returns the smallest sufficient number of bitmap words."""
     z = np.where(numbers < 0, -2 * numbers.astype(np.int64) - 1, 2 * numbers.astype(np.int64))
     return -(-int(((z >> rice) + 1).sum()) // 32)
 
@@ -199,7 +199,7 @@ def test_rice_codes(rice):
         for row, expected in zip(rows, codes, strict=True):
             for backend, got in both(lambda: rice_encode(row, **form)).items():  # noqa: B023
                 assert_same_bits(got, expected, f"{backend} {count}")
-        codes.append(np.zeros_like(codes[0]))  # says nothing
+        codes.append(np.zeros_like(codes[0]))  # without an error
         expected = rice_decode_numpy(codes, **form, count=count)
         np.testing.assert_array_equal(expected, [*rows, np.zeros(count)])
         form["count"] = count
@@ -220,7 +220,7 @@ def test_rice_codes_of_every_int32(rice):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_numbers_that_do_not_fit(backend):
+def test_numbers_beyond_the_capacity(backend):
     numbers = np.array([0, 31, 15, -16, 0], np.int32)  # 1 + 32 + 16 + 16 + 1 bits
     assert on(backend, lambda: rice_encode(numbers, rice=1, bitmap_words=3)).size == 1 + 3
     refused(
@@ -233,7 +233,7 @@ def test_numbers_that_do_not_fit(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_broken_rice_code(backend):
+def test_malformed_rice_code(backend):
     form = {"rice": 30, "bitmap_words": 1}
     good = rice_encode_numpy([5, -9, 0], **form)
 
@@ -249,12 +249,12 @@ def test_a_broken_rice_code(backend):
     assert on(backend, changed(0b100011)).shape == (2, 3)
 
 
-# -------------------------------------------------------------------------------- the rest
+# -------------------------------------------------------------------------------- all ops
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_in_a_graph(backend):
-    """Shapes are known while it is built; the number of rows need not be."""
+def test_graph_mode(backend):
+    """Shapes are static; the number of rows may be dynamic."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.int32), tf.TensorSpec([], tf.int32)])
     def run(words, count):
@@ -286,8 +286,8 @@ def test_in_a_graph(backend):
 
 
 @needs_native
-def test_the_native_ops_run(monkeypatch):
-    """And not where the library has no kernels for the GPU that a tensor may be on."""
+def test_native_ops_run(monkeypatch):
+    """They do not run if the library lacks kernels for the GPU of a tensor."""
     library, called = native.load(), []
 
     class Library:
@@ -335,7 +335,7 @@ def ops_of_bits():
         (lambda: rice_decode([[1]], rice=1, bitmap_words=0, count=-1), "`count`.*-1"),
     ],
 )
-def test_wrong_arguments(run, text):
+def test_bad_arguments(run, text):
     with pytest.raises(ValueError, match=text):
         run()
 
@@ -356,8 +356,8 @@ def test_wrong_arguments(run, text):
         ("rice_decode", {"codes": [1], "rice": 1, "bitmap_words": 1, "count": 1}, "codes|rank"),
     ],
 )
-def test_wrong_attributes(op, arguments, text):
-    """What Python does not let through."""
+def test_bad_attributes(op, arguments, text):
+    """Python rejects them earlier."""
     run = functools.partial(getattr(native.load(), f"redsync_{op}"), **arguments)
     for call in (run, tf.function(run)):
         with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
@@ -374,14 +374,14 @@ def test_wrong_attributes(op, arguments, text):
                          "count": 2**31 - 1}),
     ],
 )  # fmt: skip
-def test_results_of_more_elements_than_int64_counts(op, arguments):
+def test_results_beyond_int64_elements(op, arguments):
     with pytest.raises(tf.errors.InvalidArgumentError, match="overflow"):
         getattr(native.load(), f"redsync_{op}")(**arguments)
 
 
 @needs_native
-def test_messages_of_a_group_of_threads_do_not_depend_on_it():
-    """Rows are shared out among threads, and so are blocks of codes."""
+def test_results_do_not_depend_on_thread_groups():
+    """Threads share rows, and also blocks of codes."""
     ops.set_backend("native")
     try:
         words = tf.constant(random_words((64, 700)))

@@ -1,4 +1,4 @@
-"""Block quantization: native, reference and oracle agree; messages have the layout they should."""
+"""Block quantization: native, reference and oracle agree; messages have the documented layout."""
 
 import os
 import subprocess
@@ -20,7 +20,9 @@ FORMATS = [(bits, block) for bits in (8, 4, 2) for block in (32, 96, 256, 1024)]
 
 
 def check(rows, bits, block, what=""):
-    """The oracle's values to a rounding; equal bits of both backends, which conserve."""
+    """Compares with the oracle up to rounding; both backends have equal bits and conserve
+    values.
+    """
     number, size = rows.shape
     results = both(lambda: block_quantize(rows, bits=bits, block=block))
     for backend, (messages, errors) in results.items():
@@ -32,9 +34,9 @@ def check(rows, bits, block, what=""):
             assert flag == 1, where
             expected, sent, exact = oracle.quantized(row, bits, block)
             units = np.repeat(np.float64(sent) / oracle.LEVELS[bits][-1], block)[:size]
-            if bits > 2:  # with 2 bits two scales may leave equal errors, to rounding
+            if bits > 2:  # with 2 bits, two scales may have equal errors up to rounding
                 np.testing.assert_array_equal(scales, sent, where)
-            # A tie in float32 may be none in float64: then both levels are as near.
+            # A tie in float32 may be none in float64: then both levels are equally near.
             again = np.abs(np.float64(row) - np.float64(values))
             assert np.all(again <= np.abs(row - exact) + 4e-5 * units) or bits == 2, where
             lost = np.square(again).sum()
@@ -75,7 +77,7 @@ def test_many_rows_on_several_threads(bits):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_sums_add_up_in_the_order_of_the_rows(backend):
+def test_sums_follow_the_order_of_the_rows(backend):
     rows = np.float32([[2.0**25] * 32, [1.0] * 32, [-(2.0**25)] * 32])
     messages, _ = on(backend, lambda: block_quantize(rows, bits=8, block=32))
     got = on(backend, lambda: block_dequantize(messages, 32, bits=8, block=32, add=True))
@@ -85,7 +87,7 @@ def test_sums_add_up_in_the_order_of_the_rows(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0**126])
-def test_values_that_are_not_finite_leave_no_message(backend, bad):
+def test_nonfinite_values_invalidate_the_message(backend, bad):
     rows = np.ones((3, 544), np.float32)
     rows[1, 543] = bad
     messages, _ = on(backend, lambda: block_quantize(rows, bits=4, block=256))
@@ -109,7 +111,7 @@ def test_tiny_blocks_are_sent_as_zeros_and_stay_in_the_errors(backend):
     st.lists(st.floats(-(2.0**125), 2.0**125, width=32), min_size=32, max_size=32),
     st.sampled_from([8, 4, 2]),
 )
-def test_any_floats(values, bits):
+def test_arbitrary_floats(values, bits):
     rows = np.float32([values])
     results = both(lambda: block_quantize(rows, bits=bits, block=32))
     assert_same_bits(results["native"], results["tensorflow"], f"{bits} bits")
@@ -118,11 +120,11 @@ def test_any_floats(values, bits):
 @needs_native
 @settings(max_examples=60, deadline=None, database=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=6, max_size=6))
-def test_any_words_are_decoded(words):
+def test_arbitrary_words_are_decoded(words):
     messages = np.array([words, words[::-1]], np.int32)
     for add in (False, True):
         found = both(lambda: block_dequantize(messages, 32, bits=4, block=32, add=add))  # noqa: B023
-        # Scales may be infinite: a NaN is the same whatever its bits.
+        # Scales may be infinite: all NaNs count as equal.
         found = {
             backend: np.where(np.isnan(v), np.float32(np.nan), v) for backend, v in found.items()
         }
@@ -130,7 +132,7 @@ def test_any_words_are_decoded(words):
 
 
 @needs_native
-def test_in_a_graph_of_unknown_shape():
+def test_graph_of_unknown_shape():
     rows = np.random.default_rng(1).standard_normal((3, 320)).astype(np.float32)
 
     def run():
@@ -148,7 +150,7 @@ def test_in_a_graph_of_unknown_shape():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_no_elements(backend):
+def test_empty_input(backend):
     messages, errors = on(backend, lambda: block_quantize(tf.zeros([3, 0]), bits=4, block=32))
     np.testing.assert_array_equal(messages, np.ones((3, 1)))
     assert errors.shape == (3, 0)

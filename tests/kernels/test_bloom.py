@@ -1,4 +1,4 @@
-"""bloom_build and bloom_query: native, reference and oracle give the same bits."""
+"""bloom_build and bloom_query: native, reference and oracle give equal bits."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_backends_and_oracle_agree(seed):
         for backend, got in run.items():
             assert_same_bits(got, expected, backend)
         rows.append(expected)
-    for slots in (SLOTS, (3, 1, 100, 500)):  # fewer than there are positives, and more
+    for slots in (SLOTS, (3, 1, 100, 500)):  # fewer than the positives, and more
         expected = bloom_query_numpy(rows, seed, slots=slots, **FILTERS)
         run = both(lambda: codecs.bloom_query(rows, seed, slots=slots, **FILTERS))  # noqa: B023
         for backend, got in run.items():
@@ -38,7 +38,7 @@ def test_backends_and_oracle_agree(seed):
 
 @needs_native
 @pytest.mark.parametrize("rate", [0.1, 0.01, 0.001])
-def test_rate_of_false_positives(rate):
+def test_false_positive_rate(rate):
     n, count = 200_000, 1000
     positions = choose(np.random.default_rng(3), n, count)
     words, hashes = codecs.bloom_parameters(count, rate)
@@ -56,7 +56,7 @@ def test_rate_of_false_positives(rate):
 
 @needs_native
 def test_large_tensor():
-    """Several blocks of the map of positives."""
+    """Uses several blocks of the map of positives."""
     n, layout = 300_000, {"sizes": [300_000], "words": [30], "hashes": [2]}
     positions = np.array([0, 1, 31, 32, 16_383, 16_384, 150_000, n - 1], np.int32)
     filters = on("native", lambda: codecs.bloom_build([positions], [8], 5, **layout))[None]
@@ -67,7 +67,7 @@ def test_large_tensor():
 
 @needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_in_a_graph(backend):
+def test_graph_mode(backend):
     layout = {"sizes": [500, 90], "words": [9, 2], "hashes": [4, 2]}
     spec = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)]
 
@@ -96,7 +96,7 @@ def test_bad_input(backend):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="filters|equal"):
             filters = np.zeros([2, words], np.int32)
             on(backend, lambda: codecs.bloom_query(filters, 0, slots=[3], **layout))  # noqa: B023
-    full = np.full([1, 2], -1, np.int32)  # everything is positive
+    full = np.full([1, 2], -1, np.int32)  # all positions are positive
     found = on(backend, lambda: codecs.bloom_query(full, 0, slots=[4], **layout))
     assert found.indices[0].tolist() == [[0, 1, 2, 3]] and found.counts.tolist() == [[4]]
 
@@ -110,14 +110,14 @@ def test_bad_input(backend):
         ({"sizes": [-1]}, "`sizes`.*-1"),
     ],
 )
-def test_wrong_arguments(change, text):
+def test_bad_arguments(change, text):
     with pytest.raises(ValueError, match=text):
         codecs.bloom_build(
             [tf.range(3)], [3], 0, **{"sizes": [9], "words": [2], "hashes": [2], **change}
         )
 
 
-def test_wrong_rate():
+def test_bad_rate():
     for rate in (0.0, 1.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="`false_positive_rate` must be"):
             codecs.bloom_parameters(10, rate)

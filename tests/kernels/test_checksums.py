@@ -1,4 +1,4 @@
-"""Checksums of messages: native, reference and oracle agree, and no changed bit goes unnoticed."""
+"""Message checksums: native, reference and oracle agree, and every changed bit is detected."""
 
 import functools
 
@@ -17,7 +17,7 @@ SENDERS, RECEIVER = np.array([4, wire.NOBODY, 7], np.int32), np.int32(2)  # no o
 
 
 def messages(words: int, rows: int = 3, seed: int = 0) -> np.ndarray:
-    """Random messages, flags 1, 0, 1, ..."""
+    """Returns random messages with flags 1, 0, 1, ..."""
     rng = np.random.default_rng(seed)
     out = rng.integers(INT32.min, INT32.max + 1, (rows, words)).astype(np.int32)
     out[:, 0] = (np.arange(rows) + 1) % 2
@@ -32,7 +32,7 @@ def opened(backend, sealed, senders=(0, 1, 2), receiver=2):
 
 @needs_native
 @loop("words", [1, 2, 3, 1024, 1025, 1026, 5000])
-def test_seals_are_those_of_the_oracle(words):
+def test_checksums_equal_the_oracle(words):
     plain = messages(words)
     expected = oracle.sealed_numpy(plain)
     for backend, sealed in both(lambda: wire.sealed(tf.constant(plain))).items():
@@ -52,8 +52,8 @@ def test_many_short_messages():
 
 @needs_native
 @loop("rows", [0, 1, 2])
-def test_words_of_every_kind(rows):
-    """Also those that are no checksum, and messages whose length a graph does not know."""
+def test_arbitrary_words(rows):
+    """Includes invalid checksums, and messages of dynamic length."""
     plain = np.array([[1, -1, -5, -6, 4, 0], [0, 0, 0, 0, 0, 0]], np.int32)[:rows]
     expected = oracle.sealed_numpy(plain)
     shape = tf.TensorSpec([None, None], tf.int32)
@@ -65,14 +65,14 @@ def test_words_of_every_kind(rows):
 
 
 @needs_native
-def test_a_long_message():
-    """More blocks than one block has words: all levels of the reference."""
+def test_long_message():
+    """More blocks than words in a block: covers all levels of the reference."""
     plain = messages(2**21, rows=1)
     sealed = both(lambda: wire.sealed(tf.constant(plain)))
     assert_same_bits(sealed["native"], sealed["tensorflow"], "2^21 words")
     words = [int(w) for w in plain[0, 1:].view(np.uint32)]
     sum_of_blocks, power = 0, 1
-    for start in range(0, len(words), 4096):  # Horner's rule from behind, block by block
+    for start in range(0, len(words), 4096):  # Horner's rule from the end, block by block
         block = oracle.checksum(words[start : start + 4096])
         sum_of_blocks = (sum_of_blocks + block * power) % oracle.PRIME
         power = power * pow(oracle.BASE, 4096, oracle.PRIME) % oracle.PRIME
@@ -81,8 +81,8 @@ def test_a_long_message():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_flipped_bit_is_found(backend):
-    """One bit at each place, and the one sender is named; all in one call for each bit's number."""
+def test_every_flipped_bit_is_detected(backend):
+    """Flips one bit at each position and names the only sender; one call per bit number."""
     plain = messages(9, rows=1)
     sealed = on(backend, lambda: wire.sealed(tf.constant(plain)))
     for place in range(9):
@@ -97,7 +97,7 @@ def test_every_flipped_bit_is_found(backend):
 
 
 @needs_native
-def test_two_flipped_bits_words_in_another_order_and_lost_ones_are_found():
+def test_two_flipped_bits_swapped_and_lost_words_are_detected():
     rng = np.random.default_rng(0)
     sealed = oracle.sealed_numpy(messages(200, rows=1, seed=1))
     pairs = [sealed.copy() for _ in range(2000)]
@@ -113,8 +113,8 @@ def test_two_flipped_bits_words_in_another_order_and_lost_ones_are_found():
             opened("native", bad, senders=[8])
 
 
-def test_the_base_finds_any_two_bits_within_reach():
-    """No power of it, up to the reach, is that between two bits of words: +-2^a, |a| < 32."""
+def test_base_detects_any_two_bits_within_reach():
+    """No power of the base, up to the reach, is a quotient of two bits: +-2^a, |a| < 32."""
     prime, step = oracle.PRIME, np.uint64(oracle.PRIME)
     between = {sign * pow(2, a, prime) % prime for a in range(-31, 32) for sign in (1, -1)}
     between = np.array(sorted(between), np.uint64)
@@ -129,7 +129,7 @@ def test_the_base_finds_any_two_bits_within_reach():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_message_from_nobody_is_left_as_it_is(backend):
+def test_message_without_a_sender_is_unchanged(backend):
     sealed = oracle.sealed_numpy(messages(4))
     sealed[1] = [1, 0, 0, 0]
     got = on(backend, lambda: wire.opened(tf.constant(sealed), SENDERS, RECEIVER))
@@ -137,7 +137,7 @@ def test_a_message_from_nobody_is_left_as_it_is(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_flag_that_is_none(backend):
+def test_invalid_flag(backend):
     for flag in (2, -1, INT32.min):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s)invalid flag.*{flag}"):
             on(backend, lambda: wire.sealed(tf.constant([[flag, 5]])))  # noqa: B023
@@ -145,7 +145,7 @@ def test_a_flag_that_is_none(backend):
 
 @needs_native
 @loop("dtype", [tf.float32, tf.int32, tf.float64])
-def test_variables_have_the_seal_of_a_message_of_their_bits(dtype):
+def test_variables_have_the_checksum_of_their_bits(dtype):
     rng = np.random.default_rng(1)
     values = [rng.normal(size=shape) * 100 for shape in ([], [3], [5, 7], [70_000], [0])]
     variables = [tf.Variable(tf.cast(v, dtype)) for v in values]
@@ -158,7 +158,7 @@ def test_variables_have_the_seal_of_a_message_of_their_bits(dtype):
 
 
 @needs_native
-def test_seals_of_variables_follow_the_assignments_of_a_graph():
+def test_checksums_of_variables_follow_graph_assignments():
     variable = tf.Variable([1.0, 2.0])
 
     @tf.function
@@ -176,7 +176,7 @@ def test_seals_of_variables_follow_the_assignments_of_a_graph():
 
 
 @needs_native
-def test_variables_of_half_words_are_refused_by_the_op():
+def test_variables_with_partial_words_are_rejected():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"variables\[0\] of bfloat16"):
         handles = [tf.Variable([1.0], dtype=tf.bfloat16).handle]
         native.load().redsync_seal_variables(variables=handles)

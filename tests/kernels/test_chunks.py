@@ -1,4 +1,4 @@
-"""Top-k in every chunk: native, reference and oracle give the same positions and bits."""
+"""Top-k per chunk: native, reference and oracle give equal positions and bits."""
 
 import os
 import subprocess
@@ -26,7 +26,9 @@ def check(chunks, k, what=""):
 
 
 def counts(size):
-    """All paths: many runs for each element that is taken, some, none; and all or nothing."""
+    """Returns values of k for all code paths: many, some and no runs per selected element; 0 and
+    all.
+    """
     return sorted({0, 1, size // 33, size // 32, size // 9, size // 8, size // 2, size - 1, size})
 
 
@@ -43,7 +45,7 @@ def test_equals_the_oracle(kind):
 @needs_native
 @pytest.mark.parametrize("k", [32, 128, 1000])
 def test_usual_chunks(k):
-    """Several to a thread, of 64 x 64."""
+    """Several per thread, of 64 x 64."""
     rng = np.random.default_rng(k)
     chunks = rng.standard_t(3, (40, 4096)).astype(np.float32)
     chunks[3] = 0.0
@@ -53,7 +55,7 @@ def test_usual_chunks(k):
 
 
 @needs_native
-def test_what_is_no_number_is_the_largest():
+def test_nan_is_the_largest():
     chunk = np.arange(100, dtype=np.float32)[None] * [[-1]]
     chunk = chunk.astype(np.float32)
     chunk[0, [7, 20, 50]] = np.nan, -np.inf, np.inf
@@ -71,12 +73,12 @@ bits = st.integers(-(2**31), 2**31 - 1) | st.sampled_from([0, -(2**31), 1, 0x3F8
 @settings(max_examples=60, deadline=None, database=None)
 @given(st.lists(bits, min_size=1, max_size=80), st.integers(0, 80))
 @example([0x7FC00000, -1, 0x7F800000], 2)
-def test_any_bits(words, k):
+def test_arbitrary_bits(words, k):
     check(np.array([words], np.int32).view(np.float32), min(k, len(words)))
 
 
 @needs_native
-def test_in_a_graph_with_an_unknown_number_of_chunks():
+def test_graph_with_an_unknown_number_of_chunks():
     chunks = np.random.default_rng(1).standard_normal((6, 70)).astype(np.float32)
 
     def run():

@@ -9,13 +9,13 @@ import pytest
 from tests.compiling import Compiler
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Line numbers for the sanitizers; optimised as little as is no slower in all.
+# Line numbers for the sanitizers; the lowest optimization that does not slow the tests down.
 FLAGS = "-Og -g1 -std=c++17 -ffp-contract=off -Wall -Wextra -Werror -Wno-psabi -pthread -I.".split()
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 def build(name: str, options: list[str]) -> pathlib.Path:
-    """Compiles a test program with options; the core only once for all programs with them."""
+    """Compiles a test program with options; compiles the core once for all programs with them."""
     compiler = Compiler([*FLAGS, *options])
     core = sorted(ROOT.glob("custom_ops/core/cpu/*.cc"))
     objects = [compiler.make("-c", p.relative_to(ROOT).as_posix()) for p in core]
@@ -28,7 +28,7 @@ def program(request):
 
 
 def run(program, simd: str, threads: int, *flags) -> tuple[str, str]:
-    """Instruction set used, and digest of all results."""
+    """Returns the instruction set and a digest of all results."""
     env = {**os.environ, "TF_REDSYNC_SIMD": simd}
     command = [program, str(threads), *flags]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
@@ -37,7 +37,7 @@ def run(program, simd: str, threads: int, *flags) -> tuple[str, str]:
     return used, digest
 
 
-def test_all_versions_give_the_same_bits(program):
+def test_all_instruction_sets_give_equal_bits(program):
     results = [run(program, "plain", 1)]  # against brute force; the others against it
     results += [run(program, *how, "digest") for how in (("avx2", 2), ("avx512", 3))]
     assert results[0][0] == "plain"
@@ -46,7 +46,7 @@ def test_all_versions_give_the_same_bits(program):
 
 @pytest.mark.parametrize("messages", [2000, pytest.param(10**6, marks=pytest.mark.deep)])
 def test_mutated_messages(messages):
-    """Every decoder, with sanitizers: nothing is read or written out of bounds, and none hangs."""
+    """Runs every decoder with sanitizers: no out-of-bounds access and no hang."""
     program = build("fuzz_decoders", SANITIZE)
     done = subprocess.run([program, str(messages)], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -56,7 +56,7 @@ def test_mutated_messages(messages):
 @pytest.mark.deep  # a minute, and gigabytes
 @pytest.mark.parametrize("name", ["large_tensors", "large_codecs"])
 def test_more_than_two_to_the_31_elements(name):
-    """Sizes have 64 bits, and positions 32 without a sign."""
+    """Sizes have 64 bits, and positions are unsigned 32-bit."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if free < 10 * 2**30:
         pytest.skip(f"takes 9 GiB of memory; {free / 2**30:.1f} GiB are free")

@@ -1,4 +1,4 @@
-"""decode: native, reference and numpy oracle give the same bits, and refuse the same messages."""
+"""decode: native, reference and numpy oracle give equal bits, and reject the same messages."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_flag_zero_contributes_nothing():
     sizes, k = (1000, 31), [10, 3]
     options = {"selectors": ["exact"] * 2, "quantized": [False, True]}
     messages = make_messages(k, sizes, 2, **options)
-    messages[1, 1:] = 123456789  # must not be looked at
+    messages[1, 1:] = 123456789  # must not be read
     messages[1, 0] = 0
     like = [np.zeros(n, np.float32) for n in sizes]
     for backend in BACKENDS:
@@ -68,7 +68,7 @@ def test_flag_zero_contributes_nothing():
         (4, 31, ["index", "tensor 0", "31"]),
         (8, 99, ["count", "tensor 1", "99"]),
         (10, 1000, ["index", "tensor 1", "1000"]),
-        (3, 0, ["index", "tensor 0", "0"]),  # does not ascend
+        (3, 0, ["index", "tensor 0", "0"]),  # not ascending
         (5, 0x7FC00000, ["value", "tensor 0", str(0x7FC00000)]),  # NaN
         (6, 0x7F800000, ["value", "tensor 0", str(0x7F800000)]),  # infinity
         (9, -0x800000, ["mean", "tensor 1", str(-0x800000)]),  # minus infinity

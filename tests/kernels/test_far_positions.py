@@ -1,6 +1,6 @@
-"""Positions beyond 2^31, which are 32 bits without a sign: natively, the references and the oracle.
+"""Positions beyond 2^31, unsigned 32-bit, in native ops, references and oracle.
 
-Nothing here is as large as the tensors that it speaks of. See also test_core.py.
+The tensors themselves are not allocated. See also test_core.py.
 """
 
 import functools
@@ -20,7 +20,7 @@ SIZES = (2**31 - 1, 2**31, 2**31 + 1, 3_000_000_000, LARGEST)
 
 
 def far(size: int, slots: int = 40, seed: int = 0) -> np.ndarray:
-    """Ascending positions, int64: the last one, some around 2^31, the others anywhere."""
+    """Returns ascending int64 positions: the last one, some around 2^31, the others random."""
     rng = np.random.default_rng(seed)
     near = [p for p in range(2**31 - 2, 2**31 + 2) if p < size]
     chosen = np.unique([0, size - 1, *near, *rng.integers(0, size, slots - 4)])
@@ -28,7 +28,7 @@ def far(size: int, slots: int = 40, seed: int = 0) -> np.ndarray:
 
 
 def words(positions) -> np.ndarray:
-    """The int32 words that carry positions."""
+    """Returns positions as int32 words."""
     return np.asarray(positions).astype(np.uint32).view(np.int32)
 
 
@@ -95,8 +95,8 @@ def wrong(backend, run, *names):
 @needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [3_000_000_000, 2**31 + 1])
-def test_beyond_a_large_tensor(backend, size):
-    """The error names the position as it is, without a sign."""
+def test_position_beyond_a_large_tensor(backend, size):
+    """The error shows the position as unsigned."""
     for bad in (size, LARGEST):
         sent, names = [words([5, 2**31, bad])], ("index of tensor 0", str(bad))
         block = [sent[0][None]], [np.ones([1, 3], np.float32)], [[3]]
@@ -116,8 +116,8 @@ def test_beyond_a_large_tensor(backend, size):
 
 @needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_must_ascend_without_a_sign(backend):
-    """As numbers with a sign these ascend."""
+def test_positions_must_ascend_as_unsigned(backend):
+    """As signed numbers these ascend."""
     descending = words([2**31 + 5, 3, 4])
     for count, fine in ((1, True), (2, False)):
         run = lambda: codecs.golomb_encode([descending], [count], sizes=[LARGEST], rice=[28])  # noqa: B023, E731
@@ -131,7 +131,7 @@ def test_must_ascend_without_a_sign(backend):
 
 
 @pytest.mark.parametrize("size", [2**32, -1])
-def test_sizes_that_words_cannot_address(size):
+def test_sizes_beyond_32_bit_words(size):
     text = rf"`sizes` must be in \[0, 4294967295\]. Received: sizes\[0\]={size}"
     indices, values = np.zeros([1, 2], np.int32), np.zeros([1, 2], np.float32)
     for call in (
@@ -145,8 +145,8 @@ def test_sizes_that_words_cannot_address(size):
             call()
 
 
-def test_a_code_too_long():
-    """Lengths in bits travel as int32: with too few low bits, a large tensor's code is refused."""
+def test_too_long_code():
+    """Bit lengths are int32: with too few low bits, a large tensor's code is rejected."""
     with pytest.raises(ValueError, match="below 2.31 bits.*size=4294967295, rice=0.*`rice`"):
         codecs.golomb_encode([np.zeros(2, np.int32)], [2], sizes=[LARGEST], rice=[0])
 
@@ -154,7 +154,7 @@ def test_a_code_too_long():
 @needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_quantized_tensors_of_any_size(backend):
-    """Nothing in their message is a position: traced, since it would take 17 GB to run."""
+    """Their message has no positions. Traced only, since running it would take 17 GB."""
     rows, columns = 2**16 + 1, 2**16
 
     @tf.function(input_signature=[tf.TensorSpec([rows, columns], tf.float32)])

@@ -1,4 +1,4 @@
-"""Which tensors are finite: native and TensorFlow against NumPy, for every dtype."""
+"""Finiteness of tensors: native and TensorFlow against NumPy, for every dtype."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tf_redsync.ops import native, wire
 
 DTYPES = [tf.float32, tf.bfloat16, tf.float16, tf.float64]
 BAD = (np.nan, -np.nan, np.inf, -np.inf)
-BLOCK = 1 << 15  # elements that one thread takes
+BLOCK = 1 << 15  # elements per thread
 
 
 def in_numpy(tensors):
@@ -29,7 +29,7 @@ def agree(tensors):
 @needs_native
 @loop("dtype", DTYPES)
 @loop("bad", BAD)
-def test_one_element_is_found_wherever_it_is(dtype, bad):
+def test_nonfinite_element_is_detected_anywhere(dtype, bad):
     for size, at in [(1, 0), (7, 6), (BLOCK, BLOCK - 1), (2 * BLOCK + 3, 2 * BLOCK + 2)]:
         values = np.zeros(size)
         values[at] = bad
@@ -38,7 +38,7 @@ def test_one_element_is_found_wherever_it_is(dtype, bad):
 
 @needs_native
 @loop("dtype", DTYPES)
-def test_the_largest_and_the_smallest_are_finite(dtype):
+def test_largest_and_smallest_values_are_finite(dtype):
     smallest = np.array([1], np.uint64).astype(f"u{dtype.size}")
     words = tf.constant(smallest, tf.dtypes.as_dtype(smallest.dtype))
     extremes = [float(dtype.max), float(dtype.min), 0.0, -0.0]
@@ -47,7 +47,7 @@ def test_the_largest_and_the_smallest_are_finite(dtype):
 
 
 @needs_native
-def test_each_tensor_counts_for_itself():
+def test_each_tensor_has_its_own_result():
     rng = np.random.default_rng(0)
     sized = zip((4, 9, 0, 2), DTYPES, strict=True)
     tensors = [tf.constant(rng.normal(size=[3, n]), d) for n, d in sized]
@@ -57,7 +57,7 @@ def test_each_tensor_counts_for_itself():
 
 
 @needs_native
-def test_a_graph_has_one_op_for_all_tensors():
+def test_graph_has_one_op_for_all_tensors():
     @tf.function(autograph=False)
     def finite(tensors):
         return wire.all_finite(tensors)
@@ -67,7 +67,7 @@ def test_a_graph_has_one_op_for_all_tensors():
     assert types.count("RedsyncAllFinite") == 1 and "IsFinite" not in types
 
 
-def test_without_the_library_the_graph_has_none_of_its_ops(monkeypatch):
+def test_graph_without_the_library_has_no_native_op(monkeypatch):
     monkeypatch.setattr(native, "_forced", "tensorflow")
     assert wire.each_finite([tf.constant([np.nan]), tf.constant([1.0])]).numpy().tolist() == [
         False,
@@ -75,6 +75,6 @@ def test_without_the_library_the_graph_has_none_of_its_ops(monkeypatch):
     ]
 
 
-def test_integers_are_refused():
+def test_integers_are_rejected():
     with pytest.raises((TypeError, tf.errors.InvalidArgumentError, ValueError)):
         wire.each_finite([tf.constant([1, 2])])

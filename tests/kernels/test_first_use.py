@@ -1,6 +1,7 @@
-"""What is built at first use: once, for this TensorFlow, and what is said where it cannot be.
+"""Build at first use: once per TensorFlow, and its error messages.
 
-Processes of their own, with a small tree of sources in place of the package's, and no TensorFlow.
+Each test starts processes with a small tree of sources instead of the package's, without
+TensorFlow.
 """
 
 import json
@@ -33,7 +34,7 @@ TENSORFLOW = {
     "build": {"is_cuda_build": False},
 }
 ALL = ["a.cc", "kernels.cc", "version.cc"]
-# The package without what it imports; its sources are the tree's. Changes are made before.
+# The package without its imports; its sources are the tree's. `change` runs first.
 PROGRAM = """
 import json, os, pathlib, sys, types
 sys.modules["tf_redsync"] = package = types.ModuleType("tf_redsync")
@@ -67,11 +68,11 @@ def start(tree, *, change="", gpus=(), env=None, **tensorflow):
 
 
 def ask(tree, **how) -> tuple[str, str]:
-    """What one process is given, and what it says."""
+    """Returns the library's path and the messages of one process."""
     process = start(tree, **how)
-    out, said = process.communicate(timeout=60)
-    assert process.returncode == 0, said
-    return out.strip(), said
+    out, messages = process.communicate(timeout=60)
+    assert process.returncode == 0, messages
+    return out.strip(), messages
 
 
 def wait_for(condition):
@@ -86,14 +87,16 @@ def is_compiling(tree):
 
 
 def slow(tree, then=f'exec {CXX} "$@"'):
-    """A compiler that goes on when the file `go` is there; `then` is for what it compiles."""
+    """Replaces the compiler by one that waits for the file `go`, then runs `then` for each
+    source.
+    """
     wait = f'touch "{tree}/compiling"; while [ ! -e "{tree}/go" ]; do sleep 0.02; done'
     note = f'echo "$@" >> "{tree}/compiled"'
     compile_it = f"{wait}; {note}; {then}"
     small_tree.compiler(tree, f'case "$*" in *" -c "*) {compile_it} ;; esac\nexec {CXX} "$@"')
 
 
-def test_many_processes_build_once_and_all_are_told(tree):
+def test_concurrent_processes_build_once_and_report_it(tree):
     slow(tree)
     first = start(tree)
     wait_for(lambda: is_compiling(tree))
@@ -108,15 +111,15 @@ def test_many_processes_build_once_and_all_are_told(tree):
     assert compiled(tree) == ALL
 
 
-def test_what_is_there_is_said_nothing_of(tree):
-    path, said = ask(tree)
-    assert "building the native library for TensorFlow 9.9.9, once: about" in said
-    assert "built it in" in said and len(said.splitlines()) == 2
+def test_existing_library_prints_no_message(tree):
+    path, messages = ask(tree)
+    assert "building the native library for TensorFlow 9.9.9, once: about" in messages
+    assert "built it in" in messages and len(messages.splitlines()) == 2
     compiled(tree)
     assert ask(tree, include="/elsewhere", link_flags=["-L/elsewhere"]) == (path, "")
 
 
-def test_each_tensorflow_compiler_and_state_of_the_sources_has_its_own(tree):
+def test_library_per_tensorflow_compiler_and_sources(tree):
     others = [
         {"version": "9.9.8"},
         {"commit": "v9-another"},
@@ -133,7 +136,7 @@ def test_each_tensorflow_compiler_and_state_of_the_sources_has_its_own(tree):
     assert b"new text" in pathlib.Path(found[-1]).read_bytes()
 
 
-def test_a_build_that_is_killed_leaves_nothing_to_load(tree):
+def test_killed_build_leaves_no_library(tree):
     slow(tree)
     first = start(tree)
     wait_for(lambda: is_compiling(tree))
@@ -141,12 +144,12 @@ def test_a_build_that_is_killed_leaves_nothing_to_load(tree):
     first.communicate(timeout=60)
     assert not list((tree / "cache").rglob("*.so"))
     (tree / "go").touch()
-    path, said = ask(tree)
-    assert pathlib.Path(path).is_file() and "waiting" not in said
+    path, messages = ask(tree)
+    assert pathlib.Path(path).is_file() and "waiting" not in messages
 
 
-def test_a_build_that_was_killed_goes_on(tree):
-    """With the objects that were complete."""
+def test_killed_build_resumes(tree):
+    """It reuses the completed objects."""
     note = f'echo "$@" >> "{tree}/compiled"'
     wait = f'touch "{tree}/compiling"; while [ ! -e "{tree}/go" ]; do sleep 0.02; done'
     last = f'case "$*" in *"objects/kernels."*) {wait} ;; esac'
@@ -169,7 +172,7 @@ def test_a_build_that_was_killed_goes_on(tree):
     assert compiled(tree) == ["kernels.cc", "version.cc"]
 
 
-def test_what_a_killed_process_has_started_is_waited_for(tree):
+def test_children_of_a_killed_process_are_awaited(tree):
     slow(tree)
     first = start(tree)
     wait_for(lambda: is_compiling(tree))
@@ -182,7 +185,7 @@ def test_what_a_killed_process_has_started_is_waited_for(tree):
     assert pathlib.Path(path).is_file() and compiled(tree) == ALL
 
 
-def test_a_failure_is_one_line_and_others_do_not_repeat_it(tree):
+def test_failure_is_one_line_and_others_do_not_repeat_it(tree):
     slow(tree, then='echo "a.cc:1:2: error: no such thing" >&2; exit 1')
     first = start(tree)
     wait_for(lambda: is_compiling(tree))
@@ -195,11 +198,11 @@ def test_a_failure_is_one_line_and_others_do_not_repeat_it(tree):
         assert "python -m tf_redsync build" in answer and len(answer.splitlines()) == 1
     assert len(compiled(tree)) <= len(ALL), "once"
     small_tree.compiler(tree, f'exec {CXX} "$@"')
-    assert pathlib.Path(ask(tree)[0]).is_file(), "a later start tries again"
+    assert pathlib.Path(ask(tree)[0]).is_file(), "a later start must retry"
 
 
-def test_the_folder(tree):
-    """One line for each way in which it cannot be used, before anything is compiled."""
+def test_unusable_cache_folders(tree):
+    """Prints one line for each reason, before compiling."""
     (tree / "file").touch()
     noexec = "os.statvfs = lambda folder: types.SimpleNamespace(f_flag=os.ST_NOEXEC)"
     mine = os.access
@@ -212,10 +215,10 @@ def test_the_folder(tree):
     ]
     assert mine is os.access
     for how, reason in cases:
-        answer, said = ask(tree, **how)
+        answer, messages = ask(tree, **how)
         assert answer.startswith("error: The folder ") and reason in answer, answer
         assert "Set TF_REDSYNC_CACHE" in answer
-        assert len(answer.splitlines()) == 1 and said == ""
+        assert len(answer.splitlines()) == 1 and messages == ""
     assert not (tree / "compiled").exists() or compiled(tree) == []
 
 
@@ -238,7 +241,7 @@ def test_python_does_not_search_the_scripts_folder(tree):
     assert pathlib.Path(ask(tree, env={"PYTHONSAFEPATH": "1"})[0]).is_file()
 
 
-def test_a_full_disk(tree):
+def test_full_disk(tree):
     said_by_it = "a.cc: fatal error: error writing to x.s: No space left on device"
     small_tree.compiler(
         tree, f'[ "$1" = --version ] && exec {CXX} "$@"\necho "{said_by_it}" >&2; exit 1'
@@ -250,15 +253,17 @@ def test_a_full_disk(tree):
 
 def test_no_compiler(tree):
     missing = {"env": {"CXX": str(tree / "no-compiler")}}
-    answer, said = ask(tree, **missing)
+    answer, messages = ask(tree, **missing)
     assert answer.startswith("error: There is no C++ compiler") and "apt-get install g++" in answer
-    assert len(answer.splitlines()) == 1 and said == ""
+    assert len(answer.splitlines()) == 1 and messages == ""
     path = ask(tree)[0]
-    assert ask(tree, **missing) == (path, ""), "what is there serves, as in an image without one"
-    assert "no C++ compiler" in ask(tree, version="9.9.8", **missing)[0], "but no other TensorFlow"
+    assert ask(tree, **missing) == (path, ""), "the existing library must load"
+    assert "no C++ compiler" in ask(tree, version="9.9.8", **missing)[0], (
+        "another TensorFlow needs a compiler"
+    )
 
 
-def test_waiting_has_a_limit(tree):
+def test_wait_has_a_limit(tree):
     slow(tree)
     first = start(tree)
     wait_for(lambda: is_compiling(tree))
@@ -268,15 +273,17 @@ def test_waiting_has_a_limit(tree):
     first.communicate(timeout=60)
 
 
-def test_a_build_has_a_limit(tree):
+def test_build_has_a_limit(tree):
     slow(tree)
     answer = ask(tree, change="libraries.LIMIT_SECONDS = 0.5")[0]
     assert "took more than" in answer
     (tree / "go").touch()
 
 
-def test_gpu_kernels_are_built_where_a_gpu_is_or_on_request(tree):
-    """nvcc fails here, so the library goes without, but is kept as the one with kernels."""
+def test_gpu_kernels_are_built_with_a_gpu_or_on_request(tree):
+    """nvcc fails here: the library is built without GPU kernels, but is stored as the one with
+    them.
+    """
     (tree / "custom_ops" / "core" / "gpu" / "a.cu").write_text("// never compiled\n")
     small_tree.nvcc(tree)
     called = tree / "cuda" / "bin" / "nvcc.called"
@@ -289,5 +296,5 @@ def test_gpu_kernels_are_built_where_a_gpu_is_or_on_request(tree):
     everywhere = ask(tree, env={"TF_REDSYNC_CUDA": "1"})[0]
     assert "/cuda-" in everywhere and "sm_75" in called.read_text()
     assert ask(tree, gpus=["80"], env={"TF_REDSYNC_CUDA": "0"})[0] == plain
-    # A machine with a GPU, and without nvcc.
+    # A machine with a GPU but without nvcc.
     assert "/cuda-" in ask(tree, gpus=["90"], env={"CUDA_HOME": str(tree / "none")})[0]

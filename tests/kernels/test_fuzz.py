@@ -1,9 +1,9 @@
-"""Every decoder, fed with mutated and random messages.
+"""Every decoder on mutated and random messages.
 
-Whatever arrives, a decoder either raises InvalidArgument, naming a field, exactly if the oracle
-finds the message malformed, or it gives the oracle's result; natively and in TensorFlow.
+A decoder raises InvalidArgument that names a field if the oracle finds the message malformed.
+Otherwise it returns the oracle's result. This holds for native ops and in TensorFlow.
 
-FUZZ_EXAMPLES=2000 in the environment looks further, and elsewhere each time.
+FUZZ_EXAMPLES=2000 in the environment runs more, random examples.
 """
 
 import functools
@@ -77,13 +77,13 @@ def check(run, oracle, fields: tuple[str, ...], backends=("native", "tensorflow"
             got = tf.nest.flatten(on(backend, run))
         except tf.errors.InvalidArgumentError as error:
             text = str(error)
-            assert expected is None, f"{backend} refuses a good message: {text}"
+            assert expected is None, f"{backend} rejects a valid message: {text}"
             assert any(f"invalid {field}" in text for field in fields), text
             continue
-        assert expected is not None, f"{backend} accepts a bad message"
+        assert expected is not None, f"{backend} accepts a malformed message"
         for x, y in zip(got, expected, strict=True):
             assert x.shape == y.shape and x.dtype == y.dtype
-            # Denormal intermediate results are zero in TensorFlow and not in numpy.
+            # TensorFlow flushes denormal intermediate results, numpy does not.
             np.testing.assert_allclose(x, y, rtol=0, atol=1e-36, err_msg=backend)
 
 
@@ -94,7 +94,7 @@ LAYOUT = {"selectors": ["exact", "exact", "threshold", "fixed"], "quantized": [F
 
 
 def decode_checked(messages):
-    """What `decode` promises for messages that may be malformed."""
+    """Returns the result that `decode` guarantees for messages that may be malformed."""
     totals = [np.zeros(n, np.float32) for n in SIZES]
     for row in messages:
         if row[0] not in (0, 1):
@@ -204,7 +204,7 @@ def test_coded_message(seed, value_bits, changes):
 
 @functools.cache
 def coded_sums(backend, value_bits, sizes, k):
-    """The decoder as a graph, built on `backend`: eagerly it takes ten times as long."""
+    """Returns the decoder as a graph on `backend`: eager mode takes ten times as long."""
     like = [tf.zeros([n]) for n in sizes]
 
     @tf.function(input_signature=[tf.TensorSpec([RANKS, None], tf.int32)])
@@ -314,7 +314,7 @@ def test_sparse_merge(seed, k, of_indices, of_values, of_counts):
 @pytest.mark.parametrize("backend", ["native", "tensorflow"])
 @pytest.mark.parametrize("columns", [0, 1, 5, 1000])
 def test_truncated_and_oversized(backend, columns):
-    """A message of any other length is refused before anything is read."""
+    """A message of another length is rejected before it is read."""
     x, messages = [np.zeros(100, np.float32)], np.ones([2, columns], np.int32)
     runs = {
         "decode": lambda: ops.decode(messages, ops.MessageLayout.of([9]), x),
@@ -334,5 +334,5 @@ def test_truncated_and_oversized(backend, columns):
             pytest.fail(f"{name} accepts {columns} words")
 
 
-def test_the_oracle_flushes_denormals():
+def test_oracle_flushes_denormals():
     assert flush([1e-42, -1e-42, 2e-38]).tolist() == [0, 0, np.float32(2e-38)]

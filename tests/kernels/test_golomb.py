@@ -1,4 +1,4 @@
-"""golomb_encode and golomb_decode: native, reference and oracle give the same words."""
+"""golomb_encode and golomb_decode: native, reference and oracle give equal words."""
 
 import functools
 
@@ -31,7 +31,7 @@ def make(density: float, rank: int = 0):
 
 
 DENSITIES = (0.001, 0.01, 0.1, 0.5, 1.0)
-SHIFTS = (-2, 0, 5)  # bits more than the best
+SHIFTS = (-2, 0, 5)  # bits above the optimum
 ALL = [(density, shift) for density in DENSITIES for shift in SHIFTS]
 
 
@@ -58,8 +58,8 @@ def test_backends_and_oracle_agree(density, shift):
 
 
 @needs_native
-def test_no_choice_of_positions_overflows():
-    """The worst choices: everything at the end, at the leaps, and every position."""
+def test_no_positions_overflow_the_code():
+    """The worst cases: all at the end, at equal gaps, and every position."""
     size = 4096
     for slots in (1, 2, 31, 200, size):
         for rice in (0, 1, 4, 9, 30):
@@ -83,7 +83,7 @@ def test_no_choice_of_positions_overflows():
     ("density", "bits"), [(0.1, 4.76), (0.01, 8.11), (0.005, 9.11), (0.001, 11.50)]
 )
 def test_bits_per_position(density, bits):
-    """The paper's average, counted on a message; and the message is hardly longer."""
+    """Counts the paper's average on a message; the message is hardly longer."""
     n = 2_000_000
     rng = np.random.default_rng(1)
     positions = np.flatnonzero(rng.random(n) < density).astype(np.int32)
@@ -99,7 +99,7 @@ def test_bits_per_position(density, bits):
 
 
 def test_parameter():
-    """The shortest code of the worst positions; hardly longer than the best of average ones."""
+    """The shortest code of the worst positions; hardly longer than the best for average ones."""
     n = 1_000_000
     found = [codecs.golomb_parameter(n, int(p * n)) for p in (0.1, 0.01, 0.005, 0.001, 1e-4)]
     assert found == [3, 6, 7, 9, 13]
@@ -158,7 +158,7 @@ def test_corrupted_message(backend):
     refused(2, 0, "number of ones", "tensor 0", "0")
     refused(second, 19, "number of ones", "tensor 1", "20")
     refused(good.size - 1, good[-1] | 1 << 30, "number of ones", "tensor 1", "21")
-    refused(2, 0b1000001, "index", "tensor 0")  # leaps beyond the tensor
+    refused(2, 0b1000001, "index", "tensor 0")  # gaps beyond the tensor
     for words in (good.size - 1, good.size + 1):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="messages"):
             on(backend, lambda: codecs.golomb_decode(np.zeros([2, words], np.int32), **layout))  # noqa: B023
@@ -166,8 +166,8 @@ def test_corrupted_message(backend):
 
 @needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_in_a_graph(backend):
-    """Also where the number of slots and of workers is not known."""
+def test_graph_mode(backend):
+    """Also with dynamic numbers of slots and workers."""
     spec = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)]
 
     @tf.function(input_signature=spec)
@@ -201,7 +201,7 @@ def test_in_a_graph(backend):
         ({"rice": [-1]}, "rice.*-1"),
     ],
 )
-def test_wrong_arguments(change, text):
+def test_bad_arguments(change, text):
     arguments = {"indices": [np.arange(3, dtype=np.int32)], "sizes": [9], "rice": [2], **change}
     with pytest.raises(ValueError, match=text):
         codecs.golomb_encode(arguments.pop("indices"), [3], **arguments)

@@ -1,4 +1,4 @@
-"""The library and GPUs, on machines without one: what is registered, and who runs instead."""
+"""The library and GPUs, on machines without one: registered kernels and fallbacks."""
 
 import logging
 import os
@@ -13,8 +13,8 @@ from tests.kernels.common import native_ops, needs_native
 from tf_redsync import ops
 from tf_redsync.ops import native
 
-# The first two are for the time until the first step of a model of many variables, the others for
-# CPUs on which casts are slow. On GPUs TensorFlow's ops run in their place.
+# The first two shorten the time until the first step of a model with many variables, the others
+# serve CPUs with slow casts. On GPUs TensorFlow's ops run instead.
 ON_CPUS = {"all_finite", "seal_variables", "half_encode", "half_reduce", "half_decode"}
 
 
@@ -23,7 +23,7 @@ def devices(op: str) -> set[str]:
 
 
 @needs_native
-def test_gpu_kernels_are_registered_if_they_were_built():
+def test_gpu_kernels_are_registered_if_built():
     assert native.has_gpu_kernels() == native.gpu_build().startswith("CUDA ")
     assert len(native_ops()) >= 10
     for op in native_ops():
@@ -33,7 +33,7 @@ def test_gpu_kernels_are_registered_if_they_were_built():
 
 
 @needs_native
-def test_gpu_kernels_are_built_where_nvcc_is():
+def test_gpu_kernels_are_built_with_nvcc():
     if shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:
         pytest.skip("there is no nvcc on PATH or in CUDA_HOME")
     if os.environ.get("TF_REDSYNC_CUDA") == "0":
@@ -43,13 +43,13 @@ def test_gpu_kernels_are_built_where_nvcc_is():
 
 
 class OnGpu:
-    """All that the choice looks at."""
+    """Has the attributes that the choice reads."""
 
     device = "/job:localhost/replica:0/task:0/device:GPU:0"
 
 
 @needs_native
-def test_a_library_without_gpu_kernels_is_not_asked_for_them(monkeypatch, caplog):
+def test_library_without_gpu_kernels_is_not_used_on_gpus(monkeypatch, caplog):
     native._say_no_gpu_kernels.cache_clear()
     monkeypatch.setattr(native, "gpu_build", lambda: "none: there is no nvcc in PATH")
     on_cpu = tf.zeros([3])
@@ -57,12 +57,12 @@ def test_a_library_without_gpu_kernels_is_not_asked_for_them(monkeypatch, caplog
         assert native.serves([on_cpu])
         assert not caplog.records
         assert not native.serves([on_cpu, OnGpu()]) and not native.serves([OnGpu()])
-    assert len(caplog.records) == 1, "said once"
+    assert len(caplog.records) == 1, "reported once"
     assert "no nvcc in PATH" in caplog.text and "pure TensorFlow" in caplog.text
 
 
 @needs_native
-def test_kernels_that_the_gpus_here_cannot_run_are_not_asked_for(monkeypatch, caplog):
+def test_kernels_unsupported_by_the_gpus_are_not_used(monkeypatch, caplog):
     native._say_no_gpu_kernels.cache_clear()
     monkeypatch.setattr(native, "gpu_problem", lambda: "the driver is for CUDA 12.2")
     with caplog.at_level(logging.WARNING, "tf_redsync"):
@@ -73,8 +73,10 @@ def test_kernels_that_the_gpus_here_cannot_run_are_not_asked_for(monkeypatch, ca
 
 
 @needs_native
-def test_what_is_wrong_with_the_gpus_here():
-    """Of a library with kernels the CUDA run-time library says it; here there is no driver."""
+def test_gpu_problem_is_reported():
+    """The CUDA runtime library reports it for a library with kernels; this machine has no
+    driver.
+    """
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
     if native.has_gpu_kernels():
@@ -84,7 +86,7 @@ def test_what_is_wrong_with_the_gpus_here():
 
 
 @needs_native
-def test_the_reference_runs_where_there_are_no_gpu_kernels(monkeypatch):
+def test_reference_runs_without_gpu_kernels(monkeypatch):
     called = []
     monkeypatch.setattr(native, "serves", lambda tensors: bool(called.append(len(tensors))))
     monkeypatch.setattr(native, "load", lambda: None)

@@ -1,4 +1,4 @@
-"""Rounding to 16 bits: native, TensorFlow's casts, and numpy's."""
+"""Rounding to 16 bits: native, TensorFlow's casts and numpy's."""
 
 import functools
 
@@ -14,7 +14,7 @@ BACKENDS = ("native", "tensorflow")
 
 
 def rounded(x, dtype):
-    """The nearest 16-bit numbers, half to even, as float32."""
+    """Returns the nearest 16-bit numbers, half to even, as float32."""
     if dtype == tf.float16:
         with np.errstate(over="ignore"):
             return x.astype(np.float16).astype(np.float32)
@@ -24,7 +24,7 @@ def rounded(x, dtype):
 
 
 def message_words(x, dtype):
-    """A flag, and two numbers in a word, the first one low."""
+    """Returns a flag, then two numbers per word, the first in the low half."""
     value = rounded(x, dtype)
     if dtype == tf.float16:
         codes = value.astype(np.float16).view(np.uint16)
@@ -35,7 +35,7 @@ def message_words(x, dtype):
 
 
 def values(*shape, seed=0):
-    """Of many magnitudes, float16's smallest ones and ties among them."""
+    """Returns values of many magnitudes, including float16's smallest ones and ties."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 8, shape)
     ties = (2 * rng.integers(0, 2**10, shape) + 1) * 2.0**-25  # between the smallest ones
@@ -43,14 +43,14 @@ def values(*shape, seed=0):
 
 
 def in_blocks(tensors, blocks):
-    """All elements, and zeros, in rows of the same even length."""
+    """Returns all elements in rows of equal even length, padded with zeros."""
     vector = np.concatenate([np.ravel(t) for t in tensors])
     length = 2 * -(-vector.size // (2 * blocks))
     return np.append(vector, np.zeros(blocks * length - vector.size, "f4")).reshape(blocks, length)
 
 
 def in_shapes(table, like):
-    """The first elements of the rows."""
+    """Returns the first elements of the rows."""
     parts = np.split(
         np.ravel(table)[: sum(t.size for t in like)], np.cumsum([t.size for t in like])
     )
@@ -72,7 +72,7 @@ SHAPES = [[(2,)], [(1,)], [(5,), (3, 3), (0,), (1,)], [(33, 1001), (7,), (70_001
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 @pytest.mark.parametrize("blocks", [1, 2, 3, 8])
 def test_messages_errors_and_sums(backend, dtype, shapes, blocks):
-    """A whole round: every worker encodes, adds up its block, and decodes all of them."""
+    """A whole round: every worker encodes, sums its block, and decodes all of them."""
     x = [[values(*s, seed=10 * w + i) for i, s in enumerate(shapes)] for w in range(blocks)]
     rest = [[values(*s, seed=99 - 10 * w - i) for i, s in enumerate(shapes)] for w in range(blocks)]
     messages, errors = [], []
@@ -106,14 +106,14 @@ def test_messages_errors_and_sums(backend, dtype, shapes, blocks):
 
 
 def value_of(codes, dtype):
-    """The numbers that 16 bits stand for, as float32."""
+    """Returns the float32 values of 16-bit codes."""
     if dtype == tf.float16:
         return codes.view(np.float16).astype(np.float32)
     return (codes.astype(np.uint32) << 16).view(np.float32)
 
 
 @needs_native
-def test_every_float16_and_what_is_next_to_it():
+def test_every_float16_and_its_neighbours():
     codes = np.arange(2**16, dtype=np.uint16)
     exact = codes.view(np.float16).astype(np.float32)
     exact = exact[np.isfinite(exact)]
@@ -138,7 +138,7 @@ def test_every_float16_and_what_is_next_to_it():
         (tf.bfloat16, 3.4e38), (tf.bfloat16, np.inf), (tf.bfloat16, -np.nan),
     ],
 )  # fmt: skip
-def test_what_is_not_finite_is_not_sent(backend, dtype, bad):
+def test_nonfinite_values_invalidate_the_message(backend, dtype, bad):
     x = values(141)
     x[139] = bad
     assert not encoded(backend, [x], dtype, blocks=2)[0].any()
@@ -149,7 +149,7 @@ def test_what_is_not_finite_is_not_sent(backend, dtype, bad):
 
 @needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_sum_that_is_too_large_is_not_sent(backend):
+def test_overflowing_sum_invalidates_the_message(backend):
     for large, sent in ((4e4, False), (3e4, True)):
         messages, errors = encoded(backend, [np.float32([1, large, 3, 4, 5, 6])], tf.float16, (), 2)
         received, rest = tf.stack([messages[0]] * 2), [tf.constant(e) for e in errors]
@@ -158,7 +158,7 @@ def test_a_sum_that_is_too_large_is_not_sent(backend):
 
 
 @needs_native
-def test_a_nan_of_any_bits_is_not_sent():
+def test_nan_with_any_bits_invalidates_the_message():
     for bits in (0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000):
         x = np.array([bits, 0], np.uint32).view(np.float32)
         for dtype in DTYPES:
@@ -167,7 +167,7 @@ def test_a_nan_of_any_bits_is_not_sent():
 
 @needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_lengths_that_a_trace_does_not_know(backend):
+def test_dynamic_lengths(backend):
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32), tf.TensorSpec([2, None])])
     def round_trip(vector, matrix):
         both_of = [vector, matrix]
@@ -184,8 +184,8 @@ def test_lengths_that_a_trace_does_not_know(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("workers", [2, 5])
-def test_a_graph_adds_up_in_order(backend, known, workers):
-    """Grappler does not regroup the sum, whether a trace knows the number of messages or not."""
+def test_graph_sums_in_order(backend, known, workers):
+    """Grappler does not regroup the sum, for static and dynamic numbers of messages."""
     x, error = values(workers, 500), values(500, seed=1)
     message = [encoded("native", [row], tf.bfloat16)[0][0] for row in x]
     count = workers if known else None
@@ -208,7 +208,7 @@ def test_a_graph_adds_up_in_order(backend, known, workers):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("known", [True, False])
-def test_vectors_without_elements(backend, blocks, known):
+def test_empty_vectors(backend, blocks, known):
     @tf.function(input_signature=[tf.TensorSpec([0, 2] if known else [None, None], tf.float32)])
     def round_trip(empty):
         messages, errors = halves.half_encode([empty], [empty], blocks, tf.float16)
@@ -220,7 +220,7 @@ def test_vectors_without_elements(backend, blocks, known):
 
 
 @pytest.mark.parametrize("sizes", [[2**31 + 2], [2**30 + 2] * 2], ids=str)
-def test_rows_of_more_elements_than_int32_counts(sizes):
+def test_rows_beyond_int32_elements(sizes):
     specs = [tf.TensorSpec([n], tf.float32) for n in sizes]
 
     @tf.function(input_signature=[tf.TensorSpec([2, 2**30 + 64]), specs])
@@ -234,7 +234,7 @@ def test_rows_of_more_elements_than_int32_counts(sizes):
 
 
 @needs_native
-def test_static_shapes_are_known_to_a_trace():
+def test_static_shapes_are_inferred():
     @tf.function
     def shapes():
         messages, errors = halves.half_encode([tf.ones([3, 3])], [], 2, tf.float16)
@@ -265,8 +265,8 @@ def test_inputs_of_wrong_shapes():
 
 
 @needs_native
-def test_constants_and_variables_are_not_written_into():
-    """An op writes its errors into an input only if nothing else needs it."""
+def test_constants_and_variables_are_not_overwritten():
+    """An op writes its errors into an input only if no other op needs it."""
     residual = tf.Variable(values(1000))
     before = residual.numpy()
 

@@ -1,4 +1,4 @@
-"""sparse_merge: native, reference and oracle give the same bits."""
+"""sparse_merge: native, reference and oracle give equal bits."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ SIZES, SLOTS = (0, 1, 40, 5000), (0, 1, 30, 200)
 
 
 def make(ranks: int, kind: str, seed: int = 0):
-    """Blocks of all ranks; unused slots hold garbage."""
+    """Returns blocks of all ranks; unused slots hold garbage."""
     rng = np.random.default_rng(seed)
     counts = np.array(
         [[rng.integers(s // 2, s + 1) for s in SLOTS] for _ in range(ranks)], np.int32
@@ -46,7 +46,7 @@ def test_backends_and_oracle_agree(ranks, kind):
         run = both(lambda: codecs.sparse_merge(*blocks, sizes=SIZES, k=k))  # noqa: B023
         for backend, got in run.items():
             assert_same_bits(merged(got), merged(expected), f"{backend} k={k}")
-        for i, size in enumerate(SIZES):  # kept and dropped together are the sum
+        for i, size in enumerate(SIZES):  # kept plus dropped is the sum
             total, parts = np.zeros(size, np.float32), np.zeros(size, np.float32)
             for row, value, count in zip(blocks[0][i], blocks[1][i], blocks[2][:, i], strict=True):
                 total[row[:count]] += value[:count]
@@ -59,7 +59,7 @@ def test_backends_and_oracle_agree(ranks, kind):
 
 @needs_native
 def test_ties_and_cancelling_values():
-    """The lower index of equals stays; a sum of 0 vanishes; 1e8 + 1 - 1e8 is 0 in this order."""
+    """Ties go to the lower index; a sum of 0 is removed; 1e8 + 1 - 1e8 is 0 in this order."""
     indices = [np.array([[0, 3, 5], [0, 3, 4], [3, 5, 6]], np.int32)]
     values = [np.array([[2, 1e8, 1], [-2, 1, -3], [-1e8, 2, 3]], np.float32)]
     run = both(lambda: codecs.sparse_merge(indices, values, [[3], [3], [3]], sizes=[7], k=[2]))
@@ -94,7 +94,7 @@ def test_corrupted_block(backend, where, at, value, names):
 
 @needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_in_a_graph(backend):
+def test_graph_mode(backend):
     spec = [tf.TensorSpec([None, None], t) for t in (tf.int32, tf.float32, tf.int32)]
 
     @tf.function(input_signature=spec)
@@ -124,7 +124,7 @@ def test_no_entries(backend, slots, graph):
 
 @needs_native
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_wrong_shapes(backend):
+def test_bad_shapes(backend):
     indices, values, counts = make(2, "normal")
     wrong = [
         (indices, values, counts[:, :3]),
@@ -146,7 +146,7 @@ def test_wrong_shapes(backend):
         ({"sizes": [3, 4]}, "`sizes` must have one entry"),
     ],
 )
-def test_wrong_arguments(change, text):
+def test_bad_arguments(change, text):
     arguments = {
         "indices": [np.zeros([1, 2], np.int32)], "values": [np.zeros([1, 2], np.float32)],
         "counts": [[2]], "sizes": [3], "k": [1], **change,

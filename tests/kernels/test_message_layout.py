@@ -1,4 +1,4 @@
-"""Where elements stand in a message: one layout in Python, one in C++, and both are the same."""
+"""The layout of messages: Python and C++ define equal layouts."""
 
 import pathlib
 import re
@@ -31,7 +31,7 @@ def selected(k=LAYOUT.capacities):
     return ops.accumulate_and_select(X, ZEROS, [], k, selectors="exact", quantized=[False, True])
 
 
-def test_constants_are_those_of_the_native_ops():
+def test_constants_match_the_native_ops():
     found = dict(re.findall(r"constexpr int64_t k(\w+)Words = (\d+);", HEADER.read_text()))
     assert {name.upper() + "_WORDS": int(words) for name, words in found.items()} == {
         name: words for name, words in vars(message_layout).items() if name.endswith("_WORDS")
@@ -39,13 +39,13 @@ def test_constants_are_those_of_the_native_ops():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_selected_elements_stand_where_the_layout_says(backend):
+def test_selected_elements_follow_the_layout(backend):
     chosen = on(backend, selected)
     assert chosen.message.tolist() == MESSAGE
     assert chosen.layout == LAYOUT and LAYOUT.words == len(MESSAGE)
 
 
-def test_a_message_is_taken_apart_and_put_together():
+def test_split_and_join_a_message():
     rows = tf.constant([MESSAGE, MESSAGE, [0] * len(MESSAGE)])
     parts = LAYOUT.split(rows)
     assert parts.flags.numpy().tolist() == [[1], [1], [0]]
@@ -58,14 +58,14 @@ def test_a_message_is_taken_apart_and_put_together():
     np.testing.assert_array_equal(LAYOUT.join(LAYOUT.split(rows[0])), MESSAGE)
 
 
-def test_every_bit_survives():
+def test_every_bit_is_preserved():
     layout, odd = MessageLayout.of([4]), [2**31 - 1, -(2**31), 0x7F800001, 1]  # NaN, -0, NaN
     message = tf.constant([1, 4, -1, -(2**31), 7, 2**31 - 1, *odd])
     np.testing.assert_array_equal(layout.join(layout.split(message)), message)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_capacities_that_a_trace_does_not_know(backend):
+def test_dynamic_capacities(backend):
     @tf.function(input_signature=[tf.TensorSpec([2], tf.int32)])
     def step(k):
         chosen = selected(k)
@@ -88,12 +88,12 @@ def sums(k):
     return ops.decode(chosen.message[tf.newaxis], chosen.layout, X)
 
 
-def test_what_is_known_is_static():
+def test_known_sizes_are_static():
     assert MessageLayout.of(tf.constant([3, 3]), [False, True]) == LAYOUT
     assert MessageLayout.of(np.array([3, 3])).quantized == (False, False)
     graph = tf.function(lambda: selected(tf.constant(LAYOUT.capacities)))()
     assert graph.layout == LAYOUT
-    assert len(tf.nest.flatten(graph)) == 1 + 2 + 1  # a static layout is no tensor
+    assert len(tf.nest.flatten(graph)) == 1 + 2 + 1  # a static layout is not a tensor
 
 
 def test_errors():
@@ -105,7 +105,7 @@ def test_errors():
         ops.decode(tf.constant([MESSAGE]), LAYOUT, X[:1])
 
 
-def test_the_exact_selector_is_the_default():
+def test_exact_selector_is_the_default():
     grads, scale = [2.0 * x for x in X], 0.5
     short = ops.accumulate_and_select(grads, ZEROS, [], [3, 1], scale=scale)
     long = ops.accumulate_and_select(

@@ -1,4 +1,4 @@
-"""quantize and dequantize_sum: native, reference and numpy oracle give the same bits."""
+"""quantize and dequantize_sum: native, reference and numpy oracle give equal bits."""
 
 import functools
 
@@ -58,7 +58,7 @@ def make_messages(sizes, form, bucket_size=None, ranks=2, kind="normal"):
 
 
 def test_generator_is_philox():
-    """Known answers of the generator, from its authors' test vectors."""
+    """Known answers from the test vectors of the generator's authors."""
     ones, pi = [2**32 - 1] * 4, [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
     known = [
         ([0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
@@ -97,7 +97,7 @@ def test_sum_of_ranks(form, bucket_size):
     like = [np.full(n, np.nan, np.float32) for n in SIZES]  # shapes only
     for ranks in (1, 5):
         messages = make_messages(SIZES, form, bucket_size, ranks)
-        messages[ranks // 2, 0] = 0  # contributes nothing, whatever it holds
+        messages[ranks // 2, 0] = 0  # contributes 0, whatever its words
         messages[ranks // 2, 1:] = -1
         expected = dequantize_sum_numpy(messages, [(n,) for n in SIZES], **options)
         for backend in ("native", "tensorflow"):
@@ -105,14 +105,14 @@ def test_sum_of_ranks(form, bucket_size):
             assert_same_bits(got, expected, f"{backend}, {ranks} ranks")
 
 
-# Of each mode the levels that are no power of two, if it has any.
+# For each mode, the levels that are not powers of two, if it has any.
 IN_GRAPHS = [f for f in FORMATS if DEEP or f.get("levels", 7) in (7, 10)]
 
 
 @needs_native
 @pytest.mark.parametrize("form", IN_GRAPHS, ids=lambda f: "-".join(map(str, f.values())))
 def test_graph_equals_eager(form):
-    """Graph optimisation must not replace a division by a constant."""
+    """Graph optimization must not replace a division by a constant."""
     sizes = (33, 1000)
     tensors = make_inputs("normal", sizes)[0]
     scales = np.array([0.3, 0.7, 0.3, 0.7], np.float32)
@@ -129,7 +129,7 @@ def test_graph_equals_eager(form):
 
 @needs_native
 @pytest.mark.parametrize("backend", ["native", "tensorflow"])
-def test_unknown_shapes(backend):
+def test_dynamic_shapes(backend):
     @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec([None])])
     def run(x, scales):
         coded = codecs.quantize([x], scales, mode="sign", errors=True)
@@ -159,7 +159,9 @@ def test_unknown_shapes(backend):
     ids=str,
 )
 def test_random_modes_are_unbiased_and_streams_differ(form, deviation):
-    """The mean over streams tends to the input; equal streams agree, any unequal part differs."""
+    """The mean over streams converges to the input; streams that differ in any part give other
+    codes.
+    """
     x, n = np.linspace(-1, 1, 64).astype(np.float32), 600
 
     scales = [] if form["mode"] == "natural" else [1.0]
@@ -180,7 +182,7 @@ def test_random_modes_are_unbiased_and_streams_differ(form, deviation):
 def test_uniform_numbers_are_uniform():
     u = uniform_numpy((3, 1, 4), 2, 100_000)
     counts = np.histogram(u, 50, (0, 1))[0]
-    assert ((counts - 2000) ** 2 / 2000).sum() < 110  # chi-square, 49 degrees: 1e-6
+    assert ((counts - 2000) ** 2 / 2000).sum() < 110  # chi-square, 49 degrees of freedom: 1e-6
     assert u.min() >= 0 and u.max() < 1
     assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.02
 
@@ -188,7 +190,7 @@ def test_uniform_numbers_are_uniform():
 @needs_native
 @every_format
 @loop("bad", [np.nan, np.inf, -np.inf])
-def test_not_finite(form, bad):
+def test_nonfinite_values(form, bad):
     sizes, where = (31, 5000), [(0, 30), (1, 0), (1, 4999)]
     for tensor, at in where:
         tensors, scales = make_inputs("normal", sizes)[0], make_scales(sizes, form, None)
@@ -211,7 +213,7 @@ def test_not_finite(form, bad):
         ({"mode": "threshold"}, 3),
         ({"mode": "stochastic", "levels": 3}, 7),
         ({"mode": "uniform", "levels": 10}, 15),
-        ({"mode": "natural"}, 51),  # 510 or 511: the bit of the sign is in the word before
+        ({"mode": "natural"}, 51),  # 510 or 511: the sign bit is in the previous word
     ],
     ids=lambda x: str(x),
 )
@@ -240,8 +242,8 @@ def test_corrupted_message(backend, form, bad_code):
 
 @needs_native
 @pytest.mark.parametrize("backend", ["native", "tensorflow"])
-def test_the_largest_power_of_two(backend):
-    """2^127 may be sent, and what becomes 2^128 may not; nor may its code arrive."""
+def test_largest_power_of_two(backend):
+    """2^127 is valid; 2^128 is rejected in values and in received codes."""
 
     def sent(x):
         run = lambda: codecs.quantize([[1.0, x]], [], mode="natural", stream=STREAM)  # noqa: E731
@@ -251,14 +253,14 @@ def test_the_largest_power_of_two(backend):
     total = on(backend, lambda: codecs.dequantize_sum([message], [[0.0, 0.0]], mode="natural"))
     assert total[0].tolist() == [1.0, -(2.0**127)]
     assert not sent(-3.4028235e38).any() and not sent(3.4028235e38).any()
-    message[1] += 1 << 9  # the second code, which was 2 * 254 + 1: exponents end there
+    message[1] += 1 << 9  # the second code, which was 2 * 254 + 1: the largest exponent
     with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)code.*510"):
         on(backend, lambda: codecs.dequantize_sum([message], [[0.0, 0.0]], mode="natural"))
 
 
 @needs_native
 @pytest.mark.parametrize("backend", ["native", "tensorflow"])
-def test_wrong_arguments(backend):
+def test_bad_arguments(backend):
     x = [np.zeros(40, np.float32)]
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="scales|shape"):
         on(backend, lambda: codecs.quantize(x, [1.0, 1.0], mode="sign"))
@@ -267,8 +269,8 @@ def test_wrong_arguments(backend):
     for words in (3, 5):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="messages|equal"):
             on(backend, lambda: codecs.dequantize_sum(np.zeros([2, words], "i4"), x, mode="sign"))  # noqa: B023
-    nobody = on(backend, lambda: codecs.dequantize_sum(np.zeros([0, 4], "i4"), x, mode="sign"))
-    assert not nobody[0].any()
+    empty = on(backend, lambda: codecs.dequantize_sum(np.zeros([0, 4], "i4"), x, mode="sign"))
+    assert not empty[0].any()
 
 
 @loop(
@@ -290,7 +292,7 @@ def test_wrong_arguments(backend):
         ({"stream": STREAM}, "`stream` must be"),
     ],
 )
-def test_wrong_arguments_at_construction(change, text):
+def test_bad_arguments_at_construction(change, text):
     arguments = {"tensors": [np.zeros(3, np.float32)], "mode": "sign", **change}
     with pytest.raises(ValueError, match=text):
         codecs.quantize(arguments.pop("tensors"), [1.0], **arguments)
@@ -298,7 +300,7 @@ def test_wrong_arguments_at_construction(change, text):
 
 @needs_native
 @loop("bucket_size", [-32, 48, 2**31, 2**63 - 32])
-def test_bucket_sizes_that_python_does_not_let_through(bucket_size):
+def test_bucket_sizes_rejected_by_the_op(bucket_size):
     options = {"mode": "sign", "bucket_size": bucket_size}
     library, x, message = native.load(), tf.zeros([100]), tf.zeros([1, 5], tf.int32)
     for run in (
@@ -313,11 +315,11 @@ def test_bucket_sizes_that_python_does_not_let_through(bucket_size):
 
 
 @loop("bucket_size", [-32, 48, 2**31])
-def test_bucket_sizes_that_are_no_hyper_parameter(bucket_size):
+def test_bucket_sizes_rejected_by_the_method(bucket_size):
     with pytest.raises(ValueError, match=f"`bucket_size`.*{bucket_size}"):
         check_bucket_size(bucket_size)
 
 
-def test_wrong_dtype():
+def test_bad_dtype():
     with pytest.raises(TypeError, match="`tensors` must be float32.*float64"):
         codecs.quantize([np.zeros(3)], [1.0], mode="sign")

@@ -1,4 +1,4 @@
-"""accumulate_and_select: native, reference and numpy oracle give the same bits."""
+"""accumulate_and_select: native, reference and numpy oracle give equal bits."""
 
 import os
 import subprocess
@@ -41,7 +41,9 @@ def oracle(inputs, k, ratios, *, momentum=(0.0, False), **options):
 @loop("selector", SELECTORS)
 @loop("kind", KINDS)
 def test_backends_and_oracle_agree(kind, selector, quantized):
-    """In short each kind and selector with one momentum, and each of these with several kinds."""
+    """By default each kind and selector runs with one momentum, each of these with several
+    kinds.
+    """
     layout = {"selectors": [selector] * len(SIZES), "quantized": [quantized] * len(SIZES)}
     inputs = make_inputs(kind)
     only = (list(KINDS).index(kind) + SELECTORS.index(selector) + quantized) % len(MOMENTA)
@@ -59,7 +61,7 @@ def test_backends_and_oracle_agree(kind, selector, quantized):
         k = make_k(first=turn)
         results = {b: select(b, inputs, k, RATIOS, **options) for b in ("native", "tensorflow")}
         assert_same_bits(results["native"], results["tensorflow"], f"{name}: native, reference")
-        if kind != "denormal":  # numpy keeps denormals, TensorFlow takes them for zero
+        if kind != "denormal":  # numpy keeps denormals, TensorFlow flushes them
             expected = oracle(inputs, k, RATIOS, **options)
             assert_same_bits(results["native"], expected, f"{name}: native, oracle")
 
@@ -67,8 +69,8 @@ def test_backends_and_oracle_agree(kind, selector, quantized):
 @needs_native
 @pytest.mark.parametrize("graph", [False, pytest.param(True, marks=pytest.mark.deep)])
 @loop("selector", [*SELECTORS, "fixed"])
-def test_gradients_of_bfloat16(selector, graph):
-    """Beside others of float32; the oracle gets the numbers that their bits are."""
+def test_bfloat16_gradients(selector, graph):
+    """Next to float32 ones; the oracle gets the values of their bits."""
     n = len(SIZES)
     for turn, momentum in enumerate(MOMENTA.values()):
         (grads, *state), k = make_inputs("student_t", seed=turn), make_k(first=turn)
@@ -90,7 +92,7 @@ def test_gradients_of_bfloat16(selector, graph):
 
 @needs_native
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_bfloat16_that_is_not_finite(bad):
+def test_nonfinite_bfloat16(bad):
     grads, residuals, _ = make_inputs("normal", (70_000,))
     grads[0][69_999] = bad
     narrow = [tf.cast(grads[0], tf.bfloat16)]
@@ -103,7 +105,7 @@ def test_bfloat16_that_is_not_finite(bad):
 @loop("selector", SELECTORS)
 @loop("kind", ["normal", "clustered", "constant", "ties", "sparse", "outlier"])
 def test_large_tensors(kind, selector):
-    # Several blocks, a predicted threshold, and, where the prediction fails, the histograms.
+    # Several blocks, a predicted threshold, and, if the prediction fails, histograms.
     sizes = (300_001, 200_000)
     inputs, k = make_inputs(kind, sizes, seed=1), np.array([300, 50_000], np.int32)
     for quantized in (False, True):
@@ -117,7 +119,7 @@ def test_large_tensors(kind, selector):
 @pytest.mark.parametrize("quantized", [False, True], ids=["values", "quantized"])
 @loop("kind", KINDS)
 def test_fixed_threshold(kind, quantized):
-    # Too few pass, too many pass, all pass; a capacity of all elements; a tie with the threshold.
+    # Too few pass, too many pass, all pass; a capacity of all elements; a tie at the threshold.
     sizes = (*SIZES, 50_000)
     inputs = make_inputs(kind, sizes)
     thresholds = (0.0, 0.37, 1.0, 2.5, np.inf)
@@ -147,7 +149,7 @@ def test_fixed_threshold_out_of_range(backend):
     options = {"selectors": ["exact", "fixed"], "quantized": [False] * 2}
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)`ratios` must be >= 0.*-0.5"):
         select(backend, inputs, [3, 2], [-1.0, -0.5], **options)
-    # A threshold that was fitted to something not finite: this step is skipped, not an error.
+    # The fit had non-finite input: the step is skipped without an error.
     assert not select(backend, inputs, [3, 2], [-1.0, np.nan], **options).message.any()
 
 
@@ -155,7 +157,7 @@ def test_fixed_threshold_out_of_range(backend):
 @loop("large", [False, True])
 @loop("bad", [np.inf, -np.inf, np.nan])
 @loop("selector", SELECTORS)
-def test_not_finite(selector, bad, large):
+def test_nonfinite_values(selector, bad, large):
     sizes = (31, 100_000 if large else 4097)
     options = {"selectors": [selector] * 2, "quantized": [False, True]}
     for tensor, where in ((0, 30), (1, 0), (1, sizes[1] - 1)):
@@ -177,8 +179,8 @@ def test_overflow_is_not_finite():
 
 @needs_native
 @pytest.mark.parametrize("sign", [1, -1])
-def test_magnitudes_end_below_2_to_the_96(sign):
-    """So that a sum over any number of workers is a float32."""
+def test_magnitudes_are_below_2_to_the_96(sign):
+    """Sums over any number of workers then fit into float32."""
     limit = np.float32(2.0**96)
     for value, sent in ((limit, False), (np.nextafter(limit, np.float32(0)), True)):
         inputs = [[np.zeros(100, np.float32)] for _ in range(3)]
@@ -190,8 +192,8 @@ def test_magnitudes_end_below_2_to_the_96(sign):
 
 @needs_native
 @pytest.mark.parametrize("size", [31, 70_000, 2_000_000])  # the last one bypasses the caches
-def test_velocities_that_are_not_kept(size):
-    """They count in the step as they do otherwise, and are not returned."""
+def test_velocities_that_are_not_returned(size):
+    """They are applied in the step as usual."""
     inputs, k = make_inputs("normal", (size,)), [size // 10]
     options = {"selectors": ["exact"], "quantized": [False], "momentum": (0.9, False)}
     kept = select("native", inputs, k, [-1], masking=False, **options)
@@ -220,7 +222,7 @@ def test_graph_equals_eager(selector):
 
 
 @needs_native
-def test_inputs_are_left_alone():
+def test_inputs_are_not_modified():
     inputs = [[tf.constant(x) for x in xs] for xs in make_inputs("normal")]
     before = [[t.numpy().copy() for t in ts] for ts in inputs]
     layout = {"selectors": ["exact"] * len(SIZES), "quantized": [False] * len(SIZES)}
@@ -229,8 +231,8 @@ def test_inputs_are_left_alone():
 
 
 @needs_native
-def test_chain_in_place_equals_eager_steps():
-    # In a graph the outputs of one op are the only reference to their memory: the next reuses it.
+def test_in_place_chain_equals_eager_steps():
+    # In a graph the outputs of one op hold the only reference to their memory: the next reuses it.
     grads, residuals, velocities = make_inputs("normal", (5000,))
     options = {"selectors": ["exact"], "quantized": [False], "momentum": (0.9, False)}
     state = (residuals, velocities)
@@ -259,16 +261,16 @@ def test_chain_in_place_equals_eager_steps():
 
 
 def peak_of(run) -> int:
-    """Bytes that TensorFlow allocates at most, besides what is there before, while `run` runs."""
+    """Returns TensorFlow's peak of additional bytes while `run` runs."""
     run()
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     tf.config.experimental.reset_memory_stats("CPU:0")
-    result = run()  # noqa: F841 - its outputs count
+    result = run()  # noqa: F841 - keeps its outputs alive
     return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
 
 
 def counts_bytes() -> bool:
-    """Whether TensorFlow's allocator of the CPU has statistics."""
+    """Returns whether TensorFlow's CPU allocator has statistics."""
     try:
         tf.config.experimental.get_memory_info("CPU:0")
     except ValueError:
@@ -278,13 +280,13 @@ def counts_bytes() -> bool:
 
 @needs_native
 @pytest.mark.parametrize("momentum", MOMENTA if DEEP else list(MOMENTA)[-1:])
-def test_state_takes_the_memory_of_gradients_that_nothing_else_needs(momentum):
-    """As in training: gradients are made in the graph, variables hold the old state."""
+def test_state_reuses_the_memory_of_gradients(momentum):
+    """As in training: the graph computes the gradients, variables hold the old state."""
     from tf_redsync import ops
 
     if not counts_bytes():
-        # The allocator of oneDNN counts; without AVX-512 it is used only if asked for.
-        name = f"{__file__}::test_state_takes_the_memory_of_gradients_that_nothing_else_needs"
+        # oneDNN's allocator has statistics; without AVX-512 TensorFlow uses it only on request.
+        name = f"{__file__}::test_state_reuses_the_memory_of_gradients"
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"{name}[{momentum}]"]
         assert os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "1", "no statistics with oneDNN either"
         env = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
@@ -321,7 +323,7 @@ def test_state_takes_the_memory_of_gradients_that_nothing_else_needs(momentum):
             tf.nest.map_structure(lambda t: t.numpy(), selection),
             "reused, kept",
         )
-        np.testing.assert_array_equal(grad, 2.0 * grads[0])  # nothing was written over it
+        np.testing.assert_array_equal(grad, 2.0 * grads[0])  # their memory was not overwritten
         np.testing.assert_array_equal(old[0], residuals[0])
     finally:
         ops.set_backend(None)
@@ -339,7 +341,7 @@ def test_state_takes_the_memory_of_gradients_that_nothing_else_needs(momentum):
         ({"side": 0}, "`side` must be"),
     ],
 )
-def test_errors_when_run(backend, change, text):
+def test_runtime_errors(backend, change, text):
     inputs = make_inputs("normal", (31, 1000))
     arguments = {"k": [1, 3], "ratios": [-1, -1], "side": 1, **change}
     with pytest.raises(tf.errors.InvalidArgumentError, match=text):
@@ -358,7 +360,7 @@ def test_errors_when_run(backend, change, text):
         ({"momentum": 0.9, "velocities": 1, "nesterov": True}, "nesterov"),
     ],
 )
-def test_numbers_of_velocities_that_python_does_not_let_through(change, text):
+def test_number_of_velocities_rejected_by_the_op(change, text):
     x = [tf.ones([4])]
     arguments = {"U": 0, **change, "velocities": x * change.get("velocities", 0)}
 
@@ -373,7 +375,7 @@ def test_numbers_of_velocities_that_python_does_not_let_through(change, text):
             call()
 
 
-def test_k_of_another_length():
+def test_wrong_length_of_k():
     inputs = make_inputs("normal", (31, 1000))
     with pytest.raises(ValueError, match="`k` and `quantized` must have one entry per tensor"):
         select(

@@ -1,4 +1,4 @@
-"""select_and_code: one native op, composed ops, pure TensorFlow, oracle: the same bits."""
+"""select_and_code: one native op, composed ops, pure TensorFlow and oracle give equal bits."""
 
 import numpy as np
 import pytest
@@ -21,12 +21,12 @@ from tf_redsync.ops import native
 
 SIZES = (0, 1, 31, 4097, 9000)
 BACKENDS = [pytest.param("native", marks=needs_native), "tensorflow"]
-# How a selection is made: by the one op, by native ops one after the other, in pure TensorFlow.
+# Implementations: the fused op, composed native ops, pure TensorFlow.
 WAYS = ("one op", "native ops", "tensorflow")
 
 
 def run(way: str, inputs, k, *, graph=False, momentum=(0.0, False), **options):
-    """`select_and_code`; returns numpy arrays."""
+    """Runs `select_and_code`; returns numpy arrays."""
     grads, residuals, velocities = inputs
     factor, nesterov = momentum
 
@@ -57,7 +57,7 @@ CASES += [("laplace", bits) for bits in coded.VALUE_BITS if ("laplace", bits) no
 
 @needs_native
 @loop(("kind", "value_bits"), CASES)
-def test_all_ways_and_the_oracle_agree(kind, value_bits):
+def test_all_implementations_and_the_oracle_agree(kind, value_bits):
     turn = value_bits % 3
     name, momentum = list(MOMENTA.items())[turn]
     inputs, k = make_inputs(kind, SIZES), make_k(SIZES, first=value_bits)
@@ -68,7 +68,7 @@ def test_all_ways_and_the_oracle_agree(kind, value_bits):
     results = [run(way, inputs, k, **options) for way in WAYS]
     for way, result in zip(WAYS, results, strict=True):
         assert_same_bits(result, results[0], f"{name}: {way}")
-    if kind != "denormal":  # numpy keeps denormals, TensorFlow takes them for zero
+    if kind != "denormal":  # numpy keeps denormals, TensorFlow flushes them
         expected = oracle(inputs, k, **options)
         assert_same_bits(results[0], expected[:3], f"{name}: the oracle")
         sums = decode_numpy([results[0].message] * 2, [(n,) for n in SIZES], k, value_bits)
@@ -78,7 +78,7 @@ def test_all_ways_and_the_oracle_agree(kind, value_bits):
 
 @needs_native
 @pytest.mark.parametrize("value_bits", [1, 16])
-def test_gradients_of_bfloat16(value_bits):
+def test_bfloat16_gradients(value_bits):
     (grads, *state), k = make_inputs("student_t", SIZES), make_k(SIZES, first=1)
     narrow = [tf.cast(g, tf.bfloat16) for g in grads]
     options = {"momentum": MOMENTA["plain"], "value_bits": value_bits}
@@ -108,8 +108,8 @@ def sums(messages, k, value_bits):
 
 @needs_native
 @loop("value_bits", coded.VALUE_BITS)
-def test_plain_messages_are_those_of_the_composed_ops(value_bits):
-    """Also of a worker that had something that was not finite."""
+def test_plain_messages_equal_the_composed_ops(value_bits):
+    """Includes a worker with a non-finite gradient."""
     k = make_k(SIZES, first=1)
     rows = [oracle(make_inputs(kind, SIZES), k, value_bits=value_bits)[0] for kind in KINDS]
     messages = np.stack([*rows, np.zeros_like(rows[0])])
@@ -123,7 +123,7 @@ def test_plain_messages_are_those_of_the_composed_ops(value_bits):
 
 
 @needs_native
-def test_positions_that_nobody_has_coded():
+def test_malformed_position_codes():
     like, layout = [tf.zeros([60])], ops.MessageLayout.of([9])
     good = oracle(make_inputs("normal", (60,)), [9], value_bits=2)[0]
     for at, bad, text in ((1, 10, "count"), (1, -1, "count"), (1, 8, "ones"), (3, 0, "ones")):
@@ -137,8 +137,8 @@ def test_positions_that_nobody_has_coded():
 
 @needs_native
 @pytest.mark.parametrize("value_bits", [1, 4, 16])
-def test_the_longest_code_is_sent(value_bits):
-    """Clusters at the ends, and even gaps: what costs most, of tensors of different density."""
+def test_longest_code_fits(value_bits):
+    """Clusters at the ends, and equal gaps: the most expensive cases, with different densities."""
     sizes, k = (33_000, 500, 12_000), [1000, 50, 360]
     grads = [np.full(n, 1e-3, np.float32) for n in sizes]
     grads[0][32::33] = np.linspace(1, 2, 1000)
@@ -155,7 +155,7 @@ def test_the_longest_code_is_sent(value_bits):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_not_finite(backend, bad):
+def test_nonfinite_values(backend, bad):
     for tensor, where in ((0, 30), (1, 4096)):
         inputs = make_inputs("normal", (31, 4097))
         inputs[0][tensor][where] = bad
@@ -166,7 +166,7 @@ def test_not_finite(backend, bad):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_magnitudes_end_below_2_to_the_96(backend):
+def test_magnitudes_are_below_2_to_the_96(backend):
     way, limit = "one op" if backend == "native" else backend, np.float32(2.0**96)
     for value, sent in ((limit, False), (np.nextafter(limit, np.float32(0)), True)):
         grad = np.array([value, 1.0, 2.0], np.float32)
@@ -185,7 +185,7 @@ def test_graph_equals_eager():
 
 
 @needs_native
-def test_inputs_are_left_alone():
+def test_inputs_are_not_modified():
     inputs = [[tf.constant(x) for x in xs] for xs in make_inputs("normal", SIZES)]
     before = [[t.numpy().copy() for t in ts] for ts in inputs]
     run("one op", inputs, make_k(SIZES), value_bits=1, momentum=(0.9, False))
@@ -228,7 +228,7 @@ def test_k_out_of_range(backend, k):
         ({"residuals": [np.zeros(4, np.float32)]}, "shapes of `grads`"),
     ],
 )
-def test_wrong_arguments(change, text):
+def test_bad_arguments(change, text):
     x = [np.zeros(5, np.float32)]
     arguments = {"grads": x, "residuals": x, "velocities": [], "value_bits": 1, **change}
     with pytest.raises(ValueError, match=text):
@@ -247,8 +247,8 @@ def test_wrong_arguments(change, text):
         ({"momentum": 0.9}, "velocities"),
     ],
 )
-def test_wrong_attributes(change, text):
-    """What Python does not let through."""
+def test_bad_attributes(change, text):
+    """Python rejects them earlier."""
     from tf_redsync.ops import native
 
     x = [tf.zeros([5])]
@@ -259,7 +259,7 @@ def test_wrong_attributes(change, text):
         )
 
 
-def test_what_native_ops_do_not_serve_is_composed(monkeypatch):
+def test_cases_without_a_native_op_are_composed(monkeypatch):
     monkeypatch.setattr(native, "backend", lambda: "native")
     for serves in (True, False):
         monkeypatch.setattr(native, "serves", lambda tensors, serves=serves: serves)

@@ -1,4 +1,6 @@
-"""setup.py compiles what has changed; where something is missing, it goes on and says so."""
+"""setup.py compiles changed sources only; if a requirement is missing, it continues and
+reports it.
+"""
 
 import os
 import shlex
@@ -46,7 +48,7 @@ def library(tree) -> bytes:
 
 
 @needs_compiler
-def test_only_what_has_changed_is_compiled(tree):
+def test_only_changed_sources_are_compiled(tree):
     assert "for TensorFlow 9.9.9" in build(tree)
     assert compiled(tree) == ["a.cc", "kernels.cc", "version.cc"]
     assert b"old text of a" in library(tree)
@@ -61,7 +63,7 @@ def test_only_what_has_changed_is_compiled(tree):
 
 
 @needs_compiler
-def test_objects_serve_another_copy_of_the_tree(tree, tmp_path_factory):
+def test_objects_are_shared_by_copies_of_the_tree(tree, tmp_path_factory):
     build(tree)
     compiled(tree)
     copy = tmp_path_factory.mktemp("copy") / "tree"
@@ -72,12 +74,12 @@ def test_objects_serve_another_copy_of_the_tree(tree, tmp_path_factory):
     newer = FAKE_TENSORFLOW.replace("9.9.9", "9.9.8")
     (copy / "fake" / "tensorflow.py").write_text(newer)
     build(copy, **stamp)
-    assert compiled(tree) == ["kernels.cc", "version.cc"], "of another TensorFlow"
+    assert compiled(tree) == ["kernels.cc", "version.cc"], "compiled for another TensorFlow"
 
 
 @needs_compiler
-def test_the_core_is_compiled_without_tensorflow(tree):
-    """As setup_venv.sh does while pip installs it."""
+def test_core_is_compiled_without_tensorflow(tree):
+    """setup_venv.sh does so while pip installs TensorFlow."""
     (tree / "fake" / "tensorflow.py").write_text("raise ImportError('no TensorFlow here')\n")
     cache = {"TF_REDSYNC_CACHE": "", "XDG_CACHE_HOME": str(tree / "cache")}
     subprocess.run(
@@ -108,27 +110,27 @@ def test_a_relative_cache_folder_is_ignored(tree):
     ("case", "reason"),
     [("no compiler", "no compiler"), ("broken source", "this file is broken")],
 )
-def test_failure_is_said_and_survived(tree, case, reason):
+def test_failure_is_reported_but_not_fatal(tree, case, reason):
     if case == "no compiler":
-        said = build(tree, CXX=str(tree / "no-such-compiler"))
+        output = build(tree, CXX=str(tree / "no-such-compiler"))
     elif shutil.which(shlex.split(CXX)[0]) is None:
         pytest.skip("there is no C++ compiler")
     else:
         (tree / "custom_ops" / "core" / "cpu" / "bad.cc").write_text("#error this file is broken\n")
-        said = build(tree)
-    assert "THE NATIVE LIBRARY IS NOT BUILT" in said
-    assert reason in said and "pure TensorFlow" in said
-    # A library of other sources must not be taken for this tree's.
+        output = build(tree)
+    assert "THE NATIVE LIBRARY IS NOT BUILT" in output
+    assert reason in output and "pure TensorFlow" in output
+    # The build must not keep a library of other sources.
     assert not list(tree.glob("tf_redsync/**/*.so"))
 
 
 @needs_compiler
 def test_without_tensorflow(tree):
     (tree / "fake" / "tensorflow.py").write_text("raise ImportError('no TensorFlow here')\n")
-    said = build(tree)
-    assert "THE NATIVE LIBRARY IS NOT BUILT" in said
-    assert "TensorFlow cannot be imported" in said and "no TensorFlow here" in said
-    assert "tensorflow-cpu" in said
+    output = build(tree)
+    assert "THE NATIVE LIBRARY IS NOT BUILT" in output
+    assert "TensorFlow cannot be imported" in output and "no TensorFlow here" in output
+    assert "tensorflow-cpu" in output
 
 
 @needs_compiler
@@ -154,16 +156,16 @@ def test_without_cuda_the_rest_is_built(tree, case, said):
 @pytest.mark.parametrize(
     ("wanted", "machine_code", "ptx"),
     [
-        ("", ["75", "80", "86", "89", "90"], "90"),  # all that this nvcc knows
+        ("", ["75", "80", "86", "89", "90"], "90"),  # all that this nvcc supports
         ("80", ["80"], "80"),
         ("75 90", ["75", "90"], "90"),
         ("90 120", ["90"], "90"),
-        ("90a 80", ["80", "90a"], "90a"),  # what runs on no later GPU
+        ("90a 80", ["80", "90a"], "90a"),  # code for these runs on no later GPU
         ("120", [], "90"),  # a GPU that is newer than nvcc: PTX
     ],
 )
 def test_architectures(tree, wanted, machine_code, ptx):
-    """Which GPUs nvcc is asked to compile for."""
+    """Checks the GPU architectures passed to nvcc."""
     small_tree.nvcc(tree)
     program = "import installed, json; print(json.dumps(installed.cuda()))"
     env = {**os.environ, "CUDA_HOME": str(tree / "cuda"), "REDSYNC_CUDA_ARCHITECTURES": wanted}

@@ -1,4 +1,4 @@
-"""Messages as coordinates, and descent along them: native, TensorFlow's scatter, and numpy."""
+"""Messages as coordinates, and updates at coordinates: native, TensorFlow's scatter, and numpy."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def backend(request):
 
 
 def floats(words):
-    """Their bits."""
+    """Bit-casts words to floats."""
     return tf.bitcast(tf.constant(words, tf.int32), tf.float32)
 
 
@@ -40,7 +40,7 @@ def messages(workers=3):
     return tf.stack(rows)
 
 
-def test_coordinates_add_up_to_the_decoded_total(backend):
+def test_coordinates_sum_to_the_decoded_total(backend):
     received, layout = messages(), ops.MessageLayout.of(K, FORM["quantized"])
     like = [tf.zeros(s) for s in SIZES]
     dense = ops.decode(received, layout, like)
@@ -53,7 +53,7 @@ def test_coordinates_add_up_to_the_decoded_total(backend):
 
 
 def descended(shape, indices, values, rate):
-    """By hand, in float32 and in order."""
+    """Applies the entries one by one in float32."""
     expected = np.arange(np.prod(shape), dtype=np.float32)
     for i, value in zip(indices, values, strict=True):
         expected[i] -= np.float32(rate) * value
@@ -61,7 +61,7 @@ def descended(shape, indices, values, rate):
 
 
 @pytest.mark.parametrize("shape", [(50,), (5, 10), (2, 5, 5)])
-def test_descend_is_one_entry_after_the_other(backend, shape):
+def test_descend_applies_one_entry_after_the_other(backend, shape):
     generator = np.random.RandomState(0)
     indices = generator.randint(0, 50, 200).astype(np.int32)  # every position several times
     values = generator.randn(200).astype(np.float32)
@@ -75,12 +75,12 @@ def test_descend_is_one_entry_after_the_other(backend, shape):
 
     step()
     np.testing.assert_array_equal(variable.numpy(), descended(shape, indices, values, 0.1))
-    # Whoever has read the variable keeps what it read.
+    # A value read before the update must not change.
     np.testing.assert_array_equal(before.numpy().ravel(), np.arange(50))
 
 
 @pytest.mark.parametrize("shape", [(50,), (2, 5, 5)])
-def test_a_tensor_descends_as_a_variable_does(backend, shape):
+def test_tensor_and_variable_descend_equally(backend, shape):
     generator = np.random.RandomState(1)
     indices = generator.randint(0, 50, 200).astype(np.int32)
     values = generator.randn(200).astype(np.float32)
@@ -90,7 +90,7 @@ def test_a_tensor_descends_as_a_variable_does(backend, shape):
 
     @tf.function
     def both(start):
-        own = start + 0.0  # nothing else needs it, so that the result may take its memory
+        own = start + 0.0  # no other reference, so the result may reuse its memory
         return selection.descended(own, total, -0.3), selection.descended(start, total, -0.3)
 
     for result in both(start):
@@ -117,7 +117,7 @@ def test_scalars(backend, graph):
     assert variable.numpy() == 8.5
 
 
-def test_nothing_to_do(backend):
+def test_no_entries(backend):
     variable = tf.Variable([1.0, 2.0])
     empty = sparse.SparseTotal(tf.zeros([0]), tf.zeros([0]))
     sparse.descend(variable, empty, tf.constant(0.1))
@@ -125,12 +125,12 @@ def test_nothing_to_do(backend):
 
 
 @pytest.mark.parametrize("index", [-1, 2, 2**31 - 1])
-def test_an_index_out_of_range_is_an_error(backend, index):
+def test_out_of_range_index_raises(backend, index):
     variable = tf.Variable([1.0, 2.0])
     total = sparse.SparseTotal(floats([0, index]), tf.constant([1.0, 1.0]))
     with pytest.raises(tf.errors.InvalidArgumentError):
         sparse.descend(variable, total, tf.constant(0.1))
-    if backend == "native":  # checked before anything is written
+    if backend == "native":  # checked before any write
         np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
@@ -146,7 +146,9 @@ def test_shapes_are_checked():
 
 
 def ascending_runs(generator, size, runs, slots):
-    """Indices and values as `coordinates` has them: ascending runs, each with unused slots."""
+    """Returns indices and values as `coordinates` has them: ascending runs, each with
+    unused slots.
+    """
     indices, values = np.zeros([runs, slots], np.int32), np.zeros([runs, slots], np.float32)
     for run in range(runs):
         count = generator.randint(slots // 2, slots + 1)
@@ -155,9 +157,9 @@ def ascending_runs(generator, size, runs, slots):
     return indices, values
 
 
-@pytest.mark.parametrize("runs", [1, 4, 1100])  # few, and more than are sorted in at once
+@pytest.mark.parametrize("runs", [1, 4, 1100])  # few, and more than are sorted at once
 def test_runs_over_many_spans(backend, runs):
-    """The order of the entries decides how sums are rounded, however they are spread on threads."""
+    """The order of entries defines the rounding of sums, for any number of threads."""
     size, generator = 300_000, np.random.RandomState(runs)
     indices, values = ascending_runs(generator, size, runs, 40_000 if runs < 9 else 30)
     expected = generator.randn(size).astype(np.float32)

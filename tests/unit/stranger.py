@@ -42,8 +42,8 @@ class Stranger:
     def send(self, **words):
         self._count += 1
         text = json.dumps(words).encode()
-        said = self._direction + b" %d " % self._count + text
-        self.write(hmac.new(self._key, said, hashlib.sha256).hexdigest().encode() + b" " + text)
+        signed = self._direction + b" %d " % self._count + text
+        self.write(hmac.new(self._key, signed, hashlib.sha256).hexdigest().encode() + b" " + text)
 
     def receive(self):
         return json.loads(self.read().partition(b" ")[2] or b"null")

@@ -244,16 +244,16 @@ def test_other_callbacks_are_saved_and_a_finished_run_stays_finished(tmp_path):
 
 
 def test_save_schedule(tmp_path):
-    data, said = DATA["shuffled once"][0], []
+    data, saved_calls = DATA["shuffled once"][0], []
     checkpoint = rs.callbacks.Checkpoint(tmp_path / "a", every=datetime.timedelta(seconds=0.001))
     checkpoint.save_now("before")
-    checkpoint.when_saved = lambda *args: said.append(args)
+    checkpoint.when_saved = lambda *args: saved_calls.append(args)
     model = build_model("keras3")
     asks = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: batch == 4 and checkpoint.save_now("fourth")
     )
     model.fit(data(), verbose=0, callbacks=[asks, checkpoint])
-    assert said == [("before", True), ("fourth", True)]
+    assert saved_calls == [("before", True), ("fourth", True)]
     assert max(int(p.name[-6:]) for p in (tmp_path / "a").iterdir()) > 5  # the next save was due
 
     def stop(reason, saved):
@@ -558,11 +558,11 @@ WORDS = {
 def test_changed_data_order_warns(family, words):
     from tf_redsync.keras import fit_resume
 
-    library, told = FAMILIES[family][0], []
+    library, warnings = FAMILIES[family][0], []
 
     class Look(library.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            told.append(fit_resume.Position(self.model).order_warning)
+            warnings.append(fit_resume.Position(self.model).order_warning)
             raise Interrupted
 
     model = build_model(family)
@@ -571,10 +571,10 @@ def test_changed_data_order_warns(family, words):
     pair = data if isinstance(data, tuple) else (data, None)
     with pytest.raises(Interrupted):
         model.fit(*pair, steps_per_epoch=3, verbose=0, callbacks=[Look()])
-    assert words in told[0]
+    assert words in warnings[0]
     with pytest.raises(Interrupted):
         model.fit(DATA["repeated"][0](), steps_per_epoch=3, verbose=0, callbacks=[Look()])
-    assert told[1] == ""
+    assert warnings[1] == ""
 
 
 def test_less_data_than_before_raises(tmp_path):

@@ -371,7 +371,7 @@ def like_a_token(folder, elsewhere):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "messages"),
     [
         (hugging_face, 1),
         (link, 1),
@@ -381,7 +381,7 @@ def like_a_token(folder, elsewhere):
         (like_a_token, 0),
     ],
 )
-def test_foreign_files_are_kept_and_reported_once(memory, make, told):
+def test_foreign_files_are_kept_and_reported_once(memory, make, messages):
     elsewhere = memory.parent / "elsewhere"
     elsewhere.mkdir()
     store = saved(memory, 3)  # two of them are kept, 2 and 3
@@ -402,7 +402,7 @@ def test_foreign_files_are_kept_and_reported_once(memory, make, told):
     assert gone <= ours.keys() and after[1] == before[1]
     assert all(value == before[0][name] for name, value in after[0].items())
     texts = [str(w.message) for w in warned if "is not removed" in str(w.message)]
-    assert len(texts) == len(set(texts)) == told
+    assert len(texts) == len(set(texts)) == messages
 
 
 def test_removals_are_logged(memory, caplog):

@@ -192,10 +192,10 @@ def test_unusable_host_is_reported_before_anything_starts(ssh, tmp_path):
             f"{bare} has no tf_redsync",
         ),
     ]
-    for command, flags, said in cases:
+    for command, flags, words in cases:
         ran = run(command, *flags, "train.py", cwd=tmp_path)
         assert ran.returncode == launch.NO_HOST_EXIT_CODE == 69, ran.stderr
-        assert f"host {flags[1]}: " in ran.stderr and said in ran.stderr
+        assert f"host {flags[1]}: " in ran.stderr and words in ran.stderr
         assert "Traceback" not in ran.stderr and ran.stdout == ""
     assert not (tmp_path / "started").exists()
 
@@ -292,11 +292,11 @@ def test_bad_arguments(name, capsys, monkeypatch):
     for variable in (*os.environ,):
         if variable.startswith(("SLURM_", "JOB_COMPLETION", "TF_CONFIG")):
             monkeypatch.delenv(variable)
-    flags, said = BAD[name]
+    flags, words = BAD[name]
     with pytest.raises(SystemExit) as end:
         launch.main([*flags, __file__])
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 def test_cores_of_neighbours_do_not_overlap():

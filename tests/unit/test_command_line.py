@@ -91,7 +91,7 @@ def test_both_spellings_are_equal(flag):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["lanch"], "'lanch'. Did you mean launch?"),
         (["xyz"], "launch, doctor,"),
@@ -99,14 +99,14 @@ def test_both_spellings_are_equal(flag):
         ([], "usage: tf-redsync"),
     ],
 )
-def test_bad_commands(words, said, capsys):
+def test_bad_commands(words, message, capsys):
     try:
         code = main.main(words)
     except SystemExit as end:
         code = end.code
     assert code == 2
     shown = capsys.readouterr()
-    assert said in shown.err + shown.out
+    assert message in shown.err + shown.out
 
 
 PLAN = ["plan", "--model", "train:build_model", "--workers", "2", "--rate", "1gbit"]

@@ -57,9 +57,9 @@ def test_modules_compiled_at_every_start_are_named(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.dont_write_bytecode", False)
     assert doctor.bytecode() == "compiled once"
     monkeypatch.setattr("sys.dont_write_bytecode", True)
-    told = doctor.bytecode()
-    assert "at every start" in told and "PYTHONDONTWRITEBYTECODE" in told
-    command = told[told.index("Run ") + 4 : told.rindex(" once")]
+    advice = doctor.bytecode()
+    assert "at every start" in advice and "PYTHONDONTWRITEBYTECODE" in advice
+    command = advice[advice.index("Run ") + 4 : advice.rindex(" once")]
     subprocess.run(shlex.split(command), check=True, timeout=60)
     assert doctor.bytecode() == "compiled once"
 

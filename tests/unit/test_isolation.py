@@ -67,24 +67,24 @@ def reached(found, which) -> set[bool]:
 
 @needs_library
 def test_worker_ports_are_local_by_default(tmp_path):
-    found, said = where(tmp_path, [])
+    found, messages = where(tmp_path, [])
     for kind in {key.split()[0] for key in found if key.startswith("AF_")}:
         assert found[f"{kind} own 127.0.0.1"] and not found[f"{kind} own 127.0.0.2"]
     assert reached(found, "other") == {True}, "the launcher must not restrict other ports"
-    assert "warning" not in said
+    assert "warning" not in messages
 
 
 def test_without_isolation_ports_are_reachable(tmp_path):
     """Shows that the other tests here can fail."""
-    found, said = where(tmp_path, ["--isolate", "no"])
+    found, messages = where(tmp_path, ["--isolate", "no"])
     assert reached(found, "own") == reached(found, "other") == {True}
-    assert "warning" not in said
+    assert "warning" not in messages
 
 
 def test_namespace_has_no_other_interface(tmp_path):
-    found, said = where(tmp_path, ["--isolate", "yes"])
+    found, messages = where(tmp_path, ["--isolate", "yes"])
     assert found["interfaces"] == ["lo"] and found["AF_INET own 127.0.0.1"]
-    assert found["user"] == os.getuid() and "warning" not in said
+    assert found["user"] == os.getuid() and "warning" not in messages
 
 
 def test_forbidden_namespace_is_an_error(tmp_path, monkeypatch):

@@ -92,8 +92,8 @@ def test_first_compile_of_a_process_is_hooked():
         )
         for name, imports in IMPORTS.items()
     }
-    said = {name: process.communicate(timeout=100)[0] for name, process in started.items()}
-    assert said == dict.fromkeys(IMPORTS, "True\n")
+    outputs = {name: process.communicate(timeout=100)[0] for name, process in started.items()}
+    assert outputs == dict.fromkeys(IMPORTS, "True\n")
 
 
 @pytest.mark.parametrize("family", ["keras", *FAMILIES])

@@ -142,8 +142,8 @@ def test_full_disk_ends_the_log_but_not_the_workers(tmp_path):
     done = cli("-n", "2", "--log-dir", str(logs), path)
     assert done.returncode == 0 and "Traceback" not in done.stderr
     assert done.stdout == 9 * "I am 0\n"
-    (said,) = [line for line in done.stderr.splitlines() if "No space left" in line]
-    assert "worker 0: " in said and "worker_0.log cannot be written" in said
+    (message,) = [line for line in done.stderr.splitlines() if "No space left" in line]
+    assert "worker 0: " in message and "worker_0.log cannot be written" in message
     assert (logs / "worker_1.log").read_text() == 9 * "I am 1\n"
 
 

@@ -62,8 +62,8 @@ class Peer:
 class Job:
     def __init__(self, minimum=2, maximum=3, max_restarts=0):
         self.settings = {"minimum": minimum, "maximum": maximum, "max_restarts": max_restarts}
-        self.now, self.said, self.peers = 0.0, [], []
-        self.membership = Membership(TIMEOUT, 0.0, self.said.append)
+        self.now, self.log, self.peers = 0.0, [], []
+        self.membership = Membership(TIMEOUT, 0.0, self.log.append)
 
     def wait(self, seconds=0.1):
         self.now += seconds

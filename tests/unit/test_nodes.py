@@ -286,11 +286,11 @@ def test_mismatched_secret_is_reported_to_slow_readers(hosts):
             await asyncio.sleep(0.1)
             line.send(kind="alive")
         try:
-            with pytest.raises(handshake.NoAnswer) as told:
+            with pytest.raises(handshake.NoAnswer) as error:
                 await line.receive()
         finally:
             line.close()
-        return told.value.unsigned
+        return error.value.unsigned
 
     assert asyncio.run(call())
 

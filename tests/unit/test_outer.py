@@ -46,7 +46,7 @@ def test_schedule_counts_rounds(library):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (
             lambda: rs.DiLoCo(outer=keras.optimizers.SGD(0.7)),
@@ -60,10 +60,10 @@ def test_schedule_counts_rounds(library):
         (lambda: rs.contrib.PostLocalSGD(start=0), "`start` must be a number of steps"),
     ],
 )  # fmt: skip
-def test_bad_input(make, said):
+def test_bad_input(make, message):
     with pytest.raises(ValueError) as error:
         make()
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_only_one_dense_warm_up():

@@ -299,12 +299,12 @@ def test_worker_without_data_is_warned_of_and_named():
         simulation = Simulation(3)
         simulation.reports = [waits_for_data(step, asked=813, answered=813)] * 3
         simulation.reports[1] = waits_for_data(step, asked=813, answered=812)
-        told = []
+        warnings = []
         for _ in range(59):
             assert simulation.pass_seconds(1)[0] is None
-            told.append(simulation.judge.warnings(simulation.now))
-        assert [i for i, texts in enumerate(told) if texts] == [15, 30, 45]
-        assert list(told[15]) == [1] and "worker 1 has waited 15 s for data" in told[15][1]
+            warnings.append(simulation.judge.warnings(simulation.now))
+        assert [i for i, texts in enumerate(warnings) if texts] == [15, 30, 45]
+        assert list(warnings[15]) == [1] and "worker 1 has waited 15 s for data" in warnings[15][1]
         found, seconds = simulation.pass_seconds(10)
         assert seconds <= 3 and found.startswith("worker 1 did not reach the others")
         assert "worker 1 waited for data" in found
@@ -323,8 +323,8 @@ def test_slow_callback_of_one_worker_is_warned_of():
     simulation = Simulation(2)
     simulation.reports = [at(813), at(812)]
     assert simulation.pass_seconds(40)[0] is None
-    told = simulation.judge.warnings(simulation.now)
-    assert list(told) == [1] and "data" not in told[1]
+    warnings = simulation.judge.warnings(simulation.now)
+    assert list(warnings) == [1] and "data" not in warnings[1]
     simulation.reports[1] = at(813)
     simulation.pass_seconds(100)
     assert simulation.judge.warnings(simulation.now) == {}

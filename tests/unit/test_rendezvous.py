@@ -146,8 +146,8 @@ def test_missing_worker_is_named_by_all_and_ends_the_wait(started, soon, caplog)
         text = problem(future)
         assert f"missing:\n{missing}: nothing listens there\nStart them" in text
         assert "Received: start_timeout=1" in text and "worker 3" not in text
-    said = [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()]
-    assert f"waiting for {missing} (0 s): nothing listens there" in said
+    messages = [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()]
+    assert f"waiting for {missing} (0 s): nothing listens there" in messages
 
 
 def test_deadline_holds_for_a_missed_cancellation(started, monkeypatch):

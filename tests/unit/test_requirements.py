@@ -57,11 +57,11 @@ def test_old_keras(monkeypatch, version):
 def test_new_tensorflow(monkeypatch, version, recwarn):
     monkeypatch.setattr(tf, "__version__", version)
     requirements.check_tensorflow()
-    told = [str(warning.message) for warning in recwarn]
+    warnings = [str(warning.message) for warning in recwarn]
     if version < "2.22":
-        assert told == []
+        assert warnings == []
     else:
-        assert len(told) == 1 and f"2.16 to 2.21. Received: TensorFlow {version}" in told[0]
+        assert len(warnings) == 1 and f"2.16 to 2.21. Received: TensorFlow {version}" in warnings[0]
 
 
 def test_pyproject_has_the_same_ranges():
@@ -81,9 +81,9 @@ def test_tf_keras_advice_does_not_install_a_second_tensorflow(monkeypatch, insta
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(tf, "__version__", "2.18.1")
-    said = str(requirements.no_tf_keras())
-    assert "pip install 'tf_keras==2.18.*'" in said
-    assert ("--no-deps" in said) == (installed != "tensorflow")
+    message = str(requirements.no_tf_keras())
+    assert "pip install 'tf_keras==2.18.*'" in message
+    assert ("--no-deps" in message) == (installed != "tensorflow")
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -93,6 +93,6 @@ def test_legacy_keras_without_tf_keras(monkeypatch, recwarn, wanted, installed):
     if not installed:
         monkeypatch.setitem(sys.modules, "tf_keras", None)
     requirements.check_legacy_keras()
-    said = [str(w.message) for w in recwarn if "TF_USE_LEGACY_KERAS" in str(w.message)]
-    assert len(said) == (wanted == "1" and not installed)
-    assert all("pip install 'tf_keras==" in text for text in said)
+    warnings = [str(w.message) for w in recwarn if "TF_USE_LEGACY_KERAS" in str(w.message)]
+    assert len(warnings) == (wanted == "1" and not installed)
+    assert all("pip install 'tf_keras==" in text for text in warnings)

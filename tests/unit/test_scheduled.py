@@ -42,8 +42,8 @@ def test_stages_start_at_their_boundary():
     assert [method.at(step).density for step in (0, 1, 2, 3, 2**62)] == [0.5, 0.5, 0.01, 0.1, 0.1]
     assert method.at(0) == rs.TopK(density=0.5) and method.method == rs.TopK(density=0.1)
     assert method.sync_schedule.stages == method.sync_schedule.changes == (2, 3)
-    told = method.describe(SPECS[0])
-    assert told.endswith("; density 0.5, 0.01 from step 2 on, 0.1 from step 3 on")
+    text = method.describe(SPECS[0])
+    assert text.endswith("; density 0.5, 0.01 from step 2 on, 0.1 from step 3 on")
     assert from_config(json.loads(json.dumps(serialize(method)))) == method
 
 
@@ -52,8 +52,8 @@ def test_masking_follows_the_density_of_the_stage():
     assert [scheduled.at(step).method.masks for step in (0, 2, 3)] == [False, True, False]
     ramp = rs.Scheduled(method=rs.RedSync(momentum=0.9), stages=RAMP)  # like the last stage
     assert [ramp.at(step).masks for step in (0, 2, 4)] == [True, True, True]
-    said = rs.Scheduled(method=rs.RedSync(masking=True), stages=STAGES)
-    assert said.at(0).masks
+    explicit = rs.Scheduled(method=rs.RedSync(masking=True), stages=STAGES)
+    assert explicit.at(0).masks
 
 
 def test_exponential_warm_up_equals_explicit_stages():

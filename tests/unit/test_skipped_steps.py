@@ -200,12 +200,12 @@ def test_ten_skipped_steps_in_a_row_warn(caplog, replicas, mirrored):
     assert not caplog.records
     train(optimizer, variable, halves(strategy, 3 * [True]), strategy)
     assert int(optimizer.exchange.skipped.numpy()) == 21
-    told = [r.getMessage() for r in caplog.records]
+    messages = [r.getMessage() for r in caplog.records]
     assert any(
         "10 steps in a row were skipped" in t
         and f"worker {max(replicas - 1, 0)} in the gradient of 'kernel'" in t
-        for t in told
-    ), told
+        for t in messages
+    ), messages
 
 
 def test_first_nonfinite_variable_is_named(caplog):
@@ -218,8 +218,8 @@ def test_first_nonfinite_variable_is_named(caplog):
     step = tf.function(lambda *grads: optimizer.apply(list(grads), variables))
     for _ in range(10):
         step(tf.ones(2), tf.constant([1.0, np.inf]), tf.constant([np.nan, 1.0]))
-    (told,) = [r.getMessage() for r in caplog.records]
-    assert "First seen on worker 0 in the gradient of 'kernel'." in told
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert "First seen on worker 0 in the gradient of 'kernel'." in message
 
 
 def test_overflowing_sum_is_not_attributed_to_a_worker(caplog, mirrored):

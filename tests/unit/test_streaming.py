@@ -64,7 +64,7 @@ def test_patterns_select_fragments():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"fragments": 0}, "fragments=0"),
         ({"fragments": "block"}, "fragments='block'"),
@@ -79,20 +79,20 @@ def test_patterns_select_fragments():
         ({"value_bits": True}, "value_bits=True"),
     ],
 )
-def test_bad_arguments(given, said):
-    with pytest.raises(ValueError, match=said):
+def test_bad_arguments(given, message):
+    with pytest.raises(ValueError, match=message):
         rs.StreamingDiLoCo(**given)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (("block", "embedding"), "variable 'head'"),
         ((".", "block"), "`fragments`.*unmatched: 'block'"),
     ],
 )
-def test_fragments_that_do_not_fit_the_model(given, said):
-    with pytest.raises(ValueError, match=said):
+def test_fragments_that_do_not_fit_the_model(given, message):
+    with pytest.raises(ValueError, match=message):
         fragments(rs.StreamingDiLoCo(fragments=given))
 
 

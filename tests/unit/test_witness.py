@@ -65,9 +65,9 @@ def test_worker_that_ends_during_start_up_ends_the_other(starting):
     )
     other.close()
     assert process.wait(10) == -signal.SIGKILL
-    said = process.stderr.read()
-    assert said.startswith("worker 1 at h:1 has ended while TensorFlow started")
-    assert "SIGKILL" in said
+    stderr = process.stderr.read()
+    assert stderr.startswith("worker 1 at h:1 has ended while TensorFlow started")
+    assert "SIGKILL" in stderr
 
 
 def test_chief_reports_the_lost_worker_to_the_others(starting):
@@ -87,8 +87,8 @@ def test_worker_may_end_after_its_start_up(starting, seconds):
     process, other = starting(seconds, takes=1.5)
     other.sendall(b'{"started": true}\n')
     other.close()
-    out, said = process.communicate(timeout=10)
-    assert (process.returncode, out, said) == (0, "started\n", "")
+    out, stderr = process.communicate(timeout=10)
+    assert (process.returncode, out, stderr) == (0, "started\n", "")
 
 
 def test_completed_start_up_is_reported_and_leaves_no_process(starting):
