@@ -11,9 +11,7 @@ from tests.gpu.codec_calls import garbage, run, scratch_bytes
 
 
 def _structure(name: str, numbers: str, pointers: str, then: str = "", last: str = ""):
-    """Returns a structure of 64-bit numbers and pointers, in this order, then of `then` and
-    `last`.
-    """
+    """Returns a structure of 64-bit numbers, pointers, then `then` and `last`."""
     fields = [(n, kind) for names, kind in (
         (numbers, d.Int64), (pointers, d.Pointer), (then, d.Int64), (last, d.Pointer)
     ) for n in names.split()]  # fmt: skip

@@ -110,9 +110,7 @@ def decode(device, messages, k, shapes, *, selectors, quantized):
 
 
 def descend(device, variable, indices, values, rate):
-    """Runs `variable[indices] -= rate * values`; returns (variable, position of a bad index or
-    None).
-    """
+    """Runs `variable[indices] -= rate * values`; returns it and a bad index's position."""
     there = [device.array(np.asarray(x)) for x in (indices, values, np.float32([rate]))]
     target = device.array(variable)
     call = d.Descend(

@@ -41,9 +41,7 @@ def run(device, name: str, call, *, record: bool, scratch: int | None = None):
 
 
 def scratch_bytes(device, name: str, call) -> int:
-    """Returns `redsync_gpu_<name>_scratch_bytes`; raises ValueError if an argument is out
-    of range.
-    """
+    """Returns `redsync_gpu_<name>_scratch_bytes`; raises ValueError for a bad argument."""
     size = getattr(device.library, f"redsync_gpu_{name}_scratch_bytes")(ctypes.byref(call))
     if size < 0:
         raise ValueError("an argument is invalid")

@@ -1,6 +1,4 @@
-"""benchmarks/selection/gpu.py: its rows, measured in the emulator, and its message without
-a GPU.
-"""
+"""benchmarks/selection/gpu.py: its rows in the emulator, and its message without a GPU."""
 
 import numpy as np
 import pytest

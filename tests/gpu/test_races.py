@@ -1,6 +1,4 @@
-"""Kernels have no races: the detector reports unordered accesses, and every synchronization is
-needed.
-"""
+"""Race detector: it reports unordered accesses, kernels have none, and need every barrier."""
 
 import subprocess
 

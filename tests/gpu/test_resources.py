@@ -84,9 +84,7 @@ def test_no_register_spills(cubins):
     ("selector", "launches"), [("exact", 5), ("trimmed", 5), ("threshold", 5), ("fixed", 4)]
 )
 def test_launches_of_a_batch(device, selector, launches):
-    """The number does not depend on the number of tensors, up to 24. A launch costs
-    microseconds.
-    """
+    """It does not depend on the number of tensors, up to 24. A launch costs microseconds."""
     count = getattr(device.library, "emulator_launches", None)
     if count is None:
         pytest.skip("only the emulator counts launches")

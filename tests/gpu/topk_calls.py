@@ -38,9 +38,7 @@ class DecodeTopK(ctypes.Structure):
 
 
 def make_format(sizes, slots, value_bits, residuals=None) -> Format:
-    """Returns the format of tensors with these sizes and slots; `residuals` are pointers to
-    encode.
-    """
+    """Returns the format of tensors of these sizes and slots; `residuals` are for encoding."""
     code = GolombStreams(sizes, slots)
     stream = {i: s for s, members in enumerate(code.members) for i in members}
     tensors = (Tensor * len(sizes))()

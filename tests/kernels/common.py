@@ -68,9 +68,7 @@ def make_inputs(kind: str, sizes=SIZES, seed: int = 0):
 
 
 def make_k(sizes=SIZES, first: int = 0) -> np.ndarray:
-    """Returns numbers to select: the densities alternate over the tensors, starting with
-    `first`.
-    """
+    """Returns numbers to select: the densities alternate over tensors, starting with `first`."""
     turns = [DENSITIES[(i + first) % len(DENSITIES)] for i in range(len(sizes))]
     return np.array(
         [min(n, max(1, round(n * d))) for n, d in zip(sizes, turns, strict=True)], np.int32

@@ -1,6 +1,4 @@
-"""A small copy of the project: few sources, a TensorFlow stub and a compiler that logs its
-calls.
-"""
+"""A small copy of the project: few sources, a TensorFlow stub, a compiler that logs calls."""
 
 import os
 import pathlib

@@ -98,9 +98,7 @@ def fresh_library():
 def test_in_place_build_for_another_tensorflow_is_ignored(
     fresh_library, caplog, monkeypatch, tmp_path
 ):
-    """A new build starts, which fails without a compiler: one line gives the reason and a
-    remedy.
-    """
+    """A new build starts and fails without a compiler: one line with reason and remedy."""
     other = tmp_path / "_redsync_ops.so"
     other.write_bytes(b"REDSYNC_BUILT_FOR_TENSORFLOW=9.9.9;")
     monkeypatch.setattr(native, "LIBRARY", other)

@@ -20,9 +20,7 @@ FORMATS = [(bits, block) for bits in (8, 4, 2) for block in (32, 96, 256, 1024)]
 
 
 def check(rows, bits, block, what=""):
-    """Compares with the oracle up to rounding; both backends have equal bits and conserve
-    values.
-    """
+    """Compares with the oracle up to rounding; both backends agree bitwise and conserve."""
     number, size = rows.shape
     results = both(lambda: block_quantize(rows, bits=bits, block=block))
     for backend, (messages, errors) in results.items():

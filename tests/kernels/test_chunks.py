@@ -26,9 +26,7 @@ def check(chunks, k, what=""):
 
 
 def counts(size):
-    """Returns values of k for all code paths: many, some and no runs per selected element; 0 and
-    all.
-    """
+    """Returns k for all code paths: many, some and no runs per selected element; 0 and all."""
     return sorted({0, 1, size // 33, size // 32, size // 9, size // 8, size // 2, size - 1, size})
 
 

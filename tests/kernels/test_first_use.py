@@ -87,9 +87,7 @@ def is_compiling(tree):
 
 
 def slow(tree, then=f'exec {CXX} "$@"'):
-    """Replaces the compiler by one that waits for the file `go`, then runs `then` for each
-    source.
-    """
+    """Replaces the compiler: it waits for the file `go`, then runs `then` for each source."""
     wait = f'touch "{tree}/compiling"; while [ ! -e "{tree}/go" ]; do sleep 0.02; done'
     note = f'echo "$@" >> "{tree}/compiled"'
     compile_it = f"{wait}; {note}; {then}"
@@ -281,9 +279,7 @@ def test_build_has_a_limit(tree):
 
 
 def test_gpu_kernels_are_built_with_a_gpu_or_on_request(tree):
-    """nvcc fails here: the library is built without GPU kernels, but is stored as the one with
-    them.
-    """
+    """nvcc fails here: the library has no GPU kernels, but is stored as the one with them."""
     (tree / "custom_ops" / "core" / "gpu" / "a.cu").write_text("// never compiled\n")
     small_tree.nvcc(tree)
     called = tree / "cuda" / "bin" / "nvcc.called"

@@ -74,9 +74,7 @@ def test_kernels_unsupported_by_the_gpus_are_not_used(monkeypatch, caplog):
 
 @needs_native
 def test_gpu_problem_is_reported():
-    """The CUDA runtime library reports it for a library with kernels; this machine has no
-    driver.
-    """
+    """CUDA's runtime library reports it; this machine has no driver."""
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
     if native.has_gpu_kernels():

@@ -159,9 +159,7 @@ def test_dynamic_shapes(backend):
     ids=str,
 )
 def test_random_modes_are_unbiased_and_streams_differ(form, deviation):
-    """The mean over streams converges to the input; streams that differ in any part give other
-    codes.
-    """
+    """The mean over streams converges to the input; different streams give other codes."""
     x, n = np.linspace(-1, 1, 64).astype(np.float32), 600
 
     scales = [] if form["mode"] == "natural" else [1.0]

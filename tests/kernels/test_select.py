@@ -41,9 +41,7 @@ def oracle(inputs, k, ratios, *, momentum=(0.0, False), **options):
 @loop("selector", SELECTORS)
 @loop("kind", KINDS)
 def test_backends_and_oracle_agree(kind, selector, quantized):
-    """By default each kind and selector runs with one momentum, each of these with several
-    kinds.
-    """
+    """By default each kind and selector has one momentum, each of these several kinds."""
     layout = {"selectors": [selector] * len(SIZES), "quantized": [quantized] * len(SIZES)}
     inputs = make_inputs(kind)
     only = (list(KINDS).index(kind) + SELECTORS.index(selector) + quantized) % len(MOMENTA)

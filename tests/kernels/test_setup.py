@@ -1,6 +1,4 @@
-"""setup.py compiles changed sources only; if a requirement is missing, it continues and
-reports it.
-"""
+"""setup.py compiles changed sources only, and reports missing requirements."""
 
 import os
 import shlex

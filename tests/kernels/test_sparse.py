@@ -146,9 +146,7 @@ def test_shapes_are_checked():
 
 
 def ascending_runs(generator, size, runs, slots):
-    """Returns indices and values as `coordinates` has them: ascending runs, each with
-    unused slots.
-    """
+    """Returns entries as `coordinates` does: ascending runs, each with unused slots."""
     indices, values = np.zeros([runs, slots], np.int32), np.zeros([runs, slots], np.float32)
     for run in range(runs):
         count = generator.randint(slots // 2, slots + 1)

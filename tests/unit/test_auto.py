@@ -76,9 +76,7 @@ def test_saving_must_exceed_measurement_error(saved, expected):
 
 @pytest.mark.parametrize(("tensors", "expected"), [(1, "CodedTopK"), (200, "Dense")])
 def test_many_small_tensors_stay_dense(tensors, expected):
-    """For many small tensors, such as ResNet50's norms, the ops cost more than compression
-    saves.
-    """
+    """For many small tensors, such as ResNet50's norms, the ops cost more than they save."""
     specs = [TensorSpec(f"v{i}", (200_000 // tensors,), i) for i in range(tensors)]
     free, dense = cost.Line(0.0, float("inf")), cost.Line(0.003 / 6, 1e99)
     auto = rs.Auto(candidates=(rs.CodedTopK(),))
@@ -154,9 +152,7 @@ def test_nothing_to_decide_is_dense():
 @pytest.mark.parametrize("options", [{}, {"max_overhead": 0.1, "step_seconds": 1.0}])
 @pytest.mark.parametrize(("workers", "text"), [(1, "1 worker:"), (3, "3 workers:")])
 def test_single_worker_has_no_predictions(workers, text, options):
-    """A table of 0 ms for one worker or the replicas of one process would look like a
-    prediction.
-    """
+    """A table of 0 ms for one worker would look like a prediction."""
     unmeasured = Measured(workers, cost.Link.of(float("inf"), 0.0), {})
     decision = rs.Auto(**options).decide(SPECS, unmeasured, ONE_BUCKET)
     assert {a.method for a in decision.assign(SPECS)} == {rs.Dense()}
@@ -199,9 +195,7 @@ def test_budget_that_no_candidate_fits():
 
 
 def test_default_candidates_of_a_budget():
-    """Default candidates range from exact to small; methods with a warm-up and votes are
-    excluded.
-    """
+    """Candidates range from exact to small, without warm-ups and votes."""
     auto = rs.Auto(max_overhead=0.1, step_seconds=1.0)
     names = [type(m).__name__ for m in auto.methods]
     assert names[0] == "Dense" and names[-1] == "SparseLoCo" and "DiLoCo" in names
@@ -263,9 +257,7 @@ def test_default_candidates_of_a_budget():
     ],
 )
 def test_table_lists_excluded_methods(inner, auto, told):
-    """The table also shows their time on the network, from which the user sees the possible
-    gain.
-    """
+    """The table also shows their time on the network, and thus the possible gain."""
     suited = accuracy.suited(inner, auto, lambda text: None)
     decision = suited.decide(SPECS, measured(1e6), ONE_BUCKET)
     lines = [x for x in str(decision).splitlines() if x.startswith("left out: ")]

@@ -26,9 +26,7 @@ class OneWorker:
 
 
 def gradients():
-    """Returns spread-out values in the first layer, few large ones in the third, low rank
-    in the last.
-    """
+    """Returns dense values in layer 1, few large ones in layer 3, low rank in the last."""
     rng = np.random.default_rng(0)
     for _ in range(STEPS):
         spread = rng.choice([-1.0, 1.0], SHAPES[0])

@@ -194,9 +194,7 @@ AT_ONCE = [("keras3", 1), ("tf_keras", 1), *([("legacy", 1), ("keras3", 3)] if D
 
 @loop("family, at_once", AT_ONCE)
 def test_resume_after_the_last_batch_of_unknown_size(family, at_once, tmp_path_factory):
-    """The callback cannot know that it was the last batch: the epoch ends with its saved
-    metrics.
-    """
+    """The callback cannot know that a batch is the last: the epoch ends with saved metrics."""
     data, folder = DATA["of unknown size"][0], tmp_path_factory.mktemp("checkpoints")
     arguments = {"every": STEPS, "steps_per_execution": at_once}
     calls = -(-STEPS // at_once)  # steps per epoch; the last epoch may have fewer

@@ -339,9 +339,7 @@ def link(folder, elsewhere):
 
 
 def link_to_a_checkpoint(folder, elsewhere):
-    """A checkpoint that the user has moved to another disk: the store reads but never
-    removes it.
-    """
+    """The user has moved a checkpoint to another disk: the store reads it but never removes it."""
     path = folder / "checkpoint-000002"
     path.rename(elsewhere / "moved")
     put(elsewhere / "moved" / "part-00000.npz.part")

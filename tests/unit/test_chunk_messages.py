@@ -66,9 +66,7 @@ def test_sums_and_sender_counts(bits):
 
 @pytest.mark.parametrize("k", [32, 64, 128])
 def test_message_bits(k):
-    """Of 4096 elements, k positions take 12 bits each; values take 32 bits, or 2 and a scale per
-    chunk.
-    """
+    """A position among 4096 elements takes 12 bits, a value 32, or 2 and a scale per chunk."""
     number, tensors = 256, [Chunks.of((1024, 1024))]
     for bits, count in ((32, number * k * 44), (2, number * (k * 14 + 32) + 64)):
         form = ChunkMessages(tuple(tensors), k, bits)

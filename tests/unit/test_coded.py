@@ -1,6 +1,4 @@
-"""Coded and DeepReduce: conservation with every sparsifier, errors, bits against entropy,
-volumes.
-"""
+"""Coded and DeepReduce: conservation, errors, bits against entropy, volumes."""
 
 import dataclasses
 import json

@@ -146,9 +146,7 @@ def test_amsgrad_takes_no_long_steps(make):
 
 
 def test_amsgrad_does_not_help_elements_sent_for_the_first_time():
-    """The first step is (1 - beta_1) / sqrt(1 - beta_2), and ten times that until the momentum
-    decays.
-    """
+    """The first step is (1 - beta_1) / sqrt(1 - beta_2); the momentum's sum is ten times that."""
     assert moves(rs.AMSGrad, 0, 1000) == pytest.approx(10.0, rel=0.02)
 
 

@@ -53,7 +53,7 @@ def lines(folder, kind=None):
 
 
 def residual_norms(optimizer):
-    """Returns the residuals' residual_norms from the saved state, one row per replica."""
+    """Returns the norms of residuals in the saved state, one row per replica."""
     part = optimizer.exchange.worker_state()
     rows = [v for n, v in sorted(part.items()) if "/residual/" in n]
     return [np.mean([np.linalg.norm(r) ** 2 for r in v]) ** 0.5 for v in rows]
@@ -182,9 +182,7 @@ def test_other_methods(mirrored, tmp_path, method, density, has_residual):
 
 @pytest.mark.deep
 def test_several_steps_per_execution(mirrored, tmp_path):
-    """With tf_keras; Keras 3 does not support it under MirroredStrategy, see the
-    distributed test.
-    """
+    """With tf_keras; see the distributed test for Keras 3, which needs worker processes."""
     model = build_model(mirrored(2), tf_keras, TOPK, steps_per_execution=3)
     history = fit_model(model, CompressionMetrics(tmp_path, every=6, time_split=False))
     assert history["bytes_sent"][-1] == model.optimizer.bytes_per_step() * 2 * STEPS

@@ -1,6 +1,4 @@
-"""Comparison of workers: fingerprints of weights, configuration texts, and the reported
-differences.
-"""
+"""Comparison of workers: fingerprints of weights, configurations, and reported differences."""
 
 import json
 

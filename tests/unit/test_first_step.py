@@ -47,9 +47,7 @@ def trained(strategy, family, traced, builds):
 
 
 def ways():
-    """Returns traced steps in each library, and eager ones in one of them (in all with
-    `--deep`).
-    """
+    """Returns traced steps in each library, and eager ones in one (in all with `--deep`)."""
     rest = [pytest.param(f, False, marks=pytest.mark.deep) for f in INNER if f != "keras"]
     return [*((family, True) for family in INNER), ("keras", False), *rest]
 

@@ -71,9 +71,7 @@ def test_plan_runs_as_a_module(outputs):
 
 
 def test_replicas_of_one_process_do_not_deadlock(outputs):
-    """Replicas run, and are traced, one after the other; the reference ops' checks are
-    ordered, too.
-    """
+    """Replicas run and are traced in turn; checks of the reference ops are ordered, too."""
     assert outputs.get("replicas") == ["eager: 1", "traced: 2"]
 
 

@@ -1,6 +1,4 @@
-"""`heartbeat_seconds` and its environment variable: the time after which a silent worker is
-lost.
-"""
+"""`heartbeat_seconds` and its variable: the time after which a silent worker is lost."""
 
 import types
 

@@ -38,9 +38,7 @@ def all_reduce(workers):
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_time_model(workers):
-    """Workers that share cores compute longer: four single-threaded ones on two cores take twice as
-    long.
-    """
+    """Workers share cores: four single-threaded ones on two cores take twice as long."""
     reports = [report(workers)]
     dense, local = internet.check(internet.model_of(reports), reports, cores=2)
     sent, latencies = all_reduce(workers)

@@ -1,6 +1,4 @@
-"""The launcher: TF_CONFIG, output, failures, timeouts, signals. The scripts do not use
-TensorFlow.
-"""
+"""The launcher: TF_CONFIG, output, failures, timeouts and signals, without TensorFlow."""
 
 import json
 import os

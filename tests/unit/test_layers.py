@@ -76,9 +76,7 @@ def imported(text):
 
 
 def imports(texts):
-    """Returns the modules that each module imports, including imports in functions and for
-    types.
-    """
+    """Returns each module's imports, including those in functions and for types."""
 
     def file_of(name):
         path = name.removeprefix("tf_redsync").removeprefix(".").replace(".", "/")

@@ -146,9 +146,7 @@ def test_gradient_matches_finite_differences(variant):
 
 
 def test_values_at_the_leaders_positions():
-    """Covers unused slots, tensors of different sizes, and positions that the others did not
-    select.
-    """
+    """Covers unused slots, different sizes, and positions of the leader alone."""
     shape = SelectionSizes((5, 0, 9), (2, 0, 3), 1, 16)
     indices = [[[1, 4], [4, 0], [0, 1]], [[], [], []], [[0, 3, 8], [3, 0, 0], [0, 2, 8]]]
     counts = tf.constant([[2, 0, 3], [1, 0, 1], [2, 0, 3]])

@@ -102,9 +102,7 @@ def test_acp_is_exact_at_full_rank_on_the_sent_side():
 
 
 def resnet18():
-    """Returns the kernels' shapes of ResNet-18 for 32 x 32 images in Keras, and the 1-D
-    elements.
-    """
+    """Returns ResNet-18's kernel shapes in Keras for 32 x 32 images, and its 1-D elements."""
     shapes, inputs = [(3, 3, 3, 64)], 64
     norms = 64
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
@@ -170,9 +168,7 @@ def keras_specs(layers):
 
 
 def factor_bytes(specs, rank):
-    """Returns r (rows + columns) of each compressed tensor plus the dense rest, in float32
-    bytes.
-    """
+    """Returns the float32 bytes: r (rows + columns) per compressed tensor plus the dense rest."""
     factors = dense = 0
     for spec in specs:
         name, size = spec.name.rsplit("/", 1)[-1], int(np.prod(spec.shape))

@@ -84,9 +84,7 @@ def trained(method, steps):
 
 @pytest.mark.deep  # `test_rows_and_plot` runs in every commit
 def test_exchange_schedule_of_methods():
-    """Counts the requests of local steps, of full gradients every k-th step and of dense
-    warm-ups.
-    """
+    """Counts requests of local steps, periodic full gradients and dense warm-ups."""
     dense = trained(rs.Dense(), 24)
     one_step = trained(rs.LocalSGD(steps=1), 24)
     np.testing.assert_allclose(one_step["losses"], dense["losses"], rtol=1e-4)

@@ -45,9 +45,7 @@ def follow(make, advice):
 
 
 def train(library, optimizer, steps=2):
-    """Trains on one worker; returns whether all weights are finite, and whether they have
-    changed.
-    """
+    """Trains on one worker; returns whether weights are finite, and whether they changed."""
     library.utils.set_random_seed(1)
     layer = library.layers.Dense(4)
     layer.build((8, 6))

@@ -48,9 +48,7 @@ def everything(found):
 
 
 def test_all_workers_switch_in_the_same_step(mirrored):
-    """Dense steps, masked ones, and compact ones T steps later; a non-finite step does not
-    count.
-    """
+    """Dense, then masked, and T steps later compact; a non-finite step does not count."""
     method = rs.contrib.PacTrain(sparsity=0.6, stable_steps=2, dense_below=0)
     strategy = mirrored(2)
     exchange = build(strategy, method)

@@ -78,9 +78,7 @@ def test_formula_of_sbc():
 
 @pytest.mark.parametrize("preset", [1, 2, 3])
 def test_counted_bytes_of_sbc(preset):
-    """Our size is the paper's plus the capacity for the worst positions: half a bit each, some
-    words.
-    """
+    """Our size adds the capacity for the worst positions: half a bit each and some words."""
     method = rs.SBC.preset(preset, dense_below=0)
     found = counted.compression(method, MATRICES)
     formula = counted.papers_compression(method.steps, method.density)

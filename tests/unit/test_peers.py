@@ -1,6 +1,4 @@
-"""The benchmark of other libraries, without installing them: commands, environments, rounds,
-report.
-"""
+"""The benchmark of other libraries, without installing them: commands, rounds, report."""
 
 import functools
 import json

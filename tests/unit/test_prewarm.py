@@ -1,6 +1,4 @@
-"""Restarts in prewarmed spare processes of the launcher. A file next to the script replaces
-TensorFlow.
-"""
+"""Restarts in spare processes of the launcher. A file next to the script replaces TensorFlow."""
 
 import json
 import os

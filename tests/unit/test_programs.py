@@ -233,9 +233,7 @@ def test_interrupted_trial_step_is_repeated(monkeypatch, dense, verdict):
 
 
 def test_always_dense_tensors_are_outside_the_branches():
-    """These are mostly biases and norms: their number does not change the size of a trial or
-    warm-up.
-    """
+    """Biases and norms, mostly: their number does not change the graph of a trial or warm-up."""
 
     def nodes(program, biases):
         specs = [TensorSpec(f"bias_{i}", (64,), position=i) for i in range(biases)]

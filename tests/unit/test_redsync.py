@@ -71,9 +71,7 @@ def make_oracle(options, workers):
 
 
 def gradients(rng, step, workers):
-    """Returns mostly normal values, sometimes rounded (ties), heavy-tailed or zero on one
-    worker.
-    """
+    """Returns mostly normal values, sometimes rounded, heavy-tailed or zero on one worker."""
 
     def one(worker, shape):
         g = rng.standard_normal(shape)

@@ -52,9 +52,7 @@ RARE, NEVER = 0, 1  # elements with a gradient only in the first step, and in no
 
 
 def rare_gradients():
-    """Returns `[step][worker][element]`: a long first stage, and a second one without rare
-    elements.
-    """
+    """Returns `[step][worker][element]`: a long first stage, then one without rare elements."""
     grads = np.random.default_rng(3).standard_normal((LONG + SECOND, 2, 40)).astype(np.float32)
     grads[1:LONG, :, RARE] = 0.0
     grads[:LONG, :, NEVER] = 0.0

@@ -24,9 +24,7 @@ def run(method, grads):
 
 
 def error_of(method, g):
-    """Returns the relative squared error of one worker's total; asserts that the residual equals
-    it.
-    """
+    """Returns a total's relative squared error; asserts that the residual equals it."""
     step = run(method, [g])
     assert step.finite
     total, residual = np.array(step.totals[0][0]), np.array(step.states[0]["residual"][0])
@@ -98,9 +96,7 @@ def entropy(p):
 
 
 def enumerated(alpha, shares):
-    """Returns bits per element of the paper's numbering: positions, signs, and levels of a bounded
-    sum.
-    """
+    """Returns bits per element of the paper's numbering: positions, signs, bounded levels."""
     return max(
         entropy([t, 1 - t]) + t + s * entropy([t / s, 1 - t / s])
         for t, s in ((t, np.sqrt(t / alpha) / 2 + t / 2) for t in shares)
@@ -108,9 +104,7 @@ def enumerated(alpha, shares):
 
 
 def test_bits_compared_with_the_paper():
-    """At alpha = 0.1: 3.33 by numbering (paper: about 3.35), 3.58 here, of which 2.88 are
-    filled.
-    """
+    """At alpha = 0.1: 3.33 by numbering (paper: about 3.35), 3.58 here, 2.88 of them used."""
     alpha, size = 0.1, 300_000
     assert enumerated(alpha, np.linspace(0.5, 1, 1000)) == pytest.approx(3.35, abs=0.03)
     spec = TensorSpec("w", (size,))

@@ -56,9 +56,7 @@ def test_index_costs_match_the_paper():
 
 @pytest.mark.parametrize(("alpha", "d", "index_bits", "cost"), FEASIBLE)
 def test_measured_index_bits(alpha, d, index_bits, cost):
-    """The first near vector has a geometric index of mean 1 / q; compares Rice's code and the
-    entropy.
-    """
+    """The first near vector's index is geometric with mean 1 / q: Rice's code and entropy."""
     method = rs.contrib.SphericalCompression(alpha=alpha, block_size=d, index_bits=index_bits)
     rows, q = unit_rows(1000, d), 2.0 ** -index_cost(alpha, d)
     codebook = method.codebook(layout_of((d,)), ZERO).numpy()

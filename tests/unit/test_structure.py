@@ -145,9 +145,7 @@ STANDARD_LIBRARY = {"sys._getframe", "sys._current_frames", "os._exit"}
 
 
 def private_attributes_of_others(tree, own: set[str]) -> list[str]:
-    """Returns uses of `x._name` where `x` is not `self`, or where this package defines no
-    `_name`.
-    """
+    """Returns uses of `x._name` where `x` is not `self` and the package defines no `_name`."""
     return [
         f"line {node.lineno}: {dotted(node)}"
         for node in ast.walk(tree)

@@ -1,6 +1,4 @@
-"""The start-up monitor of a process in which TensorFlow starts; real processes without
-TensorFlow.
-"""
+"""The start-up monitor of a process, in real processes without TensorFlow."""
 
 import signal
 import socket
