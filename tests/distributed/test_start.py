@@ -11,7 +11,7 @@ import pytest
 
 from tests.distributed import cluster, forks
 from tests.distributed.cluster import ENVIRONMENT, fail_workers, run_workers
-from tests.unit.test_rendezvous import second
+from tests.unit.test_rendezvous import duplicate_error
 from tf_redsync import launch
 from tf_redsync.cluster import rendezvous
 from tf_redsync.cluster.rendezvous import StartError
@@ -78,7 +78,7 @@ def test_one_too_many_ends_alone(tmp_path):
     thread, results = job(40, tmp_path)
     _, workers = running(tmp_path)
     for rank in (1, 0):
-        text = second(dataclasses.replace(workers, rank=rank))
+        text = duplicate_error(dataclasses.replace(workers, rank=rank))
         assert f"running already: TensorFlow's server answers at {workers.addresses[rank]}" in text
     # That was from another machine; on this one:
     with (
@@ -157,7 +157,7 @@ def test_a_worker_may_be_stopped_for_20_seconds(tmp_path):
     try:
         # While it cannot answer, a second one waits, and harms nobody.
         with pytest.raises(StartError, match="start_timeout="):
-            raise StartError(second(dataclasses.replace(workers, rank=1)))
+            raise StartError(duplicate_error(dataclasses.replace(workers, rank=1)))
         time.sleep(15)
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -92,7 +92,7 @@ def test_first_error_is_named(device):
     assert (error.field, error.rank, error.slot, error.value) == (b"index", 1, 28, -3)
 
 
-def descended(variable, indices, values, rate):
+def expected_descent(variable, indices, values, rate):
     expected = variable.copy()
     for i, value in zip(indices, values, strict=True):
         expected[i] -= np.float32(rate) * value
@@ -111,7 +111,7 @@ def test_descend_applies_one_entry_after_the_other(device, ranks):
     arguments = (indices.reshape(-1), values.reshape(-1), 0.1)
     got, bad = descend(device, variable, *arguments)
     assert bad is None
-    assert_same_bits(got, descended(variable, *arguments), "variable")
+    assert_same_bits(got, expected_descent(variable, *arguments), "variable")
 
 
 def test_descend_along_unordered_entries(device):
@@ -121,7 +121,7 @@ def test_descend_along_unordered_entries(device):
     variable = np.arange(50, dtype=np.float32)
     got, bad = descend(device, variable, indices, values, 0.1)
     assert bad is None
-    assert_same_bits(got, descended(variable, indices, values, 0.1), "variable")
+    assert_same_bits(got, expected_descent(variable, indices, values, 0.1), "variable")
 
 
 def test_descend_along_equal_neighbours(device):
@@ -130,7 +130,7 @@ def test_descend_along_equal_neighbours(device):
     variable = np.linspace(0, 1, 9, dtype=np.float32)
     got, bad = descend(device, variable, indices, values, 0.1)
     assert bad is None
-    assert_same_bits(got, descended(variable, indices, values, 0.1), "variable")
+    assert_same_bits(got, expected_descent(variable, indices, values, 0.1), "variable")
 
 
 def test_descend_without_entries(device):

@@ -87,7 +87,7 @@ def test_decode_bad_position(emulator, indices, slot):
     assert error.limit == LARGEST
 
 
-def descended(emulator, indices, variable):
+def run_descend(emulator, indices, variable):
     """Descends along values 1, 2, ..; returns the record."""
     values = np.arange(1, 1 + len(indices), dtype=np.float32)
     there = [emulator.array(x) for x in (words(indices), values, np.float32([0.5]))]
@@ -106,12 +106,12 @@ def descended(emulator, indices, variable):
 def test_descend_along_a_large_variable(emulator):
     """Two runs that do not ascend as signed numbers."""
     variable = mapped(LARGEST)
-    record = descended(emulator, [7, 2**31, LARGEST - 1, 3, LARGEST - 9, LARGEST - 1], variable)
+    record = run_descend(emulator, [7, 2**31, LARGEST - 1, 3, LARGEST - 9, LARGEST - 1], variable)
     assert record.position == 2**64 - 1
     assert variable[-1] == -0.5 * 3 - 0.5 * 6 and variable[-9] == -0.5 * 5
     assert variable[7] == -0.5 and variable[3] == -0.5 * 4
     assert np.count_nonzero(variable[-END:]) == 2
-    record = descended(emulator, [7, LARGEST], variable)
+    record = run_descend(emulator, [7, LARGEST], variable)
     assert record.position == 1 and record.value == LARGEST
 
 

@@ -32,7 +32,7 @@ def random_words(shape, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(INT32.min, INT32.max + 1, shape).astype(np.int32)
 
 
-def refused(backend, run, *names: str) -> None:
+def assert_rejected(backend, run, *names: str) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         on(backend, run)
     assert all(name in str(caught.value) for name in names), caught.value
@@ -118,7 +118,7 @@ def test_written_codes_are_read_back():
 def test_invalid_code_length(backend, length):
     lengths = np.array([3, length, 32], np.int32)
     for words in (1, 5):
-        refused(
+        assert_rejected(
             backend, lambda: bits.written(np.arange(3), lengths, words), "lengths", str(length)  # noqa: B023
         )  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_last_bit_of_a_word():
 )
 def test_bad_positions(backend, positions, count, names):
     positions = np.array(positions, np.int32)
-    refused(backend, lambda: bits.bitmap(positions, count, 2), "positions", *names)
+    assert_rejected(backend, lambda: bits.bitmap(positions, count, 2), "positions", *names)
 
 
 # ------------------------------------------------------------------------------ Rice codes
@@ -223,11 +223,11 @@ def test_rice_codes_of_every_int32(rice):
 def test_numbers_beyond_the_capacity(backend):
     numbers = np.array([0, 31, 15, -16, 0], np.int32)  # 1 + 32 + 16 + 16 + 1 bits
     assert on(backend, lambda: rice_encode(numbers, rice=1, bitmap_words=3)).size == 1 + 3
-    refused(
+    assert_rejected(
         backend, lambda: rice_encode(numbers, rice=1, bitmap_words=2), "numbers", "length", "65"
     )
     far = np.array([INT32.min] * 3, np.int32)
-    refused(
+    assert_rejected(
         backend, lambda: rice_encode(far, rice=0, bitmap_words=2), "numbers", "length", str(2**32)
     )
 
@@ -243,9 +243,9 @@ def test_malformed_rice_code(backend):
         return lambda: rice_decode(codes, **form, count=3)
 
     assert good[-1] == 0b111
-    refused(backend, changed(0b1011001), "codes", "number of ones", "4")
-    refused(backend, changed(1), "codes", "number of ones", "1")
-    refused(backend, changed(0b1000011), "codes", "number of zeros", "4")
+    assert_rejected(backend, changed(0b1011001), "codes", "number of ones", "4")
+    assert_rejected(backend, changed(1), "codes", "number of ones", "1")
+    assert_rejected(backend, changed(0b1000011), "codes", "number of zeros", "4")
     assert on(backend, changed(0b100011)).shape == (2, 3)
 
 

@@ -13,12 +13,12 @@ BAD = (np.nan, -np.nan, np.inf, -np.inf)
 BLOCK = 1 << 15  # elements per thread
 
 
-def in_numpy(tensors):
+def expected_flags(tensors):
     return [bool(np.isfinite(t.numpy().astype(np.float64)).all()) for t in tensors]
 
 
-def agree(tensors):
-    expected = in_numpy(tensors)
+def assert_agree(tensors):
+    expected = expected_flags(tensors)
     for backend, finite in both(lambda: wire.each_finite(tensors)).items():
         assert finite.tolist() == expected, backend
     for backend, finite in both(lambda: wire.all_finite(tensors)).items():
@@ -33,7 +33,7 @@ def test_nonfinite_element_is_detected_anywhere(dtype, bad):
     for size, at in [(1, 0), (7, 6), (BLOCK, BLOCK - 1), (2 * BLOCK + 3, 2 * BLOCK + 2)]:
         values = np.zeros(size)
         values[at] = bad
-        assert agree([tf.constant(values, dtype)]) == [False]
+        assert assert_agree([tf.constant(values, dtype)]) == [False]
 
 
 @needs_native
@@ -42,7 +42,9 @@ def test_largest_and_smallest_values_are_finite(dtype):
     smallest = np.array([1], np.uint64).astype(f"u{dtype.size}")
     words = tf.constant(smallest, tf.dtypes.as_dtype(smallest.dtype))
     extremes = [float(dtype.max), float(dtype.min), 0.0, -0.0]
-    found = agree([tf.constant(extremes, dtype), tf.bitcast(words, dtype), tf.zeros([0], dtype)])
+    found = assert_agree(
+        [tf.constant(extremes, dtype), tf.bitcast(words, dtype), tf.zeros([0], dtype)]
+    )
     assert found == [True, True, True]
 
 
@@ -52,8 +54,8 @@ def test_each_tensor_has_its_own_result():
     sized = zip((4, 9, 0, 2), DTYPES, strict=True)
     tensors = [tf.constant(rng.normal(size=[3, n]), d) for n, d in sized]
     tensors[1] = tf.tensor_scatter_nd_update(tensors[1], [[2, 8]], [tf.cast(np.inf, tf.bfloat16)])
-    assert agree(tensors) == [True, False, True, True]
-    assert agree([]) == []
+    assert assert_agree(tensors) == [True, False, True, True]
+    assert assert_agree([]) == []
 
 
 @needs_native

@@ -52,7 +52,7 @@ def test_coordinates_sum_to_the_decoded_total(backend):
         assert np.count_nonzero(summed) > 0
 
 
-def descended(shape, indices, values, rate):
+def expected_descent(shape, indices, values, rate):
     """Applies the entries one by one in float32."""
     expected = np.arange(np.prod(shape), dtype=np.float32)
     for i, value in zip(indices, values, strict=True):
@@ -74,7 +74,7 @@ def test_descend_applies_one_entry_after_the_other(backend, shape):
         sparse.descend(variable, total, tf.constant(0.1))
 
     step()
-    np.testing.assert_array_equal(variable.numpy(), descended(shape, indices, values, 0.1))
+    np.testing.assert_array_equal(variable.numpy(), expected_descent(shape, indices, values, 0.1))
     # A value read before the update must not change.
     np.testing.assert_array_equal(before.numpy().ravel(), np.arange(50))
 
@@ -85,7 +85,7 @@ def test_tensor_and_variable_descend_equally(backend, shape):
     indices = generator.randint(0, 50, 200).astype(np.int32)
     values = generator.randn(200).astype(np.float32)
     total = sparse.SparseTotal(floats(indices), tf.constant(values))
-    expected = descended(shape, indices, values, -0.3)
+    expected = expected_descent(shape, indices, values, -0.3)
     start = tf.reshape(tf.range(50, dtype=tf.float32), shape)
 
     @tf.function

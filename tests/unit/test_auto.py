@@ -23,27 +23,27 @@ AUTO = rs.Auto(candidates=(REDSYNC, rs.ACPSGD()))
 ONE_BUCKET = 1 << 30
 
 
-def measured(rate=1e6, latency=0.0, work=cost.NO_WORK, workers=P):
+def measurements(rate=1e6, latency=0.0, work=cost.NO_WORK, workers=P):
     return Measured(workers, cost.Link.of(rate, latency), {REDSYNC: work, rs.ACPSGD(): work})
 
 
-def chosen(decision):
+def chosen_methods(decision):
     return [type(a.method).__name__ for a in decision.assign(SPECS)]
 
 
 def test_slow_links_compress_and_fast_links_do_not():
     busy = cost.Work(fixed=0.01)
-    slow = AUTO.decide(SPECS, measured(1e6, work=busy), ONE_BUCKET)
-    fast = AUTO.decide(SPECS, measured(1e10, work=busy), ONE_BUCKET)
-    assert chosen(slow) == ["ACPSGD", "Dense", "ACPSGD"]
-    assert chosen(fast) == ["Dense"] * 3
+    slow = AUTO.decide(SPECS, measurements(1e6, work=busy), ONE_BUCKET)
+    fast = AUTO.decide(SPECS, measurements(1e10, work=busy), ONE_BUCKET)
+    assert chosen_methods(slow) == ["ACPSGD", "Dense", "ACPSGD"]
+    assert chosen_methods(fast) == ["Dense"] * 3
     assert slow.trial_steps == AUTO.trial_steps > 0 and fast.trial_steps == 0
 
 
 def test_cheapest_candidate_is_chosen():
     slow_factors = {REDSYNC: cost.NO_WORK, rs.ACPSGD(): cost.Work(fixed=100.0)}
     decision = AUTO.decide(SPECS, Measured(P, cost.Link.of(1e6, 0.0), slow_factors), ONE_BUCKET)
-    assert chosen(decision) == ["RedSync", "Dense", "RedSync"]
+    assert chosen_methods(decision) == ["RedSync", "Dense", "RedSync"]
     (choice,) = decision.choices
     dense, redsync, factors = choice.seconds
     assert dense == pytest.approx(1.5 * 4 * (500_000 + 500 + 100_000) / 1e6)
@@ -87,32 +87,32 @@ def test_many_small_tensors_stay_dense(tensors, expected):
 def test_each_bucket_is_decided_separately():
     """The fixed cost of a bucket keeps the small one dense."""
     work = cost.Work(fixed=0.7)  # between 0.6 s and 3 s of all-reduce
-    decision = AUTO.decide(SPECS, measured(1e6, work=work), 400_000)
+    decision = AUTO.decide(SPECS, measurements(1e6, work=work), 400_000)
     assert [[s.name for s in c.specs] for c in decision.choices] == [
         ["b/kernel"],
         ["a/kernel"],
         ["a/bias"],
     ]
     assert [type(c.method).__name__ for c in decision.choices] == ["Dense", "ACPSGD", "Dense"]
-    assert chosen(decision) == ["ACPSGD", "Dense", "Dense"]
+    assert chosen_methods(decision) == ["ACPSGD", "Dense", "Dense"]
 
 
 def test_more_workers_make_all_gather_more_expensive():
     auto = rs.Auto(candidates=(REDSYNC,))
-    few = auto.decide(SPECS, measured(workers=4), ONE_BUCKET)
-    many = auto.decide(SPECS, measured(workers=400), ONE_BUCKET)
-    assert "RedSync" in chosen(few) and "RedSync" not in chosen(many)
+    few = auto.decide(SPECS, measurements(workers=4), ONE_BUCKET)
+    many = auto.decide(SPECS, measurements(workers=400), ONE_BUCKET)
+    assert "RedSync" in chosen_methods(few) and "RedSync" not in chosen_methods(many)
 
 
 def test_equal_measurements_give_equal_decisions():
-    first = AUTO.decide(SPECS, measured(), ONE_BUCKET)
-    second = AUTO.decide(list(SPECS), measured(), ONE_BUCKET)
+    first = AUTO.decide(SPECS, measurements(), ONE_BUCKET)
+    second = AUTO.decide(list(SPECS), measurements(), ONE_BUCKET)
     assert first == second and str(first) == str(second)
-    assert first != AUTO.decide(SPECS, measured(2e6), ONE_BUCKET)
+    assert first != AUTO.decide(SPECS, measurements(2e6), ONE_BUCKET)
 
 
 def test_the_table():
-    lines = str(AUTO.decide(SPECS, measured(1e6, 0.001), 400_000)).splitlines()
+    lines = str(AUTO.decide(SPECS, measurements(1e6, 0.001), 400_000)).splitlines()
     assert "4 workers" in lines[0] and "all-to-all 1.00 ms per hop and 1.0 MB/s" in lines[0]
     assert lines[1].split() == [
         *("bucket", "tensors", "elements", "Dense", "ms", "RedSync", "ms", "ACPSGD", "ms"),
@@ -137,14 +137,14 @@ def test_methods_of_one_class_have_distinct_names():
         *("DiLoCo(steps=15)", "DiLoCo(steps=50)", "BlockQuantized(method=PowerSGD, bits=4)"),
     ]
     assert names((rs.BlockQuantized(),)) == ["BlockQuantized"]
-    decision = rs.Auto().decide(SPECS, measured(1e6), ONE_BUCKET)
+    decision = rs.Auto().decide(SPECS, measurements(1e6), ONE_BUCKET)
     header, *rows = str(decision).splitlines()[1:]
     assert all(f"{name} ms" in header for name in names(rs.Auto().methods))
     assert any(row.endswith(f"  {name}") for row in rows for name in ("PowerSGD", "CodedTopK"))
 
 
 def test_nothing_to_decide_is_dense():
-    decision = AUTO.decide([], measured(), ONE_BUCKET)
+    decision = AUTO.decide([], measurements(), ONE_BUCKET)
     assert decision.choices == () and decision.assign([]) == [] and decision.trial_steps == 0
     assert "4 workers" in str(decision)
 
@@ -177,7 +177,7 @@ LOCAL = (rs.LocalSGD(steps=10), rs.LocalSGD(steps=100), rs.DiLoCo(steps=1000))
 def test_budget_selects_the_first_candidate_that_fits(most, place):
     """The all-reduce takes 1.5 x 4 x 600,500 bytes / 1 MB/s = 3.603 s, of a step of one second."""
     auto = rs.Auto(candidates=LOCAL, max_overhead=most, step_seconds=1.0)
-    decision = auto.decide(SPECS, measured(), 400_000)
+    decision = auto.decide(SPECS, measurements(), 400_000)
     assert len(decision.choices) == 3
     assert {a.method for a in decision.assign(SPECS)} == {(rs.Dense(), *LOCAL)[place]}
     assert decision.trial_steps == 0
@@ -188,7 +188,7 @@ def test_budget_selects_the_first_candidate_that_fits(most, place):
 
 def test_budget_that_no_candidate_fits():
     auto = rs.Auto(candidates=LOCAL[:2], max_overhead=0.01, step_seconds=1.0)
-    decision = auto.decide(SPECS, measured(), ONE_BUCKET)
+    decision = auto.decide(SPECS, measurements(), ONE_BUCKET)
     assert {a.method for a in decision.assign(SPECS)} == {LOCAL[1]}
     assert "no method fits 10 ms" in str(decision)
     assert decision.assign(SPECS)[0].reason == "the fastest: none fits the budget"
@@ -259,7 +259,7 @@ def test_default_candidates_of_a_budget():
 def test_table_lists_excluded_methods(inner, auto, told):
     """The table also shows their time on the network, and thus the possible gain."""
     suited = accuracy.suited(inner, auto, lambda text: None)
-    decision = suited.decide(SPECS, measured(1e6), ONE_BUCKET)
+    decision = suited.decide(SPECS, measurements(1e6), ONE_BUCKET)
     lines = [x for x in str(decision).splitlines() if x.startswith("left out: ")]
     assert len(lines) == len(told)
     for line, (name, words) in zip(lines, told.items(), strict=True):
@@ -311,10 +311,10 @@ def test_predicted_gain_of_the_advice():
     sgd = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
     (line,) = (
         accuracy.suited(sgd, rs.Auto(), lambda text: None)
-        .decide(SPECS, measured(1e6), ONE_BUCKET)
+        .decide(SPECS, measurements(1e6), ONE_BUCKET)
         .left_out
     )
-    considered = rs.Auto().decide(SPECS, measured(1e6), ONE_BUCKET)
+    considered = rs.Auto().decide(SPECS, measurements(1e6), ONE_BUCKET)
     (choice,) = considered.choices
     seconds = dict(zip(choice.methods, choice.seconds, strict=True))[rs.Auto().methods[1]]
     assert f"CodedTopK, {1e3 * seconds:.2f} ms" in line

@@ -23,7 +23,7 @@ def tiny():
     return keras.Sequential([keras.layers.Input((40,)), keras.layers.Dense(50)])
 
 
-def measured(path, methods):
+def run_worker(path, methods):
     code = bench_worker.main(
         ["--model=tests.unit.test_bench:tiny", "--steps=2", "--rounds=2", "--batch-size=4",
          f"--json={path}", "--training-steps=100", "--methods", *methods]
@@ -36,7 +36,7 @@ def measured(path, methods):
 def test_methods_are_measured_in_turn(tmp_path):
     path = tmp_path / "times.json"
     methods = ["Dense", "TopK(density=0.01, dense_below=0)", "NoExchange()"]
-    codes = run_workers(measured, args=(str(path), methods))
+    codes = run_workers(run_worker, args=(str(path), methods))
     assert [worker["code"] for worker in codes] == [0, 0]
     dense, top, nothing = json.loads(path.read_text())
     assert [row["method"] for row in (dense, top, nothing)] == methods
@@ -60,7 +60,7 @@ def test_measurements_cover_whole_rounds_of_local_steps():
 
 
 def test_bad_methods_and_models_exit_with_one_line(capsys):
-    assert measured("unused", ["RedSync(densty=0.1)"])["code"] == 2
+    assert run_worker("unused", ["RedSync(densty=0.1)"])["code"] == 2
     assert "Did you mean `density`" in capsys.readouterr().err
     argv = ["--model=nowhere:f", "--steps=1", "--rounds=1", "--training-steps=1",
             "--methods", "Dense"]  # fmt: skip
@@ -130,11 +130,11 @@ def test_plot_has_a_bar_and_a_loss_per_method():
 def test_known_losses_match_the_documentation():
     pages = [(ROOT / name).read_text() for name in ("README.md", "docs/accuracy.md")]
     words = " ".join(" ".join(pages).split())
-    measured = [
+    run_worker = [
         rs.HalfPrecision(), rs.BlockQuantized(bits=8), rs.BlockQuantized(bits=4), rs.CodedGMC(),
         rs.CodedTopK(), rs.PowerSGD(rank=4), rs.RedSync(),
     ]  # fmt: skip
-    for method in measured:
+    for method in run_worker:
         assert known_losses.known_loss(method).split(" (")[0] in words
     unknown = [
         rs.RedSync(density=0.01), rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(),

@@ -96,7 +96,7 @@ def test_false_positive_rate_matches_the_setting(rate):
     assert np.mean(false) / (size - k) == pytest.approx(rate, rel=0.1)
 
 
-def hits(policy, seed, k=40, rate=0.05):
+def count_hits(policy, seed, k=40, rate=0.05):
     """Returns how many selected positions a policy takes out of 50 k, and the positions."""
     chosen = np.int32(np.sort(np.random.default_rng(2).choice(50 * k, k, replace=False)))
     coding = contrib.codings.Bloom(policy=policy, false_positive_rate=rate)
@@ -108,14 +108,14 @@ def hits(policy, seed, k=40, rate=0.05):
 
 def test_p1_varies_its_choice_by_step():
     """About r / |P| of the selected positions are dropped, none of them always."""
-    taken = [hits("p1", seed) for seed in range(30)]
+    taken = [count_hits("p1", seed) for seed in range(30)]
     assert len({tuple(t) for _, t in taken}) == 30
     share = np.mean([n for n, _ in taken]) / 40
     assert share == pytest.approx(40 / (40 + 0.05 * 1960), abs=0.06)
 
 
 def test_p2_takes_more_selected_positions():
-    found = {p: sum(hits(p, seed, k=16)[0] for seed in range(4)) for p in ("p1", "p2")}
+    found = {p: sum(count_hits(p, seed, k=16)[0] for seed in range(4)) for p in ("p1", "p2")}
     assert found["p2"] > 1.3 * found["p1"]
 
 

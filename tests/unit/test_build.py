@@ -34,7 +34,7 @@ def matches(pattern: str) -> set[str]:
     return {name for name in files if re.fullmatch(rule, name)}
 
 
-def listed(*names: str) -> list[str]:
+def listed_files(*names: str) -> list[str]:
     patterns = [pattern for name in names for pattern in constants()[name]]
     return sorted(f"custom_ops/{f}" for f in set().union(*map(matches, patterns)))
 
@@ -48,7 +48,7 @@ def setup_sources(monkeypatch):
     import build_library
 
     sources = [*build_library.SOURCES, *build_library.PRELOAD_SOURCES]
-    for_gpu = listed("GPU_OP_SOURCES")
+    for_gpu = listed_files("GPU_OP_SOURCES")
     return [s for s in sources if s.endswith(".cc") and s not in for_gpu]
 
 
@@ -67,7 +67,7 @@ def test_objects_depend_on_all_included_files(setup_sources):
 
 def test_each_source_is_in_one_list():
     lists = [name for name in constants() if name.endswith(("SOURCES", "HEADERS"))]
-    files = [file for name in lists for file in listed(name)]
+    files = [file for name in lists for file in listed_files(name)]
     assert len(files) == len(set(files)), "in two lists"
     code = {".cc", ".h", ".cu", ".cuh"}
     there = {p.relative_to(ROOT).as_posix() for p in OPS.rglob("*") if p.suffix in code}
@@ -75,7 +75,9 @@ def test_each_source_is_in_one_list():
 
 
 def test_setup_compiles_the_listed_sources(setup_sources):
-    assert setup_sources == listed("CORE_SOURCES", "OP_SOURCES") + listed("PRELOAD_SOURCES")
+    assert setup_sources == listed_files("CORE_SOURCES", "OP_SOURCES") + listed_files(
+        "PRELOAD_SOURCES"
+    )
 
 
 def test_bazel_has_no_own_sources_or_flags():
@@ -111,7 +113,7 @@ def test_bazel_compiles_the_same_sources_as_setup(tmp_path, setup_sources):
         'kind("source file", labels(srcs, //custom_ops:all) + labels(srcs, //tests/kernels:all))'
     )
     found = query(tmp_path, labels)
-    for_gpu = listed("GPU_OP_SOURCES")  # Only where nvcc exists.
+    for_gpu = listed_files("GPU_OP_SOURCES")  # Only where nvcc exists.
     compiled = [f for f in found if f.endswith(".cc") and f not in for_gpu]
     programs = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("tests/kernels/*_test.cc"))
     assert compiled == sorted(setup_sources + programs) and programs

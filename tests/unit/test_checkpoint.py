@@ -124,7 +124,7 @@ def train(family, data, directory, at=None, every=4, epochs=EPOCHS, callbacks=()
     return model, seen
 
 
-def equal(one, other):
+def equal_weights(one, other):
     pairs = itertools.zip_longest(one.get_weights(), other.get_weights())
     return all(np.array_equal(a, b) for a, b in pairs)
 
@@ -170,7 +170,7 @@ def two_optimizers(library, folder, epochs):
 def test_model_with_two_optimizers(library, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     two_optimizers(library, folder / "part", 1)
-    assert equal(
+    assert equal_weights(
         two_optimizers(library, folder / "part", 2), two_optimizers(library, folder / "whole", 2)
     )
 
@@ -184,7 +184,7 @@ def test_resume_is_bitwise_equal(family, kind, tmp_path_factory):
     at = 17 // arguments.get("steps_per_execution", 1)
     train(family, data, folder / "part", at=at, **arguments)  # in the second epoch
     rest, seen = train(family, data, folder / "part", **arguments)
-    assert equal(whole, rest)
+    assert equal_weights(whole, rest)
     assert seen.batches[0] in (6, 7) and 0 not in seen.batches[:2]
     assert list(seen.epochs) == [1, 2] and seen.epochs[2] == all_seen.epochs[2]
 
@@ -201,7 +201,7 @@ def test_resume_after_the_last_batch_of_unknown_size(family, at_once, tmp_path_f
     whole, all_seen = train(family, data, folder / "whole", **arguments)
     train(family, data, folder / "part", at=calls + 1, **arguments)
     rest, seen = train(family, data, folder / "part", **arguments)
-    assert equal(whole, rest)
+    assert equal_weights(whole, rest)
     assert seen.batches == all_seen.batches[calls:]
     assert seen.epochs == all_seen.epochs
 
@@ -226,7 +226,7 @@ def test_other_callbacks_are_saved_and_a_finished_run_stays_finished(tmp_path):
     whole, _ = fit("whole", every="epoch", epochs=2)
     fit("part", every="epoch", epochs=2, at=STEPS + 3)
     rest, seen = fit("part", every="epoch", epochs=2)
-    assert list(seen.epochs) == [1] and equal(whole, rest)
+    assert list(seen.epochs) == [1] and equal_weights(whole, rest)
     rates = [float(m.optimizer.learning_rate.numpy()) for m in (whole, rest)]
     assert rates == pytest.approx([0.0004, 0.004])  # `Reduce...` forgets its earlier state
     assert len((tmp_path / "part" / "log.csv").read_text().splitlines()) == 3
@@ -234,7 +234,7 @@ def test_other_callbacks_are_saved_and_a_finished_run_stays_finished(tmp_path):
 
     with pytest.warns(UserWarning, match="nothing left to do: .*/ck .*epoch 2"):
         again, seen = fit("part", every="epoch", epochs=2)
-    assert equal(again, rest) and not seen.batches
+    assert equal_weights(again, rest) and not seen.batches
     more, seen = fit("part", every=7, epochs=3)
     assert list(seen.epochs) == [2]
     names = sorted(p.name for p in (tmp_path / "part" / "ck").iterdir())
@@ -443,7 +443,7 @@ def put(name, value):
     return change
 
 
-def first(number):
+def change_first(number):
     """Changes the first element of an array."""
 
     def change(array):
@@ -462,17 +462,20 @@ CHANGES = {
     "the exchange is missing": (put("own/exchange/step", None), "step"),
     "a weight of another shape": (put(KERNEL, np.zeros([5, 7], np.float32)), r"model/0 must be"),
     "a weight of another type": (put(KERNEL, np.zeros([5, 6])), r"model/0 must be float32"),
-    "a weight that is NaN": (put(KERNEL, first(np.nan)), "1 of 30 numbers .* (not |non-)finite"),
-    "a weight that is infinite": (
-        put(KERNEL, first(np.inf)),
+    "a weight that is NaN": (
+        put(KERNEL, change_first(np.nan)),
         "1 of 30 numbers .* (not |non-)finite",
     ),
-    "a slot that is NaN": (put(SLOT, first(np.nan)), "are NaN"),
+    "a weight that is infinite": (
+        put(KERNEL, change_first(np.inf)),
+        "1 of 30 numbers .* (not |non-)finite",
+    ),
+    "a slot that is NaN": (put(SLOT, change_first(np.nan)), "are NaN"),
     "the exchange's rank": (put("own/exchange/rank", np.int64(-1)), "rank"),
     "the exchange's JSON": (put("own/exchange/about", np.uint8([91] * 50_000)), "JSON"),
-    "a slot that is infinite": (put(SLOT, first(np.inf)), None),
-    "a statistic that is NaN": (put(STATISTIC, first(np.nan)), None),
-    "a metric that is NaN": (put("own/metrics/0@0", first(np.nan)), None),
+    "a slot that is infinite": (put(SLOT, change_first(np.inf)), None),
+    "a statistic that is NaN": (put(STATISTIC, change_first(np.nan)), None),
+    "a metric that is NaN": (put("own/metrics/0@0", change_first(np.nan)), None),
     "a metric of another shape": (put("own/metrics/0@0", np.zeros([3], np.float32)), None),
 }
 IN_MANIFEST = {  # the path, the value
@@ -614,10 +617,10 @@ def test_changes_at_train_end_are_saved(family, tmp_path):
         chosen = [rs.callbacks.Flush(), best]
         return train(family, DATA["shuffled once"][0], tmp_path, callbacks=chosen)[0]
 
-    first = fit()
+    change_first = fit()
     with pytest.warns(UserWarning, match="nothing left to do"):
         again = fit()
-    assert equal(first, again)
+    assert equal_weights(change_first, again)
 
 
 @pytest.mark.parametrize("family", ["keras3", "tf_keras"])

@@ -33,7 +33,7 @@ def two_bits_numpy(values):
     return np.where(values < 0, -1, 1) * units * scales
 
 
-def sent(form, workers):
+def encode_workers(form, workers):
     """Returns the messages of some workers, and their values as dense chunks."""
     messages, dense = [], []
     for worker in range(workers):
@@ -49,7 +49,7 @@ def sent(form, workers):
 @pytest.mark.parametrize("bits", [32, 2])
 def test_sums_and_sender_counts(bits):
     form = ChunkMessages(CHUNKS, 5, bits)
-    messages, dense = sent(form, 3)
+    messages, dense = encode_workers(form, 3)
     sums, senders = form.sums(messages)
     for i, chunks in enumerate(CHUNKS):
         rows = [own[i] for own in dense]
@@ -70,7 +70,7 @@ def test_message_bits(k):
     number, tensors = 256, [Chunks.of((1024, 1024))]
     for bits, count in ((32, number * k * 44), (2, number * (k * 14 + 32) + 64)):
         form = ChunkMessages(tuple(tensors), k, bits)
-        messages, _ = sent(form, 1)
+        messages, _ = encode_workers(form, 1)
         assert 32 * messages.shape[1] == 32 + count == 8 * form.payload
     assert 32 * 2**20 / (32 + count) > {32: 200, 64: 130, 128: 70}[k]  # times smaller than dense
 
@@ -86,7 +86,7 @@ def test_payload_sizes_of_odd_tensors(bits):
             total += 32 * chunks.number * k
         else:
             total += 32 * math.ceil(2 * chunks.number * k / 32) + 32 * chunks.number + 64
-    messages, _ = sent(form, 1)
+    messages, _ = encode_workers(form, 1)
     assert 8 * form.payload == 32 * messages.shape[1] == total
 
 

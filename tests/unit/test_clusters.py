@@ -86,13 +86,13 @@ def ssh(tmp_path_factory):
         server.wait()
 
 
-def words(ssh, *flags):
+def command_line(ssh, *flags):
     return [sys.executable, "-m", "tf_redsync", "launch", "--ssh", ssh, *map(str, flags)]
 
 
 def run(ssh, *flags, cwd, **env):
     return subprocess.run(
-        words(ssh, *flags), capture_output=True, text=True, timeout=60, cwd=cwd,
+        command_line(ssh, *flags), capture_output=True, text=True, timeout=60, cwd=cwd,
         env={**{k: v for k, v in os.environ.items() if k != "TF_CONFIG"}, "PYTHONPATH": str(ROOT),
              **env},
     )  # fmt: skip
@@ -157,7 +157,7 @@ def test_no_remote_process_survives(ssh, tmp_path, how):
     )
     limit = ["--timeout", "10"] if how == "timeout" else []
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    line = words(ssh, "--hosts", "localhost", "--grace", "0.5", *limit, "train.py")
+    line = command_line(ssh, "--hosts", "localhost", "--grace", "0.5", *limit, "train.py")
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
     ) as job:
@@ -228,7 +228,7 @@ def test_job_ends_while_it_waits_for_a_host(ssh, tmp_path, how):
     slow.chmod(0o755)
     flags = ["--hosts", "here,slow", "--max-restarts", "2", "--min-workers", "1", "--grace", "40"]
     flags += ["--timeout", "4"] if how == "timeout" else []
-    line, env = words(str(slow), *flags, "train.py"), {**os.environ, "PYTHONPATH": str(ROOT)}
+    line, env = command_line(str(slow), *flags, "train.py"), {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path) as job:
         limit, pid = time.monotonic() + 20, tmp_path / "pid"
         try:

@@ -34,7 +34,7 @@ def gradients(step, workers, specs=SPECS):
     ]
 
 
-def surplus(method, workers=2, specs=SPECS, steps=3, traced=False):
+def conservation_error(method, workers=2, specs=SPECS, steps=3, traced=False):
     """Returns the largest |input - output - residual| over all steps, and the largest total."""
     layout = BucketLayout(specs, workers)
     states, worst, largest = loopback.initial_states(method, layout), 0.0, 0.0
@@ -76,14 +76,14 @@ INSIDE = {
 @pytest.mark.parametrize("name", INSIDE)
 def test_every_sparsifier_conserves_gradients(name):
     method = rs.Coded(method=INSIDE[name], indices=codings.Golomb(), values=codings.Half())
-    assert method.traits.conserves and surplus(method) < 5e-6
+    assert method.traits.conserves and conservation_error(method) < 5e-6
 
 
 @pytest.mark.parametrize("name", ["SparDL", "FixedThreshold"])
 def test_deep_reduce_conserves_gradients(name):
     """With messages for one block, and with fewer elements than the capacity."""
     method = rs.contrib.DeepReduce(method=INSIDE[name])
-    assert method.traits.conserves and surplus(method) < 5e-6
+    assert method.traits.conserves and conservation_error(method) < 5e-6
 
 
 def test_p2_conserves_gradients():
@@ -91,7 +91,7 @@ def test_p2_conserves_gradients():
         method=rs.TopK(density=0.02),
         indices=rs.contrib.codings.Bloom(policy="p2", false_positive_rate=0.1),
     )
-    assert surplus(method, specs=(TensorSpec("w", (20, 15)),), steps=2) < 5e-6
+    assert conservation_error(method, specs=(TensorSpec("w", (20, 15)),), steps=2) < 5e-6
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_p2_conserves_gradients():
 def test_without_error_feedback_only_rounding_is_lost(indices):
     """Each exact value is delivered once, including that of a false position."""
     method = rs.Coded(method=rs.TopK(density=0.05), indices=indices, error_feedback=False)
-    assert method.traits.conserves and surplus(method) < 5e-6
+    assert method.traits.conserves and conservation_error(method) < 5e-6
     rounded = dataclasses.replace(method, values=codings.Half())
-    assert not rounded.traits.conserves and 1e-3 < surplus(rounded) < 0.1
+    assert not rounded.traits.conserves and 1e-3 < conservation_error(rounded) < 0.1
 
 
 @pytest.mark.parametrize("indices", [codings.Golomb(), rs.contrib.codings.Bloom()])
@@ -179,8 +179,8 @@ def test_falling_density():
     """Slots are tensors then, and later messages are shorter; graph mode gives equal results."""
     inside = rs.RedSync(density=0.02, dense_below=0, threshold_above=4000, warm_up=RAMP)
     method = rs.Coded(method=inside, indices=codings.RawIndices(), values=codings.Half())
-    assert surplus(method) < 5e-6
-    assert surplus(method, traced=True) < 5e-6
+    assert conservation_error(method) < 5e-6
+    assert conservation_error(method, traced=True) < 5e-6
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_adam_after_exchange_momentum(method):
 # ------------------------------------------------------------- delayed elements (adaptive.md)
 
 
-def moves(make, before: int, wait: int) -> float:
+def update_after_wait(make, before: int, wait: int) -> float:
     """Returns the update of an element that is sent once after a delay, in learning rates.
 
     Its gradient was 1 or -1 in each of `before` steps, then it was left out for `wait` steps; 99
@@ -133,7 +133,7 @@ ADAM = (keras.optimizers.Adam, keras.optimizers.Lamb)
 
 @pytest.mark.parametrize("make", ADAM)
 def test_adam_and_lamb_take_long_steps_after_delays(make):
-    soon, late = moves(make, 100, 10), moves(make, 100, 1000)
+    soon, late = update_after_wait(make, 100, 10), update_after_wait(make, 100, 1000)
     assert late > 5 * soon > 0
 
 
@@ -141,13 +141,13 @@ def test_adam_and_lamb_take_long_steps_after_delays(make):
     "make", [rs.AMSGrad, lambda *a, **o: keras.optimizers.Adam(*a, amsgrad=True, **o)]
 )
 def test_amsgrad_takes_no_long_steps(make):
-    soon, late = moves(make, 100, 10), moves(make, 100, 1000)
+    soon, late = update_after_wait(make, 100, 10), update_after_wait(make, 100, 1000)
     assert 0 < late < 1.5 * soon
 
 
 def test_amsgrad_does_not_help_elements_sent_for_the_first_time():
     """The first step is (1 - beta_1) / sqrt(1 - beta_2); the momentum's sum is ten times that."""
-    assert moves(rs.AMSGrad, 0, 1000) == pytest.approx(10.0, rel=0.02)
+    assert update_after_wait(rs.AMSGrad, 0, 1000) == pytest.approx(10.0, rel=0.02)
 
 
 # --------------------------------------------------------------------------------------- warnings

@@ -39,7 +39,7 @@ def test_compile_outside_the_scope():
     assert np.isfinite(alone.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0).history["loss"][0])
 
 
-def compared(**arguments):
+def comparison_text(**arguments):
     """Returns the text by which workers compare a model's `compile` arguments."""
     seen = []
     one = model()
@@ -83,8 +83,8 @@ COMPILED = [
 
 def test_workers_compare_losses_and_metrics():
     """Equal arguments give equal texts, different arguments different ones."""
-    texts = [compared(**make()) for make in COMPILED]
-    assert texts == [compared(**make()) for make in COMPILED]
+    texts = [comparison_text(**make()) for make in COMPILED]
+    assert texts == [comparison_text(**make()) for make in COMPILED]
     assert len(set(texts)) == len(COMPILED), texts
 
 
@@ -94,7 +94,7 @@ def test_workers_compare_loss_and_metric_arguments():
         ({"loss": keras.losses.Huber(0.5)}, {"loss": keras.losses.Huber(1.5)}),
         ({"metrics": [ranks[0]]}, {"metrics": [ranks[1]]}),
     ):
-        assert compared(**first) != compared(**other)
+        assert comparison_text(**first) != comparison_text(**other)
 
 
 def test_functions_of_one_name_are_compared_by_source():
@@ -105,7 +105,7 @@ def test_functions_of_one_name_are_compared_by_source():
         linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
         names = {}
         exec(compile(source, file, "exec"), names)
-        texts.append(compared(loss=names["loss"]))
+        texts.append(comparison_text(loss=names["loss"]))
     assert texts[0] != texts[1]
 
 

@@ -23,7 +23,7 @@ def settings(*flags, workers=2):
     return command_line.settings_of(args, examples=1497)
 
 
-def trained(text, *flags, workers=2):
+def train_digits(text, *flags, workers=2):
     """Trains the digits task to its end."""
     given = settings(*flags, workers=workers), data.digits(None)
     training = local_training.make(*given, exchanged(text), 0)
@@ -248,7 +248,7 @@ def test_finished_rows_are_kept_and_an_interrupted_row_resumes(tmp_path, capsys,
     assert dense["curve"]["steps"] == [3, 6, 9] and sparse["bits"] == sparse["bits_after"] < 4
     assert not list(tmp_path.glob("*.state.npz"))
 
-    again = trained("Dense()", "--steps", "9", "--evaluations", "3")
+    again = train_digits("Dense()", "--steps", "9", "--evaluations", "3")
     assert again.curve == dense["curve"]
     assert '--methods "Dense()"' in dense["command"].replace("'", '"')
     one = command_line.parse(shlex.split(dense["command"])[2:])
@@ -372,7 +372,7 @@ def test_local_steps():
     """Rounds of one step equal dense training; longer rounds also end at evaluations."""
     flags = ("--steps", "7", "--evaluations", "1", "--momentum", "0")
     dense, one, average, outer, late = (
-        trained(text, *flags)
+        train_digits(text, *flags)
         for text in (
             "Dense()",
             "LocalSGD(steps=1)",
@@ -386,7 +386,7 @@ def test_local_steps():
     np.testing.assert_allclose(weights(outer), weights(average), atol=1e-6)
     assert np.abs(weights(average) - weights(dense)).max() > 1e-4
     assert average.rounds == 3 and average.results()["bits"] == pytest.approx(32 * 3 / 7)
-    sparse = trained("SparseLoCo(steps=3, top_k=16)", *flags)
+    sparse = train_digits("SparseLoCo(steps=3, top_k=16)", *flags)
     assert 0 < sparse.results()["bits"] < 1
     assert np.isfinite(weights(sparse)).all()
 
@@ -409,15 +409,17 @@ def test_optimizers():
 def test_rate_inside_the_exchange_equals_keras_momentum():
     """Residuals and velocities then hold updates; with a constant rate there is no difference."""
     flags = ("--steps", "6", "--evaluations", "1", "--schedule")
-    keras_form = trained("Dense()", *flags, "cosine")
-    first = trained("Dense(momentum=0.9), rate_first=True", *flags, "cosine")
+    keras_form = train_digits("Dense()", *flags, "cosine")
+    first = train_digits("Dense(momentum=0.9), rate_first=True", *flags, "cosine")
     np.testing.assert_allclose(weights(first), weights(keras_form), atol=1e-6)
-    gradients = trained("Dense(momentum=0.9)", *flags, "cosine")
+    gradients = train_digits("Dense(momentum=0.9)", *flags, "cosine")
     assert np.abs(weights(first) - weights(gradients)).max() > 1e-4
-    one, other = (trained(f"{SPARSE}{o}", *flags, "constant") for o in ("", ", rate_first=True"))
+    one, other = (
+        train_digits(f"{SPARSE}{o}", *flags, "constant") for o in ("", ", rate_first=True")
+    )
     np.testing.assert_allclose(weights(one), weights(other), atol=1e-5)
     with pytest.raises(ValueError, match="`rate_first` is for SGD"):
-        trained("Dense(), rate_first=True", "--optimizer", "adam", "--learning_rate", "0.1")
+        train_digits("Dense(), rate_first=True", "--optimizer", "adam", "--learning_rate", "0.1")
 
 
 @pytest.mark.deep
@@ -461,8 +463,8 @@ def test_means_over_seeds():
 @pytest.mark.deep
 def test_warm_ups_and_bits():
     """A warm-up of 4 of 8 steps is dense, and the bits of the whole run include it."""
-    dense = trained("Dense(momentum=0.9)", "--steps", "4", "--evaluations", "1")
-    after = trained(SPARSE, "--steps", "1", "--evaluations", "1").results()["bits"]
+    dense = train_digits("Dense(momentum=0.9)", "--steps", "4", "--evaluations", "1")
+    after = train_digits(SPARSE, "--steps", "1", "--evaluations", "1").results()["bits"]
     for text in (f"{SPARSE}, warm_up=DenseWarmUp(4)", f"{SPARSE[:-1]}, warm_up=DenseWarmUp(4))"):
         flags = ("--steps", "8", "--evaluations", "2")
         training = Training(settings(*flags), data.digits(None), exchanged(text), 0)
@@ -473,7 +475,7 @@ def test_warm_ups_and_bits():
         assert row["bits"] == pytest.approx((32 + after) / 2)
 
     stages = "ExponentialWarmUp(steps_per_stage=2, densities=(0.1,))"
-    row = trained(
+    row = train_digits(
         f"Scheduled(method={SPARSE}, stages={stages})", "--steps", "4", "--evaluations", "1"
     ).results()
     assert row["first_steps"] == 2 and row["bits_after"] == pytest.approx(after)
@@ -507,10 +509,10 @@ def test_batch_normalization_and_clipping():
 
 def test_density_one_without_masking_is_dense_momentum():
     flags = ["--steps", "20", "--evaluations", "1"]
-    dense = trained("Dense()", *flags)  # the inner optimizer's momentum
+    dense = train_digits("Dense()", *flags)  # the inner optimizer's momentum
     everything = "RedSync(density=1.0, momentum=0.9, dense_below=0)"
-    np.testing.assert_allclose(weights(trained(everything, *flags)), weights(dense), atol=1e-5)
-    masked = trained(everything.replace("density", "masking=True, density"), *flags)
+    np.testing.assert_allclose(weights(train_digits(everything, *flags)), weights(dense), atol=1e-5)
+    masked = train_digits(everything.replace("density", "masking=True, density"), *flags)
     assert np.abs(weights(masked) - weights(dense)).max() > 1e-3
 
 
@@ -522,7 +524,7 @@ def test_recommended_method_at_the_best_dense_rate():
     """
     flags = ("--steps", "240", "--evaluations", "1", "--schedule", "warm_cosine")
     curves = {
-        text: trained(text, *flags, "--learning_rate", "0.4", workers=4).curve
+        text: train_digits(text, *flags, "--learning_rate", "0.4", workers=4).curve
         for text in ("Dense()", "CodedGMC(density=0.03)")
     }
     dense, coded = curves.values()
@@ -540,9 +542,9 @@ def test_gap_to_dense_training_is_bounded():
     0.11 and 0.63 +- 0.05. The bounds are the mean and four deviations.
     """
     flags = ("--steps", "110", "--evaluations", "2")
-    dense = trained("Dense()", *flags, workers=4).curve
+    dense = train_digits("Dense()", *flags, workers=4).curve
     for text, test, train in (("RedSync(momentum=0.9)", 0.36, 0.32), (SPARSE, 0.95, 0.84)):
-        found = trained(text, *flags, workers=4).curve
+        found = train_digits(text, *flags, workers=4).curve
         assert np.log(found["loss"][-1] / dense["loss"][-1]) < test, text
         assert np.log(found["train_loss"][-1] / dense["train_loss"][-1]) < train, text
 
@@ -552,17 +554,17 @@ def test_bit_budget_is_used_and_its_measurement_has_no_effect():
     """The measurement trains densely; rows then start like those of other methods."""
     flags = ("--steps", "3", "--evaluations", "1", "--momentum", "0")
     exact = "BitBudget(default=TopK(density=1.0), bits=64.0, candidates=(TopK(density=1.0),))"
-    plain, whole = trained("TopK(density=1.0)", *flags), trained(exact, *flags)
+    plain, whole = train_digits("TopK(density=1.0)", *flags), train_digits(exact, *flags)
     np.testing.assert_array_equal(weights(whole), weights(plain))
-    spent = trained("BitBudget(default=TopK(dense_below=0), bits=1.0)", *flags)
+    spent = train_digits("BitBudget(default=TopK(dense_below=0), bits=1.0)", *flags)
     assert 0.5 < spent.results()["bits"] <= 1.0
     assert len({b.method for b in spent.exchange.buckets}) > 2  # densities, and the dense biases
 
 
 def test_flush_delivers_residuals():
     flags = ("--steps", "12", "--momentum", "0", "--learning_rate", "0.1")
-    plain = trained("TopK(density=0.02)", *flags)
-    flushed = trained("TopK(density=0.02), flush=True", *flags)
+    plain = train_digits("TopK(density=0.02)", *flags)
+    flushed = train_digits("TopK(density=0.02), flush=True", *flags)
     waiting = plain.exchange.flush()
     assert max(float(tf.reduce_max(tf.abs(w))) for w in waiting) > 1e-3
     expected = np.concatenate(

@@ -99,7 +99,7 @@ class Config:
     repo_url = None
 
 
-def rendered(text, repo_url=None, path=Page.file.src_uri):
+def render(text, repo_url=None, path=Page.file.src_uri):
     config, page = Config(), Page()
     config.repo_url = repo_url
     page.file = SimpleNamespace(src_uri=path)
@@ -107,15 +107,15 @@ def rendered(text, repo_url=None, path=Page.file.src_uri):
 
 
 def test_links_out_of_the_docs_folder():
-    assert rendered("[a](../../README.md)") == "[a](../index.md)"
-    assert rendered("[a](../../CONTRIBUTING.md#rules)") == "[a](../contributing.md#rules)"
-    assert rendered("[`a`](../../setup.py) b") == "`a` b"
+    assert render("[a](../../README.md)") == "[a](../index.md)"
+    assert render("[a](../../CONTRIBUTING.md#rules)") == "[a](../contributing.md#rules)"
+    assert render("[`a`](../../setup.py) b") == "`a` b"
     url = "https://example.com/tf_redsync"
-    assert rendered("[a](../../setup.py)", url) == f"[a]({url}/blob/main/setup.py)"
-    assert rendered("[a](../auto.md#limits)") == "[a](../auto.md#limits)"
-    assert rendered("`[a](../../nothing)`") == "`[a](../../nothing)`"
+    assert render("[a](../../setup.py)", url) == f"[a]({url}/blob/main/setup.py)"
+    assert render("[a](../auto.md#limits)") == "[a](../auto.md#limits)"
+    assert render("`[a](../../nothing)`") == "`[a](../../nothing)`"
     with pytest.raises(docs_site.PluginError, match="links to ../../nothing"):
-        rendered("[a](../../nothing)")
+        render("[a](../../nothing)")
 
 
 def test_unknown_equation_raises():
@@ -127,7 +127,7 @@ def test_unknown_equation_raises():
 
 
 def test_undocumented_names_are_added():
-    text = rendered(docs_site.OTHER_NAMES)
+    text = render(docs_site.OTHER_NAMES)
     assert "::: tf_redsync.AMSGrad" in text and "::: tf_redsync.TopK" not in text
 
 
@@ -142,8 +142,8 @@ def test_new_method_gets_a_page_and_a_row(tmp_path, monkeypatch):
     docs_site.registered_methods.cache_clear()
     try:
         (found,) = docs_site.registered_methods()
-        text = rendered("# More methods", path="contrib/README.md")
-        assert rendered("# Methods", path="methods/README.md") == "# Methods"
+        text = render("# More methods", path="contrib/README.md")
+        assert render("# Methods", path="methods/README.md") == "# Methods"
     finally:
         docs_site.registered_methods.cache_clear()
     assert found.page == "contrib/Fresh.md"

@@ -16,7 +16,7 @@ BUDGETS = {
 }
 
 
-def words(text):
+def count_words(text):
     """Returns the number of words with a letter or a digit; table markup is not counted."""
     return len(re.findall(r"\S*\w\S*", text))
 
@@ -29,13 +29,13 @@ def pages():
 
 @loop("page", pages())
 def test_page_keeps_its_budget(page):
-    count = words((ROOT / page).read_text(encoding="utf-8"))
+    count = count_words((ROOT / page).read_text(encoding="utf-8"))
     assert count <= BUDGETS.get(page, GUIDE), f"{page} has {count} words"
 
 
 def test_table_markup_is_not_counted():
-    assert words("| a | `rs.TopK(density=0.01)` | - |\n|---|---|---|\n") == 2
-    assert words("One *two* 3 % more, -0.5.") == 5
+    assert count_words("| a | `rs.TopK(density=0.01)` | - |\n|---|---|---|\n") == 2
+    assert count_words("One *two* 3 % more, -0.5.") == 5
 
 
 def test_each_archived_page_is_linked():

@@ -17,7 +17,7 @@ from tf_redsync.step import drift
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def words(dtype, shape=(3, 5)):
+def random_bits(dtype, shape=(3, 5)):
     """Returns a tensor of random bits, including NaNs."""
     size = tf.as_dtype(dtype).size
     raw = np.random.default_rng(0).integers(0, 256, (*shape, size), np.uint8)
@@ -33,7 +33,7 @@ def fingerprint(value):
 @pytest.mark.parametrize("on_gpus", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fingerprint_depends_on_bits(dtype, on_gpus, monkeypatch):
-    value = words(dtype)
+    value = random_bits(dtype)
     assert np.isnan(np.asarray(value, np.float64)).any()
     elsewhere = fingerprint(value)
     if on_gpus:  # without the op that reads variables
@@ -60,7 +60,7 @@ def test_cast_weight_has_the_fingerprint_of_its_value():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_survive_the_all_gather(dtype):
-    value = words(dtype)
+    value = random_bits(dtype)
     sent = drift._as_int32(value)
     assert sent.dtype == tf.int32
     received = drift._from_int32(sent, value)

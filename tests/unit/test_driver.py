@@ -42,14 +42,16 @@ def reduce_once(value):
     return float(total)
 
 
-def nothing(result):
+def no_requests(result):
     yield from ()
     return result
 
 
 def test_round_by_round_and_in_order():
     network = Recorder()
-    outcome = drive([gather_twice(10), reduce_once(3.0), nothing("x"), gather_twice(20)], network)
+    outcome = drive(
+        [gather_twice(10), reduce_once(3.0), no_requests("x"), gather_twice(20)], network
+    )
     assert outcome.results == [11, 6.0, "x", 21]
     assert network.log == [
         ("gather", [1, 10]),

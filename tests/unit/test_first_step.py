@@ -18,7 +18,7 @@ INNER = {
 }
 
 
-def trained(strategy, family, traced, builds):
+def train(strategy, family, traced, builds):
     """Trains, and returns the model, the optimizer and its number of variables."""
     library = keras if family == "keras" else tf_keras
     library.utils.set_random_seed(1)
@@ -46,17 +46,17 @@ def trained(strategy, family, traced, builds):
     return model, optimizer, len(variables() if callable(variables) else variables)
 
 
-def ways():
+def modes():
     """Returns traced steps in each library, and eager ones in one (in all with `--deep`)."""
     rest = [pytest.param(f, False, marks=pytest.mark.deep) for f in INNER if f != "keras"]
     return [*((family, True) for family in INNER), ("keras", False), *rest]
 
 
-@pytest.mark.parametrize(("family", "traced"), ways())
+@pytest.mark.parametrize(("family", "traced"), modes())
 def test_first_step_builds(mirrored, family, traced):
     strategy = mirrored(2)
-    expected, _, count = trained(strategy, family, traced, builds=True)
-    model, optimizer, found = trained(strategy, family, traced, builds=False)
+    expected, _, count = train(strategy, family, traced, builds=True)
+    model, optimizer, found = train(strategy, family, traced, builds=False)
     assert found == count  # created once, not per replica or trace
     assert optimizer.exchange.step.numpy() == STEPS
     for a, b in zip(weights(strategy, model), weights(strategy, expected), strict=True):

@@ -10,7 +10,7 @@ from tests.loops import loop
 from tf_redsync import config, flags
 
 
-def parsed(*words, **defaults):
+def parse(*words, **defaults):
     values = absl_flags.FlagValues()
     flags.define(values=values, **defaults)
     values(["train.py", *words])
@@ -18,26 +18,26 @@ def parsed(*words, **defaults):
 
 
 def test_methods():
-    assert parsed() == {"method": rs.Auto()}
-    assert parsed(exchange="CodedGMC(momentum=0.9)") == {"method": rs.CodedGMC(momentum=0.9)}
-    assert parsed("--exchange=redsync") == {"method": rs.RedSync()}
-    assert parsed("--exchange=rs.TopK(density=0.1)", "--density=0.2") == {
+    assert parse() == {"method": rs.Auto()}
+    assert parse(exchange="CodedGMC(momentum=0.9)") == {"method": rs.CodedGMC(momentum=0.9)}
+    assert parse("--exchange=redsync") == {"method": rs.RedSync()}
+    assert parse("--exchange=rs.TopK(density=0.1)", "--density=0.2") == {
         "method": rs.TopK(density=0.2)
     }
-    assert parsed("--exchange=RedSync(), warm_up=DenseWarmUp(fraction=0.1), two_levels=False") == {
+    assert parse("--exchange=RedSync(), warm_up=DenseWarmUp(fraction=0.1), two_levels=False") == {
         "method": rs.RedSync(), "warm_up": rs.DenseWarmUp(fraction=0.1), "two_levels": False
     }  # fmt: skip
     policy = "Policy(default=RedSync(), rules=(Rule(pattern='embedding', method=Dense()),))"
-    assert parsed(f"--exchange={policy}")["method"].rules[0].method == rs.Dense()
+    assert parse(f"--exchange={policy}")["method"].rules[0].method == rs.Dense()
 
 
 def test_configs(tmp_path):
     policy = rs.Policy(default=rs.RedSync(density=0.01), output_layer="logits")
     text = json.dumps(config.serialize(policy))
-    assert parsed(f"--exchange_config={text}")["method"] == policy
+    assert parse(f"--exchange_config={text}")["method"] == policy
     path = tmp_path / "method.json"
     path.write_text(json.dumps(config.serialize(rs.PowerSGD(rank=2))))
-    assert parsed(f"--exchange_config={path}")["method"] == rs.PowerSGD(rank=2)
+    assert parse(f"--exchange_config={path}")["method"] == rs.PowerSGD(rank=2)
 
 
 WRONG = {
@@ -73,16 +73,16 @@ WRONG = {
 @loop("words", WRONG)
 def test_errors_are_raised_while_flags_are_parsed(words):
     if not WRONG[words]:
-        parsed(words)
+        parse(words)
         return
     with pytest.raises(absl_flags.Error) as error:
-        parsed(*words.split(" "))
+        parse(*words.split(" "))
     assert WRONG[words] in str(error.value)
 
 
 def test_flags_create_an_optimizer():
     import keras
 
-    found = parsed("--exchange=TopK(density=0.1), max_skipped_steps=3")
+    found = parse("--exchange=TopK(density=0.1), max_skipped_steps=3")
     optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), **found)
     assert optimizer.method == rs.TopK(density=0.1)

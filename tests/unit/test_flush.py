@@ -22,7 +22,7 @@ def grads_of(number):
     return [[np.float32(draw(s)) for s in SHAPES.values()] for _ in range(2)]
 
 
-def trained(strategy, family, method, steps=STEPS):
+def train(strategy, family, method, steps=STEPS):
     """Returns variables and optimizer after some steps of given gradients on two replicas."""
     kinds = {keras: keras.Variable, tf_keras: tf.Variable}
     with strategy.scope(), warnings.catch_warnings():
@@ -50,7 +50,7 @@ def trained(strategy, family, method, steps=STEPS):
     return variables, optimizer
 
 
-def numbers(variable):
+def as_array(variable):
     return np.array(tf.convert_to_tensor(variable))
 
 
@@ -59,7 +59,7 @@ def pending(optimizer):
     return sum(np.abs(v).sum() for n, v in state.items() if "residual" in n or "pending" in n)
 
 
-def applied(method):
+def dense_update(method):
     """Returns the total update of dense training before the learning rate, in numpy."""
     m = method.traits.momentum_in_exchange
     totals, velocity = [np.zeros(s) for s in SHAPES.values()], [0.0, 0.0]
@@ -80,26 +80,26 @@ def applied(method):
 )
 def test_all_gradients_are_delivered(mirrored, family, method):
     strategy = mirrored(2)
-    variables, optimizer = trained(strategy, family, method)
+    variables, optimizer = train(strategy, family, method)
     before = pending(optimizer)
     assert before > 10
     optimizer.flush()
     assert pending(optimizer) == 0 and int(optimizer.exchange.step.numpy()) == STEPS + 1
-    for variable, total in zip(variables, applied(method), strict=True):
-        np.testing.assert_allclose(numbers(variable), -RATE * total, rtol=1e-4, atol=1e-4)
-    kept = [numbers(v) for v in variables]
+    for variable, total in zip(variables, dense_update(method), strict=True):
+        np.testing.assert_allclose(as_array(variable), -RATE * total, rtol=1e-4, atol=1e-4)
+    kept = [as_array(v) for v in variables]
     optimizer.flush()  # all residuals are empty
     for variable, value in zip(variables, kept, strict=True):
-        np.testing.assert_array_equal(numbers(variable), value)
+        np.testing.assert_array_equal(as_array(variable), value)
 
 
 def test_dense_exchange_has_no_residuals(mirrored):
-    variables, optimizer = trained(mirrored(2), keras, rs.Dense(momentum=0.9))
-    before = [numbers(v) for v in variables]
+    variables, optimizer = train(mirrored(2), keras, rs.Dense(momentum=0.9))
+    before = [as_array(v) for v in variables]
     optimizer.flush()
     assert int(optimizer.exchange.step.numpy()) == STEPS
     for variable, value in zip(variables, before, strict=True):
-        np.testing.assert_array_equal(numbers(variable), value)
+        np.testing.assert_array_equal(as_array(variable), value)
 
 
 def test_flush_before_the_first_step():

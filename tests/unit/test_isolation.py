@@ -49,7 +49,7 @@ def environment(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def where(tmp_path, choice) -> tuple[dict, str]:
+def run_server(tmp_path, choice) -> tuple[dict, str]:
     """Returns the output of one worker's server, and the launcher's standard error."""
     path = tmp_path / "server.py"
     path.write_text(SERVER)
@@ -61,28 +61,28 @@ def where(tmp_path, choice) -> tuple[dict, str]:
     return json.loads(done.stdout.removeprefix("[worker 0] ")), done.stderr
 
 
-def reached(found, which) -> set[bool]:
+def reachability(found, which) -> set[bool]:
     return {ok for key, ok in found.items() if f" {which} 127" in key}
 
 
 @needs_library
 def test_worker_ports_are_local_by_default(tmp_path):
-    found, messages = where(tmp_path, [])
+    found, messages = run_server(tmp_path, [])
     for kind in {key.split()[0] for key in found if key.startswith("AF_")}:
         assert found[f"{kind} own 127.0.0.1"] and not found[f"{kind} own 127.0.0.2"]
-    assert reached(found, "other") == {True}, "the launcher must not restrict other ports"
+    assert reachability(found, "other") == {True}, "the launcher must not restrict other ports"
     assert "warning" not in messages
 
 
 def test_without_isolation_ports_are_reachable(tmp_path):
     """Shows that the other tests here can fail."""
-    found, messages = where(tmp_path, ["--isolate", "no"])
-    assert reached(found, "own") == reached(found, "other") == {True}
+    found, messages = run_server(tmp_path, ["--isolate", "no"])
+    assert reachability(found, "own") == reachability(found, "other") == {True}
     assert "warning" not in messages
 
 
 def test_namespace_has_no_other_interface(tmp_path):
-    found, messages = where(tmp_path, ["--isolate", "yes"])
+    found, messages = run_server(tmp_path, ["--isolate", "yes"])
     assert found["interfaces"] == ["lo"] and found["AF_INET own 127.0.0.1"]
     assert found["user"] == os.getuid() and "warning" not in messages
 

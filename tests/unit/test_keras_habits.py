@@ -17,7 +17,7 @@ FAMILIES = {"tf_keras": tf_keras.optimizers, "legacy": tf_keras.optimizers.legac
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-def small(library, optimizer, **layer):
+def small_model(library, optimizer, **layer):
     layers = [library.layers.Input((4,)), library.layers.Dense(1, **layer)]
     model = library.Sequential(layers)
     model.compile(rs.DistributedOptimizer(optimizer, rs.Dense()), library.losses.MeanSquaredError())
@@ -37,7 +37,7 @@ def mixed_float16():
 
 @every_family
 def test_mixed_precision(mixed_float16, family):
-    model = small(tf_keras, mixed_float16(FAMILIES[family].SGD(0.1), initial_scale=8.0))
+    model = small_model(tf_keras, mixed_float16(FAMILIES[family].SGD(0.1), initial_scale=8.0))
     optimizer = model.optimizer
     assert isinstance(optimizer, rs.DistributedOptimizer)  # ours: `compile` has not wrapped it
     before = model.get_weights()[0]
@@ -50,7 +50,7 @@ def test_mixed_precision(mixed_float16, family):
 
 @every_family
 def test_loss_scale_optimizer_around_the_wrapper_moves_inside(mixed_float16, family):
-    model = small(tf_keras, FAMILIES[family].SGD(0.1))  # `compile` wraps the optimizer
+    model = small_model(tf_keras, FAMILIES[family].SGD(0.1))  # `compile` wraps the optimizer
     assert isinstance(model.optimizer, rs.DistributedOptimizer)
     assert isinstance(model.optimizer, mixed_float16)  # for `compile`, and for custom loops
     fit(model)
@@ -101,7 +101,7 @@ def test_h5_files(family, tmp_path):
     """Keras 3 drops the slots of any optimizer from such a file; tf_keras keeps them."""
     library = keras if family == "keras" else tf_keras
     made = (keras.optimizers if family == "keras" else FAMILIES[family]).SGD(0.1, momentum=0.9)
-    model = small(library, made)
+    model = small_model(library, made)
     fit(model)
     path = str(tmp_path / "model.h5")
     model.save(path)

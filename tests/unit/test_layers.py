@@ -63,7 +63,7 @@ def unit_of(module):
 
 
 @functools.cache
-def imported(text):
+def package_imports(text):
     """Returns the imports from this package in a source text, as pairs `(name, package)`."""
     found = []
     for node in ast.walk(ast.parse(text)):
@@ -84,7 +84,8 @@ def imports(texts):
         return next((path for path in candidates if path in texts), None)
 
     return {
-        module: {file_of(name) or file_of(package) for name, package in imported(text)} - {module}
+        module: {file_of(name) or file_of(package) for name, package in package_imports(text)}
+        - {module}
         for module, text in texts.items()
     }
 

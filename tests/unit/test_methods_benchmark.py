@@ -78,27 +78,27 @@ def test_settings():
     assert set(method_settings.EXCEPTIONS) <= set(method_settings.names())
 
 
-def trained(method, steps):
+def train_method(method, steps):
     return train(Digits(workers=4, batch=8), method, 0.1, steps)
 
 
 @pytest.mark.deep  # `test_rows_and_plot` runs in every commit
 def test_exchange_schedule_of_methods():
     """Counts requests of local steps, periodic full gradients and dense warm-ups."""
-    dense = trained(rs.Dense(), 24)
-    one_step = trained(rs.LocalSGD(steps=1), 24)
+    dense = train_method(rs.Dense(), 24)
+    one_step = train_method(rs.LocalSGD(steps=1), 24)
     np.testing.assert_allclose(one_step["losses"], dense["losses"], rtol=1e-4)
     assert one_step["bits"] == dense["bits"] == 32
-    rounds = trained(rs.LocalSGD(steps=4), 24)
+    rounds = train_method(rs.LocalSGD(steps=4), 24)
     assert rounds["bits"] == 8 and rounds["loss"] < 0.95 * rounds["losses"][0]
 
     elements = Digits(workers=4).elements
     biases, heads = sum(WIDTHS[1:]), 32 * 5  # a flag, and at most a scale for each of three tensors
-    late = trained(rs.CDSGD(full_every=4, warm_up=None, dense_below=16), 24)
+    late = train_method(rs.CDSGD(full_every=4, warm_up=None, dense_below=16), 24)
     expected = ((elements - biases) * (2 * 3 + 32) / 4 + 32 * biases) / elements
     assert expected <= late["bits"] <= expected + heads / elements
     # Synchronous SGD in the warm-up, and then only the requests of the other 16 steps.
-    warm = trained(rs.CDSGD(full_every=4, warm_up=rs.DenseWarmUp(8), dense_below=16), 24)
+    warm = train_method(rs.CDSGD(full_every=4, warm_up=rs.DenseWarmUp(8), dense_below=16), 24)
     np.testing.assert_allclose(warm["losses"][:8], dense["losses"][:8], rtol=1e-4)
     assert expected <= warm["bits"] <= expected + heads / elements
 

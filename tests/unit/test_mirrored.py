@@ -30,7 +30,7 @@ def make_optimizer(library, name):
     }[name]()
 
 
-def everything(**options):
+def send_everything(**options):
     """Returns a RedSync that sends all elements of all matrices."""
     return rs.RedSync(density=1.0, dense_below=0, **options)
 
@@ -134,7 +134,7 @@ def test_density_one_equals_the_plain_optimizer(mirrored, library, name):
     _, optimizer, found = train(
         strategy,
         library,
-        lambda: rs.DistributedOptimizer(make_optimizer(library, name), everything()),
+        lambda: rs.DistributedOptimizer(make_optimizer(library, name), send_everything()),
     )
     assert_close(found, plain)
     assert not np.allclose(plain[0][0], plain[-1][0])
@@ -149,7 +149,7 @@ def test_momentum_in_the_exchange_equals_momentum_in_the_optimizer(mirrored, kin
     """Heavy ball: scaling the gradient or the velocity by the rate is equivalent."""
     strategy = mirrored(2)
     if kind == "redsync":
-        method = everything(momentum=0.9, nesterov=nesterov)  # without masking
+        method = send_everything(momentum=0.9, nesterov=nesterov)  # without masking
     else:
         method = rs.Dense(momentum=0.9, nesterov=nesterov)
     expected = plain_history(strategy, keras, "nesterov" if nesterov else "momentum")
@@ -163,7 +163,7 @@ def test_masking_changes_the_result(mirrored):
     """The counterpart of the test above: masking clears the whole velocity in every step."""
     strategy = mirrored(2)
     plain = plain_history(strategy, keras, "momentum")
-    method = everything(momentum=0.9, masking=True)
+    method = send_everything(momentum=0.9, masking=True)
     _, _, found = train(
         strategy, keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05), method)
     )
@@ -207,7 +207,7 @@ def test_nonfinite_step_changes_no_weight_and_no_slot(mirrored, library, name):
     assert optimizer.exchange.skipped.numpy() == 1 and optimizer.exchange.step.numpy() == 3
 
 
-def compiled(strategy, optimizer, **options):
+def compile_model(strategy, optimizer, **options):
     with strategy.scope():
         model = make_model(keras)
         model.compile(
@@ -228,7 +228,7 @@ def test_fit_evaluate_and_predict(mirrored, workers):
     """The last batch is uneven; Keras evaluates even ones itself."""
     strategy, (x, y) = mirrored(workers), (a[:61] for a in rows())
     histories = []
-    for method in (None, everything()):
+    for method in (None, send_everything()):
 
         def optimizer(method=method):
             inner = keras.optimizers.Adam(0.01, epsilon=1e-3)
@@ -236,7 +236,7 @@ def test_fit_evaluate_and_predict(mirrored, workers):
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            model = compiled(strategy, optimizer)
+            model = compile_model(strategy, optimizer)
             history = model.fit(x, y, batch_size=24, epochs=1, shuffle=False, verbose=0).history
         weights(strategy, model)
         evaluated = model.evaluate(x[:48], y[:48], batch_size=24, verbose=0)
@@ -250,7 +250,7 @@ def test_dense_warm_up_in_fit(mirrored):
     strategy, (x, y) = mirrored(2), rows()
     losses = []
     for direct in (True, False):
-        model = compiled(
+        model = compile_model(
             strategy,
             lambda direct=direct: rs.DistributedOptimizer(
                 keras.optimizers.SGD(0.1),
@@ -279,7 +279,7 @@ def test_jit_compile_is_rejected_before_training(mirrored):
     for workers in (1, 2):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            model = compiled(
+            model = compile_model(
                 mirrored(workers),
                 lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense()),
                 jit_compile=True,

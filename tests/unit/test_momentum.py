@@ -31,7 +31,7 @@ def momentum_advice(make, method):
     return " ".join(str(w.message) for w in caught if "momentum" in str(w.message))
 
 
-def follow(make, advice):
+def apply_advice(make, advice):
     """Creates the optimizer as the advice says: `Adam(beta_1=0.0)`."""
     kind, arguments = re.search(r"(\w+)\(((?:\w+=0\.0(?:, )?)+)\)", advice).groups()
     inner = make()
@@ -71,10 +71,10 @@ def test_optimizer_after_the_advice_trains(family, name):
     late, twice = momentum_advice(make, LATE), momentum_advice(make, IN_EXCHANGE)
     assert bool(late) == bool(twice) == bool(momentum.of(make()).values)
     for advice, method in ((late, LATE), (twice, IN_EXCHANGE)) if late else ():
-        assert momentum_advice(lambda a=advice: follow(make, a), method) == ""
+        assert momentum_advice(lambda a=advice: apply_advice(make, a), method) == ""
     if twice or name == "ScheduleFreeAdamW":
         library = keras if "another optimizer" in twice else library_of(family)
-        inner = follow(make, twice) if twice else make()
+        inner = apply_advice(make, twice) if twice else make()
         train(library, rs.DistributedOptimizer(inner, IN_EXCHANGE))
 
 

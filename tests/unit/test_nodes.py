@@ -415,7 +415,7 @@ def test_checkpoint_is_requested_until_the_round_stops(monkeypatch):
         assert not process.stdout.read()
 
 
-def parsed(*words):
+def parse(*words):
     parser = Parser()
     launcher.COMMAND.configure(parser)
     return parser.parse_args([*words, "train.py"])
@@ -425,15 +425,15 @@ GOOD = ("--nodes", "2:4", "--rendezvous", "host:29500")
 
 
 def test_options():
-    nodes = options.nodes(parsed(*GOOD, "--workers-per-node", "3", "--max-restarts", "2"))
+    nodes = options.nodes(parse(*GOOD, "--workers-per-node", "3", "--max-restarts", "2"))
     assert (nodes.settings.minimum, nodes.settings.maximum, nodes.settings.max_restarts) == (
         2,
         4,
         2,
     )
     assert (nodes.host, nodes.port, nodes.workers, nodes.timeout) == ("host", 29500, 3, 600.0)
-    assert options.nodes(parsed("-n", "2")) is None
-    three = options.nodes(parsed("--nodes", "3", "--rendezvous", "[fe80::1]:5"))
+    assert options.nodes(parse("-n", "2")) is None
+    three = options.nodes(parse("--nodes", "3", "--rendezvous", "[fe80::1]:5"))
     assert (three.settings.minimum, three.settings.maximum) == (3, 3)
     assert (three.host, three.rendezvous) == ("fe80::1", "[fe80::1]:5")
 
@@ -464,13 +464,13 @@ def test_options():
 )
 def test_bad_options(words, named):
     with pytest.raises(ValueError, match=named):
-        options.nodes(parsed(*words))
+        options.nodes(parse(*words))
 
 
 def test_secret_is_required(monkeypatch):
     monkeypatch.delenv("TF_REDSYNC_JOB")
     with pytest.raises(ValueError, match="TF_REDSYNC_JOB"):
-        options.nodes(parsed(*GOOD))
+        options.nodes(parse(*GOOD))
 
 
 def test_existing_tf_config_conflicts(tmp_path, monkeypatch, capsys):
@@ -484,6 +484,6 @@ def test_existing_tf_config_conflicts(tmp_path, monkeypatch, capsys):
 
 def test_flags_after_the_script_are_recognized(tmp_path):
     (tmp_path / "train.py").touch()
-    args = argparse.Namespace(**{**vars(parsed()), "script": [str(tmp_path / "train.py"), *GOOD]})
+    args = argparse.Namespace(**{**vars(parse()), "script": [str(tmp_path / "train.py"), *GOOD]})
     with pytest.raises(ValueError, match="--nodes"):
         options.command(args)

@@ -22,7 +22,7 @@ FAMILIES = {
 every_family = loop("family", FAMILIES)
 
 
-def refused(kind, make, *words):
+def assert_raises(kind, make, *words):
     with pytest.raises(kind) as error:
         make()
     for word in words:
@@ -31,7 +31,7 @@ def refused(kind, make, *words):
 
 @pytest.mark.parametrize("value", [None, 0.1, keras.optimizers.SGD, object()])
 def test_not_an_optimizer(value):
-    refused(
+    assert_raises(
         TypeError,
         lambda: rs.DistributedOptimizer(value, rs.Dense()),
         "`optimizer` must be an optimizer of keras",
@@ -63,7 +63,7 @@ def test_names_and_configs_follow_keras(monkeypatch, given, legacy, kind):
 @pytest.mark.parametrize("value", ["sgdd", {}, {"class_name": "Nope", "config": {}}])
 def test_unknown_optimizer_name(monkeypatch, value):
     monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
-    refused(
+    assert_raises(
         ValueError,
         lambda: rs.DistributedOptimizer(value, rs.Dense()),
         "`optimizer`",
@@ -104,7 +104,7 @@ def test_signature_and_attributes_are_visible_to_editors():
 @loop("value", ["redsync", 0.001, rs.RedSync, [rs.Dense()]])
 @every_family
 def test_non_method_is_rejected(family, value):
-    refused(
+    assert_raises(
         ValueError,
         lambda: rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), value),
         "`method` must be a method such as tf_redsync.RedSync",
@@ -115,7 +115,7 @@ def test_non_method_is_rejected(family, value):
 @every_family
 def test_wrapping_twice_is_rejected(family):
     once = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
-    refused(
+    assert_raises(
         ValueError,
         lambda: rs.DistributedOptimizer(once, rs.RedSync()),
         "`optimizer` is already wrapped",
@@ -127,7 +127,9 @@ def test_wrapping_twice_is_rejected(family):
 def test_wrapping_the_same_inner_optimizer_twice_is_rejected(family):
     inner = FAMILIES[family].SGD(0.1)
     rs.DistributedOptimizer(inner, rs.Dense())
-    refused(ValueError, lambda: rs.DistributedOptimizer(inner, rs.RedSync()), "already wrapped")
+    assert_raises(
+        ValueError, lambda: rs.DistributedOptimizer(inner, rs.RedSync()), "already wrapped"
+    )
 
 
 BOTH_SIDES = [
@@ -147,7 +149,7 @@ def test_momentum_on_both_sides(family, make, argument, name):
         rs.Dense(momentum=0.9),
         rs.Policy(default=rs.Dense(momentum=0.9)),
     ):
-        refused(
+        assert_raises(
             ValueError,
             lambda method=method: rs.DistributedOptimizer(inner, method),
             "momentum is set on both sides",
@@ -158,7 +160,7 @@ def test_momentum_on_both_sides(family, make, argument, name):
 
 def test_momentum_inside_a_wrapper_is_detected():
     inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.8))
-    refused(
+    assert_raises(
         ValueError,
         lambda: rs.DistributedOptimizer(inner, rs.RedSync(momentum=0.9)),
         "momentum=0.8",
@@ -175,7 +177,7 @@ def test_several_optimizers_in_one_are_rejected(scaled, method):
     several = keras.optimizers.MultiOptimizer(choice)
     if scaled:
         several = keras.optimizers.LossScaleOptimizer(several)
-    refused(
+    assert_raises(
         ValueError,
         lambda: rs.DistributedOptimizer(several, method),
         "optimizer=MultiOptimizer",
@@ -196,7 +198,7 @@ def test_momentum_on_one_side_is_accepted(family):
 def test_bad_bucket_bytes(mirrored, library):
     with mirrored(2).scope():
         model = library.Sequential([library.layers.Input((3,)), library.layers.Dense(2)])
-        refused(
+        assert_raises(
             ValueError,
             lambda: rs.DistributedOptimizer(
                 library.optimizers.SGD(0.1), rs.Dense(), bucket_bytes=-5
@@ -218,7 +220,7 @@ def test_gradient_accumulation(mirrored, scaled):
         if scaled:
             inner = keras.optimizers.LossScaleOptimizer(inner)
         optimizer = rs.DistributedOptimizer(inner, rs.Dense())
-        refused(
+        assert_raises(
             ValueError,
             lambda: optimizer.build(model.trainable_variables),
             "`gradient_accumulation_steps`",
@@ -230,7 +232,7 @@ def test_float64_model(mirrored):
     with mirrored(2).scope():
         model = small_model("float64")
         optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
-        refused(
+        assert_raises(
             TypeError,
             lambda: optimizer.build(model.trainable_variables),
             "kernel",
@@ -247,7 +249,7 @@ def test_unsupported_strategy(family, devices):
     with strategy.scope():
         variables = [tf.Variable([[1.0, 2.0]], name="v")]
         optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
-        refused(
+        assert_raises(
             ValueError,
             lambda: optimizer.build(
                 variables if library is tf_keras else small_model().trainable_variables
@@ -270,7 +272,7 @@ def test_apply_before_build_without_variables(mirrored):
 
         strategy.run(replica)
 
-    refused((RuntimeError, ValueError), step, "build")
+    assert_raises((RuntimeError, ValueError), step, "build")
 
 
 def test_variable_of_another_model(mirrored):
@@ -293,7 +295,7 @@ def test_skipping_the_aggregation_is_rejected(family):
     if family == "tf_keras":
         arguments.append({"skip_gradients_aggregation": True})
     for argument in arguments:
-        refused(
+        assert_raises(
             ValueError,
             lambda argument=argument: optimizer.apply_gradients(pairs, **argument),
             "would skip the exchange",
@@ -310,8 +312,8 @@ def test_default_method_is_auto(family):
 @every_family
 def test_explain_before_build(family):
     optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1))
-    refused(RuntimeError, optimizer.explain, "`explain`", "build")
-    refused(RuntimeError, optimizer.bytes_per_step, "`bytes_per_step`", "build")
+    assert_raises(RuntimeError, optimizer.explain, "`explain`", "build")
+    assert_raises(RuntimeError, optimizer.bytes_per_step, "`bytes_per_step`", "build")
 
 
 @every_family
@@ -356,7 +358,7 @@ TYPOS = {
 @loop("what", TYPOS)
 def test_unknown_arguments(what):
     make, words = TYPOS[what]
-    refused(TypeError, make, words)
+    assert_raises(TypeError, make, words)
 
 
 def sgd():
@@ -384,7 +386,7 @@ CLASSES = {
 @loop("what", CLASSES)
 def test_class_instead_of_an_object(what):
     make, words = CLASSES[what]
-    refused((TypeError, ValueError), make, words)
+    assert_raises((TypeError, ValueError), make, words)
 
 
 def test_positional_arguments_of_the_class_still_work():
@@ -405,7 +407,7 @@ def test_loss_scale_around_a_wrapper_moves_inside():
     assert model.optimizer is again
     assert not hasattr(again.inner_optimizer.inner_optimizer, "inner_optimizer")
     model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
-    refused(
+    assert_raises(
         ValueError,
         lambda: model.compile(keras.optimizers.LossScaleOptimizer(again), "mse"),
         "DistributedOptimizer(LossScaleOptimizer(inner))",

@@ -29,7 +29,7 @@ def f32(*values):
     return np.array(values, np.float32)
 
 
-def one(g, v, k, u=None, ratio=-1.0, *, selector="exact", quantized=False, **kwargs):
+def select_one(g, v, k, u=None, ratio=-1.0, *, selector="exact", quantized=False, **kwargs):
     """Calls `accumulate_and_select_numpy` for one tensor."""
     message, v, u, ratios = oracle.accumulate_and_select_numpy(
         [g], [v], [] if u is None else [u], [k], f32(ratio),
@@ -43,7 +43,7 @@ def one(g, v, k, u=None, ratio=-1.0, *, selector="exact", quantized=False, **kwa
 
 @pytest.mark.parametrize("selector", ["exact", "trimmed"])
 def test_message_by_hand(selector):
-    message, v, _, ratio = one(f32(1, -3, 2, 0), f32(0.5, 0, -2.5, 0), 2, selector=selector)
+    message, v, _, ratio = select_one(f32(1, -3, 2, 0), f32(0.5, 0, -2.5, 0), 2, selector=selector)
     # v' = [1.5, -3, -0.5, 0]; 1.5 is 0x3FC00000, -3 is 0xC0400000.
     assert message.dtype == np.int32
     assert message.tolist() == [1, 2, 0, 1, 1069547520, -1069547520]
@@ -54,17 +54,17 @@ def test_message_by_hand(selector):
 def test_momentum_and_masking_by_hand():
     arguments = f32(1, 2, 3), f32(1, 1, 1), 1, f32(2, 0, -4)
     # u' = [2, 2, 1], v' = [3, 3, 2]: the lower index of the two equal elements is sent.
-    message, v, u, _ = one(*arguments, momentum=0.5)
+    message, v, u, _ = select_one(*arguments, momentum=0.5)
     assert message.tolist() == [1, 1, 0, 1077936128]
     assert v.tolist() == [0, 3, 2]
     assert u.tolist() == [0, 2, 1]
-    _, _, u, _ = one(*arguments, momentum=0.5, masking=False)
+    _, _, u, _ = select_one(*arguments, momentum=0.5, masking=False)
     assert u.tolist() == [2, 2, 1]
 
 
 def test_nesterov_by_hand():
     # u' = 0.5 (u + g) = [1.5, 1, -0.5], v' = v + u' + g = [3.5, 4, 3.5].
-    _, v, u, _ = one(
+    _, v, u, _ = select_one(
         f32(1, 2, 3), f32(1, 1, 1), 1, f32(2, 0, -4), momentum=0.5, nesterov=True, masking=False
     )
     assert v.tolist() == [3.5, 0, 3.5]
@@ -72,7 +72,7 @@ def test_nesterov_by_hand():
 
 
 def test_scale_by_hand():
-    _, v, u, _ = one(f32(8, 4), f32(0, 1), 1, f32(2, 0), momentum=0.5, scale=0.25)
+    _, v, u, _ = select_one(f32(8, 4), f32(0, 1), 1, f32(2, 0), momentum=0.5, scale=0.25)
     # t = [2, 1], u' = [3, 1], v' = [3, 2].
     assert v.tolist() == [0, 2]
     assert u.tolist() == [0, 1]
@@ -80,13 +80,13 @@ def test_scale_by_hand():
 
 def test_quantized_by_hand():
     g, zero = f32(4, 1, -8, 2), f32(0, 0, 0, 0)
-    message, v, _, _ = one(g, zero, 2, quantized=True, side=1)
+    message, v, _, _ = select_one(g, zero, 2, quantized=True, side=1)
     assert message.tolist() == [1, 2, 1077936128, 0, 3]  # mean of 4 and 2
     assert v.tolist() == [0, 1, -8, 0]
-    message, v, _, _ = one(g, zero, 2, quantized=True, side=-1)
+    message, v, _, _ = select_one(g, zero, 2, quantized=True, side=-1)
     assert message.tolist() == [1, 1, -1056964608, 2, 0]  # one negative element only: -8
     assert v.tolist() == [4, 1, 0, 2]
-    message, v, _, _ = one(-np.abs(g), zero, 2, quantized=True, side=1)
+    message, v, _, _ = select_one(-np.abs(g), zero, 2, quantized=True, side=1)
     assert message.tolist() == [1, 0, 0, 0, 0]
     assert v.tolist() == [-4, -1, -8, -2]
 
@@ -94,7 +94,7 @@ def test_quantized_by_hand():
 def test_threshold_by_hand():
     g = f32(0, 0, 0, 0, 4, -6, 8, 6)  # mean 3, maximum 8
     zero = np.zeros(8, np.float32)
-    message, v, _, ratio = one(g, zero, 5, selector="threshold")
+    message, v, _, ratio = select_one(g, zero, 5, selector="threshold")
     # Ratio 0.5 is threshold 5.5: three elements are above, too few, as at 0.25 (4.25). At 0.125
     # (3.625) there are four, more than 3/4 of 5 and no more than 5.
     assert ratio == 0.125
@@ -105,7 +105,7 @@ def test_threshold_by_hand():
 
 def test_threshold_fallback_by_hand():
     # No threshold leaves 2 of 8, 6, 6: exact top 2, and the next step must search again.
-    message, _, _, ratio = one(
+    message, _, _, ratio = select_one(
         f32(0, 0, 0, 0, 4, -6, 8, 6), np.zeros(8, np.float32), 2, selector="threshold"
     )
     assert ratio == -1
@@ -125,7 +125,7 @@ def test_threshold_fallback_by_hand():
 def test_threshold_reuse_by_hand(ratio, search, new_ratio, count):
     g = 10 * f32(0, 0, 0, 0, 5, -6, 8, 6)  # mean 31.25, maximum 80
     g[3] = -0.0
-    message, _, _, new = one(
+    message, _, _, new = select_one(
         g, np.zeros(8, np.float32), 4, ratio=ratio, selector="threshold", search=search
     )
     assert new == new_ratio
@@ -135,7 +135,7 @@ def test_threshold_reuse_by_hand(ratio, search, new_ratio, count):
 def test_threshold_is_raised_by_hand():
     # Mean 3.125, maximum 8: three elements above ratio 0.5 (5.56), two above 0.75 (6.78).
     g = f32(0, 0, 0, 0, 4, -6, 8, 7)
-    message, _, _, ratio = one(g, np.zeros(8, np.float32), 2, selector="threshold")
+    message, _, _, ratio = select_one(g, np.zeros(8, np.float32), 2, selector="threshold")
     assert ratio == 0.75
     assert message[1:4].tolist() == [2, 6, 7]
 
@@ -143,7 +143,7 @@ def test_threshold_is_raised_by_hand():
 def test_quantized_threshold_is_always_searched():
     # 0.25 would do (threshold 39, five elements), but the search finds 0.5 (threshold 53) first.
     g = f32(0, 0, 0, 0, 0, 0, 0, 46, 60, 60, 80, 60)
-    message, _, _, ratio = one(
+    message, _, _, ratio = select_one(
         g, np.zeros(12, np.float32), 5, ratio=0.25, selector="threshold", search=False,
         quantized=True,
     )  # fmt: skip
@@ -153,7 +153,7 @@ def test_quantized_threshold_is_always_searched():
 
 def test_density_one_sends_all_nonzero_elements():
     for selector in oracle.SELECTORS:
-        message, v, _, ratio = one(f32(1, 0, -2), f32(0, 0, 0), 3, selector=selector)
+        message, v, _, ratio = select_one(f32(1, 0, -2), f32(0, 0, 0), 3, selector=selector)
         assert message[:5].tolist() == [1, 2, 0, 2, 0]
         assert message.size == 8
         assert not v.any()
@@ -189,7 +189,7 @@ def test_nonfinite_values_are_flagged(value, where):
         g[1] = v[1] = 3e38
     else:
         {"gradient": g, "residual": v, "velocity": u}[where][1] = value
-    message, _, _, ratio = one(g, v, 1, u, 0.25, selector="threshold", momentum=0.9)
+    message, _, _, ratio = select_one(g, v, 1, u, 0.25, selector="threshold", momentum=0.9)
     assert message.tolist() == [0, 0, 0, 0]
     assert ratio == 0.25
 

@@ -35,14 +35,14 @@ def write(strategy, exchange, found):
         masks.write(exchange, found)
 
 
-def sent(sparsity=None, workers=2):
+def step_bytes(sparsity=None, workers=2):
     """Returns the bytes of a step, dense or compact; biases and scales are always dense."""
     sizes = {name: int(np.prod(shape)) for name, shape in SHAPES.items()}
     compact = {n: capacity(sparsity, sizes[n]) for n in PRUNED} if sparsity is not None else {}
     return 2 * (workers - 1) / workers * 4 * sum((sizes | compact).values())
 
 
-def everything(found):
+def complete_masks(found):
     """Returns masks of all variables that keep everything."""
     return [found.get(i, np.ones(shape, bool)) for i, shape in enumerate(SHAPES.values())]
 
@@ -67,13 +67,13 @@ def test_all_workers_switch_in_the_same_step(mirrored):
             grads[1][0].flat[0] = np.nan
         totals, finite = step(grads)
         assert finite == (number != 2)
-        assert float(exchange.bytes_sent.numpy()) == sent(None if is_dense else 0.6), number
+        assert float(exchange.bytes_sent.numpy()) == step_bytes(None if is_dense else 0.6), number
         if finite:
-            expected = PrunedOracle(everything(found if number else {})).step(grads)
+            expected = PrunedOracle(complete_masks(found if number else {})).step(grads)
             for own in totals:
                 for total, wanted in zip(own, expected, strict=True):
                     np.testing.assert_array_equal(total, wanted)
-    assert exchange.bytes_per_step() == sent(0.6)
+    assert exchange.bytes_per_step() == step_bytes(0.6)
 
 
 def test_other_methods_of_a_policy_continue_while_it_waits(mirrored):
@@ -112,7 +112,7 @@ def test_oversized_mask_is_applied_densely(mirrored):
     step = make_step(strategy, exchange)
     for number in range(2):
         totals, _ = step(gradients(number, 2))
-        assert float(exchange.bytes_sent.numpy()) == sent()
+        assert float(exchange.bytes_sent.numpy()) == step_bytes()
         for position, mask in found.items():
             np.testing.assert_array_equal(totals[0][position] != 0, mask)
     # As advised: the mask fits with this sparsity.
@@ -128,7 +128,7 @@ def test_one_worker_prunes_without_a_network(mirrored):
     write(strategy, exchange, random_masks(0.5))
     grads = gradients(0, 1)
     totals, _ = make_step(strategy, exchange)(grads)
-    expected = PrunedOracle(everything(random_masks(0.5))).step(grads)
+    expected = PrunedOracle(complete_masks(random_masks(0.5))).step(grads)
     for total, wanted in zip(totals[0], expected, strict=True):
         np.testing.assert_array_equal(total, wanted)
     assert float(exchange.bytes_sent.numpy()) == 0.0

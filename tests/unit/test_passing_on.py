@@ -18,11 +18,11 @@ every_family = loop("family", FAMILIES)
 newer = loop("family", ["keras", "tf_keras"])
 
 
-def wrapped(optimizer, method=None):
+def wrap(optimizer, method=None):
     return rs.DistributedOptimizer(optimizer, method or rs.Dense())
 
 
-def stepped(optimizer, weights=(1.0, 1.0), gradients=(0.0, 0.0), steps=1, traced=True):
+def run_steps(optimizer, weights=(1.0, 1.0), gradients=(0.0, 0.0), steps=1, traced=True):
     """Returns the weights of one variable after some steps, in a function or eagerly."""
     variable = tf.Variable(list(weights), name="kernel")
 
@@ -66,15 +66,15 @@ def test_attributes_set_before_the_first_step_apply(family, names):
     """As if they had been set on the plain optimizer before it was wrapped."""
     momentum = 0.9 if "nesterov" in names else 0.0
     plain, inner = (FAMILIES[family].SGD(0.1, momentum=momentum) for _ in range(2))
-    optimizer = wrapped(inner)
+    optimizer = wrap(inner)
     for name in names:
         setattr(plain, name, SETTINGS[name])
         setattr(optimizer, name, SETTINGS[name])
         assert getattr(optimizer, name) == getattr(inner, name) == SETTINGS[name]
-    found = stepped(optimizer, gradients=(3.0, 4.0), steps=2)
+    found = run_steps(optimizer, gradients=(3.0, 4.0), steps=2)
     unset = FAMILIES[family].SGD(0.1, momentum=momentum)
     expected, other = (
-        stepped(one, gradients=(3.0, 4.0), steps=2, traced=False) for one in (plain, unset)
+        run_steps(one, gradients=(3.0, 4.0), steps=2, traced=False) for one in (plain, unset)
     )
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert not np.allclose(found, other)
@@ -82,27 +82,27 @@ def test_attributes_set_before_the_first_step_apply(family, names):
 
 @newer
 def test_ema(family):
-    optimizer = wrapped(FAMILIES[family].SGD(0.1))
+    optimizer = wrap(FAMILIES[family].SGD(0.1))
     assert optimizer.use_ema is False
     optimizer.use_ema, optimizer.ema_momentum = True, 0.0
-    stepped(optimizer, gradients=(1.0, 1.0))
+    run_steps(optimizer, gradients=(1.0, 1.0))
     averages = optimizer.inner_optimizer._model_variables_moving_average
     np.testing.assert_allclose(averages[0].numpy(), [0.9, 0.9], rtol=1e-6)
 
 
 @newer
 def test_exclude_from_weight_decay(family):
-    optimizer = wrapped(FAMILIES[family].SGD(0.1, weight_decay=0.5))
+    optimizer = wrap(FAMILIES[family].SGD(0.1, weight_decay=0.5))
     optimizer.exclude_from_weight_decay(var_names=["kernel"])
-    np.testing.assert_array_equal(stepped(optimizer), [1.0, 1.0])
+    np.testing.assert_array_equal(run_steps(optimizer), [1.0, 1.0])
     with pytest.raises(ValueError, match="exclude_from_weight_decay.*built"):
         optimizer.exclude_from_weight_decay(var_names=["bias"])
 
 
 @newer
 def test_constants_of_a_traced_step_are_rejected_afterwards(family):
-    optimizer = wrapped(FAMILIES[family].Adam(0.1))
-    stepped(optimizer)
+    optimizer = wrap(FAMILIES[family].Adam(0.1))
+    run_steps(optimizer)
     for name in ("weight_decay", "clipnorm", "use_ema", "beta_1", "epsilon"):
         before = getattr(optimizer, name)
         with pytest.raises(ValueError, match=f"`{name}` cannot be set.*Received: {name}=0.25"):
@@ -114,7 +114,7 @@ def test_constants_of_a_traced_step_are_rejected_afterwards(family):
 def test_variables_may_change_at_any_time():
     """Learning rates of all families, and every hyper-parameter of the legacy one."""
     for family in FAMILIES.values():
-        optimizer, variable = wrapped(family.SGD(0.5)), tf.Variable([1.0])
+        optimizer, variable = wrap(family.SGD(0.5)), tf.Variable([1.0])
         step = tf.function(lambda o=optimizer, v=variable: o.apply_gradients([(tf.ones([1]), v)]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -128,30 +128,30 @@ def test_variables_may_change_at_any_time():
         schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
         with pytest.raises(ValueError, match="learning_rate"):
             optimizer.learning_rate = schedule
-    optimizer = wrapped(legacy.Adam(0.1))
-    stepped(optimizer)
+    optimizer = wrap(legacy.Adam(0.1))
+    run_steps(optimizer)
     optimizer.beta_1 = 0.5
     assert float(optimizer.inner_optimizer.beta_1.numpy()) == 0.5
 
 
 def test_schedule_before_the_first_step():
-    optimizer = wrapped(keras.optimizers.SGD(0.1))
+    optimizer = wrap(keras.optimizers.SGD(0.1))
     optimizer.learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.0])
-    np.testing.assert_allclose(stepped(optimizer, gradients=(1.0, 1.0), steps=3), [-1.0, -1.0])
+    np.testing.assert_allclose(run_steps(optimizer, gradients=(1.0, 1.0), steps=3), [-1.0, -1.0])
 
 
 def test_attribute_that_conflicts_with_the_method_is_rejected_and_restored():
-    optimizer = wrapped(keras.optimizers.SGD(0.1), rs.RedSync(momentum=0.9))
+    optimizer = wrap(keras.optimizers.SGD(0.1), rs.RedSync(momentum=0.9))
     with pytest.raises(ValueError, match="both sides"):
         optimizer.momentum = 0.5
     assert optimizer.momentum == 0.0
-    optimizer = wrapped(tf_keras.optimizers.SGD(0.1))
+    optimizer = wrap(tf_keras.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match="jit_compile"):
         optimizer.jit_compile = True
-    without = wrapped(legacy.SGD(0.1))
+    without = wrap(legacy.SGD(0.1))
     with pytest.raises(ValueError, match="without momentum"):
         without.momentum = 0.5
-    scaled = wrapped(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    scaled = wrap(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
     with pytest.raises(ValueError, match="twice"):
         scaled.loss_scale_factor = 2.0
     scaled.weight_decay = 0.5
@@ -161,7 +161,7 @@ def test_attribute_that_conflicts_with_the_method_is_rejected_and_restored():
 @every_family
 def test_user_attributes(family):
     method = rs.TopK(density=0.5)
-    optimizer = wrapped(FAMILIES[family].SGD(0.1), method)
+    optimizer = wrap(FAMILIES[family].SGD(0.1), method)
     assert optimizer.method == method
     for name in ("method", "exchange", "inner_optimizer"):
         before = getattr(optimizer, name)
@@ -173,14 +173,14 @@ def test_user_attributes(family):
     with pytest.raises(AttributeError, match="no attribute 'beta_17'"):
         _ = optimizer.beta_17
     policy = rs.Policy(default=method, output_layer="x")
-    assert wrapped(FAMILIES[family].SGD(0.1), policy).method is policy
+    assert wrap(FAMILIES[family].SGD(0.1), policy).method is policy
     assert rs.DistributedOptimizer(FAMILIES[family].SGD(0.1)).method == rs.Auto()
 
 
 @every_family
 def test_inner_optimizer_cannot_be_applied_directly(family):
     for first in (False, True):  # whether the wrapper is applied before
-        optimizer, variable = wrapped(FAMILIES[family].SGD(0.1)), tf.Variable([1.0])
+        optimizer, variable = wrap(FAMILIES[family].SGD(0.1)), tf.Variable([1.0])
         if first:
             with pytest.warns(UserWarning, match="one worker"):
                 optimizer.apply_gradients([(tf.ones([1]), variable)])
@@ -204,7 +204,7 @@ INDIFFERENT = {
 @every_family
 def test_no_base_class_attribute_bypasses_the_inner_optimizer(family):
     """Every new attribute of Keras must be forwarded, rejected or independent of the optimizer."""
-    optimizer, base = wrapped(FAMILIES[family].SGD(0.1)), FAMILIES[family].Optimizer
+    optimizer, base = wrap(FAMILIES[family].SGD(0.1)), FAMILIES[family].Optimizer
     public = [n for n in dir(base) if not n.startswith("_")]
     ours = {n for c in type(optimizer).__mro__ if "tf_redsync" in c.__module__ for n in vars(c)}
     assert set(public) - ours == set(INDIFFERENT[family].split())

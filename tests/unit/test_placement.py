@@ -12,7 +12,7 @@ def on_gpus(monkeypatch):
     monkeypatch.setattr(native, "are_on_cpus", lambda tensors: False)
 
 
-def what(function, *specs):
+def crossing_ops(function, *specs):
     found = crossings(tf.function(function).get_concrete_function(*specs))
     return sorted({(c.producer, c.consumer, c.elements) for c in found})
 
@@ -25,8 +25,8 @@ def test_int32_slices_are_copied_but_float_slices_are_not():
         return tf.bitcast(tf.bitcast(x, tf.int32)[3:], tf.float32)
 
     expected = [("Bitcast", "StridedSlice", 100), ("StridedSlice", "Bitcast", 97)]
-    assert what(integers, FLOATS) == expected
-    assert what(lambda x: tf.sqrt(x)[3:] + 1.0, FLOATS) == []
+    assert crossing_ops(integers, FLOATS) == expected
+    assert crossing_ops(lambda x: tf.sqrt(x)[3:] + 1.0, FLOATS) == []
 
 
 def test_moved_words_are_not_copied(on_gpus):
@@ -34,7 +34,7 @@ def test_moved_words_are_not_copied(on_gpus):
         kept = wire.moved(lambda w: tf.reshape(w[4:], [2, -1]), tf.bitcast(x, tf.int32))
         return tf.bitcast(kept, tf.float32)
 
-    assert what(moved, FLOATS) == []
+    assert crossing_ops(moved, FLOATS) == []
 
 
 def test_moved_words_have_equal_bits(on_gpus):
@@ -66,8 +66,8 @@ def test_branches_and_ops_without_a_kernel_are_inspected():
             y[0] > 0.0, lambda: tf.bitcast(tf.bitcast(y, tf.int32)[1:], tf.float32), lambda: y
         )
 
-    found = what(branch, FLOATS)
+    found = crossing_ops(branch, FLOATS)
     assert ("Bitcast", "StridedSlice", 100) in found
     assert ("Greater", "StatelessIf", 1) in found
-    hashed = what(lambda x: tf.fingerprint(tf.reshape(tf.sqrt(x), [1, -1])), FLOATS)
+    hashed = crossing_ops(lambda x: tf.fingerprint(tf.reshape(tf.sqrt(x), [1, -1])), FLOATS)
     assert ("Reshape", "Fingerprint", 100) in hashed

@@ -252,18 +252,18 @@ HALF = rs.HalfPrecision()
 WORK = cost.Work(0.001, 1e-8, 1e-9)
 
 
-def measured(rate=1e6, latency=0.001, work=WORK, workers=4):
+def measurements(rate=1e6, latency=0.001, work=WORK, workers=4):
     return Measured(workers, cost.Link.of(rate, latency), {TOP_K: work, HALF: work})
 
 
 @functools.cache
-def planned(method=TOP_K, compute=0.1, **options):
+def predict(method=TOP_K, compute=0.1, **options):
     policy = method if isinstance(method, (Policy, rs.Auto)) else Policy(default=method)
-    return prediction.make(policy, SPECS, GRADS, measured(**options), compute)
+    return prediction.make(policy, SPECS, GRADS, measurements(**options), compute)
 
 
 def test_layers_sum_to_the_prediction():
-    made = planned()
+    made = predict()
     kernels = cost.exchange_seconds(
         TOP_K, BucketLayout((SPECS[2], SPECS[0]), 4), made.measured.link, WORK
     )
@@ -284,14 +284,14 @@ def test_layers_sum_to_the_prediction():
 
 
 def test_cost_of_a_local_round_is_divided_by_its_steps():
-    made, local = planned(), planned(rs.DiLoCo(steps=40))
+    made, local = predict(), predict(rs.DiLoCo(steps=40))
     assert local.planned.seconds == pytest.approx(made.dense.seconds / 40)
     assert local.planned.sent == pytest.approx(made.dense.sent / 40)
     assert sum(la.share.sent for la in local.layers) == pytest.approx(local.planned.sent)
 
 
 def test_cost_of_a_bucket_is_divided_by_bytes_and_elements():
-    made = planned(latency=0.0, work=cost.Work(0.8))
+    made = predict(latency=0.0, work=cost.Work(0.8))
     large, small = made.layers[0], made.layers[2]
     computed = [0.8 * n / 80_000 for n in (60_000, 20_000)]
     network = [la.share.sent / 1e6 for la in (large, small)]
@@ -301,8 +301,8 @@ def test_cost_of_a_bucket_is_divided_by_bytes_and_elements():
 
 
 def test_twice_the_workers():
-    made = planned()
-    again = prediction.make(Policy(default=TOP_K), SPECS, GRADS, measured(workers=8), 0.1)
+    made = predict()
+    again = prediction.make(Policy(default=TOP_K), SPECS, GRADS, measurements(workers=8), 0.1)
     assert made.doubled == (again.dense, again.planned)
     planned_ms, dense_ms = (f"{1e3 * t.seconds:,.1f} ms" for t in (again.planned, again.dense))
     text = f"The exchange of 8 workers: {planned_ms} with the same choice, {dense_ms} dense."
@@ -311,12 +311,12 @@ def test_twice_the_workers():
 
 def test_auto_shows_its_candidates_and_its_choice():
     auto = rs.Auto(candidates=(TOP_K, HALF))
-    made = planned(auto)
+    made = predict(auto)
     assert [t.name for t in made.candidates] == ["TopK", "HalfPrecision"]
-    assert made.candidates[0] == dataclasses.replace(planned().planned, name="TopK")
+    assert made.candidates[0] == dataclasses.replace(predict().planned, name="TopK")
     assert [type(la.method).__name__ for la in made.layers] == ["TopK", "Dense", "TopK"]
     assert made.planned.seconds == made.candidates[0].seconds
-    assert [type(la.method) for la in planned(auto, rate=1e12).layers] == [rs.Dense] * 3
+    assert [type(la.method) for la in predict(auto, rate=1e12).layers] == [rs.Dense] * 3
 
 
 @pytest.mark.parametrize("method", [rs.CDSGD(), rs.NoExchange(), rs.Scheduled()])
@@ -373,20 +373,20 @@ def test_fragment_with_a_delay():
 
 
 def test_advice_uses_whole_steps():
-    use = report.advise(planned(compute=0.1))
+    use = report.advise(predict(compute=0.1))
     assert use.compress
     assert use.code == "optimizer = rs.DistributedOptimizer(optimizer, rs.TopK(density=0.02))"
-    made = planned(compute=0.1)
+    made = predict(compute=0.1)
     ratio = made.step(made.dense) / made.step(made.planned)
     assert ratio > 2 and f"({ratio:.1f}x), 100.0 ms of it computation" in use.text
-    stay = report.advise(planned(compute=100.0))
+    stay = report.advise(predict(compute=100.0))
     assert not stay.compress and stay.code is None and stay.text.startswith("Stay dense: with rs.")
 
 
 def test_advice_on_autos_choice():
     auto = rs.Auto(candidates=(TOP_K, HALF))
-    assert "rs.TopK(density=0.02))" in report.advise(planned(auto)).code
-    dense = report.advise(planned(auto, rate=1e12))
+    assert "rs.TopK(density=0.02))" in report.advise(predict(auto)).code
+    dense = report.advise(predict(auto, rate=1e12))
     assert dense.text.startswith("Stay dense") and "--method" in dense.text and not dense.code
 
 
@@ -394,7 +394,7 @@ def test_advice_on_momentum_that_moves_into_the_exchange():
     """`CodedGMC` applies it, and `DistributedOptimizer` rejects a second one in the optimizer."""
     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     auto = subjects.suited(rs.Auto(), sgd, pytest.fail)
-    made = prediction.make(auto, SPECS, GRADS, measured(), 0.1)
+    made = prediction.make(auto, SPECS, GRADS, measurements(), 0.1)
     assert made.methods == (rs.CodedGMC(momentum=0.9),)
     use = report.advise(made)
     with pytest.raises(ValueError, match="momentum is set on both sides"):
@@ -410,9 +410,9 @@ def test_advice_on_momentum_that_moves_into_the_exchange():
 
 def test_mixed_choices_recommend_auto():
     auto = rs.Auto(candidates=(TOP_K,))
-    first, bias, last = planned(auto).layers
+    first, bias, last = predict(auto).layers
     mixed = dataclasses.replace(
-        planned(auto), layers=(first, bias, dataclasses.replace(last, method=rs.Dense()))
+        predict(auto), layers=(first, bias, dataclasses.replace(last, method=rs.Dense()))
     )
     line = report.advise(mixed).code
     assert line == (

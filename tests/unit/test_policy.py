@@ -73,20 +73,20 @@ def test_rule_cannot_force_an_unsupported_tensor():
     assert reasons(policy)["dense/bias"] == "rank 1 (bias, norm)"
 
 
-def marked(policy, specs=SPECS):
+def marked_names(policy, specs=SPECS):
     return [s.name for s in policy.mark_output_layer(specs) if s.output_layer]
 
 
 def test_output_layer():
     method = rs.RedSync(quantized=True)
-    assert marked(rs.Policy(default=method)) == ["out/kernel"]
-    assert marked(rs.Policy(default=method, output_layer="embedding")) == ["embedding/table"]
-    assert marked(rs.Policy(default=method, output_layer="kernel$")) == [
+    assert marked_names(rs.Policy(default=method)) == ["out/kernel"]
+    assert marked_names(rs.Policy(default=method, output_layer="embedding")) == ["embedding/table"]
+    assert marked_names(rs.Policy(default=method, output_layer="kernel$")) == [
         "dense/kernel",
         "out/kernel",
     ]
-    assert marked(rs.Policy(default=method), SPECS[2:5]) == []
-    assert marked(rs.Policy(default=method), []) == []
+    assert marked_names(rs.Policy(default=method), SPECS[2:5]) == []
+    assert marked_names(rs.Policy(default=method), []) == []
 
 
 LOST = rs.Rule(pattern="^bias", method=rs.Dense())

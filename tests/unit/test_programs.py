@@ -251,13 +251,13 @@ def test_always_dense_tensors_are_outside_the_branches():
 
     for program in (
         lambda b: Trial(b, 5, plain_variable),
-        lambda b: ChangingSteps([warmed(x) for x in b]),
+        lambda b: ChangingSteps([with_warm_up(x) for x in b]),
     ):
         added = [nodes(program, n) - nodes(ChangingSteps, n) for n in (100, 200)]
         assert 0 < added[0] == added[1]
 
 
-def warmed(bucket):
+def with_warm_up(bucket):
     """Returns the bucket with three dense steps if it is compressed."""
     if not isinstance(bucket.method, rs.RedSync):
         return bucket

@@ -36,20 +36,20 @@ class Simulation:
         return None, seconds
 
 
-def at(step, waits=None, ended=False, agreements=3, error=""):
+def at_step(step, waits=None, ended=False, agreements=3, error=""):
     waiting = agreements + (waits is not None)
     return WorkerReport(step, waiting, waits, "begin epoch 1", ended, error=error, supplied=step)
 
 
 def test_equal_steps_never_raise():
     simulation = Simulation(3)
-    simulation.reports = [at(812)] * 3
+    simulation.reports = [at_step(812)] * 3
     assert simulation.pass_seconds(10_000) == (None, 10_000)  # an evaluation, or a pause of all
 
 
 def test_stalled_worker_is_named_after_the_limit():
     simulation = Simulation(3)
-    simulation.reports = [at(813), at(813), at(812)]
+    simulation.reports = [at_step(813), at_step(813), at_step(812)]
     found, seconds = simulation.pass_seconds(1000)
     assert 60 <= seconds <= 62
     assert found.startswith("worker 2 did not reach the others within 60 s.")
@@ -59,28 +59,28 @@ def test_stalled_worker_is_named_after_the_limit():
 
 def test_limit_starts_with_the_other_workers_step():
     simulation = Simulation(2)
-    simulation.reports = [at(5), at(5)]
+    simulation.reports = [at_step(5), at_step(5)]
     assert simulation.pass_seconds(500)[0] is None
-    simulation.reports = [at(6), at(5)]
+    simulation.reports = [at_step(6), at_step(5)]
     assert simulation.pass_seconds(1000)[1] >= 60
 
 
 def test_slow_workers_that_progress_never_raise():
     simulation = Simulation(2)
     for step in range(20):
-        simulation.reports = [at(step + 1), at(step)]
+        simulation.reports = [at_step(step + 1), at_step(step)]
         assert simulation.pass_seconds(50)[0] is None
 
 
 def test_no_limit_gives_no_verdict():
     simulation = Simulation(2, timeout_seconds=None, dead=(1,))
-    simulation.reports = [at(9), at(8, ended=True)]
+    simulation.reports = [at_step(9), at_step(8, ended=True)]
     assert simulation.pass_seconds(10_000)[0] is None
 
 
 def test_wait_for_an_agreement_while_another_has_continued():
     simulation = Simulation(3)
-    simulation.reports = [at(812, "save the state"), at(813), at(813)]
+    simulation.reports = [at_step(812, "save the state"), at_step(813), at_step(813)]
     found, seconds = simulation.pass_seconds(1000)
     assert 10 <= seconds <= 12
     assert "worker 0 is about to: save the state; worker 1 has entered a further step" in found
@@ -90,23 +90,25 @@ def test_wait_for_an_agreement_while_another_has_continued():
 def test_worker_suspended_in_an_agreement_gets_no_wrong_advice():
     # All have agreed, and worker 2 is suspended before it reports it.
     simulation = Simulation(3, timeout_seconds=15.0, dead={2})
-    simulation.reports = [at(0, "begin `fit`")] * 3
+    simulation.reports = [at_step(0, "begin `fit`")] * 3
     simulation.pass_seconds(2)
     simulation.silent.add(2)
-    simulation.reports[:2] = [at(7, agreements=4)] * 2
+    simulation.reports[:2] = [at_step(7, agreements=4)] * 2
     found, seconds = simulation.pass_seconds(100)
     assert 14 <= seconds <= 17
     assert found.startswith("worker 2 does not answer")
 
 
-def creates(what, size=100, agreements=2):
+def creating(what, size=100, agreements=2):
     return WorkerReport(0, agreements, what, "", broadcasts=size)
 
 
 @pytest.mark.parametrize(("size", "seconds"), [(100, 10), (200_000_000, 30)])
 def test_variable_created_by_one_worker_is_named(size, seconds):
     simulation = Simulation(3)
-    simulation.reports = [creates("create variable kernel", size)] + [at(0, "begin epoch 1")] * 2
+    simulation.reports = [creating("create variable kernel", size)] + [
+        at_step(0, "begin epoch 1")
+    ] * 2
     found, after = simulation.pass_seconds(1000)
     assert seconds <= after <= seconds + 2
     assert "worker 1 is about to: begin epoch 1; worker 0 is about to: create variable k" in found
@@ -114,7 +116,7 @@ def test_variable_created_by_one_worker_is_named(size, seconds):
 
 def test_broadcast_limit_grows_with_the_variable():
     simulation = Simulation(2)
-    simulation.reports = [creates("create variable embedding", 2_000_000_000)] * 2  # 200 s
+    simulation.reports = [creating("create variable embedding", 2_000_000_000)] * 2  # 200 s
     assert simulation.pass_seconds(259)[0] is None
     found, _ = simulation.pass_seconds(3)
     assert found.startswith("the workers have waited for each other for 60 s")
@@ -123,7 +125,7 @@ def test_broadcast_limit_grows_with_the_variable():
 def test_failed_broadcast_is_reported_at_once():
     simulation = Simulation(2)
     simulation.reports = [
-        creates("create variable kernel (3, 4)"),
+        creating("create variable kernel (3, 4)"),
         WorkerReport(failed="create variable kernel (3, 5): Shape mismatch"),
     ]
     found, after = simulation.pass_seconds(100)
@@ -138,7 +140,7 @@ def test_failed_broadcast_waits_for_the_others_reports(late):
         Simulation(2),
         WorkerReport(failed="create variable kernel (3, 5): Shape mismatch"),
     )
-    simulation.reports = [failed, at(0)]
+    simulation.reports = [failed, at_step(0)]
     assert simulation.pass_seconds(1)[0] is None
     if late == 1:
         simulation.reports[1] = WorkerReport(failed="create variable kernel (3, 4): Shape mismatch")
@@ -149,11 +151,13 @@ def test_failed_broadcast_waits_for_the_others_reports(late):
 
 def test_slow_broadcast_of_all_workers_is_not_an_error():
     simulation = Simulation(3, timeout_seconds=60.0)
-    simulation.reports = [creates("create variable kernel")] * 3
+    simulation.reports = [creating("create variable kernel")] * 3
     assert simulation.pass_seconds(50)[0] is None
-    simulation.reports = [creates("create variable bias")] * 2 + [creates("create variable kernel")]
+    simulation.reports = [creating("create variable bias")] * 2 + [
+        creating("create variable kernel")
+    ]
     assert simulation.pass_seconds(9)[0] is None
-    simulation.reports = [creates("create variable bias")] * 3
+    simulation.reports = [creating("create variable bias")] * 3
     found, after = simulation.pass_seconds(100)
     assert 50 <= after <= 62 and found.startswith(
         "the workers have waited for each other for 60 s:"
@@ -162,14 +166,17 @@ def test_slow_broadcast_of_all_workers_is_not_an_error():
 
 def test_worker_that_creates_no_variable_is_named():
     simulation = Simulation(2)
-    simulation.reports = [creates("create variable kernel"), at(0, agreements=2)]
+    simulation.reports = [creating("create variable kernel"), at_step(0, agreements=2)]
     found, after = simulation.pass_seconds(100)
     assert 60 <= after <= 62 and found.startswith("worker 1 did not reach the others")
 
 
 def test_worker_may_reach_an_agreement_late():
     simulation = Simulation(2)
-    simulation.reports = [at(812, "begin epoch 2"), at(812)]  # a slow callback of worker 1
+    simulation.reports = [
+        at_step(812, "begin epoch 2"),
+        at_step(812),
+    ]  # a slow callback of worker 1
     assert simulation.pass_seconds(59)[0] is None
     found, _ = simulation.pass_seconds(3)
     assert found.startswith("worker 1 did not reach the others within 60 s")
@@ -178,14 +185,14 @@ def test_worker_may_reach_an_agreement_late():
 def test_worker_with_more_steps_may_reach_an_agreement_late():
     simulation = Simulation(2)
     for step in range(813, 843):
-        simulation.reports = [at(812, "begin epoch 2"), at(step)]
+        simulation.reports = [at_step(812, "begin epoch 2"), at_step(step)]
         assert simulation.pass_seconds(1)[0] is None
 
 
 @pytest.mark.parametrize("waits", [None, "save the state"])
 def test_finished_worker_is_not_awaited(waits):
     simulation = Simulation(2)
-    simulation.reports = [at(812, waits) if waits else at(813), at(812, ended=True)]
+    simulation.reports = [at_step(812, waits) if waits else at_step(813), at_step(812, ended=True)]
     found, seconds = simulation.pass_seconds(100)
     assert 5 <= seconds <= 7
     assert found.startswith("worker 1 has ended its program, and worker 0 waits for it:")
@@ -194,18 +201,18 @@ def test_finished_worker_is_not_awaited(waits):
 
 def test_failed_worker_is_named_at_once_within_the_same_step():
     simulation = Simulation(3)
-    failed = at(812, ended=True, error="ValueError: bad batch")
-    simulation.reports = [at(812, ended=True), failed, at(812)]
+    failed = at_step(812, ended=True, error="ValueError: bad batch")
+    simulation.reports = [at_step(812, ended=True), failed, at_step(812)]
     found, seconds = simulation.pass_seconds(100)
     assert seconds == 1 and found.startswith("worker 1 has failed: ValueError: bad batch\n")
     assert "worker 1 has ended its program, at step 812, by ValueError: bad batch" in found
-    simulation.reports = [at(812, ended=True), failed, at(812, ended=True)]
+    simulation.reports = [at_step(812, ended=True), failed, at_step(812, ended=True)]
     assert simulation.pass_seconds(1000)[0] is None  # no worker is left to be notified
 
 
 def test_worker_may_finish_before_the_others():
     simulation = Simulation(2)
-    simulation.reports = [at(812), at(812, ended=True)]
+    simulation.reports = [at_step(812), at_step(812, ended=True)]
     simulation.silent = {1}
     simulation.judge.hear(1, simulation.reports[1], 0.0)
     assert simulation.pass_seconds(10_000)[0] is None
@@ -214,10 +221,10 @@ def test_worker_may_finish_before_the_others():
 def silent_since_812(silent, **simulation):
     """Three workers, of which some become silent at step 812 while the others reach step 813."""
     simulation = Simulation(3, timeout_seconds=600.0, **simulation)
-    simulation.reports = [at(812)] * 3
+    simulation.reports = [at_step(812)] * 3
     assert simulation.pass_seconds(20)[0] is None
     simulation.silent = silent
-    simulation.reports = [at(812 if rank in silent else 813) for rank in range(3)]
+    simulation.reports = [at_step(812 if rank in silent else 813) for rank in range(3)]
     return simulation.pass_seconds(1000)
 
 
@@ -239,12 +246,12 @@ def test_ended_process_is_named_within_seconds():
 
 def test_dead_worker_is_reported_with_the_others_steps():
     simulation = Simulation(3, timeout_seconds=6.0, dead=(2,))
-    simulation.reports = [at(6)] * 3
+    simulation.reports = [at_step(6)] * 3
     simulation.pass_seconds(3)
     simulation.silent = {2}
     simulation.pass_seconds(2)
     simulation.silent = {1, 2}  # the machine is busy, and worker 1's next report is late
-    simulation.reports[:2] = [at(7)] * 2
+    simulation.reports[:2] = [at_step(7)] * 2
     assert simulation.pass_seconds(5)[0] is None
     simulation.silent = {2}
     found, seconds = simulation.pass_seconds(10)
@@ -255,10 +262,10 @@ def test_dead_worker_is_reported_with_the_others_steps():
 def test_dead_workers_step_follows_from_its_messages():
     """A worker may send messages after its last report."""
     simulation = Simulation(2, timeout_seconds=600.0, dead=(1,))
-    simulation.reports = [at(812)] * 2
+    simulation.reports = [at_step(812)] * 2
     simulation.pass_seconds(5)
     simulation.silent = {1}
-    simulation.reports[0] = dataclasses.replace(at(815), exchanged=814)
+    simulation.reports[0] = dataclasses.replace(at_step(815), exchanged=814)
     found, _ = simulation.pass_seconds(100)
     assert found.startswith("worker 1 does not answer")
     assert "worker 1 is at step 814; last report 30 s ago" in found
@@ -266,18 +273,18 @@ def test_dead_workers_step_follows_from_its_messages():
 
 def test_silent_worker_that_answers_has_the_whole_limit():
     simulation = Simulation(2, timeout_seconds=600.0)
-    simulation.reports = [at(812)] * 2
+    simulation.reports = [at_step(812)] * 2
     simulation.pass_seconds(5)
     simulation.silent = {1}  # its threads wait for a function that holds the GIL
     assert simulation.pass_seconds(5000)[0] is None  # while no worker waits for it
-    simulation.reports[0] = at(813)
+    simulation.reports[0] = at_step(813)
     found, seconds = simulation.pass_seconds(5000)
     assert found.startswith("worker 1 did not reach") and 600 <= seconds <= 602
 
 
 def test_many_workers_give_a_short_text():
     simulation = Simulation(100)
-    simulation.reports = [at(813)] * 77 + [at(812)] + [at(813)] * 22
+    simulation.reports = [at_step(813)] * 77 + [at_step(812)] + [at_step(813)] * 22
     found, _ = simulation.pass_seconds(100)
     assert len(found.splitlines()) < 25 and "and 84 more workers" in found
     assert found.splitlines()[1].startswith("worker 77 is at step 812")
@@ -321,11 +328,11 @@ def test_missing_data_of_an_infinite_dataset():
 
 def test_slow_callback_of_one_worker_is_warned_of():
     simulation = Simulation(2)
-    simulation.reports = [at(813), at(812)]
+    simulation.reports = [at_step(813), at_step(812)]
     assert simulation.pass_seconds(40)[0] is None
     warnings = simulation.judge.warnings(simulation.now)
     assert list(warnings) == [1] and "data" not in warnings[1]
-    simulation.reports[1] = at(813)
+    simulation.reports[1] = at_step(813)
     simulation.pass_seconds(100)
     assert simulation.judge.warnings(simulation.now) == {}
 
@@ -339,7 +346,7 @@ def test_all_workers_waiting_for_data_is_not_an_error():
 
 def test_worker_that_requests_more_batches_is_named():
     simulation = Simulation(2)
-    simulation.reports = [at(812, "end epoch 1"), waits_for_data(812, asked=813, answered=813)]
+    simulation.reports = [at_step(812, "end epoch 1"), waits_for_data(812, asked=813, answered=813)]
     found, seconds = simulation.pass_seconds(100)
     assert 10 <= seconds <= 12 and "worker 1 has entered a further step" in found
 
@@ -365,10 +372,10 @@ def test_error_truncates_a_long_action(monkeypatch, length):
 def failed_collective(dead):
     """Two workers; worker 0's collective has just failed, and worker 1 is silent."""
     simulation = Simulation(2, dead=dead)
-    simulation.reports = [at(5), at(5)]
+    simulation.reports = [at_step(5), at_step(5)]
     assert simulation.pass_seconds(3) == (None, 3)
     simulation.silent = {1}
-    simulation.judge.hear(0, dataclasses.replace(at(5), broken=True), simulation.now)
+    simulation.judge.hear(0, dataclasses.replace(at_step(5), broken=True), simulation.now)
     return simulation
 
 
@@ -383,7 +390,9 @@ def test_killed_worker_is_named_within_a_second_of_a_failed_collective():
 
 def test_worker_may_still_report_its_error_after_a_failed_collective():
     simulation = failed_collective({1})
-    simulation.judge.hear(1, at(5, ended=True, error="ValueError: bad row"), simulation.now + 0.1)
+    simulation.judge.hear(
+        1, at_step(5, ended=True, error="ValueError: bad row"), simulation.now + 0.1
+    )
     found = simulation.judge.verdict(simulation.now + 0.6)
     assert found is not None and found.startswith("worker 1 has failed: ValueError: bad row")
 

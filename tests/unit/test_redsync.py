@@ -121,7 +121,7 @@ def compare_states(states, reference):
                 np.testing.assert_array_equal(state["velocity"][i], reference.velocities[worker][i])
 
 
-def sent(method, grads, states=None, step=0, scale=None):
+def run_once(method, grads, states=None, step=0, scale=None):
     """Returns one worker's message and state after one step with `grads`, both as arrays."""
     layout = BucketLayout(SPECS, 1)
     ctx = Context(layout, 0, tf.constant(step, tf.int64), scale)
@@ -136,7 +136,7 @@ def test_quantized_sides_alternate_and_the_output_layer_sends_values():
     method = rs.RedSync(density=0.05, selection="exact", quantized=True)
     grads = [tf.constant(g) for g in gradients(np.random.default_rng(0), 0, 1)[0]]
     for step in range(4):
-        totals, _ = sent(method, grads, step=step)[1]
+        totals, _ = run_once(method, grads, step=step)[1]
         for i, total in enumerate(totals):
             values = total.numpy()[total.numpy() != 0]
             if SPECS[i].output_layer:
@@ -153,7 +153,7 @@ def test_local_clipping_scales_before_accumulation():
     scale = method.clip_scale(grads, 4)
     np.testing.assert_allclose(scale, 1.5 / 2 / norm, rtol=1e-6)
     clipped = [scale * g for g in grads]
-    found, expected = sent(method, grads, scale=scale), sent(method, clipped)
+    found, expected = run_once(method, grads, scale=scale), run_once(method, clipped)
     np.testing.assert_array_equal(found[0], expected[0])
     tf.nest.map_structure(np.testing.assert_array_equal, found[1], expected[1])
     assert rs.RedSync().clip_scale(grads, 4) is None

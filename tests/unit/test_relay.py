@@ -16,12 +16,12 @@ def frame(target, source, size=100):
     return MACHINES[target] + MACHINES[source] + bytes(size - 12)
 
 
-def made(delay=0.025, rate=1e6):
+def make_relay(delay=0.025, rate=1e6):
     return relay.Relay([10, 11, 12], delay, rate)
 
 
 def test_frame_is_broadcast_until_its_machine_is_known():
-    network = made(rate=1e9)
+    network = make_relay(rate=1e9)
     network.take(10, frame(1, 0), 0.0)
     assert network.give(0.024) == []
     assert [target for target, _ in network.give(0.026)] == [11, 12]
@@ -30,7 +30,7 @@ def test_frame_is_broadcast_until_its_machine_is_known():
 
 
 def test_machine_receives_at_the_rate():
-    network = made()
+    network = make_relay()
     network.take(11, frame(0, 1), 0.0)
     network.give(1.0)
     for _ in range(5):  # at once, 10 ms each
@@ -43,7 +43,7 @@ def test_machine_receives_at_the_rate():
 
 
 def test_frames_beyond_the_queue_are_dropped():
-    network = made()
+    network = make_relay()
     network.take(11, frame(0, 1), 0.0)
     network.give(1.0)
     for _ in range(30):

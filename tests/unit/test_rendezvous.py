@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tests.loops import loop
-from tests.unit.stranger import Stranger
+from tests.unit.raw_peer import RawPeer
 from tf_redsync import environment
 from tf_redsync.cli.launch import free_ports
 from tf_redsync.cluster import handshake, rendezvous
@@ -34,7 +34,7 @@ def no_environment(monkeypatch):
 
 
 @pytest.fixture
-def soon(monkeypatch):
+def report_early(monkeypatch):
     """Shortens the delay after which missing workers are reported to tenths of a second."""
     monkeypatch.setattr(rendezvous, "_report_times", lambda: (0.1, 0.2, 0.4, 0.8))
 
@@ -58,7 +58,7 @@ def cluster(workers, ports=None):
     return Cluster(addresses, tuple(f"worker:{i}" for i in range(workers)), 0)
 
 
-def elsewhere(one, rank, port):
+def with_other_port(one, rank, port):
     """Returns the cluster as seen by a process that has another port for one worker."""
     addresses = list(one.addresses)
     addresses[rank] = f"127.0.0.1:{port}"
@@ -66,7 +66,7 @@ def elsewhere(one, rank, port):
 
 
 @contextlib.contextmanager
-def listening(address, says):
+def serve_bytes(address, says):
     """Serves the same bytes to every connection at an address."""
 
     def serve():
@@ -86,7 +86,7 @@ def listening(address, says):
         connection.close()
 
 
-def problem(future):
+def error_of(future):
     with pytest.raises(StartError) as error:
         future.result(20)
     return str(error.value)
@@ -138,12 +138,12 @@ def test_many_workers_leave_together(started):
         future.result(10)
 
 
-def test_missing_worker_is_named_by_all_and_ends_the_wait(started, soon, caplog):
+def test_missing_worker_is_named_by_all_and_ends_the_wait(started, report_early, caplog):
     four = cluster(4)
     futures = [started(four, rank, timeout=1.0 + rank / 10) for rank in (0, 1, 3)]
     missing = f"worker 2 at {four.addresses[2]}"
     for future in futures:
-        text = problem(future)
+        text = error_of(future)
         assert f"missing:\n{missing}: nothing listens there\nStart them" in text
         assert "Received: start_timeout=1" in text and "worker 3" not in text
     messages = [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()]
@@ -160,12 +160,12 @@ def test_deadline_holds_for_a_missed_cancellation(started, monkeypatch):
         await asyncio.sleep(60)
 
     monkeypatch.setattr(Member, "connect", connect)
-    assert "start_timeout=0.5" in problem(started(cluster(2), 1, timeout=0.5))
+    assert "start_timeout=0.5" in error_of(started(cluster(2), 1, timeout=0.5))
 
 
-def test_missing_chief(started, soon, caplog):
+def test_missing_chief(started, report_early, caplog):
     two = cluster(2)
-    text = problem(started(two, 1, timeout=0.5))
+    text = error_of(started(two, 1, timeout=0.5))
     assert f"missing:\nworker 0 at {two.addresses[0]}: nothing listens there" in text
     assert f"waiting for worker 0 at {two.addresses[0]}" in caplog.text
 
@@ -176,7 +176,7 @@ def test_duplicate_worker_on_another_machine_ends_alone(started, rank):
     three = cluster(3)
     futures = {other: started(three, other) for other in (0, 1)}
     time.sleep(0.3)
-    text = second(dataclasses.replace(three, rank=rank))
+    text = duplicate_error(dataclasses.replace(three, rank=rank))
     assert f"worker {rank} at {three.addresses[rank]} is running already: " in text
     assert "another process" in text  # whichever of the other two detects it first
     assert f"Received: task=worker:{rank} in TF_CONFIG" in text
@@ -184,49 +184,49 @@ def test_duplicate_worker_on_another_machine_ends_alone(started, rank):
         future.result(10)
 
 
-def second(one):
+def duplicate_error(one):
     """Returns the error of a process that listens elsewhere than TF_CONFIG says."""
     port = free_ports(1)[0]
     listen = rendezvous.listen
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
         patch.setattr(rendezvous, "reserve_port", lambda cluster: None)
-        patch.setattr(rendezvous, "listen", lambda c: listen(elsewhere(c, c.rank, port)))
-        return problem(pool.submit(started_with, one, 5.0))
+        patch.setattr(rendezvous, "listen", lambda c: listen(with_other_port(c, c.rank, port)))
+        return error_of(pool.submit(started_with, one, 5.0))
 
 
 def test_duplicate_worker_on_this_machine(started):
     two = cluster(2)
     first = started(two, 0)
     time.sleep(0.2)
-    assert "its port" in problem(started(two, 0))
+    assert "its port" in error_of(started(two, 0))
     started(two, 1).result(10)
     first.result(10)
 
 
 def test_duplicate_worker_beside_a_running_job():
     two = cluster(2)
-    with listening(two.addresses[0], SETTINGS), listening(two.addresses[1], SETTINGS):
+    with serve_bytes(two.addresses[0], SETTINGS), serve_bytes(two.addresses[1], SETTINGS):
         for rank in range(2):
-            text = second(dataclasses.replace(two, rank=rank))
+            text = duplicate_error(dataclasses.replace(two, rank=rank))
             assert f"running already: TensorFlow's server answers at {two.addresses[rank]}" in text
 
 
 def test_process_at_a_wrong_address_is_rejected_when_the_right_one_comes(started):
     three = cluster(3)
     chief = started(three, 0)
-    wrong = elsewhere(three, 1, free_ports(1)[0])
+    wrong = with_other_port(three, 1, free_ports(1)[0])
     impostor = started(wrong, 1)
     time.sleep(0.5)
     assert not impostor.done()
     right = started(three, 1)
-    assert "worker 0 finds that another process answers" in problem(impostor)
+    assert "worker 0 finds that another process answers" in error_of(impostor)
     for future in (started(three, 2), chief, right):
         future.result(10)
 
 
-def test_earlier_run_is_awaited(started, soon, caplog):
+def test_earlier_run_is_awaited(started, report_early, caplog):
     two = cluster(2)
-    with listening(two.addresses[0], SETTINGS):
+    with serve_bytes(two.addresses[0], SETTINGS):
         member = started(two, 1)
         time.sleep(0.6)
         assert not member.done()
@@ -240,11 +240,11 @@ def test_workers_without_a_handshake_are_named(started):
     three = cluster(3)
     chief = started(three, 0, timeout=1.0)
     time.sleep(0.3)
-    with listening(three.addresses[1], SETTINGS):
+    with serve_bytes(three.addresses[1], SETTINGS):
         host, _, port = three.addresses[0].rpartition(":")
         with socket.create_connection((host, int(port))) as older:
             older.sendall(CALL)
-            text = problem(chief)
+            text = error_of(chief)
     assert f"{three.addresses[1]}: TensorFlow's server is running there already" in text
     assert f"{three.addresses[2]}: nothing listens there" in text
 
@@ -253,18 +253,18 @@ def test_workers_of_other_clusters_are_rejected(started):
     two = cluster(2)
     three = Cluster((*two.addresses, "127.0.0.1:1"), ("worker:0", "worker:1", "worker:2"), 0)
     chief = started(two, 0)
-    assert "is not worker 0: its cluster has 2 workers" in problem(started(three, 1))
+    assert "is not worker 0: its cluster has 2 workers" in error_of(started(three, 1))
     assert not chief.done()
     started(two, 1).result(10)
     chief.result(10)
 
 
-def test_unreachable_pair_is_named(started, soon, caplog):
+def test_unreachable_pair_is_named(started, report_early, caplog):
     three = cluster(3)
     closed = free_ports(1)[0]
-    futures = [started(three, 0, 1.5), started(elsewhere(three, 2, closed), 1, 2.0)]
+    futures = [started(three, 0, 1.5), started(with_other_port(three, 2, closed), 1, 2.0)]
     for future in (*futures, started(three, 2, 2.0)):
-        text = problem(future)
+        text = error_of(future)
         assert f"worker 1, which cannot reach worker 2 at 127.0.0.1:{closed}: nothing" in text
     assert f"waiting for worker 1, which cannot reach worker 2 at 127.0.0.1:{closed}" in caplog.text
 
@@ -287,11 +287,11 @@ def test_unresponsive_name_server_is_named(monkeypatch):
 def test_wrong_addresses_are_reported(started):
     three = cluster(3)
     a, b, c = three.addresses
-    text = problem(started(dataclasses.replace(three, addresses=(b, a, c)), 0, 0.4))
+    text = error_of(started(dataclasses.replace(three, addresses=(b, a, c)), 0, 0.4))
     assert "missing" in text
     chief = started(dataclasses.replace(three, addresses=(a, c, b)), 0, 2.0)
     member = started(three, 1, 2.0)
-    assert "worker 1 answers there: is `task` or `cluster` in TF_CONFIG wrong?" in problem(chief)
+    assert "worker 1 answers there: is `task` or `cluster` in TF_CONFIG wrong?" in error_of(chief)
     with pytest.raises(StartError):
         member.result(10)
 
@@ -301,18 +301,18 @@ def test_differing_addresses_of_a_worker_are_reported(started):
     two = cluster(2)
     here, there = two.addresses[1], f"127.0.0.1:{free_ports(1)[0]}"
     chief = started(two, 0, 1.0)
-    member = started(elsewhere(two, 1, there.rpartition(":")[2]), 1, 0.8)
-    text = problem(member)
+    member = started(with_other_port(two, 1, there.rpartition(":")[2]), 1, 0.8)
+    text = error_of(member)
     assert f"at {here} (in this TF_CONFIG: {there}): nothing" in text
-    assert "does its TF_CONFIG name the same address?" in problem(chief)
+    assert "does its TF_CONFIG name the same address?" in error_of(chief)
 
 
 def test_differing_address_of_the_chief_is_reported(started):
     two = cluster(2)
-    member = started(elsewhere(two, 0, free_ports(1)[0]), 1, 3.0)
-    text = problem(started(two, 0, 1.0))
+    member = started(with_other_port(two, 0, free_ports(1)[0]), 1, 3.0)
+    text = error_of(started(two, 0, 1.0))
     assert f"has not joined; does its TF_CONFIG name worker 0 at {two.addresses[0]}?" in text
-    problem(member)
+    error_of(member)
 
 
 def test_worker_that_disconnects_is_missing_again(started):
@@ -356,7 +356,7 @@ def test_arbitrary_bytes_do_not_disturb_the_rendezvous(started):
             connection.sendall(text)
         kept.append(connection)
     for rank in (-1, 7, True, "1"):  # peers that know the (empty) secret
-        one = Stranger(socket.create_connection((host, int(port))), "")
+        one = RawPeer(socket.create_connection((host, int(port))), "")
         one.send(rank=rank, tasks=["worker:0", "worker:1"], nonce="", join=True)
     for future in (started(two, 1), chief):
         future.result(10)

@@ -21,7 +21,7 @@ def not_hashed(paths):
     return [str(p) for p in sorted(map(pathlib.Path, paths)) if not hashed & {p, *p.parents}]
 
 
-def imported(path):
+def imported_files(path):
     """Returns the project's files that a module imports, without parent packages."""
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -39,7 +39,7 @@ def test_hash_covers_imported_modules():
     waiting = [f.relative_to(ROOT) for folder in LEFT_OUT for f in (ROOT / folder).glob("*.py")]
     seen = set(waiting)
     while waiting:
-        new = set(imported(waiting.pop())) - seen
+        new = set(imported_files(waiting.pop())) - seen
         waiting += new
         seen |= new
     assert pathlib.Path("tf_redsync/ops/selection.py") in seen

@@ -23,7 +23,7 @@ def strategy(mirrored):
 
 
 @pytest.fixture
-def trained(strategy):
+def train_model(strategy):
     """Returns a function that trains in the strategy and returns model and optimizer."""
 
     def train(library, optimizer, steps=3):
@@ -36,12 +36,12 @@ def trained(strategy):
     return train
 
 
-def total(optimizer):
+def total_residuals(optimizer):
     state = total_state.total(optimizer.exchange)
     return {n: a for n, a in state.items() if "residual" in n}
 
 
-def same(a, b):
+def assert_equal_totals(a, b):
     assert a.keys() == b.keys() and a
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=1e-6, atol=1e-7)
@@ -93,8 +93,8 @@ def test_other_layout_is_rejected(strategy, tmp_path):
         assert "another model or method" in str(error) and "velocity" in str(error), error
 
 
-def test_auto_starts_with_empty_residuals_after_another_choice(strategy, trained, tmp_path):
-    saved, optimizer = trained(
+def test_auto_starts_with_empty_residuals_after_another_choice(strategy, train_model, tmp_path):
+    saved, optimizer = train_model(
         keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05), METHOD)
     )
     arrays = total_state.total(optimizer.exchange)
@@ -114,8 +114,8 @@ def test_auto_starts_with_empty_residuals_after_another_choice(strategy, trained
     assert loaded.optimizer.exchange.policy == rs.Auto()
 
 
-def test_checkpoint_restored_after_and_before_the_build(strategy, trained, tmp_path):
-    model, optimizer = trained(
+def test_checkpoint_restored_after_and_before_the_build(strategy, train_model, tmp_path):
+    model, optimizer = train_model(
         keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), METHOD)
     )
     prefix = tf.train.Checkpoint(model=model, optimizer=optimizer).save(str(tmp_path / "c"))
@@ -130,13 +130,13 @@ def test_checkpoint_restored_after_and_before_the_build(strategy, trained, tmp_p
                 fresh.build(fresh_model.trainable_variables)
                 tf.train.Checkpoint(model=fresh_model, optimizer=fresh).restore(prefix)
         assert int(fresh.exchange.step.numpy()) == 3, before
-        same(total(optimizer), total(fresh))
+        assert_equal_totals(total_residuals(optimizer), total_residuals(fresh))
         for a, b in zip(fresh.variables, optimizer.variables, strict=True):
             np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def test_tf_keras_checkpoint(strategy, trained, tmp_path):
-    model, optimizer = trained(
+def test_tf_keras_checkpoint(strategy, train_model, tmp_path):
+    model, optimizer = train_model(
         tf_keras, lambda: rs.DistributedOptimizer(tf_keras.optimizers.Adam(0.05), METHOD)
     )
     prefix = tf.train.Checkpoint(model=model, optimizer=optimizer).save(str(tmp_path / "c"))
@@ -145,23 +145,23 @@ def test_tf_keras_checkpoint(strategy, trained, tmp_path):
         fresh = rs.DistributedOptimizer(tf_keras.optimizers.Adam(0.05), METHOD)
         fresh.build(fresh_model.trainable_variables)
         tf.train.Checkpoint(model=fresh_model, optimizer=fresh).restore(prefix)
-    same(total(optimizer), total(fresh))
+    assert_equal_totals(total_residuals(optimizer), total_residuals(fresh))
     for a, b in zip(fresh.variables, optimizer.variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def test_legacy_checkpoint(strategy, trained, tmp_path):
+def test_legacy_checkpoint(strategy, train_model, tmp_path):
     def make():
         return rs.DistributedOptimizer(tf_keras.optimizers.legacy.Adam(0.05), METHOD)
 
-    model, optimizer = trained(tf_keras, make)
+    model, optimizer = train_model(tf_keras, make)
     prefix = tf.train.Checkpoint(model=model, optimizer=optimizer).save(str(tmp_path / "c"))
     with strategy.scope():
         fresh_model = network(tf_keras)
         fresh = make()
         fresh.build(fresh_model.trainable_variables)
         tf.train.Checkpoint(model=fresh_model, optimizer=fresh).restore(prefix)
-    same(total(optimizer), total(fresh))
+    assert_equal_totals(total_residuals(optimizer), total_residuals(fresh))
     assert len(fresh.variables()) == 1 + 2 * len(model.trainable_variables)
     for a, b in zip(fresh.variables(), optimizer.variables(), strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())

@@ -24,7 +24,7 @@ def saved(library, optimizer, path):
     return model
 
 
-def numbers(config):
+def numeric_values(config):
     """Returns the numbers of a config by name; legacy optimizers have float32 variables there."""
     return dict(momentum.config_numbers(json.loads(json.dumps(config, default=float))))
 
@@ -40,8 +40,8 @@ def test_round_trip_of_every_optimizer(tmp_path, family, name):
     inner = loaded.optimizer.inner_optimizer
     assert type(inner) is type(model.optimizer.inner_optimizer)
     assert loaded.optimizer.method == METHOD
-    before = numbers(model.optimizer.inner_optimizer.get_config())
-    assert numbers(inner.get_config()) == pytest.approx(before, rel=1e-6) and before
+    before = numeric_values(model.optimizer.inner_optimizer.get_config())
+    assert numeric_values(inner.get_config()) == pytest.approx(before, rel=1e-6) and before
     if family in ("keras3", "tf_keras"):  # tf_keras saves no variables of legacy optimizers
         assert int(loaded.optimizer.iterations.numpy()) == 1
     loaded.train_on_batch(np.ones([4, 3], "float32"), np.ones([4, 2], "float32"))

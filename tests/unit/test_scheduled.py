@@ -27,7 +27,7 @@ def grads_of(number, workers=2, specs=SPECS):
     return [[tf.constant(draw(s.shape), tf.float32) for s in specs] for _ in range(workers)]
 
 
-def trained(method, steps=6):
+def run_steps(method, steps=6):
     layout = BucketLayout(tuple(SPECS), 2)
     states, results = loopback.initial_states(method, layout), []
     for number in range(steps):
@@ -60,7 +60,7 @@ def test_exponential_warm_up_equals_explicit_stages():
     options = {"density": 0.01, "momentum": 0.9, "dense_below": 0}
     inside = rs.RedSync(warm_up=RAMP, **options)
     outside = rs.Scheduled(method=rs.RedSync(**options), stages=RAMP)
-    for a, b in zip(trained(inside), trained(outside), strict=True):
+    for a, b in zip(run_steps(inside), run_steps(outside), strict=True):
         assert a.bytes_sent == b.bytes_sent
         for mine, other in zip(a.totals[0], b.totals[0], strict=True):
             np.testing.assert_array_equal(mine, other)
@@ -76,7 +76,7 @@ def test_exponential_warm_up_equals_explicit_stages():
 )
 def test_bytes_follow_the_stage_and_gradients_are_conserved(method):
     scheduled = rs.Scheduled(method=method, stages=STAGES)
-    steps = trained(scheduled)
+    steps = run_steps(scheduled)
     layout = BucketLayout(tuple(SPECS), 2)
     for number, step in enumerate(steps):
         alone = scheduled.at(number)

@@ -133,9 +133,9 @@ def test_nonfinite_steps_change_no_state(name):
         with_bad.step(number)
         with_bad.step(7, bad=True)
         plain.step(number)
-    unwrapped, wrapped = plain.state(), with_bad.state()
+    unwrapped, build_optimizer = plain.state(), with_bad.state()
     assert len(unwrapped) >= len(SHAPES)  # the exchange, dense on one worker, has no other state
-    assert_same({n: v for n, v in wrapped.items() if n in unwrapped}, unwrapped)
+    assert_same({n: v for n, v in build_optimizer.items() if n in unwrapped}, unwrapped)
 
 
 @pytest.mark.parametrize("name", ["keras ema", "keras scaled", "tf_keras adam", "addons adamw"])
@@ -164,7 +164,7 @@ def train(optimizer, variable, grads, strategy=None):
         step(*grad)
 
 
-def wrapped(strategy, inner=None, **options):
+def build_optimizer(strategy, inner=None, **options):
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         variable = keras.Variable(np.ones(2, "float32"), name="kernel")
@@ -175,7 +175,7 @@ def wrapped(strategy, inner=None, **options):
     return optimizer, variable
 
 
-def halves(strategy, bad):
+def last_replica_gradients(strategy, bad):
     """Returns the gradients of steps `bad` that the last replica alone has."""
     last = strategy.num_replicas_in_sync - 1
     distribute = strategy.experimental_distribute_values_from_function
@@ -195,10 +195,15 @@ def halves(strategy, bad):
 @pytest.mark.parametrize("replicas", [0, 2])
 def test_ten_skipped_steps_in_a_row_warn(caplog, replicas, mirrored):
     strategy = mirrored(replicas) if replicas else default_strategy()
-    optimizer, variable = wrapped(strategy)
-    train(optimizer, variable, halves(strategy, 9 * [True] + [False] + 9 * [True]), strategy)
+    optimizer, variable = build_optimizer(strategy)
+    train(
+        optimizer,
+        variable,
+        last_replica_gradients(strategy, 9 * [True] + [False] + 9 * [True]),
+        strategy,
+    )
     assert not caplog.records
-    train(optimizer, variable, halves(strategy, 3 * [True]), strategy)
+    train(optimizer, variable, last_replica_gradients(strategy, 3 * [True]), strategy)
     assert int(optimizer.exchange.skipped.numpy()) == 21
     messages = [r.getMessage() for r in caplog.records]
     assert any(
@@ -224,7 +229,7 @@ def test_first_nonfinite_variable_is_named(caplog):
 
 def test_overflowing_sum_is_not_attributed_to_a_worker(caplog, mirrored):
     strategy = mirrored(2)
-    optimizer, variable = wrapped(strategy)
+    optimizer, variable = build_optimizer(strategy)
     train(optimizer, variable, 10 * [[tf.constant(3e38), tf.constant(1.0)]], strategy)
     assert int(optimizer.exchange.skipped.numpy()) == 10
     assert caplog.records
@@ -237,14 +242,14 @@ def test_too_many_skipped_steps_in_a_row_raise(scaled):
     inner = keras.optimizers.SGD(0.1)
     if scaled:
         inner = keras.optimizers.LossScaleOptimizer(inner)
-    optimizer, variable = wrapped(default_strategy(), inner, max_skipped_steps=4)
-    steps = halves(default_strategy(), 10 * [True])
+    optimizer, variable = build_optimizer(default_strategy(), inner, max_skipped_steps=4)
+    steps = last_replica_gradients(default_strategy(), 10 * [True])
     train(optimizer, variable, steps[:3])
     with pytest.raises(tf.errors.OpError, match="4 steps in a row.*'kernel'.*max_skipped_steps=4"):
         train(optimizer, variable, steps[:1])
     assert int(optimizer.exchange.skipped.numpy()) == 4
     for never in (0, None):
-        optimizer, variable = wrapped(default_strategy(), max_skipped_steps=never)
+        optimizer, variable = build_optimizer(default_strategy(), max_skipped_steps=never)
         train(optimizer, variable, steps * 11)
         assert int(optimizer.exchange.skipped.numpy()) == 110
     assert optimizer.get_config()["max_skipped_steps"] is None

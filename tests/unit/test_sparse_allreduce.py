@@ -50,7 +50,7 @@ def vector(tensors):
     return np.concatenate([np.float64(t).reshape(-1) for t in tensors])
 
 
-def surplus(grads, old, step):
+def conservation_error(grads, old, step):
     """Returns the largest |sum(gradient + old residual) - total - sum(new residual)|."""
     put_in = sum(vector(g) + vector(s["residual"]) for g, s in zip(grads, old, strict=True))
     kept = sum(vector(s["residual"]) for s in step.states)
@@ -70,7 +70,7 @@ def test_equals_the_oracle_and_conserves_gradients(cls, workers):
     """Worker counts that the conformance tests omit."""
     rng, reference = np.random.default_rng(workers), ORACLES[cls](workers)
     for grads, old, step in train(cls(density=0.03), [draw(rng, workers) for _ in range(2)]):
-        assert surplus(grads, old, step) < 1e-5 * workers
+        assert conservation_error(grads, old, step) < 1e-5 * workers
         for found, expected in zip(step.totals[-1], reference.step(grads), strict=True):
             np.testing.assert_array_equal(found, expected)
         for state, residuals in zip(step.states, reference.residuals, strict=True):
@@ -105,7 +105,7 @@ def test_gtopk_closes_the_papers_leak():
     np.testing.assert_array_equal(total, [0, 18, 0, 7, 0, 0, 0, 0])
     np.testing.assert_array_equal(kept[0], [5, 1, 0, 0, 0, 0, 0, 0])
     np.testing.assert_array_equal(kept[1], [0, 0, 6, 0, 0, 0, 0, 0])
-    assert surplus(grads, old, step) == 0
+    assert conservation_error(grads, old, step) == 0
 
 
 # ---------------------------------------------------------------------------------- SparCML
@@ -232,7 +232,7 @@ def test_few_elements(cls, shapes):
     for grads, old, step in train(cls(), [draw(rng, 3, shapes)] * 3, shapes):
         assert step.finite
         if vector(grads[0]).size:
-            assert surplus(grads, old, step) < 1e-5
+            assert conservation_error(grads, old, step) < 1e-5
 
 
 @every_method

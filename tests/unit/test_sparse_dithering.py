@@ -38,7 +38,7 @@ def levels_of(g, alpha):
     return np.rint(u / (2 * h))
 
 
-def hard(alpha, size=4000):
+def worst_cases(alpha, size=4000):
     """Returns worst-case vectors: equal levels in some elements, zeros elsewhere."""
     rng = np.random.default_rng(0)
     h = np.sqrt(alpha / size)
@@ -64,7 +64,7 @@ def hard(alpha, size=4000):
 def test_error_is_at_most_alpha_and_every_code_fits(alpha):
     """A code beyond the capacity raises; the error bound holds for any vector."""
     method = rs.contrib.SparseDithering(alpha=alpha)
-    for x in hard(alpha):
+    for x in worst_cases(alpha):
         assert error_of(method, np.float32(x)) <= alpha * (1 + 1e-3) + 1e-12
 
 
@@ -81,7 +81,7 @@ def test_error_of_a_normal_vector_is_a_third_of_alpha(alpha):
 def test_sum_of_levels_is_bounded(alpha):
     """sum k <= sqrt(n d / alpha) / 2 + n / 2, and some vector nearly reaches it."""
     shares = []
-    for x in hard(alpha):
+    for x in worst_cases(alpha):
         k = levels_of(x, alpha)
         n = np.count_nonzero(k)
         bound = np.sqrt(n * x.size / alpha) / 2 + n / 2

@@ -24,7 +24,7 @@ def installed():
     step_errors.install()
 
 
-def failing(fail):
+def failing_step(fail):
     @tf.function
     def step():
         with tf.control_dependencies([fail()]):
@@ -38,7 +38,7 @@ def skip_steps():
 
 
 def test_error_of_the_library_in_a_step():
-    step = failing(lambda: tf.py_function(skip_steps, [], []))
+    step = failing_step(lambda: tf.py_function(skip_steps, [], []))
     with pytest.raises(SkippedSteps) as found:
         step()
     error = found.value
@@ -53,7 +53,7 @@ def test_error_of_the_library_in_a_step():
 
 def test_failed_check_of_the_library_in_a_step():
     text = "a message arrived changed. Received by worker, from worker:"
-    step = failing(lambda: tf.debugging.Assert(tf.random.uniform([]) > 1.0, [text, [0], [1]]))
+    step = failing_step(lambda: tf.debugging.Assert(tf.random.uniform([]) > 1.0, [text, [0], [1]]))
     with pytest.raises(rs.DistributedError) as found:
         step()
     assert str(found.value) == f"{text} 0 1"
@@ -64,7 +64,7 @@ def test_other_errors_are_unchanged():
         raise ValueError("bad batch")
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="bad batch") as found:
-        failing(lambda: tf.py_function(fail, [], []))()
+        failing_step(lambda: tf.py_function(fail, [], []))()
     assert not isinstance(found.value, rs.DistributedError) and found.value.__cause__ is None
 
 

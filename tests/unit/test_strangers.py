@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from tests.unit.stranger import MAGIC, Stranger
-from tests.unit.test_rendezvous import cluster, no_environment, problem, soon, started
+from tests.unit.raw_peer import MAGIC, RawPeer
+from tests.unit.test_rendezvous import cluster, error_of, no_environment, report_early, started
 from tf_redsync import environment
 from tf_redsync.cluster import handshake
 
-__all__ = ["no_environment", "soon", "started"]  # fixtures
+__all__ = ["no_environment", "report_early", "started"]  # fixtures
 
 SECRET = "a secret of forty characters for a job.."
 TASKS = ["worker:0", "worker:1"]
@@ -25,7 +25,7 @@ def secret(monkeypatch):
     monkeypatch.setenv(environment.JOB, SECRET)
 
 
-def connected(address):
+def connect(address):
     host, _, port = address.rpartition(":")
     end = time.monotonic() + 30
     while True:
@@ -37,7 +37,7 @@ def connected(address):
 
 
 @contextlib.contextmanager
-def answering(address, answer):
+def serving(address, answer):
     """Accepts connections at a worker's address and passes each to `answer`."""
 
     def serve():
@@ -64,7 +64,7 @@ def identity(rank):
     return {"rank": rank, "tasks": TASKS, "nonce": "stranger"}
 
 
-def everything(connection):
+def read_all(connection):
     connection.settimeout(5)
     got = b""
     with contextlib.suppress(OSError):
@@ -78,23 +78,23 @@ def test_worker_identifies_itself_only_to_peers_with_the_secret(started, secret,
     two = cluster(2)
     address = two.addresses[rank]
     first = started(two, rank)
-    friend = Stranger(connected(address), SECRET)
-    friend.send(**identity(1 - rank))
-    assert friend.receive()["tasks"] == TASKS
+    trusted = RawPeer(connect(address), SECRET)
+    trusted.send(**identity(1 - rank))
+    assert trusted.receive()["tasks"] == TASKS
 
     got = []
     for guess in ("", "other", SECRET[:-1]):
-        stranger = Stranger(connected(address), guess)
+        stranger = RawPeer(connect(address), guess)
         stranger.send(**identity(1 - rank), join=True)
         while stranger.read():
             pass
         got.append(stranger.got)
     challenge = b'tf_redsync {"challenge": "0123456789abcdef0123456789abcdef"}\n'
     texts = (b"", challenge, challenge * 2, MAGIC + json.dumps(identity(0)).encode() + b"\n")
-    connections = [connected(address) for _ in texts]
+    connections = [connect(address) for _ in texts]
     for connection, text in zip(connections, texts, strict=True):
         connection.sendall(text)
-    got += [everything(connection) for connection in connections]
+    got += [read_all(connection) for connection in connections]
     for text in got:  # challenges and a line without content
         words = [line.rpartition(b" {")[2] for line in text.splitlines()]
         assert all(word == b"}" or word.startswith(b'"challenge": ') for word in words)
@@ -112,23 +112,23 @@ def test_messages_cannot_be_replayed(started, secret):
 
     def listen(connection):
         """Authenticates at the chief, to have messages to replay."""
-        friend = Stranger(connection, SECRET, calls=False)
-        friend.receive()
-        friend.send(**identity(1))
+        trusted = RawPeer(connection, SECRET, calls=False)
+        trusted.receive()
+        trusted.send(**identity(1))
 
-    with answering(two.addresses[1], listen):
-        friend = Stranger(connected(two.addresses[0]), SECRET)
-        write = friend.write
-        friend.write = lambda text: (recorded.append(text), write(text))
-        friend.send(**identity(1), join=True)
-        assert friend.receive()["rank"] == 0 and friend.receive() == {"joined": False}
-        friend.file.close()
-        again = Stranger(connected(two.addresses[0]), "")
+    with serving(two.addresses[1], listen):
+        trusted = RawPeer(connect(two.addresses[0]), SECRET)
+        write = trusted.write
+        trusted.write = lambda text: (recorded.append(text), write(text))
+        trusted.send(**identity(1), join=True)
+        assert trusted.receive()["rank"] == 0 and trusted.receive() == {"joined": False}
+        trusted.file.close()
+        again = RawPeer(connect(two.addresses[0]), "")
         for text in (*recorded, *recorded):
             again.write(text)
         while again.read():
             pass
-        assert b"joined" in friend.got and b"rank" not in again.got
+        assert b"joined" in trusted.got and b"rank" not in again.got
     assert not chief.done(), chief.exception(0)
     for future in (started(two, 1), chief):
         future.result(10)
@@ -141,18 +141,18 @@ def test_only_peers_with_the_secret_end_the_job(started, secret, knows):
     key = SECRET if knows else ""
 
     def answer(connection):
-        stranger = Stranger(connection, key, calls=False)
+        stranger = RawPeer(connection, key, calls=False)
         stranger.receive()
         stranger.send(**identity(1))
 
-    with answering(two.addresses[1], answer):
-        stranger = Stranger(connected(two.addresses[0]), key)
+    with serving(two.addresses[1], answer):
+        stranger = RawPeer(connect(two.addresses[0]), key)
         stranger.send(**identity(1), join=True)
         stranger.send(end="text of a stranger")
         while stranger.read():
             pass
     if knows:
-        assert problem(chief) == "text of a stranger"
+        assert error_of(chief) == "text of a stranger"
         return
     assert not chief.done(), chief.exception(0)
     for future in (started(two, 1), chief):
@@ -165,17 +165,17 @@ def test_only_peers_with_the_secret_act_as_the_chief(started, secret, knows, wor
     two = cluster(2)
 
     def answer(connection):
-        stranger = Stranger(connection, SECRET if knows else "", calls=False)
+        stranger = RawPeer(connection, SECRET if knows else "", calls=False)
         stranger.receive()
         stranger.send(**identity(0))
         if word == "end":
             stranger.send(joined=False)
         stranger.send(**{word: "text of a stranger"})
 
-    with answering(two.addresses[0], answer):
+    with serving(two.addresses[0], answer):
         member = started(two, 1)
         if knows:
-            assert problem(member) == "text of a stranger"
+            assert error_of(member) == "text of a stranger"
             return
         time.sleep(0.5)
         assert not member.done(), member.exception(0)
@@ -190,18 +190,18 @@ def test_only_peers_with_the_secret_replace_a_missing_worker(started, secret, kn
     key = SECRET if knows else ""
 
     def answer(connection):
-        stranger = Stranger(connection, key, calls=False)
+        stranger = RawPeer(connection, key, calls=False)
         stranger.receive()
         stranger.send(**identity(1))
 
-    with answering(two.addresses[1], answer):
-        stranger = Stranger(connected(two.addresses[0]), key)
+    with serving(two.addresses[1], answer):
+        stranger = RawPeer(connect(two.addresses[0]), key)
         stranger.send(**identity(1), join=True)
         stranger.send(unreached=[])
         if knows:
             chief.result(5)  # TensorFlow would start with this peer
         else:
-            text = problem(chief)
+            text = error_of(chief)
             assert f"worker 1 at {two.addresses[1]}" in text and environment.JOB in text
 
 
@@ -240,7 +240,7 @@ def test_worker_rejects_its_own_reflected_messages(started, secret):
     chief = started(two, 0, 1.5)
 
     def relay(connection):
-        other = connected(two.addresses[0])
+        other = connect(two.addresses[0])
         back = threading.Thread(target=copy, args=(other, connection), daemon=True)
         back.start()
         copy(connection, other)
@@ -254,20 +254,20 @@ def test_worker_rejects_its_own_reflected_messages(started, secret):
     def reflect(connection):
         copy(connection, connection)
 
-    with answering(two.addresses[1], relay):
+    with serving(two.addresses[1], relay):
         time.sleep(0.5)
-    with answering(two.addresses[1], reflect):
-        assert "missing" in problem(chief)
+    with serving(two.addresses[1], reflect):
+        assert "missing" in error_of(chief)
 
 
-def test_mismatched_secret_is_reported_on_both_sides(started, soon, caplog, monkeypatch):
+def test_mismatched_secret_is_reported_on_both_sides(started, report_early, caplog, monkeypatch):
     two = cluster(2)
     monkeypatch.setenv(environment.JOB, SECRET)
     chief = started(two, 0)
     time.sleep(0.05)
     for wrong in ("another one", ""):
         monkeypatch.setenv(environment.JOB, wrong)
-        text = problem(started(two, 1, 0.7))
+        text = error_of(started(two, 1, 0.7))
         assert f"worker 0 at {two.addresses[0]}: " in text and environment.JOB in text
         assert SECRET not in text
     messages = [r.getMessage() for r in caplog.records if environment.JOB in r.getMessage()]

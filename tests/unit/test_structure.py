@@ -61,7 +61,7 @@ def test_contributing_lists_the_modules_with_private_tensorflow_names():
     assert modules <= listed, modules - listed
 
 
-def imported(tree):
+def imported_modules(tree):
     """Returns every module name that a tree imports, including imports in functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -70,17 +70,17 @@ def imported(tree):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def dotted(node) -> str:
+def dotted_name(node) -> str:
     """Returns `a.b.c` for an attribute of names, else its known part."""
     if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value)}.{node.attr}"
+        return f"{dotted_name(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else "?"
 
 
 # ------------------------------------------------------------------------------ private names
 
 
-def offenders(rule, modules=SOURCES) -> dict[str, list[str]]:
+def violations(rule, modules=SOURCES) -> dict[str, list[str]]:
     """Returns the violations of `rule(tree)` by module."""
     found = {module: sorted(set(rule(TREES[module]))) for module in modules}
     return {module: names for module, names in found.items() if names}
@@ -90,15 +90,17 @@ def calls(tree):
     """Returns the name and the line of every call in a tree."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            yield dotted(node.func), node.lineno
+            yield dotted_name(node.func), node.lineno
 
 
 def private_modules(tree) -> list[str]:
-    return [n for n in imported(tree) if re.match(r"tensorflow\.python|(tf_)?keras\.src", n)]
+    return [
+        n for n in imported_modules(tree) if re.match(r"tensorflow\.python|(tf_)?keras\.src", n)
+    ]
 
 
 def test_only_seams_import_private_modules():
-    found = offenders(private_modules)
+    found = violations(private_modules)
     assert set(found) <= set(PRIVATE_NAMES_ALLOWED), found
     for module in TENSORFLOW_ADAPTERS:
         assert all(n.startswith("tensorflow.python") for n in found[module])
@@ -106,8 +108,8 @@ def test_only_seams_import_private_modules():
 
 def test_every_seam_needs_its_exemption():
     names = defined_names()
-    used = {*offenders(private_modules)}
-    used |= {*offenders(lambda tree: private_attributes_of_others(tree, names))}
+    used = {*violations(private_modules)}
+    used |= {*violations(lambda tree: private_attributes_of_others(tree, names))}
     assert set(PRIVATE_NAMES_ALLOWED) - used == set(), "these exemptions are not needed"
 
 
@@ -115,12 +117,12 @@ def test_private_modules_are_not_accessed_as_attributes():
     """For example `tf.python.x`; `addons.py` names `keras.src` in strings, to alias it."""
 
     def reached(tree):
-        names = [dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        names = [dotted_name(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         word = r"\btf\.python\b|\bkeras\.src\b|\btensorflow\.python\b"
         return [name for name in names if re.search(word, name)]
 
     assert reached(ast.parse("tf.python.eager.context")), "the search matches no attribute"
-    assert offenders(reached) == {}
+    assert violations(reached) == {}
 
 
 def defined_names() -> set[str]:
@@ -131,7 +133,7 @@ def defined_names() -> set[str]:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 names.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                if dotted(node.value) == "self":
+                if dotted_name(node.value) == "self":
                     names.add(node.attr)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 names.add(node.target.id)
@@ -147,19 +149,19 @@ STANDARD_LIBRARY = {"sys._getframe", "sys._current_frames", "os._exit"}
 def private_attributes_of_others(tree, own: set[str]) -> list[str]:
     """Returns uses of `x._name` where `x` is not `self` and the package defines no `_name`."""
     return [
-        f"line {node.lineno}: {dotted(node)}"
+        f"line {node.lineno}: {dotted_name(node)}"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and re.match(r"_[a-z]", node.attr)
-        and dotted(node) not in STANDARD_LIBRARY
-        and not (dotted(node.value) in ("self", "cls") and node.attr in own)
+        and dotted_name(node) not in STANDARD_LIBRARY
+        and not (dotted_name(node.value) in ("self", "cls") and node.attr in own)
     ]
 
 
 def test_only_seams_use_foreign_private_attributes():
     names = defined_names()
     modules = set(SOURCES) - set(PRIVATE_NAMES_ALLOWED)
-    assert offenders(lambda tree: private_attributes_of_others(tree, names), modules) == {}
+    assert violations(lambda tree: private_attributes_of_others(tree, names), modules) == {}
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_private_tensorflow_names_exist():
 
 def test_variables_are_created_in_one_module():
     constructors = ("tf.Variable", "tf.compat.v1.Variable")
-    found = offenders(lambda tree: [name for name, _ in calls(tree) if name in constructors])
+    found = violations(lambda tree: [name for name, _ in calls(tree) if name in constructors])
     assert list(found) == ["step/state_variables.py"], found
 
 
@@ -265,7 +267,7 @@ def test_no_global_random_generator():
         return [f"line {line}: {name}" for name, line in calls(tree) if re.match(word, name)]
 
     assert drawn(ast.parse("np.random.randn(3)")) and drawn(ast.parse("random.random()"))
-    assert offenders(drawn) == {}
+    assert violations(drawn) == {}
 
 
 # ---------------------------------------------------------------------------------- folders
@@ -297,11 +299,11 @@ def test_lower_folders_do_not_use_higher_ones():
         assert modules, f"there is no module {prefix}"
 
         def known(tree, words=words):
-            names = [dotted(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
-            names += imported(tree)
+            names = [dotted_name(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+            names += imported_modules(tree)
             return [n for n in names for w in words if n == w or n.startswith(w + ".")]
 
-        assert offenders(known, modules) == {}, prefix
+        assert violations(known, modules) == {}, prefix
 
 
 # ------------------------------------------------------------------------------------ sizes

@@ -17,7 +17,7 @@ POLICY = rs.Policy(
 )
 
 
-def built(strategy, kind, inner, method=POLICY):
+def build_optimizer(strategy, kind, inner, method=POLICY):
     with strategy.scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         variables = [kind(np.zeros(s, np.float32), name=n) for n, s in SHAPES.items()]
@@ -35,7 +35,7 @@ def built(strategy, kind, inner, method=POLICY):
     ],
 )
 def test_table(mirrored, capsys, kind, inner):
-    optimizer = built(mirrored(2), kind, inner())
+    optimizer = build_optimizer(mirrored(2), kind, inner())
     optimizer.summary()
     printed = capsys.readouterr().out.splitlines()
     lines = []
@@ -59,10 +59,10 @@ def test_table(mirrored, capsys, kind, inner):
 
 def test_one_worker_and_no_exchange(mirrored):
     lines = []
-    alone = built(tf.distribute.get_strategy(), keras.Variable, keras.optimizers.SGD(0.1))
+    alone = build_optimizer(tf.distribute.get_strategy(), keras.Variable, keras.optimizers.SGD(0.1))
     alone.summary(print_fn=lines.append)
     assert any("1 worker: nothing is sent" in line for line in lines)
-    none = built(mirrored(2), keras.Variable, keras.optimizers.SGD(0.1), rs.NoExchange())
+    none = build_optimizer(mirrored(2), keras.Variable, keras.optimizers.SGD(0.1), rs.NoExchange())
     none.summary(print_fn=lines.append)
     assert any(" inf " in line for line in lines)
 

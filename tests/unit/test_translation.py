@@ -34,7 +34,7 @@ def test_subwords_round_trip():
         assert len(codes) < len(text)
 
 
-def written(folder, pairs):
+def write_dataset(folder, pairs):
     (folder / "multi30k").mkdir()
     for part in translation.PARTS:
         for place, language in enumerate(translation.LANGUAGES):
@@ -46,7 +46,7 @@ def written(folder, pairs):
 def test_rows(tmp_path):
     """Source, decoder input and target; too long pairs are skipped."""
     long = " ".join(map(str, range(100, 140)))
-    found = written(tmp_path, [("a low wall", "eine Wand"), ("new", "neu"), ("old", long)])
+    found = write_dataset(tmp_path, [("a low wall", "eine Wand"), ("new", "neu"), ("old", long)])
     (x, y), test = found.train, found.test
     assert x.shape == (2, 2 * LENGTH) and y.shape == (2, LENGTH) and len(test[0]) == 3
     assert found.text(x[0, :LENGTH]) == "a low wall" and found.text(y[0]) == "eine Wand"
@@ -115,7 +115,7 @@ def test_training_with_dropout(tmp_path, monkeypatch):
     monkeypatch.setattr(translation, "_sacrebleu", lambda: lambda texts, references: 7.0)
     monkeypatch.setitem(TASKS["multi30k"].networks, "translator", lambda _, c: network(c))
     pairs = [(f"a {w}", f"ein {w}") for w in ("wall", "dog", "man", "hat", "bus", "boy")] * 4
-    found = written(tmp_path, pairs)
+    found = write_dataset(tmp_path, pairs)
     flags = ["--task", "multi30k", "--workers", "2", "--batch", "4", "--steps", "4"]
     args = command_line.parse([*flags, "--evaluations", "2"])
     given = command_line.settings_of(args, 24), found, exchanged("CodedTopK(density=0.1)"), 0

@@ -32,7 +32,7 @@ def largest(kind, k, density=0.1, seed=0):
     return values[np.sort(np.argsort(-np.abs(values))[:k])]
 
 
-def error(found, values) -> float:
+def relative_error(found, values) -> float:
     """Returns the relative l2 error."""
     return float(np.linalg.norm(np.float64(found) - values) / np.linalg.norm(values))
 
@@ -66,7 +66,7 @@ def test_receivers_decode_what_the_sender_expects(name):
             if coding.exact:
                 np.testing.assert_array_equal(found, v)
             elif n:
-                assert error(found[:n], v[:n]) < 0.5
+                assert relative_error(found[:n], v[:n]) < 0.5
         rows.append(coded.words)
         sent.append(coded.values)
         all_counts.append(counts)
@@ -198,7 +198,7 @@ def test_quality_of_the_fits(kind, density, polynomial, exponential):
         (contrib.codings.DoubleExponentialFit(), exponential),
     ):
         (found,) = encoded(coding, [values]).values
-        assert error(found, values) < bound
+        assert relative_error(found, values) < bound
 
 
 def test_small_tensors_are_not_coded():
@@ -206,7 +206,7 @@ def test_small_tensors_are_not_coded():
     for coding in (contrib.codings.PolynomialFit(), contrib.codings.DoubleExponentialFit()):
         small, large = encoded(coding, values).values
         np.testing.assert_array_equal(small, values[0])
-        assert 0 < error(large, values[1]) < 0.1
+        assert 0 < relative_error(large, values[1]) < 0.1
         assert coding.words([999]) == 999 and coding.words([1000]) < 460
 
 

@@ -46,7 +46,7 @@ def test_config_and_text():
     assert repr(rs.DenseWarmUp(fraction=0.25)) == "DenseWarmUp(fraction=0.25)"
 
 
-def wrapped(**options):
+def wrap(**options):
     return rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK(), **options)
 
 
@@ -58,14 +58,14 @@ def wrapped(**options):
         (lambda: rs.DenseWarmUp(fraction=0), r"`fraction` must be in \(0, 1\). .*fraction=0"),
         (lambda: rs.DenseWarmUp(fraction=1.0), r"`fraction` must be in \(0, 1\)"),
         (lambda: rs.DenseWarmUp(fraction="5 %"), "fraction='5 %'"),
-        (lambda: wrapped(warm_up=100), "`warm_up` must be None, DenseWarmUp.*warm_up=100"),
+        (lambda: wrap(warm_up=100), "`warm_up` must be None, DenseWarmUp.*warm_up=100"),
         (
             lambda: rs.DistributedOptimizer(
                 keras.optimizers.SGD(0.1), rs.SignSGD(), warm_up=rs.DenseWarmUp(3)
             ),
             "`warm_up` .* with SignSGD.*DenseWarmUp.steps=3",
         ),
-        (lambda: wrapped(warm_up=rs.ExponentialWarmUp(9)), "`warm_up` must be None, DenseWarmUp"),
+        (lambda: wrap(warm_up=rs.ExponentialWarmUp(9)), "`warm_up` must be None, DenseWarmUp"),
         (
             lambda: rs.RedSync(warm_up=rs.DenseWarmUp(fraction=0.1)),
             "`warm_up`.*DistributedOptimizer.*warm_up=DenseWarmUp.fraction=0.1",
@@ -94,7 +94,7 @@ class Stages(rs.TopK):
         return doubled or [2 * t for t in totals], state
 
 
-def warmed(steps, *methods, sparse_totals=False):
+def warm_up_program(steps, *methods, sparse_totals=False):
     warm_up = WarmUp(rs.DenseWarmUp(steps))
     warm_up.create(state_variables.counter("step"))
     pairs = list(zip(SPECS, methods, strict=False))
@@ -105,7 +105,7 @@ def warmed(steps, *methods, sparse_totals=False):
 @loop(("traced", "in_branches"), [(True, True), (False, True), (True, False)])
 def test_all_methods_are_dense_during_the_warm_up(traced, in_branches):
     """Their own dense steps and phases start after it."""
-    program = warmed(3, rs.TopK(density=0.01), Stages(density=0.01))
+    program = warm_up_program(3, rs.TopK(density=0.01), Stages(density=0.01))
 
     def step_fn(step):
         network, buckets = Echo(2, in_branches), program.buckets
@@ -128,13 +128,13 @@ def test_all_methods_are_dense_during_the_warm_up(traced, in_branches):
 
 
 def test_always_dense_tensors_are_not_traced_twice():
-    program = warmed(3, rs.Dense(momentum=0.9), rs.TopK(density=0.01))
+    program = warm_up_program(3, rs.Dense(momentum=0.9), rs.TopK(density=0.01))
     assert [group.warm is None for group in program.groups] == [False, True]
 
 
 def test_coordinates_after_dense_steps():
     """Two kinds: a method's own dense steps, and the common ones; a total carries its form."""
-    program = warmed(1, Stages(density=0.01), rs.TopK(density=0.01), sparse_totals=True)
+    program = warm_up_program(1, Stages(density=0.01), rs.TopK(density=0.01), sparse_totals=True)
 
     @tf.function
     def step_fn(step):
@@ -173,7 +173,7 @@ def test_trial_starts_after_the_warm_up(monkeypatch):
 
 def test_skipped_warm_up_steps_of_local_methods_count_once():
     """All workers skip it together, so it counts like any other step and is reported in time."""
-    program = warmed(2, rs.LocalSGD(steps=3), rs.LocalSGD(steps=3))
+    program = warm_up_program(2, rs.LocalSGD(steps=3), rs.LocalSGD(steps=3))
     assert isinstance(program, LocalSteps)
     counted = []
 
@@ -206,7 +206,7 @@ def largest(values):
     return np.where(np.isin(np.arange(flat.size), kept), flat, 0.0).reshape(values.shape)
 
 
-def accumulated(method, tensor, warm, m):
+def expected_accumulation(method, tensor, warm, m):
     """Returns each worker's selection input in the step after `warm` dense ones, in plain numpy."""
     grads = [[gradients(n, 2)[rank][tensor] for n in range(warm + 1)] for rank in range(2)]
     if isinstance(method, rs.RedSync):  # its own velocity
@@ -229,7 +229,7 @@ def test_momentum_continues_after_the_warm_up(mirrored, make):
             velocity[i] = 0.9 * velocity[i] + a + b
             expected = velocity[i]
             if number == warm and a.ndim == 2:
-                expected = sum(largest(v) for v in accumulated(method, i, warm, 0.9))
+                expected = sum(largest(v) for v in expected_accumulation(method, i, warm, 0.9))
             np.testing.assert_allclose(found[i], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -324,7 +324,7 @@ def test_fraction_of_the_training_is_saved():
     assert build(strategy, rs.contrib.ZeroOneAdam()).lengths == ()
 
 
-def compiled(family, gradient_accumulation_steps=None, **options):
+def compile_model(family, gradient_accumulation_steps=None, **options):
     layers = [family.layers.Input((4,)), family.layers.Dense(8), family.layers.Dense(1)]
     model = family.Sequential(layers)
     every = gradient_accumulation_steps
@@ -338,7 +338,9 @@ def compiled(family, gradient_accumulation_steps=None, **options):
 
 @pytest.mark.filterwarnings(ONE_WORKER)
 def test_fraction_counts_updates_with_gradient_accumulation():
-    model = compiled(keras, warm_up=rs.DenseWarmUp(fraction=0.25), gradient_accumulation_steps=3)
+    model = compile_model(
+        keras, warm_up=rs.DenseWarmUp(fraction=0.25), gradient_accumulation_steps=3
+    )
     model.optimizer.build(model.trainable_variables)
     x, y = np.ones((40, 4), "float32"), np.ones((40, 1), "float32")
     model.fit(x, y, batch_size=2, epochs=3, verbose=0)  # 60 steps, 20 updates
@@ -349,12 +351,12 @@ def test_fraction_counts_updates_with_gradient_accumulation():
 @pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
 def test_fit_defines_the_length(family):
     x, y = np.ones((40, 4), "float32"), np.ones((40, 1), "float32")
-    model = compiled(family, warm_up=rs.DenseWarmUp(fraction=0.25))
+    model = compile_model(family, warm_up=rs.DenseWarmUp(fraction=0.25))
     config = model.optimizer.get_config()
     again = type(model.optimizer).from_config(json.loads(json.dumps(config)))
     assert again.get_config()["warm_up"] == config["warm_up"] is not None
     with pytest.raises(ValueError, match="warm_up=DenseWarmUp.*is a fraction"):
-        compiled(family, warm_up=rs.DenseWarmUp(fraction=0.25)).train_on_batch(x, y)
+        compile_model(family, warm_up=rs.DenseWarmUp(fraction=0.25)).train_on_batch(x, y)
     model.optimizer.build(model.trainable_variables)
     assert "dense at first, for 0.25 of the steps of the first `fit`" in str(
         model.optimizer.explain()

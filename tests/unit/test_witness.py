@@ -26,7 +26,7 @@ print("started", flush=True)
 
 
 @pytest.fixture
-def starting(monkeypatch, tmp_path):
+def starting_process(monkeypatch, tmp_path):
     """A process in which TensorFlow starts, and the other worker's end of its connection."""
     text = open(startup_monitor.__file__).read()
     fast = tmp_path / "monitor.py"
@@ -54,8 +54,8 @@ def starting(monkeypatch, tmp_path):
         process.communicate()
 
 
-def test_worker_that_ends_during_start_up_ends_the_other(starting):
-    process, other = starting()
+def test_worker_that_ends_during_start_up_ends_the_other(starting_process):
+    process, other = starting_process()
     other.sendall(b'tf_redsync {"unreached": []}\n')  # the rest of the rendezvous
     assert (
         process.stderr.readline().strip()
@@ -68,36 +68,36 @@ def test_worker_that_ends_during_start_up_ends_the_other(starting):
     assert "SIGKILL" in stderr
 
 
-def test_chief_reports_the_lost_worker_to_the_others(starting):
-    process, other = starting()
+def test_chief_reports_the_lost_worker_to_the_others(starting_process):
+    process, other = starting_process()
     other.sendall(b'tf_redsync {"go": true}\n{"lost": "worker 2 at h:2"}\n')
     assert process.wait(10) == -signal.SIGKILL
     assert process.stderr.read().startswith("worker 2 at h:2 has ended while TensorFlow started")
 
 
-def test_worker_that_exceeds_the_limit_is_ended(starting):
-    process, _ = starting(seconds=0.8)
+def test_worker_that_exceeds_the_limit_is_ended(starting_process):
+    process, _ = starting_process(seconds=0.8)
     assert process.wait(10) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("seconds", [60.0, float("inf")])
-def test_worker_may_end_after_its_start_up(starting, seconds):
-    process, other = starting(seconds, takes=1.5)
+def test_worker_may_end_after_its_start_up(starting_process, seconds):
+    process, other = starting_process(seconds, takes=1.5)
     other.sendall(b'{"started": true}\n')
     other.close()
     out, stderr = process.communicate(timeout=10)
     assert (process.returncode, out, stderr) == (0, "started\n", "")
 
 
-def test_completed_start_up_is_reported_and_leaves_no_process(starting):
-    process, other = starting(takes=0.0)
+def test_completed_start_up_is_reported_and_leaves_no_process(starting_process):
+    process, other = starting_process(takes=0.0)
     assert process.wait(10) == 0
     other.settimeout(10)
     assert other.recv(100) == b'{"started": true}\n' and other.recv(100) == b""
 
 
-def test_process_that_fails_during_start_up_is_detected(starting):
-    process, other = starting()
+def test_process_that_fails_during_start_up_is_detected(starting_process):
+    process, other = starting_process()
     began = time.monotonic()
     process.kill()
     other.settimeout(10)

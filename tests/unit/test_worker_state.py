@@ -56,7 +56,7 @@ def build(strategy, policy=METHODS["redsync"], filled=True, bucket_bytes=None):
     return exchange
 
 
-def divided(part):
+def split_replicas(part):
     """Returns the parts that as many processes with one replica each would have saved."""
     kinds = json.loads(part["about"].tobytes())["kinds"]
     return [
@@ -78,10 +78,10 @@ def sums(parts):
     return total
 
 
-def equal(first, second, passing=("about",)):
-    assert first.keys() == second.keys()
-    for name in first.keys() - set(passing):
-        assert first[name].tobytes() == second[name].tobytes(), name
+def assert_equal_parts(find_name, second, passing=("about",)):
+    assert find_name.keys() == second.keys()
+    for name in find_name.keys() - set(passing):
+        assert find_name[name].tobytes() == second[name].tobytes(), name
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -89,16 +89,16 @@ def test_equal_number_of_workers_restores_bitwise(mirrored, name):
     saved = build(mirrored(2), METHODS[name]).worker_state()
     assert all(isinstance(a, np.ndarray) and a.dtype.kind in "biuf" for a in saved.values())
     assert (int(saved["rank"]), int(saved["workers"]), int(saved["step"])) == (0, 2, 13)
-    for parts in ([saved], divided(saved), divided(saved)[::-1]):
+    for parts in ([saved], split_replicas(saved), split_replicas(saved)[::-1]):
         other = build(mirrored(2), METHODS[name], filled=False)
         other.restore_worker_states(parts)
-        equal(other.worker_state(), saved)
+        assert_equal_parts(other.worker_state(), saved)
         assert not other.fresh
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_other_number_of_workers_preserves_the_sums(mirrored, name):
-    parts = divided(build(mirrored(4), METHODS[name]).worker_state())
+    parts = split_replicas(build(mirrored(4), METHODS[name]).worker_state())
     expected = sums(parts)
     for workers in (2, 3, 1, 4):
         other = build(mirrored(workers), METHODS[name], filled=False)
@@ -114,7 +114,7 @@ def test_other_number_of_workers_preserves_the_sums(mirrored, name):
 
 
 def test_missing_parts_are_named_and_others_used_once(mirrored):
-    parts = divided(build(mirrored(4)).worker_state())
+    parts = split_replicas(build(mirrored(4)).worker_state())
     other = build(mirrored(4), filled=False)
     with pytest.warns(UserWarning, match="4 workers.* ranks 1, 3 .*missing"):
         other.restore_worker_states([parts[0], parts[2]])
@@ -131,7 +131,7 @@ def gradients(step, workers):
     ]
 
 
-def stepping(strategy, exchange):
+def make_step(strategy, exchange):
     """Returns a function that runs a step and returns the first replica's totals."""
 
     @tf.function
@@ -159,17 +159,17 @@ def stepping(strategy, exchange):
 def resume_error(strategy, method):
     """Returns the difference between 30 steps and 13 + 17 steps with a restore in between."""
     straight = build(strategy, method, filled=False)
-    step = stepping(strategy, straight)
+    step = make_step(strategy, straight)
     for number in range(13):
         step(number)
     saved = straight.worker_state()
     expected = [step(number) for number in range(13, 30)]
     other = build(strategy, method, filled=False)
     other.restore_worker_states([saved])
-    step = stepping(strategy, other)
+    step = make_step(strategy, other)
     assert len({repr(e) for e in expected}) > 3, "the totals must vary"
     assert [step(number) for number in range(13, 30)] == expected
-    equal(other.worker_state(), straight.worker_state())
+    assert_equal_parts(other.worker_state(), straight.worker_state())
 
 
 def on_replicas(name):
@@ -186,11 +186,11 @@ def test_every_method_resumes_bitwise(mirrored, name):
     )
 
 
-def changed(**values):
+def put(**values):
     return lambda parts: parts[0].update(values)
 
 
-def about(**values):
+def put_about(**values):
     def change(parts):
         for part in parts[:1]:
             found = json.loads(part["about"].tobytes()) | values
@@ -199,66 +199,68 @@ def about(**values):
     return change
 
 
-def first(parts, word):
+def find_name(parts, word):
     return next(n for n in parts[0] if word in n)
 
 
 def bad_number(parts):
-    name = first(parts, "residual")
+    name = find_name(parts, "residual")
     parts[0][name] = parts[0][name].copy()
     parts[0][name].flat[3] = np.inf
 
 
 def bad_dtype(parts):
-    parts[0][first(parts, "residual")] = parts[0][first(parts, "residual")].astype(np.float64)
+    parts[0][find_name(parts, "residual")] = parts[0][find_name(parts, "residual")].astype(
+        np.float64
+    )
 
 
 def bad_shape(parts):
-    parts[0][first(parts, "residual")] = np.zeros((1, 7), np.float32)
+    parts[0][find_name(parts, "residual")] = np.zeros((1, 7), np.float32)
 
 
 REFUSED = {
     "numbers that are not finite": (bad_number, "rank 0, saved at step 13, has 1 non-finite"),
     "another dtype": (bad_dtype, "dtype float32. Received: dtype=float64"),
     "another shape": (bad_shape, "states/.*received \\(7,\\)"),
-    "a negative counter": (changed(step=np.int64(-1)), "'step' of a part must be an integer"),
-    "a counter that is none": (changed(step=np.float64(3)), "'step' of a part must be an integer"),
+    "a negative counter": (put(step=np.int64(-1)), "'step' of a part must be an integer"),
+    "a counter that is none": (put(step=np.float64(3)), "'step' of a part must be an integer"),
     "more in a row than at all": (
         lambda parts: [p.update(skipped_in_a_row=np.int64(3)) for p in parts],
         "'skipped_in_a_row' from 0 to 2. Received: 3",
     ),
-    "a newer format": (changed(format=np.int64(2)), "format 2.* format 1"),
-    "a rank that cannot be": (changed(rank=np.int64(5)), "rank=5, rows=1, workers=2"),
+    "a newer format": (put(format=np.int64(2)), "format 2.* format 1"),
+    "a rank that cannot be": (put(rank=np.int64(5)), "rank=5, rows=1, workers=2"),
     "more workers than there can be": (
         lambda parts: [p.update(workers=np.int64(1 << 40)) for p in parts],
         "workers=1099511627776",
     ),
     "no number of workers": (lambda parts: parts[0].pop("workers"), "`parts`.*without workers"),
     "something else": (lambda parts: parts.__setitem__(0, {"a": 1}), "`parts`"),
-    "text": (changed(step=np.array("13")), "'step' of a part must be an array of numbers"),
-    "objects": (changed(step=np.array(13, object)), "'step' .* numbers. Received: dtype=object"),
-    "no JSON": (changed(about=np.arange(5, dtype=np.uint8)), "'about' of a part must be JSON"),
-    "a mixture": (lambda parts: parts[0].pop(first(parts, "velocity")), "'about'.*Received"),
-    "two saves": (changed(step=np.int64(26)), "step 26.* has .*step 13"),
-    "two runs": (about(run=5), "rank 0 on worker 0 has run 5;.*run "),
+    "text": (put(step=np.array("13")), "'step' of a part must be an array of numbers"),
+    "objects": (put(step=np.array(13, object)), "'step' .* numbers. Received: dtype=object"),
+    "no JSON": (put(about=np.arange(5, dtype=np.uint8)), "'about' of a part must be JSON"),
+    "a mixture": (lambda parts: parts[0].pop(find_name(parts, "velocity")), "'about'.*Received"),
+    "two saves": (put(step=np.int64(26)), "step 26.* has .*step 13"),
+    "two runs": (put_about(run=5), "rank 0 on worker 0 has run 5;.*run "),
 }  # fmt: skip
 
 
 @pytest.fixture
-def known(mirrored):
+def part_and_exchange(mirrored):
     """Returns a part, and an exchange to restore it to."""
     return build(mirrored(2)).worker_state(), build(mirrored(2), filled=False)
 
 
 @loop("case", REFUSED)
-def test_invalid_part_is_rejected_and_changes_no_state(known, case):
-    saved, exchange = known
-    parts, before = divided(saved), exchange.worker_state()
+def test_invalid_part_is_rejected_and_changes_no_state(part_and_exchange, case):
+    saved, exchange = part_and_exchange
+    parts, before = split_replicas(saved), exchange.worker_state()
     damage, text = REFUSED[case]
     damage(parts)
     with pytest.raises(ValueError, match=text):
         exchange.restore_worker_states(parts)
-    equal(exchange.worker_state(), before)
+    assert_equal_parts(exchange.worker_state(), before)
 
 
 def test_counters_may_start_below_zero(mirrored):
@@ -267,7 +269,7 @@ def test_counters_may_start_below_zero(mirrored):
     assert any(not a.shape and a < 0 for a in saved.values())
     other = build(mirrored(2), rs.contrib.PacTrain(dense_below=0), filled=False)
     other.restore_worker_states([saved])
-    equal(other.worker_state(), saved)
+    assert_equal_parts(other.worker_state(), saved)
 
 
 @pytest.mark.parametrize("name", ["power", "coded_gmc"])
@@ -280,7 +282,7 @@ def test_states_of_tensors_load_into_other_buckets(mirrored, name):
     assert len(one.states) < len(several.states)
     saved = one.worker_state()
     several.restore_worker_states([saved])
-    equal(several.worker_state(), saved)
+    assert_equal_parts(several.worker_state(), saved)
 
 
 def test_part_of_another_method_or_none_is_rejected(mirrored):
@@ -309,7 +311,7 @@ def test_autos_choice_is_kept(mirrored, monkeypatch):
     assert "RedSync" not in {r.method for r in other.explain().rows}
     other.restore_worker_states([saved])
     assert "RedSync" in {r.method for r in other.explain().rows}
-    equal(other.worker_state(), saved)
+    assert_equal_parts(other.worker_state(), saved)
     late = build(mirrored(2), policy, filled=False)
     late.called = True
     with pytest.warns(UserWarning, match="Auto .*methods.*residuals.*dropped"):
@@ -351,7 +353,9 @@ def test_parts_are_read_from_files(mirrored, tmp_path):
     model.save_weights(tmp_path / "a.weights.h5")
     prefix = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
     for path in (tmp_path / "a.keras", tmp_path / "a.weights.h5", prefix):
-        equal(rs.read_worker_state(path), model.optimizer.exchange.worker_state(), passing=())
+        assert_equal_parts(
+            rs.read_worker_state(path), model.optimizer.exchange.worker_state(), passing=()
+        )
     model.compile("sgd", "mse")
     model.save(tmp_path / "b.keras")
     with pytest.raises(ValueError, match=r"`path` must be a file with the state.*b\.keras' with 0"):

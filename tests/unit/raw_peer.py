@@ -8,7 +8,7 @@ import json
 MAGIC = b"tf_redsync "
 
 
-class Stranger:
+class RawPeer:
     """Speaks the rendezvous protocol as documented, with any secret."""
 
     def __init__(self, connection, secret, calls=True):
