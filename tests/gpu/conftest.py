@@ -24,5 +24,5 @@ def device(request, tmp_path_factory):
             pytest.skip(f"there is no C++ compiler {compiler!r}")
         library = d.build(request.param, tmp_path_factory.mktemp("gpu"))
     elif kind != request.param:
-        pytest.skip(f"REDSYNC_GPU_LIBRARY is of the kind {kind!r}")
+        pytest.skip(f"REDSYNC_GPU_LIBRARY has the kind {kind!r}")
     return {"cuda": d.Cuda, "emulated": d.Emulated}[request.param](pathlib.Path(library))

@@ -1,15 +1,13 @@
-// Runs CUDA kernels on the CPU: enough of the language for custom_ops/core/gpu, and no more.
+// Runs CUDA kernels on the CPU: the subset of the language that custom_ops/core/gpu uses.
 //
 //   g++ -x c++ -std=c++17 -DREDSYNC_GPU_EMULATOR -include tests/gpu/emulator.h -I. file.cu ...
 //
-// Blocks run one after the other, or take turns if they are launched together, in an order that is
-// shuffled anew for every launch. The threads
-// of a block are fibers: each runs until it needs the others (a barrier of the block, an
-// instruction of the warp), and in which order is shuffled as well. Code that waits where not all
-// threads come, or that relies on an order without a barrier, aborts or computes something else.
-// Time is not emulated, and the memory model only in that
-// races are found: races.cc. Denormals are zero, as with nvcc
-// -ftz=true.
+// Blocks run one after the other, or alternate in cooperative launches, in an order that is
+// shuffled for every launch. The threads of a block are fibers: each runs until it needs other
+// threads (a barrier of the block, an instruction of the warp), in shuffled order as well. Code
+// with a barrier that not all threads reach, or that relies on an order without a barrier, aborts
+// or gives other results. Time is not emulated. Of the memory model only races are detected:
+// races.cc. Denormals are flushed, as with nvcc -ftz=true.
 #ifndef TF_REDSYNC_TESTS_GPU_EMULATOR_H_
 #define TF_REDSYNC_TESTS_GPU_EMULATOR_H_
 
@@ -22,7 +20,7 @@
 #define __global__ static
 #define __device__
 #define __host__
-#define __shared__ static  // One block at a time. Full of what the last one left, as on a GPU.
+#define __shared__ static  // One block at a time, with the last block's values, as on a GPU.
 #define __launch_bounds__(...)
 #define REDSYNC_PARAMETER const
 #define REDSYNC_LAUNCH(kernel, grid, threads, stream, ...) \
@@ -78,7 +76,7 @@ T __shfl_up_sync(unsigned, T value, unsigned distance) {
   const unsigned lane = threadIdx.x % 32;
   return emulator::Shuffle(value, lane < distance ? lane : lane - distance);
 }
-// Reads and writes a place as one; the detector of races is told where that is asked for.
+// Reads and writes a location atomically, and notifies the race detector if it is enabled.
 template <class T, class New>
 __attribute__((no_sanitize_thread, noinline)) T Atomically(T* place, New value_for) {
   emulator::TouchAtomically(place, sizeof(T), __builtin_return_address(0));
@@ -111,7 +109,7 @@ T atomicAnd(T* place, T value) {
   return Atomically(place, [=](T old) { return old & value; });
 }
 
-// The stream API: everything is done at once.
+// The stream API: every operation completes at once.
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess, cudaErrorLaunchFailure };
 enum cudaMemcpyKind { cudaMemcpyDefault };
@@ -125,7 +123,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
   return cudaSuccess;
 }
 namespace emulator {
-cudaError_t TakeError();  // That of emulator_fail(), once.
+cudaError_t TakeError();  // The error of emulator_fail(), once.
 extern int driver_version;
 }  // namespace emulator
 struct cudaFuncAttributes {};

@@ -1,8 +1,8 @@
-// Each fiber runs until it needs the others (a barrier of the block, an instruction of the warp),
-// and in which order is shuffled. Code that waits where not all threads come aborts.
+// Each fiber runs until it needs other threads (a barrier of the block, an instruction of the
+// warp), in shuffled order. Code with a barrier that not all threads reach aborts.
 //
-// Blocks run one after the other. Those that are launched together take turns: when one waits for
-// others, its shared memory is put aside, and the next one goes on.
+// Blocks run one after the other. Blocks of a cooperative launch alternate: when one waits for
+// others, its shared memory is saved, and the next one continues.
 #include "fibers.h"
 
 #include <algorithm>
@@ -22,8 +22,8 @@
 #include <ucontext.h>
 #endif
 
-// The library's zeros: where `__shared__` variables are, and nothing of the emulator's that
-// changes.
+// Zeros in the library's address space, where `__shared__` variables are, apart from the emulator's
+// mutable variables.
 extern char __bss_start __attribute__((visibility("hidden")));
 extern char _end __attribute__((visibility("hidden")));
 
@@ -36,7 +36,7 @@ EMULATOR_STATE int launches = 0;
 
 namespace {
 
-// A context switch. swapcontext() would do, but asks the kernel for the signal mask every time.
+// A context switch. swapcontext() would work, but calls the kernel for the signal mask every time.
 #if defined(__x86_64__)
 using Context = void*;  // The stack pointer; the registers are on the stack.
 extern "C" void emulator_switch(Context* from, Context to);
@@ -84,28 +84,28 @@ struct Fiber {
   Context context;
   std::vector<char> stack;
   State state;
-  unsigned instructions;  // Of the warp so far.
+  unsigned instructions;  // Count of the warp so far.
   bool syncs;             // The last one is a __syncwarp().
 };
 
-// A block that has begun and not ended.
+// A block that has started and not ended.
 struct Block {
   dim3 index;
   std::vector<Fiber> fibers;
-  std::vector<char> shared;  // Its memory, while another one runs.
+  std::vector<char> shared;  // Saved while another block runs.
   bool is_done;
 };
 
-constexpr int kMaxIdle = 100;  // Times that nobody gets on.
+constexpr int kMaxIdle = 100;  // Rounds without progress.
 
-EMULATOR_STATE std::vector<Block> blocks;  // One, or those that were launched together.
-EMULATOR_STATE Block* block;               // That runs.
+EMULATOR_STATE std::vector<Block> blocks;  // One, or all of a cooperative launch.
+EMULATOR_STATE Block* block;               // The running block.
 EMULATOR_STATE Fiber* current;
 EMULATOR_STATE Context scheduler;
 EMULATOR_STATE std::function<void()> kernel;
 EMULATOR_STATE std::mt19937 shuffler(1);
 EMULATOR_STATE unsigned window = 0;    // See emulator_window().
-EMULATOR_STATE uint64_t progress = 0;  // Barriers that were passed, and blocks that have ended.
+EMULATOR_STATE uint64_t progress = 0;  // Number of passed barriers and ended blocks.
 
 [[noreturn]] void Fail(const char* what) {
   std::fprintf(stderr, "emulator: %s (block %u, thread %u)\n", what, blockIdx.x, threadIdx.x);
@@ -130,7 +130,7 @@ void Start(Fiber* fiber) {
   Prepare(&fiber->context, &fiber->stack, Main);
 }
 
-// Runs a warp until all its threads wait for the block, or are done.
+// Runs a warp until all its threads wait for the block, or have ended.
 void RunWarp(unsigned warp) {
   unsigned order[32];
   std::iota(order, order + 32, warp * 32);
@@ -153,7 +153,7 @@ void RunWarp(unsigned warp) {
   }
 }
 
-// Runs a block until it has ended, or waits for other ones.
+// Runs a block until it ends, or waits for other blocks.
 void RunBlock(unsigned threads) {
   std::vector<unsigned> warps(threads / 32);
   std::iota(warps.begin(), warps.end(), 0);
@@ -166,7 +166,7 @@ void RunBlock(unsigned threads) {
       done += fiber.state == State::kDone;
       if (fiber.state != State::kYields) continue;
       ++yield;
-      fiber.state = State::kRuns;  // When the block's turn comes.
+      fiber.state = State::kRuns;  // When the block runs again.
     }
     if (yield != 0) return;
     ++progress;
@@ -187,7 +187,7 @@ void Begin(unsigned slot, dim3 index, unsigned threads) {
   StartBlock(index.y * gridDim.x + index.x, slot);
 }
 
-// Not by memcpy(), before which the address sanitizer would look at what is between variables.
+// Not by memcpy(), for which the address sanitizer would check the gaps between variables.
 __attribute__((no_sanitize("address", "undefined"))) void Copy(const volatile char* from,
                                                                volatile char* to, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) to[i] = from[i];
@@ -195,7 +195,7 @@ __attribute__((no_sanitize("address", "undefined"))) void Copy(const volatile ch
 
 void TakeTurns(unsigned threads) {
   const size_t bytes = &_end - &__bss_start;
-  std::vector<char> hosts(bytes);  // Variables of the host are among them.
+  std::vector<char> hosts(bytes);  // They include host variables.
   Copy(&__bss_start, hosts.data(), bytes);
   std::vector<unsigned> waiting(gridDim.x);
   std::iota(waiting.begin(), waiting.end(), 0);
@@ -226,7 +226,7 @@ void TakeTurns(unsigned threads) {
   Copy(hosts.data(), &__bss_start, bytes);
 }
 
-// All blocks but those outside the window, one after the other.
+// Runs all blocks inside the window, one after the other.
 void RunInTurn(unsigned threads) {
   std::vector<dim3> order;
   for (unsigned y = 0; y < gridDim.y; ++y) {
@@ -271,7 +271,7 @@ void Launch(dim3 grid, unsigned threads, void*, std::function<void()> body, bool
 #endif
 }
 
-// The values that all lanes bring to an instruction of their warp. Two sets take turns: no lane is
+// The values that all lanes pass to an instruction of their warp. Two sets alternate: no lane is
 // more than one instruction ahead of another.
 const uint64_t* Exchange(uint64_t value) {
   EMULATOR_STATE static uint64_t slots[2][32][32];
@@ -304,17 +304,17 @@ bool IsShared(const void* memory) { return memory >= &__bss_start && memory < &_
 
 }  // namespace emulator
 
-// Of every launch that follows, only the first and the last `blocks` blocks are run; 0: all. So
-// kernels can be seen at the end of a tensor that is larger than what can be computed, or stored.
-// Launches of blocks that wait for each other are left out.
+// Every later launch runs only its first and its last `blocks` blocks; 0 means all. This tests
+// kernels at the end of tensors that are too large to compute or store. Cooperative launches are
+// skipped.
 extern "C" void emulator_window(unsigned blocks) { emulator::window = blocks; }
 
-// The next status that is asked for is a failure.
+// The next status query returns a failure.
 namespace {
 EMULATOR_STATE bool fails = false;
 }
 extern "C" void emulator_driver(int version) { emulator::driver_version = version; }
-extern "C" int emulator_launches() { return emulator::launches; }  // So far.
+extern "C" int emulator_launches() { return emulator::launches; }  // Number so far.
 extern "C" void emulator_fail() { fails = true; }
 
 namespace emulator {

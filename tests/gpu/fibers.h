@@ -1,4 +1,4 @@
-// The threads of a block as fibers: the lower half of emulator.h.
+// The threads of a block as fibers: the lower layer of emulator.h.
 #ifndef TF_REDSYNC_TESTS_GPU_FIBERS_H_
 #define TF_REDSYNC_TESTS_GPU_FIBERS_H_
 
@@ -10,26 +10,26 @@ struct dim3 {
   unsigned x, y;
   dim3(unsigned x = 1, unsigned y = 1) : x(x), y(y) {}  // NOLINT: as in CUDA.
 };
-extern dim3 threadIdx, blockIdx, blockDim, gridDim;  // Of the fiber that runs.
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;  // Of the running fiber.
 
-// Variables of the emulator and of the detector of races, apart from the shared ones of kernels.
+// Variables of the emulator and the race detector, apart from the shared ones of kernels.
 #define EMULATOR_STATE __attribute__((section("emulator_state")))
 
 namespace emulator {
 
-// What fits on the device at once.
+// Number of blocks that fit on the device at once.
 constexpr unsigned kMultiprocessors = 3, kBlocksAtOnce = 2;
 
-// Runs a kernel on all blocks, one after the other or, if they wait for each other, together.
+// Runs a kernel on all blocks, one after the other or, in a cooperative launch, together.
 void Launch(dim3 grid, unsigned threads, void* stream, std::function<void()> body,
             bool together = false);
 
-// A barrier of the block, and one of the warp; lets other blocks go on.
+// A barrier of the block, and one of the warp; lets other blocks continue.
 void WaitForBlock();
 void SyncWarp();
 void WaitForOthers();
 
-// The values that all lanes bring to an instruction of their warp.
+// The values that all lanes pass to an instruction of their warp.
 const uint64_t* Exchange(uint64_t value);
 
 template <class T>

@@ -1,5 +1,5 @@
-// What g++ -fsanitize=thread calls before every access to memory, in the place of its own run-time
-// library. One source of a program includes this, and defines Touch().
+// The functions that g++ -fsanitize=thread calls before every memory access, instead of the
+// sanitizer's runtime library. One source of a program includes this file and defines Touch().
 #ifndef TF_REDSYNC_TESTS_GPU_HOOKS_H_
 #define TF_REDSYNC_TESTS_GPU_HOOKS_H_
 
@@ -8,7 +8,7 @@
 
 namespace emulator {
 
-void Touch(const void* memory, size_t bytes, bool writes, const void* place);  // In the code.
+void Touch(const void* memory, size_t bytes, bool writes, const void* place);  // Program counter.
 
 }  // namespace emulator
 
@@ -43,7 +43,7 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_read(void*) {}
 void __tsan_vptr_update(void*, void*) {}
-// Of the host's std::atomic, and of the locks of its local statics.
+// For the host's std::atomic, and the locks of its local statics.
 int __tsan_atomic32_load(const volatile int* at, int) { return *at; }
 void __tsan_atomic32_store(volatile int* at, int value, int) { *at = value; }
 char __tsan_atomic8_load(const volatile char* at, int) { return *at; }

@@ -18,7 +18,7 @@ KINDS = {
     "outlier": lambda rng, n: _with(rng, n, n // 2, 1, 1000),
     "ties": lambda rng, n: rng.integers(-3, 4, size=n),
     "sparse": lambda rng, n: rng.normal(size=n) * (rng.random(n) < 0.002),
-    # A prediction from a sample misses the few large neighbours, or overestimates their number.
+    # A prediction from a sample misses the few large neighbors, or overestimates their number.
     "clustered": lambda rng, n: _with(rng, n, n // 3, n // 40, 5),
     "one_line": lambda rng, n: _with(rng, n, 0, 16, 9),
     "two_levels": lambda rng, n: np.where(np.arange(n) % 16 < 2, 1, 2 + 1e-6 * rng.normal(size=n)),

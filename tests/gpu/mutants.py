@@ -17,7 +17,7 @@ import tempfile
 
 from tests.gpu import device as d
 
-SYNCHRONISATION = re.compile(r"__(syncthreads|syncwarp|threadfence)\(\);")
+SYNCHRONIZATION = re.compile(r"__(syncthreads|syncwarp|threadfence)\(\);")
 # Tests that cover each source, the quick ones first; headers are in all.
 TESTS = {
     "accumulate": "select", "choose": "select", "digits": "select", "keep": "select",
@@ -64,7 +64,7 @@ class Mutant:
         shutil.copytree(d.ROOT / "custom_ops" / "core", folder / "custom_ops" / "core")
         path = folder / "custom_ops" / "core" / "gpu" / self.file
         lines = path.read_text().splitlines(keepends=True)
-        lines[self.line - 1] = SYNCHRONISATION.sub(";", lines[self.line - 1], count=1)
+        lines[self.line - 1] = SYNCHRONIZATION.sub(";", lines[self.line - 1], count=1)
         path.write_text("".join(lines))
 
 
@@ -73,7 +73,7 @@ def mutants() -> list[Mutant]:
     detect = []
     for path in sorted((d.ROOT / "custom_ops" / "core" / "gpu").iterdir()):
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if SYNCHRONISATION.search(line):
+            if SYNCHRONIZATION.search(line):
                 detect.append(Mutant(path.name, number, line.strip()))
     return detect
 

@@ -1,13 +1,13 @@
-// Finds races of emulated kernels: a detector of what no synchronisation orders.
+// Race detector for emulated kernels.
 //
-// g++ -fsanitize=thread puts a call before every access to memory; here is what it calls, in the
-// place of its own run-time library. Two accesses of a word race if one of them writes, not both
-// are atomic, different threads make them, and nothing orders them. Threads of a block are ordered
-// by __syncthreads(), those of a warp also by __syncwarp() (a shuffle or a ballot orders no
-// memory), and blocks by a fence and an atomic on one side and an atomic of the same word and a
-// fence on the other: fences are sequentially consistent, so what a thread has fenced before a
-// barrier another one may publish behind it. Launches are ordered. Shared memory starts every block
-// unwritten.
+// g++ -fsanitize=thread inserts a call before every memory access; this file defines the called
+// functions instead of the sanitizer's runtime library. Two accesses of a word race if at least one
+// writes, not both are atomic, different threads make them, and no synchronization orders them.
+// Threads of a block are ordered by __syncthreads(), those of a warp also by __syncwarp() (a
+// shuffle or a ballot orders no memory). Blocks are ordered by a fence and an atomic on one side,
+// and an atomic of the same word and a fence on the other. Fences are sequentially consistent, so
+// another thread may publish after a barrier what a thread has fenced before it. Launches are
+// ordered. Shared memory of every block starts unwritten.
 #include "races.h"
 
 #include <dlfcn.h>
@@ -31,20 +31,20 @@ using Time = uint64_t;
 
 enum Kind { kRead, kWrite, kAtomic };
 
-// An access of one thread; of reads perhaps one of several, see `Word`.
+// An access of one thread; for reads possibly one of several, see `Word`.
 struct Access {
   Time time = 0;  // 0: none.
   unsigned launch = 0, block = 0, thread = 0;
-  const void* place = nullptr;  // In the code.
+  const void* place = nullptr;  // Program counter.
 };
 
 struct Word {
   Access write, atomic;
-  std::array<Access, 4> reads;  // Of different threads, if possible of different warps.
+  std::array<Access, 4> reads;  // By different threads, if possible of different warps.
   unsigned next = 0;
 };
 
-// What of a block's accesses others know: those of each thread until a time.
+// The accesses of a block that other blocks know: those of each thread up to a time.
 struct Published {
   Time all;
   std::vector<Time> of_thread;
@@ -53,36 +53,36 @@ using Known = std::map<unsigned, std::shared_ptr<const Published>>;  // By block
 
 struct Thread {
   Time fence = 0, barrier_at_fence = 0;
-  Known known;  // Of other blocks, since a fence.
+  Known known;  // Accesses of other blocks, since a fence.
 };
 
-// An atomic access, after which a fence makes known what was published before.
+// An atomic access; a later fence makes earlier published accesses known.
 struct Acquired {
   unsigned thread;
   Time time;
   Known known;
 };
 
-// A block that has begun and not ended.
+// A block that has started and not ended.
 struct Block {
   unsigned number;
   Time barrier;
   std::vector<Thread> threads;
-  std::vector<Time> warps;  // Of the last __syncwarp().
+  std::vector<Time> warps;  // Time of the last __syncwarp().
   std::vector<Acquired> acquired;
   Published fenced;  // Before the last barrier.
-  Known known;       // To all threads, since a barrier.
+  Known known;       // Known to all threads since a barrier.
 };
 
 constexpr size_t kWords = 1024;
 EMULATOR_STATE std::unordered_map<uintptr_t, std::array<Word, kWords>> pages;
 EMULATOR_STATE std::unordered_map<uintptr_t, Known> published;  // By word, in this launch.
-EMULATOR_STATE std::vector<Block> blocks;                       // One, or those that take turns.
-EMULATOR_STATE unsigned slot = 0;                               // Of the one that runs.
+EMULATOR_STATE std::vector<Block> blocks;  // One, or all of a cooperative launch.
+EMULATOR_STATE unsigned slot = 0;          // Of the running block.
 EMULATOR_STATE Block* here = nullptr;
 EMULATOR_STATE Time now = 1;
 EMULATOR_STATE unsigned launch = 0, of_block = 0;  // Threads.
-EMULATOR_STATE bool running = false;               // A kernel runs, and none of the functions here.
+EMULATOR_STATE bool running = false;               // A kernel runs, and no function of this file.
 
 void Merge(const Known& from, Known* to) {
   for (const auto& [of, what] : from) {
@@ -97,7 +97,7 @@ bool IsKnown(const Known& here, const Access& access) {
   return access.time <= std::max(found->second->all, found->second->of_thread[access.thread]);
 }
 
-// Whether an access of this launch comes before whatever this thread does now.
+// Whether an access of this launch happens before the current operation of this thread.
 bool IsOrdered(const Access& access) {
   const unsigned thread = threadIdx.x;
   if (access.block != here->number) {
@@ -169,12 +169,12 @@ void TouchAll(const void* memory, size_t bytes, Kind kind, const void* place) {
   if (!running || bytes == 0) return;
   if (IsPrivate(memory)) return;
   const auto at = reinterpret_cast<uintptr_t>(memory);
-  running = false;  // The containers' functions may be those that were compiled with the hooks.
+  running = false;  // The linker may choose container functions with hooks.
   for (uintptr_t word = at / 4 * 4; word < at + bytes; word += 4) TouchWord(word, kind, place);
   running = true;
 }
 
-// A thread publishes what was fenced before a barrier, and behind it by itself.
+// A thread publishes accesses that were fenced before a barrier, and its own ones after it.
 void Publish(uintptr_t word) {
   const Thread& thread = here->threads[threadIdx.x];
   auto what = std::make_shared<Published>(here->fenced);

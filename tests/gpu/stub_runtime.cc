@@ -1,6 +1,5 @@
-// CUDA's run-time library over host memory, as far as the harness calls it: what it gets from the
-// host is "device" memory only between its own cudaMalloc and cudaFree, at addresses beyond 32
-// bits.
+// A stub of the CUDA runtime functions that the harness calls, in host memory. "Device" memory is
+// valid only between its cudaMalloc and cudaFree, at addresses beyond 32 bits.
 #include <sys/mman.h>
 
 #include <chrono>

@@ -27,7 +27,7 @@ def has_tensorflow(device) -> bool:
     """Returns whether the reference is the oracle; otherwise the emulator is."""
     found = importlib.util.find_spec("tensorflow") is not None
     if not found and isinstance(device, d.Emulated):
-        pytest.skip("TensorFlow is not installed, and the emulator is no judge of itself")
+        pytest.skip("without TensorFlow the emulator has no oracle")
     return found
 
 

@@ -85,7 +85,7 @@ def test_failed_launch_is_attributed_to_its_call(device):
     """The error is cleared, so the next call has none."""
     fail = getattr(device.library, "emulator_fail", None)
     if fail is None:
-        pytest.skip("only the emulator can be told to fail")
+        pytest.skip("only the emulator can inject failures")
     chunks = np.ones((2, 8), np.float32)
     fail()
     with pytest.raises(AssertionError, match="3.*unspecified launch failure"):

@@ -124,7 +124,7 @@ def test_descend_along_unordered_entries(device):
     assert_same_bits(got, expected_descent(variable, indices, values, 0.1), "variable")
 
 
-def test_descend_along_equal_neighbours(device):
+def test_descend_along_equal_neighbors(device):
     indices = np.int32([3, 3, 3, 5, 7, 7, 1, 2, 2])  # runs end between equal indices
     values = np.float32([1, 1e8, -1e8, 1, 3, 1e8, 1, 1e8, 1])
     variable = np.linspace(0, 1, 9, dtype=np.float32)

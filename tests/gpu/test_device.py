@@ -89,7 +89,7 @@ def test_every_function_has_a_prototype():
 def emulated(device):
     """The emulator's library, whose driver and devices can be faked."""
     if getattr(device.library, "emulator_driver", None) is None:
-        pytest.skip("only the emulator can be told what driver there is")
+        pytest.skip("only the emulator can fake a driver")
     yield device.library
     device.library.emulator_driver(13010)
 

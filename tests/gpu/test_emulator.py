@@ -60,7 +60,7 @@ __global__ void Reverse(int* data, int way) {
   switch (way) {
     case 0: __syncthreads(); break;
     case 1: break;  // a barrier is missing
-    case 2: if (threadIdx.x < 40) __syncthreads(); break;  // not all threads come
+    case 2: if (threadIdx.x < 40) __syncthreads(); break;  // some threads never arrive
     case 3: if (threadIdx.x < 40) __ballot_sync(~0u, true); break;
   }
   data[threadIdx.x] = copy[63 - threadIdx.x];
@@ -89,7 +89,7 @@ def test_emulator_detects_faults(tmp_path):
 
 TOGETHER = """
 #include "custom_ops/core/gpu/block.cuh"
-// Each block writes a word, and reads its neighbour's behind a barrier, several times.
+// Each block writes a word, then reads its neighbor's after a barrier, several times.
 __global__ void Turns(int* words, int* wrong, uint32_t* arrived, int way) {
   __shared__ int before;
   for (int round = 1; round <= 3; ++round) {

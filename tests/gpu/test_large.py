@@ -31,7 +31,7 @@ def mapped(size: int, dtype=np.float32) -> np.ndarray:
 @pytest.fixture
 def emulator(device):
     if not isinstance(device, d.Emulated):
-        pytest.skip("runs some blocks of a launch only, which a GPU cannot do")
+        pytest.skip("only the emulator can run part of a launch")
     return device
 
 

@@ -10,7 +10,7 @@ from tests.gpu.test_emulator import needs_compiler
 
 DEAR = [pytest.param(kernels, marks=pytest.mark.deep) for kernels in ("chunks", "merge")]
 PROGRAM = """
-// Each block writes a row, and the last one to come adds up all rows.
+// Each block writes a row, and the last block to finish sums all rows.
 __global__ void Sum(int* data, int* rows, unsigned* ticket, int way) {
   __shared__ int copy[64];
   __shared__ int unwritten[64];
@@ -26,9 +26,9 @@ __global__ void Sum(int* data, int* rows, unsigned* ticket, int way) {
   if (way == 3) __ballot_sync(~0u, true); else __syncwarp();
   x = copy[i - lane + 31 - lane];
   if (way == 4) __syncwarp();
-  if (way == 4) copy[i / 32 * 32] = x;  // by all lanes
+  if (way == 4) copy[i / 32 * 32] = x;  // all lanes write
   rows[blockIdx.x * 64 + i] = x;
-  if (way == 5) data[i] = x;  // by all blocks
+  if (way == 5) data[i] = x;  // all blocks write
   if (way == 6) data[64]++; else if (way == 7 && i < 32) atomicAdd(&data[64], 1);
   if (way == 7 && i >= 32) data[65] = data[64];
   if (way != 8) __threadfence();
@@ -52,7 +52,7 @@ int main(int, char** argv) {
   int* rows = new int[5 * 64];
   unsigned* ticket = new unsigned[1]();
   REDSYNC_LAUNCH(Sum, 5, 64, nullptr, data, rows, ticket, way);
-  // Swapped twice, and added up over five blocks.
+  // Swapped twice, and summed over five blocks.
   for (int i = 0; i < 64; ++i) {
     if (data[i] != 5 * (63 - (i / 32 * 32 + 31 - i % 32))) return 3;
   }

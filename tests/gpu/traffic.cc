@@ -1,5 +1,5 @@
-// Counts the bytes of device memory that emulated kernels read and write, as their threads ask for
-// them: without shared memory, without parameters, and caches there are none.
+// Counts the bytes of device memory that threads of emulated kernels read and write, without shared
+// memory and parameters. Caches are not modeled.
 #include <cstdint>
 
 #include "fibers.h"
@@ -9,10 +9,10 @@
 namespace emulator {
 namespace {
 
-constexpr uintptr_t kStack = 1 << 20;  // Bytes of the host's, in which a launch's parameters are.
+constexpr uintptr_t kStack = 1 << 20;  // Bytes of the host's stack that hold a launch's parameters.
 
 EMULATOR_STATE bool running = false;
-EMULATOR_STATE uintptr_t frame = 0;           // Of the launch.
+EMULATOR_STATE uintptr_t frame = 0;           // Frame of the launch.
 EMULATOR_STATE int64_t bytes_of[2] = {0, 0};  // Read, written.
 
 }  // namespace
@@ -36,4 +36,6 @@ void Fence() {}
 
 }  // namespace emulator
 
-extern "C" int64_t emulator_bytes(int written) { return emulator::bytes_of[written]; }  // So far.
+extern "C" int64_t emulator_bytes(int written) {
+  return emulator::bytes_of[written];
+}  // Total so far.

@@ -31,8 +31,8 @@ namespace {
 using testing::Check;
 using testing::Mix;
 
-// Memory of exactly so many elements, filled with garbage and not aligned to more than one element:
-// the sanitizer sees a step beyond it, and a loop that counts on more alignment.
+// Memory of exactly the given size, filled with garbage and aligned to one element only: the
+// sanitizer detects an access beyond it, or one that assumes more alignment.
 template <class T>
 class Buffer {
  public:
@@ -57,7 +57,8 @@ class Buffer {
 std::vector<uint32_t> Choose(int64_t size, int64_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<uint32_t> chosen;
-  for (int64_t i = 0; i < size; ++i) {  // each with the odds that it is one of those still missing
+  for (int64_t i = 0; i < size;
+       ++i) {  // each with the probability of being one of the remaining ones
     const int64_t missing = count - static_cast<int64_t>(chosen.size());
     if (static_cast<int64_t>(random() % (size - i)) < missing) chosen.push_back(i);
   }
@@ -103,7 +104,7 @@ void TestQuantize(const ParallelFor& threads) {
               name + ": finite");
         words.MixAll();
         errors.MixAll();
-        // Two ranks that sent the same: what is decoded and what is left out are the whole.
+        // Two ranks that sent equal entries: decoded and dropped entries sum to the whole.
         const int64_t stride = 1 + scales.size() + words.size();
         Buffer<int32_t> messages(2 * stride);
         for (int rank = 0; rank < 2; ++rank) {
@@ -138,7 +139,7 @@ void TestQuantize(const ParallelFor& threads) {
             Check(std::fabs(errors[i]) <= 2.0001f * c / mode.levels, name + ": within a step");
           }
         }
-        // In place, and nobody's message.
+        // In place, and a message without a sender.
         Check(QuantizeTensor(format, x.data(), scales.data(), size, stream, 4, threads,
                              words.data(), x.data()) &&
                   std::equal(x.begin(), x.end(), errors.begin()),
@@ -205,7 +206,7 @@ void TestGolomb() {
         Check(GolombDecode(format, part.data(), back.data(), &count, &error) == Status::kOk &&
                   count == slots && std::equal(back.begin(), back.end(), positions.begin()),
               "golomb: round trip");
-        // Mutations: an error with a name, or ascending positions in range.
+        // Mutations give an error that names a field, or ascending positions in range.
         std::mt19937 random(size + rice);
         for (int trial = 0; trial < trials; ++trial) {
           Buffer<int32_t> broken(part.size());
@@ -241,7 +242,7 @@ void TestGolomb() {
         "golomb: too many");
 }
 
-// The longest codes there are: one leap over everything, even leaps, and every position at the end.
+// The longest codes: one gap over everything, equal gaps, and every position at the end.
 void TestGolombWorst() {
   for (int64_t slots : {1, 31, 500}) {
     for (int rice : {0, 4, 6, 12}) {
@@ -269,7 +270,7 @@ void TestGolombWorst() {
 
 // ------------------------------------------------------------------------------------- halves
 
-// A worker that is alone with `blocks` blocks: what is sent and what is kept make up the values.
+// A single worker with `blocks` blocks: sent values plus errors equal the values.
 void TestHalves(const ParallelFor& threads) {
   for (const Half half : {Half::kFloat16, Half::kBfloat16}) {
     for (int64_t blocks : {1, 2, 5}) {
@@ -360,7 +361,7 @@ void TestLevels() {
 
 // ------------------------------------------------------------------------------ coded messages
 
-// The positions that the codes of a message hold are those of the tensors, stream by stream.
+// The positions in a message's codes are those of the tensors, stream by stream.
 void CheckPositions(const TopKFormat& format, const std::vector<TopKTensor>& tensors,
                     const int32_t* part) {
   for (size_t s = 0; s < format.streams.size(); ++s) {
@@ -517,7 +518,7 @@ void TestBloom(const ParallelFor& threads) {
         "bloom: too many");
 }
 
-// ------------------------------------------------------------------------------ bits in words
+// ------------------------------------------------------------------------------ packed bits
 
 void TestFixedBits() {
   std::mt19937 random(1);
@@ -760,9 +761,9 @@ void TestMergeErrors() {
   refused("value", 3, [](Blocks* b) { b->values[23] = -INFINITY; });
 }
 
-// -------------------------------------------------------------- positions of 32 bits, no sign
+// --------------------------------------------------------------- unsigned 32-bit positions
 
-// Few positions of a tensor of `size` elements; the last one is its last.
+// Few positions of a tensor of `size` elements; the last one is its last element.
 std::vector<uint32_t> Far(int64_t size) {
   return {3, 2147483646u, 2147483647u, 2147483648u, 3000000000u, static_cast<uint32_t>(size - 1)};
 }
@@ -781,7 +782,7 @@ void TestFarGolomb(int64_t size) {
               got == count && std::equal(far.begin(), far.end(), back.begin()) && back[7] == 0,
           "golomb: far positions");
     part.MixAll();
-    // To somebody whose tensor is one element shorter the last position lies beyond.
+    // For a tensor that is one element shorter, the last position is out of range.
     const GolombFormat shorter = {size - 1, slots, rice};
     if (shorter.words() != format.words()) continue;
     Check(
@@ -851,8 +852,8 @@ void TestFarPositions() {
   }
 }
 
-// Checksums, also of whole blocks, against Horner's rule; a seal opens to its flag, a changed one
-// to none.
+// Checksums, also of whole blocks, against Horner's rule; a sealed message opens to its flag, a
+// changed one fails to open.
 void TestChecksums() {
   std::mt19937 random(11);
   for (const int64_t count : {0, 1, 2, 1023, 1024, 1025, 5000}) {

@@ -40,7 +40,7 @@ def _outlier(rng, n):
     return x
 
 
-def _clustered(rng, n):  # a prediction from a sample misses the few large neighbours
+def _clustered(rng, n):  # a prediction from a sample misses the few large neighbors
     x = rng.normal(size=n) * 1e-3
     x[n // 3 : n // 3 + n // 40] += 5
     return x

@@ -1,6 +1,6 @@
-// Tests core/cpu without TensorFlow, against brute force; prints a digest of all results, which
-// must not depend on the number of threads (argument 1) or on TF_REDSYNC_SIMD. So one run with
-// brute force serves all: with "digest" as argument 2 there is none.
+// Tests core/cpu without TensorFlow against brute force. It prints a digest of all results, which
+// must not depend on the number of threads (argument 1) or on TF_REDSYNC_SIMD. One run with brute
+// force therefore serves all; "digest" as argument 2 skips brute force.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -66,7 +66,7 @@ void Run(Case* c, const ParallelFor& threads) {
   b.velocity = b.new_velocity = c->new_u.data();
   b.indices = c->indices.data();
   b.values = o.quantized ? nullptr : c->values.data();
-  // Exactly the memory asked for: the sanitizer sees a step beyond it.
+  // Exactly the required memory: the sanitizer detects accesses beyond it.
   const int64_t bytes = SelectScratchBytes(o.size, o.k, o.selector);
   std::vector<double> scratch(CeilDiv(bytes, sizeof(double)));
   SelectResult* r = &c->result;
@@ -84,7 +84,7 @@ void Run(Case* c, const ParallelFor& threads) {
   Mix(&r->ratio, sizeof(float));
 
   if (!r->finite) return;  // The outputs are unspecified.
-  // Once more, with one of the outputs where the gradient is.
+  // Again with one of the outputs in the gradient's memory.
   const bool has_u = o.momentum != Momentum::kNone;
   for (std::vector<float>* over_g : {&c->new_v_over_g, &c->new_u_over_g}) {
     std::vector<float> other(o.size);
@@ -134,7 +134,7 @@ void Verify(const Case& c, const std::string& name) {
     Check(4 * count > 3 * o.k && count <= o.k, name + ": count is in the band");
   }
   Check(count <= eligible, name + ": no more than are eligible");
-  order.resize(std::min(count, eligible));  // Whatever the count, the largest are selected.
+  order.resize(std::min(count, eligible));  // The largest are selected for any count.
   std::sort(order.begin(), order.end());
   Check(std::equal(order.begin(), order.end(), c.indices.begin()), name + ": indices");
   for (int64_t i = 0; i < static_cast<int64_t>(order.size()); ++i) {
@@ -152,7 +152,7 @@ void TestSelect(const ParallelFor& threads) {
       for (int64_t k : {int64_t{1}, n / 700, n / 3, n}) {
         if (k < 1) continue;
         for (int variant = 0; variant < 8; ++variant) {
-          // Of what takes long each variant with every other kind.
+          // Slow cases run each variant with every other kind.
           if (n > 10000 && (variant + turn) % 2 != 0) continue;
           Case c;
           c.options.size = n;
@@ -178,12 +178,12 @@ void TestSelect(const ParallelFor& threads) {
   }
 }
 
-// A gradient of bfloat16 gives what the same numbers give as float32.
+// A bfloat16 gradient gives the same result as its values in float32.
 void TestBfloat16(const ParallelFor& threads) {
   for (const char* kind : {"normal", "clustered", "ties"}) {
     for (int64_t n : {1, 63, 64, 65, 5000, 33001, 1 << 20}) {
       for (int variant = 0; variant < 12; ++variant) {
-        if (n == 1 << 20 && variant % 5 != 0) continue;  // Past the caches, in one setting each.
+        if (n == 1 << 20 && variant % 5 != 0) continue;  // Bypasses the caches; one setting each.
         Case c;
         SelectOptions& o = c.options;
         o.size = n;

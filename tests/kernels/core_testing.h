@@ -1,4 +1,4 @@
-// What the tests of core/cpu share: checks, a digest of results, threads.
+// Shared code of the tests of core/cpu: checks, a digest of results, threads.
 #ifndef TF_REDSYNC_TESTS_KERNELS_CORE_TESTING_H_
 #define TF_REDSYNC_TESTS_KERNELS_CORE_TESTING_H_
 
@@ -42,7 +42,7 @@ inline ParallelFor Threads(int threads) {
   };
 }
 
-// Zeros that take memory where they are written only.
+// Zeros that take memory only where they are written.
 template <class T>
 T* Map(int64_t size) {
   void* memory = mmap(nullptr, size * sizeof(T), PROT_READ | PROT_WRITE,
@@ -52,7 +52,7 @@ T* Map(int64_t size) {
   return static_cast<T*>(memory);
 }
 
-// Prints the instruction set used and the digest; the exit status.
+// Prints the instruction set and the digest; returns the exit status.
 inline int Report(const char* simd) {
   std::printf("%s %016llx\n", simd, static_cast<unsigned long long>(digest));
   return failures == 0 ? 0 : 1;

@@ -1,6 +1,6 @@
-// Every decoder of core/cpu, fed with mutated messages: argument 1 of them for each. It is compiled
-// with sanitizers. A decoder names what is wrong, or gives a result within its bounds; buffers are
-// exactly as long as they have to be, so that what goes beyond is found.
+// Runs every decoder of core/cpu on mutated messages: argument 1 is their number per decoder. It is
+// compiled with sanitizers. A decoder names an error, or gives a result within its bounds. Buffers
+// have exactly the required length, so that an access beyond it is detected.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -31,7 +31,7 @@ const ParallelFor alone = testing::Threads(1);
 
 uint32_t Random(uint32_t below) { return random_words() % below; }
 
-// On the heap and exactly as long as it says, for the sanitizer.
+// Allocated on the heap with exactly its length, for the sanitizer.
 template <class T>
 using Heap = std::vector<T>;
 
@@ -42,7 +42,7 @@ std::vector<uint32_t> Ascending(int64_t size, int64_t count) {
   return chosen;
 }
 
-// Overwrites up to four words, by random ones, by small ones and by special ones, or inverts bits.
+// Overwrites up to four words with random, small and special ones, or inverts bits.
 template <class T>
 void Mutate(std::vector<T>* words) {
   static_assert(sizeof(T) == 4);
@@ -69,7 +69,7 @@ void Mutate(std::vector<T>* words) {
   }
 }
 
-// Counts refusals: a decoder that takes or refuses everything has not been tested.
+// Counts rejections: a decoder that accepts or rejects every message has not been tested.
 struct Outcomes {
   int64_t good = 0, bad = 0;
   void Note(Status status, const char* field) {
@@ -278,7 +278,7 @@ void FuzzMerge(Outcomes* outcomes) {
   for (int32_t i = 0; i < keep; ++i) Check(kept_at[i] < size, "merge: index");
 }
 
-// Of so many changed messages, at most one in 2^32 is taken for what was sent.
+// At most one in 2^32 of the changed messages may be accepted.
 void FuzzSeal(Outcomes* outcomes) {
   Heap<uint32_t> message(1 + Random(60));
   for (uint32_t& word : message) word = random_words();

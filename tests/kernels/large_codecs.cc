@@ -1,6 +1,6 @@
-// Tests the codecs of core/cpu on tensors of more than 2^31 elements; positions of tensors of that
-// size that nothing is stored for are in codecs_test.cc. It takes 9 GiB: what is coded is memory
-// that is mapped and hardly touched, the sums are in 8 GiB, the longest message is 0.8 GiB.
+// Tests the codecs of core/cpu on tensors of more than 2^31 elements. (codecs_test.cc tests
+// positions of such tensors without storing them.) It takes 9 GiB: the input is mapped memory that
+// is hardly touched, the sums take 8 GiB, and the longest message 0.8 GiB.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@ using testing::Check;
 
 constexpr int64_t kSize = (int64_t{1} << 31) + 12345;
 constexpr int64_t kHalf = int64_t{1} << 31;
-// Elements that are not zero, before, around and after 2^31.
+// Nonzero elements before, around and after 2^31.
 const std::vector<int64_t> kPlaces = {5, kHalf - 1, kHalf, kHalf + 1, kHalf + 9999, kSize - 1};
 
 struct Sent {
@@ -77,11 +77,11 @@ void TestSign(float* x, const ParallelFor& threads, float* total) {
   Decode(sent, threads, total, {-2, -2, 2, -2, -2, -2}, 2);
 }
 
-// Bit i: whether number kHalf + 100 + i of tests/oracle/quantization.py is below a half, for the
-// stream (1, 2, 3) and tensor 4.
+// Bit i tells whether number kHalf + 100 + i of tests/oracle/quantization.py is below a half, for
+// the stream (1, 2, 3) and tensor 4.
 constexpr uint64_t kUp = 0x3f0d6fd7ff42718f;
 
-// Codes of 3 bits, which cross words. Half the scale is one level and a half.
+// Codes of 3 bits, which cross words. Half the scale is one and a half levels.
 void TestStochastic(float* x, const ParallelFor& threads, float* total) {
   const float values[] = {-2, 2, -2, 2, -2, 2};
   for (size_t i = 0; i < kPlaces.size(); ++i) x[kPlaces[i]] = values[i];
@@ -99,7 +99,7 @@ void TestStochastic(float* x, const ParallelFor& threads, float* total) {
 }
 
 void TestBloomQuery(const ParallelFor& threads) {
-  const BloomFormat format = {kSize, 100000, 4, 99};  // So many words that none is false.
+  const BloomFormat format = {kSize, 100000, 4, 99};  // Enough words for no false positives.
   const std::vector<uint32_t> positions(kPlaces.begin(), kPlaces.end());
   std::vector<int32_t> filter(format.words);
   CodecError error;

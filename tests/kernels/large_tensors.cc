@@ -1,5 +1,5 @@
 // Tests core/cpu on a tensor of more than 2^31 elements. It takes 8 GiB: the gradient, almost all
-// zero, is memory that is mapped and hardly touched; the total reuses the residual's.
+// zero, is mapped memory that is hardly touched; the total reuses the residual's.
 #include <algorithm>
 #include <vector>
 
@@ -15,7 +15,8 @@ using testing::Check;
 
 constexpr int64_t kSize = (int64_t{1} << 31) + 12345;
 constexpr int64_t kK = 6;
-// Six that win, in the order of their positions, and two that do not: a tie and a small one.
+// Six selected elements in the order of their positions, and two that are not: a tie and a small
+// one.
 const std::vector<uint32_t> kWinners = {3,           2147483646u, 2147483647u,
                                         2147483648u, 2147490000u, static_cast<uint32_t>(kSize - 1)};
 const std::vector<float> kValues = {5, -7, 2, 4, -2, 9};

@@ -35,7 +35,7 @@ def test_gpu_kernels_are_registered_if_built():
 @needs_native
 def test_gpu_kernels_are_built_with_nvcc():
     if shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:
-        pytest.skip("there is no nvcc on PATH or in CUDA_HOME")
+        pytest.skip("no nvcc on PATH or in CUDA_HOME")
     if os.environ.get("TF_REDSYNC_CUDA") == "0":
         pytest.skip("TF_REDSYNC_CUDA is 0")
     assert native.gpu_build().startswith("CUDA ")

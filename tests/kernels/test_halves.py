@@ -113,7 +113,7 @@ def value_of(codes, dtype):
 
 
 @needs_native
-def test_every_float16_and_its_neighbours():
+def test_every_float16_and_its_neighbors():
     codes = np.arange(2**16, dtype=np.uint16)
     exact = codes.view(np.float16).astype(np.float32)
     exact = exact[np.isfinite(exact)]

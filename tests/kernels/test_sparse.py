@@ -17,7 +17,7 @@ def backend(request):
     try:
         ops.set_backend(request.param)
     except ops.NativeLibraryError as error:
-        pytest.skip(f"the native library is not there: {error}")
+        pytest.skip(f"no native library: {error}")
     yield request.param
     ops.set_backend(None)
 
@@ -136,7 +136,7 @@ def test_out_of_range_index_raises(backend, index):
 
 def test_shapes_are_checked():
     if ops.backend() != "native":
-        pytest.skip("the native library is not there")
+        pytest.skip("no native library")
     variable = tf.Variable([1.0, 2.0])
     total = sparse.SparseTotal(floats([0, 1]), tf.constant([1.0]))
     with pytest.raises(

@@ -172,7 +172,7 @@ def test_adaptive_optimizers(beta_1, method, words):
         assert re.search(pattern, text)
 
 
-def test_warns_once_and_honours_filters():
+def test_warns_once_and_honors_filters():
     def several():
         optimizer = rs.DistributedOptimizer(SGD(0.1, momentum=0.9), rs.TopK())
         optimizer.nesterov = True  # checks the inner optimizer again

@@ -111,7 +111,7 @@ def test_equal_measurements_give_equal_decisions():
     assert first != AUTO.decide(SPECS, measurements(2e6), ONE_BUCKET)
 
 
-def test_the_table():
+def test_table():
     lines = str(AUTO.decide(SPECS, measurements(1e6, 0.001), 400_000)).splitlines()
     assert "4 workers" in lines[0] and "all-to-all 1.00 ms per hop and 1.0 MB/s" in lines[0]
     assert lines[1].split() == [
@@ -151,7 +151,7 @@ def test_nothing_to_decide_is_dense():
 
 @pytest.mark.parametrize("options", [{}, {"max_overhead": 0.1, "step_seconds": 1.0}])
 @pytest.mark.parametrize(("workers", "text"), [(1, "1 worker:"), (3, "3 workers:")])
-def test_single_worker_has_no_predictions(workers, text, options):
+def test_no_predictions_without_measurements(workers, text, options):
     """A table of 0 ms for one worker would look like a prediction."""
     unmeasured = Measured(workers, cost.Link.of(float("inf"), 0.0), {})
     decision = rs.Auto(**options).decide(SPECS, unmeasured, ONE_BUCKET)

@@ -56,7 +56,7 @@ def test_objects_depend_on_all_included_files(setup_sources):
     """Otherwise a build after a header change would reuse a stale object."""
     import build_library
 
-    compiler = shutil.which("g++") or pytest.skip("there is no g++ to ask")
+    compiler = shutil.which("g++") or pytest.skip("no g++")
     for source in build_library.CORE_SOURCES:
         command = [compiler, "-std=c++17", "-MM", "-I", str(ROOT), source]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

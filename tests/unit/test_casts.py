@@ -42,7 +42,7 @@ def test_other_casts_are_kept(make):
     assert found is tensor
 
 
-def test_eager_tensors_have_no_cast():
+def test_eager_casts_are_not_detected():
     tensor = tf.cast(tf.constant([1.0], tf.bfloat16), tf.float32)
     assert before_cast(tensor) is tensor
 

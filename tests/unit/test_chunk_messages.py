@@ -128,7 +128,7 @@ def test_two_bits_keep_most_of_the_selected_energy():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
-def test_nonfinite_scale_makes_the_step_nonfinite(bad):
+def test_nonfinite_scale_invalidates_the_message(bad):
     values = np.full((1, 4), bad, np.float32)
     form = ChunkMessages((Chunks.of((64, 64)),), 4, 2)
     positions = tf.constant([[0, 1, 2, 3]])

@@ -26,7 +26,7 @@ from tf_redsync.cli.worker_environment import cores_of
 ROOT = Path(__file__).resolve().parents[2]
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 FAKE = """#!/bin/sh
-# An `ssh` to this machine: host "unreachable" is none.
+# An `ssh` to this machine; host "unreachable" fails.
 while [ "${1#-}" != "$1" ]; do shift; done
 if [ "$1" = unreachable ]; then echo "ssh: connect to host $1: Connection refused" >&2; exit 255; fi
 shift
@@ -299,7 +299,7 @@ def test_bad_arguments(name, capsys, monkeypatch):
     assert words in capsys.readouterr().err
 
 
-def test_cores_of_neighbours_do_not_overlap():
+def test_cores_of_neighbors_do_not_overlap():
     usable = sorted(os.sched_getaffinity(0))
     taken = [cores_of(slot, len(usable), 1) for slot in range(len(usable))]
     assert sum(taken, []) == usable

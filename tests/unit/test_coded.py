@@ -124,7 +124,7 @@ def test_mean_is_shared_by_all_tensors(indices):
     assert driver.payload_bytes(step.requests[0]) == 4 * (1 + words + 1)
 
 
-def test_a_bucket_of_empty_tensors():
+def test_bucket_of_empty_tensors():
     for indices in (
         codings.Cheapest(),
         rs.contrib.codings.Bloom(),

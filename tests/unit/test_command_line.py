@@ -233,7 +233,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_colors_need_a_terminal_and_honour_no_color(monkeypatch):
+def test_colors_need_a_terminal_and_honor_no_color(monkeypatch):
     terminal = Terminal()
     assert output.is_colored(terminal, {"TERM": "xterm"})
     assert not output.is_colored(io.StringIO(), {"TERM": "xterm"})
@@ -264,7 +264,7 @@ def test_command_line_of_this_process():
 
 PARTS_FIRST = """
 import os, sys
-import keras, tensorflow  # which take seconds: once for all parts
+import keras, tensorflow  # slow: imported once for all parts
 assert not any(name.partition(".")[0] == "tf_redsync" for name in sys.modules)
 for part in sys.argv[1:]:
     if not os.fork():

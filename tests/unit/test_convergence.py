@@ -114,7 +114,7 @@ def test_missing_data(tmp_path, capsys):
 
 
 def test_layouts_of_cifar10(tmp_path, monkeypatch):
-    """Both layouts have the same images of one colour each, which JPEG roughly keeps."""
+    """Both layouts have the same images of one color each, which JPEG roughly keeps."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     colors = np.random.default_rng(0).integers(0, 256, (12, 1, 1, 3), dtype=np.uint8)
     images, labels = np.tile(colors, (1, 32, 32, 1)), np.arange(12) % 10
@@ -406,7 +406,7 @@ def test_optimizers():
 
 
 @pytest.mark.deep
-def test_rate_inside_the_exchange_equals_keras_momentum():
+def test_rate_before_the_exchange_equals_keras_momentum():
     """Residuals and velocities then hold updates; with a constant rate there is no difference."""
     flags = ("--steps", "6", "--evaluations", "1", "--schedule")
     keras_form = train_digits("Dense()", *flags, "cosine")

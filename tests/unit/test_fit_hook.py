@@ -45,7 +45,7 @@ def test_models_without_the_wrapper_have_no_hook():
     assert not any(isinstance(c, FitHook) for c in found)
 
 
-def test_method_name_is_recorded_except_user_classes():
+def test_running_method_ignores_user_functions():
     seen = []
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

@@ -1,4 +1,4 @@
-"""Behaviour of a newly started process, which `fresh_process.py` runs."""
+"""Behavior of a newly started process, which `fresh_process.py` runs."""
 
 import os
 import subprocess

@@ -27,12 +27,12 @@ kinds = [(socket.AF_INET, ""), (socket.AF_INET6, "::")]
 for kind, any_address in kinds if os.path.exists("/proc/net/if_inet6") else kinds[:1]:
     for port in (own, 0):
         with socket.socket(kind) as server:
-            if kind == socket.AF_INET6:  # both, as gRPC has it
+            if kind == socket.AF_INET6:  # dual stack, as in gRPC
                 server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind((any_address, port))
             server.listen()
-            for address in ("127.0.0.1", "127.0.0.2"):  # the second: any address of this machine
+            for address in ("127.0.0.1", "127.0.0.2"):  # the second stands for any local address
                 with socket.socket() as client:
                     code = client.connect_ex((address, server.getsockname()[1]))
                 found[f"{kind.name} {'own' if port else 'other'} {address}"] = code == 0

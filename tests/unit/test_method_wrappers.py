@@ -136,7 +136,7 @@ def test_byte_formula_of_the_wrapped_method_is_not_inherited():
     assert rs.TopK().payloads(layout, 0) and rs.Coded().payloads(layout, 0) is None
 
 
-def test_wrappers_have_no_second_form_of_messages():
+def test_wrappers_cannot_be_nested():
     inside = rs.TopK()
     assert inside.traits.sends_selected and inside.traits.rounds_values
     for wrapped in (rs.Coded(method=inside), rs.HalfPrecision(method=inside)):

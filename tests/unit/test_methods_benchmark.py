@@ -137,7 +137,7 @@ def test_bad_arguments(flags, message, capsys):
 
 
 @pytest.mark.parametrize(("name", "requests"), [("SparDL", 2), ("PowerSGD", 2), ("TopK", 1)])
-def test_only_the_exchange_is_timed(name, requests):
+def test_timed_replay_equals_the_exchange(name, requests):
     """A replay of the loopback's answers ends with the loopback's totals and state."""
     method, rng = method_settings.make(name, 0.5), np.random.default_rng(0)
     layout = BucketLayout((TensorSpec("w", (40, 50)),), 3)

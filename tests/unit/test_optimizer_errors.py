@@ -84,7 +84,7 @@ def test_wrapper_is_an_instance_of_its_family(family):
     assert isinstance(again, rs.DistributedOptimizer) and again.method == rs.Dense()
 
 
-def test_isinstance_of_a_subclass_is_false():
+def test_wrapper_is_not_an_instance_of_a_subclass():
     class Own(rs.DistributedOptimizer):
         pass
 

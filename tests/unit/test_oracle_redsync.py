@@ -242,7 +242,7 @@ def test_threshold_falls_back_where_expected():
     assert not {"normal", "laplace", "tiny", "huge"} & fell_back
 
 
-def test_numerical_behaviour_of_mean_max_interpolation():
+def test_numerical_behavior_of_mean_max_interpolation():
     """Trimming works on light tails only; one outlier leaves the search without a result."""
     n = 1 << 20
     k = round(0.001 * n)

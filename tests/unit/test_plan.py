@@ -438,7 +438,7 @@ def test_code_recreates_the_method(method):
     assert subjects.parse_method(text.replace("rs.", "")) == method
 
 
-def test_density_needs_a_method_with_density():
+def test_density_is_passed_to_the_method():
     assert subjects.parse_method("RedSync", 0.02) == rs.RedSync(density=0.02)
     assert subjects.parse_method("Auto", 0.02) == rs.Auto(density=0.02)
     assert subjects.parse_method(" DGC(momentum=0.9) ", 0.02) == rs.DGC(momentum=0.9, density=0.02)

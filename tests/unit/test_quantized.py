@@ -132,7 +132,7 @@ def test_packed_digits_sum_without_carry(workers):
     assert packed[0].shape == [-(-101 // digits_per_number(workers))]
     found = unpacked_digits(tf.add_n(packed), 101, workers)
     np.testing.assert_array_equal(found, codes.sum(axis=0))
-    # The largest sums, which all workers agree on, and their neighbours in the next digit.
+    # The largest sums, which all workers agree on, and their neighbors in the next digit.
     for signs in (np.ones(101), -np.ones(101), np.where(np.arange(101) % 2, 1.0, -1.0)):
         packed = packed_digits(tf.constant(signs, tf.float32), workers)
         found = unpacked_digits(workers * packed, 101, workers)

@@ -153,7 +153,7 @@ def test_nothing_to_report(tmp_path, capsys, files, error, text):
     assert ended.value.code == 2 and re.search(text, capsys.readouterr().err, re.S)
 
 
-def test_page_creates_its_folder(tmp_path):
+def test_missing_folder_of_the_page_raises(tmp_path):
     write(tmp_path, TRAINING)
     with pytest.raises(FileNotFoundError, match="`output` must be"):
         rs.report(tmp_path, tmp_path / "nowhere" / "page.html")

@@ -504,7 +504,7 @@ def test_twenty_steps_conserve_gradients_and_drain(any_backend, name, selector, 
 
 
 @loop("selector", SELECTORS)
-def test_constant_gradients_rotate(any_backend, selector):
+def test_elements_of_constant_gradients_rotate(any_backend, selector):
     """With k = n/20, every element of a constant gradient is sent within 20 steps (exact top-k)."""
     n = 600
     worker = Worker(n, n // STEPS, selector)

@@ -26,7 +26,7 @@ def test_expressions_among_names():
         step_methods.parse("none,SparseLoCo(steps=0)")
 
 
-def test_measured_steps_follow_the_warm_up():
+def test_warm_up_is_one_step_unless_given():
     made = step_methods.optimizer_for("OneBitAdam(dense_below=1024)", 0.01)
     assert made.exchange.warm_up.wanted == rs.DenseWarmUp(steps=1)
     made = step_methods.optimizer_for("OneBitAdam(warm_up=DenseWarmUp(steps=7))", 0.01)
@@ -104,7 +104,7 @@ def test_periods(name, period):
     assert step_methods.trial_steps(optimizer) == 0
 
 
-def test_only_events_beyond_the_longest_period_are_not_measured():
+def test_periods_beyond_the_longest_are_ignored():
     periods = [step_methods.period_of(with_schedule(rs.DiLoCo(steps=n))) for n in (50, 250, 251)]
     assert periods == [50, 250, 1]
 

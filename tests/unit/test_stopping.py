@@ -115,7 +115,7 @@ def test_forked_child_keeps_its_signals():
     body = """
 time.sleep(0.2)
 print(requests.requested)
-os.kill(os.getpid(), signal.SIGTERM)  # here it still is a request
+os.kill(os.getpid(), signal.SIGTERM)  # in the parent it is a request
 time.sleep(0.2)
 print(requests.requested)
 """

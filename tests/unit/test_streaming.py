@@ -96,7 +96,7 @@ def test_fragments_that_do_not_fit_the_model(given, message):
         fragments(rs.StreamingDiLoCo(fragments=given))
 
 
-def test_fragments_do_not_depend_on_the_bucket():
+def test_rules_need_equal_fragments():
     with pytest.raises(ValueError, match="same `fragments`"):
         rs.Policy(
             default=rs.StreamingDiLoCo(overlap=0),

@@ -383,7 +383,7 @@ def test_damaged_checkpoint_is_rejected(mirrored, tmp_path, monkeypatch):
     ("schedule", "method"),
     [(LocalSteps, rs.DiLoCo(steps=4)), (Streaming, rs.StreamingDiLoCo(steps=4, fragments=1))],
 )
-def test_one_worker_can_read_the_state_of_several(schedule, method):
+def test_state_that_needs_several_workers_is_known(schedule, method):
     specs = [TensorSpec(n, s, position=i) for i, (n, s) in enumerate(SHAPES.items())]
     (bucket,) = make_buckets([(s, method) for s in specs], 2)
     one, _ = EveryStep([bucket]).init(bucket)
