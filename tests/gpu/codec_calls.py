@@ -68,16 +68,16 @@ def quantize(
     in_place=False, misalign=0,
 ):  # fmt: skip
     """See `quantize_numpy`. Returns (message, errors, `Error` or None)."""
-    there = [device.array(np.asarray(x, np.float32), misalign) for x in tensors]
-    outputs = [None] * len(there)
+    on_device = [device.array(np.asarray(x, np.float32), misalign) for x in tensors]
+    outputs = [None] * len(on_device)
     if errors:
-        outputs = there if in_place else [garbage(device, x.size, np.float32) for x in tensors]
+        outputs = on_device if in_place else [garbage(device, x.size, np.float32) for x in tensors]
     numbers = np.array([int(x) % 2**32 for x in stream], np.uint32).view(np.int32)
     inputs = [device.array(np.asarray(scales, np.float32)), device.array(numbers)]
     call = structs.Quantize(
-        structs.Quantizer(MODES[mode], levels, bucket_size or 0), _dense(device, there, outputs)
+        structs.Quantizer(MODES[mode], levels, bucket_size or 0), _dense(device, on_device, outputs)
     )
-    call.count = len(there)
+    call.count = len(on_device)
     words = device.library.redsync_gpu_quantized_words(
         ctypes.byref(call.quantizer), call.tensors, d.Int64(call.count)
     )
@@ -112,14 +112,14 @@ def dequantize_sum(
 def sparse_merge(device, indices, values, counts, *, sizes, k):
     """See `sparse_merge_numpy`. Returns (its fields, `Error` or None)."""
     n, ranks = len(sizes), len(counts)
-    there = [[device.array(np.asarray(x)) for x in xs] for xs in (indices, values)]
+    on_device = [[device.array(np.asarray(x)) for x in xs] for xs in (indices, values)]
     slots = [np.shape(x)[1] for x in indices]
     kinds = (np.int32, np.float32)
     kept = [[garbage(device, k[i], kind) for i in range(n)] for kind in kinds]
     dropped = [[garbage(device, ranks * slots[i], kind) for i in range(n)] for kind in kinds]
     tensors = (structs.Blocks * n)()
     for i in range(n):
-        arrays = [arrays[i] for arrays in (*there, *kept, *dropped)]
+        arrays = [arrays[i] for arrays in (*on_device, *kept, *dropped)]
         tensors[i] = structs.Blocks(slots[i], sizes[i], k[i], *map(device.pointer, arrays))
     numbers = [
         device.array(np.asarray(counts, np.int32)),
@@ -144,9 +144,9 @@ def _golomb_words(device, call) -> int:
 
 def golomb_encode(device, indices, counts, *, sizes, rice):
     """See `golomb_encode_numpy`. Returns (message, `Error` or None)."""
-    there = [device.array(np.asarray(x, np.int32)) for x in indices]
+    on_device = [device.array(np.asarray(x, np.int32)) for x in indices]
     tensors = (structs.Positions * len(sizes))()
-    for i, x in enumerate(there):
+    for i, x in enumerate(on_device):
         tensors[i] = structs.Positions(sizes[i], x.shape[0], rice[i], device.pointer(x), None)
     given = device.array(np.asarray(counts, np.int32))
     call = structs.GolombEncode(tensors, len(sizes), device.pointer(given))
@@ -181,9 +181,9 @@ def _seed(device, seed: int):
 
 def bloom_build(device, indices, counts, seed, *, sizes, words, hashes):
     """See `bloom_build_numpy`. Returns (filters, `Error` or None)."""
-    there = [device.array(np.asarray(x, np.int32)) for x in indices]
+    on_device = [device.array(np.asarray(x, np.int32)) for x in indices]
     tensors = (structs.Filter * len(sizes))()
-    for i, x in enumerate(there):
+    for i, x in enumerate(on_device):
         tensors[i] = structs.Filter(
             sizes[i], x.shape[0], words[i], hashes[i], device.pointer(x), None
         )
@@ -205,9 +205,9 @@ def bloom_query(device, filters, seed, *, sizes, slots, words, hashes):
         tensors[i] = structs.Filter(
             sizes[i], slots[i], words[i], hashes[i], None, device.pointer(x)
         )
-    there, number = device.array(filters), _seed(device, seed)
+    on_device, number = device.array(filters), _seed(device, seed)
     counts = garbage(device, ranks * n, np.int32)
-    call = structs.BloomQuery(tensors, n, device.pointer(there), *filters.shape)
+    call = structs.BloomQuery(tensors, n, device.pointer(on_device), *filters.shape)
     call.seed, call.counts = map(device.pointer, (number, counts))
     size = scratch_bytes(device, "bloom_query", call)
     run(device, "bloom_query", call, record=False, scratch=size)

@@ -15,11 +15,11 @@ class Error(ctypes.Structure):
     _fields_ += [("value", ctypes.c_double), ("rule", ctypes.c_char_p), ("limit", d.Int64)]
 
     def names(self) -> tuple:
-        """Returns field, rank, tensor, slot and value."""
+        """Field, rank, tensor, slot and value."""
         return self.field.decode(), self.rank, self.tensor, self.slot, self.value
 
     def must_be(self) -> str:
-        """Returns the rule that the value violates."""
+        """The rule that the value violates."""
         return self.rule.decode() if self.rule else f"in [0, {self.limit}]"
 
 

@@ -99,17 +99,17 @@ class Emulated:
 
     def array(self, host: np.ndarray, misalign: int = 0):
         """Copies an array to the device, `misalign` elements off an aligned address."""
-        there = np.empty(host.size + misalign, host.dtype)[misalign:]  # ends with its allocation
-        there[:] = host.reshape(-1)
-        return there
+        memory = np.empty(host.size + misalign, host.dtype)[misalign:]  # ends with its allocation
+        memory[:] = host.reshape(-1)
+        return memory
 
-    def pointer(self, there) -> int:
+    def pointer(self, memory) -> int:
         """The address of a device array."""
-        return there.ctypes.data
+        return memory.ctypes.data
 
-    def get(self, there) -> np.ndarray:
+    def get(self, memory) -> np.ndarray:
         """Copies an array back."""
-        return there.copy()
+        return memory.copy()
 
     def synchronize(self) -> None:
         """Waits for all kernels."""
@@ -130,14 +130,14 @@ class Cuda:
         """Copies an array to the device, `misalign` elements off an aligned address."""
         return _CudaArray(self, np.ascontiguousarray(host).reshape(-1), misalign)
 
-    def pointer(self, there) -> int:
+    def pointer(self, memory) -> int:
         """The address of a device array."""
-        return there.address
+        return memory.address
 
-    def get(self, there) -> np.ndarray:
+    def get(self, memory) -> np.ndarray:
         """Copies an array back after all earlier kernels."""
-        host = np.empty(there.shape, there.dtype)
-        self._check(self.runtime.cudaMemcpy(host.ctypes.data, there.address, host.nbytes, 2))
+        host = np.empty(memory.shape, memory.dtype)
+        self._check(self.runtime.cudaMemcpy(host.ctypes.data, memory.address, host.nbytes, 2))
         return host
 
     def synchronize(self) -> None:

@@ -31,14 +31,18 @@ def make_inputs(kind, sizes, seed=0):
     return [[KINDS[kind](rng, n).astype(np.float32) for n in sizes] for _ in range(3)]
 
 
-def assert_same_bits(got, wanted, what):
+def assert_same_bits(actual, expected, what):
     """Asserts that two arrays or lists of arrays are bitwise equal; names the first difference."""
-    if isinstance(got, (list, tuple)):
-        assert len(got) == len(wanted), what
-        for i, (x, y) in enumerate(zip(got, wanted, strict=True)):
+    if isinstance(actual, (list, tuple)):
+        assert len(actual) == len(expected), what
+        for i, (x, y) in enumerate(zip(actual, expected, strict=True)):
             assert_same_bits(x, y, (what, i))
         return
-    assert got.dtype == wanted.dtype and got.shape == wanted.shape, (what, got.shape, wanted.shape)
-    x, y = got.reshape(-1).view(np.int32), wanted.reshape(-1).view(np.int32)
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape, (
+        what,
+        actual.shape,
+        expected.shape,
+    )
+    x, y = actual.reshape(-1).view(np.int32), expected.reshape(-1).view(np.int32)
     at = np.flatnonzero(x != y)[:3]
-    assert at.size == 0, (what, at, got.reshape(-1)[at], wanted.reshape(-1)[at])
+    assert at.size == 0, (what, at, actual.reshape(-1)[at], expected.reshape(-1)[at])

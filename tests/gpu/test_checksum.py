@@ -50,29 +50,29 @@ def run(device, messages, senders=None, *, in_place=False):
 
 
 def messages(rng, rows, words):
-    made = rng.integers(-(2**31), 2**31, (rows, words)).astype(np.int32)
-    made[:, 0] = rng.integers(0, 2, rows)
-    return made
+    plain = rng.integers(-(2**31), 2**31, (rows, words)).astype(np.int32)
+    plain[:, 0] = rng.integers(0, 2, rows)
+    return plain
 
 
 @pytest.mark.parametrize("words", WORDS)
 def test_checksums_equal_the_oracle(device, words):
     rng = np.random.default_rng(words)
-    made = messages(rng, 3, words)
-    made[1, 1:] = -1  # the largest words
-    expected = sealed_numpy(made)
-    sealed, _ = run(device, made)
+    plain = messages(rng, 3, words)
+    plain[1, 1:] = -1  # the largest words
+    expected = sealed_numpy(plain)
+    sealed, _ = run(device, plain)
     np.testing.assert_array_equal(sealed, expected)
-    np.testing.assert_array_equal(run(device, made, in_place=True)[0], expected)
+    np.testing.assert_array_equal(run(device, plain, in_place=True)[0], expected)
     opened, position = run(device, expected, [0, 1, 2])
-    np.testing.assert_array_equal(opened, made)
+    np.testing.assert_array_equal(opened, plain)
     assert position == NONE
 
 
 def test_more_words_than_blocks_take_at_once(device):
     rng = np.random.default_rng(0)
-    made = messages(rng, 1, 256 * 256 * 16 + 1000)
-    np.testing.assert_array_equal(run(device, made)[0], sealed_numpy(made))
+    plain = messages(rng, 1, 256 * 256 * 16 + 1000)
+    np.testing.assert_array_equal(run(device, plain)[0], sealed_numpy(plain))
 
 
 def test_every_changed_word_is_detected(device):
@@ -88,20 +88,20 @@ def test_every_changed_word_is_detected(device):
 
 def test_lowest_sender_is_named_and_messages_without_sender_are_unchanged(device):
     rng = np.random.default_rng(2)
-    made = messages(rng, 6, 5000)
-    sealed = sealed_numpy(made)
+    plain = messages(rng, 6, 5000)
+    sealed = sealed_numpy(plain)
     bad = sealed.copy()
     bad[[1, 3, 4], 17] ^= 1
     opened, position = run(device, bad, [NOBODY, NOBODY, 2, 3, 4, 5])
     assert position == 3
     np.testing.assert_array_equal(opened[:2], bad[:2])
-    np.testing.assert_array_equal(opened[[2, 5]], made[[2, 5]])
+    np.testing.assert_array_equal(opened[[2, 5]], plain[[2, 5]])
 
 
 @pytest.mark.parametrize("flag", [2, -1, -(2**31)])
 def test_invalid_flag_is_rejected(device, flag):
-    made = np.array([[flag, 1, 2], [1, 1, 2]], np.int32)
-    sealed, _ = run(device, made)
+    plain = np.array([[flag, 1, 2], [1, 1, 2]], np.int32)
+    sealed, _ = run(device, plain)
     assert run(device, sealed, [4, 5])[1] == 4
 
 
@@ -114,8 +114,8 @@ def test_arguments_out_of_range(device, rows, words):
 
 
 def test_opening_needs_a_record(device):
-    there = device.array(np.zeros(8, np.int32))
-    pointer = device.pointer(there)
+    on_device = device.array(np.zeros(8, np.int32))
+    pointer = device.pointer(on_device)
     call = Checksum(pointer, 1, 4, pointer, pointer)
     function = device.library.redsync_gpu_checksum
     assert function(ctypes.byref(call), None, None, d.Int64(2**20), None) == 1

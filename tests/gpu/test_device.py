@@ -31,19 +31,19 @@ def cuda(stub, tmp_path_factory):
 
 def test_addresses_have_64_bits(cuda, stub):
     before = stub.stub_allocations()
-    there = cuda.array(np.arange(10, dtype=np.float32), misalign=3)
-    assert cuda.pointer(there) >= 2**40 and cuda.pointer(there) % 16 == 12
-    np.testing.assert_array_equal(cuda.get(there), np.arange(10))
-    del there
+    on_device = cuda.array(np.arange(10, dtype=np.float32), misalign=3)
+    assert cuda.pointer(on_device) >= 2**40 and cuda.pointer(on_device) % 16 == 12
+    np.testing.assert_array_equal(cuda.get(on_device), np.arange(10))
+    del on_device
     gc.collect()
     assert stub.stub_allocations() == before
 
 
 def test_runtime_errors_raise(cuda):
-    there = cuda.array(np.zeros(4, np.float32))
-    there.address += 2**20  # not allocated
+    on_device = cuda.array(np.zeros(4, np.float32))
+    on_device.address += 2**20  # not allocated
     with pytest.raises(RuntimeError, match="invalid argument"):
-        cuda.get(there)
+        cuda.get(on_device)
 
 
 def test_calls_as_on_a_gpu(cuda):

@@ -90,9 +90,9 @@ def test_decode_bad_position(emulator, indices, slot):
 def run_descend(emulator, indices, variable):
     """Descends along values 1, 2, ..; returns the record."""
     values = np.arange(1, 1 + len(indices), dtype=np.float32)
-    there = [emulator.array(x) for x in (words(indices), values, np.float32([0.5]))]
+    on_device = [emulator.array(x) for x in (words(indices), values, np.float32([0.5]))]
     call = d.Descend(
-        *map(emulator.pointer, there), len(indices), variable.size, emulator.pointer(variable)
+        *map(emulator.pointer, on_device), len(indices), variable.size, emulator.pointer(variable)
     )
     record = d.Record()
     size = emulator.library.redsync_gpu_descend_scratch_bytes()
@@ -136,8 +136,8 @@ def test_accumulation_at_the_end(emulator, momentum):
         "ratios": np.float32([-1]), "new_ratios": np.zeros(1, np.float32),
         "message": np.zeros(count, np.int32),
     }  # fmt: skip
-    there = {name: emulator.array(value) for name, value in scalars.items()}
-    for name, value in there.items():
+    on_device = {name: emulator.array(value) for name, value in scalars.items()}
+    for name, value in on_device.items():
         setattr(call, name, emulator.pointer(value))
     bytes_ = emulator.library.redsync_gpu_select_scratch_bytes(ctypes.byref(call))
     scratch = mapped(bytes_ // 4 + 1, np.int32)

@@ -63,8 +63,8 @@ def cubins(tmp_path_factory):
         pytest.skip("there is no nvcc")
     folder = tmp_path_factory.mktemp("cubins")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        made = pool.map(lambda source: compiled(source, folder), d.SOURCES)
-        return {target.stem: (target, output) for target, output in made}
+        results = pool.map(lambda source: compiled(source, folder), d.SOURCES)
+        return {target.stem: (target, output) for target, output in results}
 
 
 def test_no_register_spills(cubins):

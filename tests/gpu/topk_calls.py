@@ -57,8 +57,8 @@ def _words(device, name: str, form: Format) -> int:
 
 def encode_topk(device, plain, residuals, slots, value_bits):
     """Encodes a plain message; returns (message, residuals)."""
-    there = [device.array(r) for r in residuals]
-    sizes, pointers = [r.size for r in residuals], [device.pointer(t) for t in there]
+    on_device = [device.array(r) for r in residuals]
+    sizes, pointers = [r.size for r in residuals], [device.pointer(t) for t in on_device]
     form = make_format(sizes, slots, value_bits, pointers)
     given = device.array(np.asarray(plain, np.int32))
     assert given.size == _words(device, "plain", form)
@@ -71,7 +71,7 @@ def encode_topk(device, plain, residuals, slots, value_bits):
         record=False,
         scratch=scratch_bytes(device, "encode_topk", call),
     )
-    return device.get(message), [device.get(t) for t in there]
+    return device.get(message), [device.get(t) for t in on_device]
 
 
 def decode_topk(device, messages, sizes, slots, value_bits):

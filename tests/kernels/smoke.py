@@ -42,8 +42,8 @@ def main(library: str) -> int:
         ops.set_backend("tensorflow")
         expected = results(selector)
         ops.set_backend("native")
-        for ours, theirs in zip(results(selector), expected, strict=True):
-            if ours.tobytes() != theirs.tobytes():
+        for actual, reference in zip(results(selector), expected, strict=True):
+            if actual.tobytes() != reference.tobytes():
                 print(f"{path}: {selector} differs from the pure-TensorFlow ops")
                 return 1
     print(f"{path}: loads, and its ops agree with the pure-TensorFlow ones")

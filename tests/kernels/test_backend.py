@@ -71,10 +71,10 @@ def test_forced_backend(monkeypatch):
 def test_library_of_another_tensorflow_is_rejected(tmp_path):
     data = native.LIBRARY.read_bytes()
     assert native.built_for() == tf.__version__
-    ours = f"TENSORFLOW={tf.__version__};".encode()
-    assert data.count(ours) == 1
+    current = f"TENSORFLOW={tf.__version__};".encode()
+    assert data.count(current) == 1
     other = tmp_path / "_redsync_ops.so"
-    other.write_bytes(data.replace(ours, b"TENSORFLOW=" + b"9" * len(tf.__version__) + b";"))
+    other.write_bytes(data.replace(current, b"TENSORFLOW=" + b"9" * len(tf.__version__) + b";"))
     with pytest.raises(ops.NativeLibraryError) as caught:
         native.check(other)
     for part in ("999", tf.__version__, "Remove the file", "TF_REDSYNC_BACKEND=tensorflow"):

@@ -203,7 +203,7 @@ def test_unusable_cache_folders(tree):
     """Prints one line for each reason, before compiling."""
     (tree / "file").touch()
     noexec = "os.statvfs = lambda folder: types.SimpleNamespace(f_flag=os.ST_NOEXEC)"
-    mine = os.access
+    original = os.access
     read_only = "os.access = lambda folder, how: False"
     cases = [
         ({"env": {"TF_REDSYNC_CACHE": str(tree / "file" / "cache")}}, "Not a directory"),
@@ -211,7 +211,7 @@ def test_unusable_cache_folders(tree):
         ({"change": read_only}, "Permission denied"),
         ({"env": {"TF_REDSYNC_CACHE": str(tree / ("x" * 300))}}, "File name too long"),
     ]
-    assert mine is os.access
+    assert original is os.access
     for how, reason in cases:
         answer, messages = ask(tree, **how)
         assert answer.startswith("error: The folder ") and reason in answer, answer
@@ -289,8 +289,8 @@ def test_gpu_kernels_are_built_with_a_gpu_or_on_request(tree):
     assert "/cuda-" in ask(tree, gpus=["80"])[0]
     assert "sm_80" in called.read_text() and "sm_90" not in called.read_text()
     called.unlink()
-    everywhere = ask(tree, env={"TF_REDSYNC_CUDA": "1"})[0]
-    assert "/cuda-" in everywhere and "sm_75" in called.read_text()
+    with_cuda = ask(tree, env={"TF_REDSYNC_CUDA": "1"})[0]
+    assert "/cuda-" in with_cuda and "sm_75" in called.read_text()
     assert ask(tree, gpus=["80"], env={"TF_REDSYNC_CUDA": "0"})[0] == plain
     # A machine with a GPU but without nvcc.
     assert "/cuda-" in ask(tree, gpus=["90"], env={"CUDA_HOME": str(tree / "none")})[0]

@@ -15,13 +15,13 @@ class RawPeer:
         self.file = connection.makefile("rwb")
         connection.settimeout(5)
         self.got = b""
-        mine = "0123456789abcdef" * 2
+        own_challenge = "0123456789abcdef" * 2
         if calls:
-            self.write(json.dumps({"challenge": mine}).encode())
-        theirs = json.loads(self.read())["challenge"]
+            self.write(json.dumps({"challenge": own_challenge}).encode())
+        peer_challenge = json.loads(self.read())["challenge"]
         if not calls:
-            self.write(json.dumps({"challenge": mine}).encode())
-        both = f"{mine} {theirs}" if calls else f"{theirs} {mine}"
+            self.write(json.dumps({"challenge": own_challenge}).encode())
+        both = f"{own_challenge} {peer_challenge}" if calls else f"{peer_challenge} {own_challenge}"
         self._key = hmac.new(secret.encode(), both.encode(), hashlib.sha256).digest()
         self._direction = b"call" if calls else b"answer"
         self._count = 0

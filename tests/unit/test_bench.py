@@ -50,9 +50,9 @@ def test_methods_are_measured_in_turn(tmp_path):
 def test_measurements_cover_whole_rounds_of_local_steps():
     """Otherwise the median may cover only steps without an exchange."""
     strategy = tf.distribute.get_strategy()
-    made = subjects.subject(tiny(), 4)
+    subject = subjects.subject(tiny(), 4)
     for text, steps in (("Dense()", 4), ("LocalSGD(steps=3)", 6), ("ACPSGD(rank=1)", 4)):
-        timing = bench_worker.prepare(strategy, text, expressions.evaluate(text), made)
+        timing = bench_worker.prepare(strategy, text, expressions.evaluate(text), subject)
         timing.run(4)
         assert int(timing.optimizer.exchange.step.numpy()) == steps
     timing.run(5)

@@ -70,8 +70,8 @@ def test_each_source_is_in_one_list():
     files = [file for name in lists for file in listed_files(name)]
     assert len(files) == len(set(files)), "in two lists"
     code = {".cc", ".h", ".cu", ".cuh"}
-    there = {p.relative_to(ROOT).as_posix() for p in OPS.rglob("*") if p.suffix in code}
-    assert set(files) == there and len(there) > 15
+    existing = {p.relative_to(ROOT).as_posix() for p in OPS.rglob("*") if p.suffix in code}
+    assert set(files) == existing and len(existing) > 15
 
 
 def test_setup_compiles_the_listed_sources(setup_sources):

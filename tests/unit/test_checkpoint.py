@@ -247,10 +247,10 @@ def test_save_schedule(tmp_path):
     checkpoint.save_now("before")
     checkpoint.when_saved = lambda *args: saved_calls.append(args)
     model = build_model("keras3")
-    asks = keras.callbacks.LambdaCallback(
+    save_at_step_4 = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: batch == 4 and checkpoint.save_now("fourth")
     )
-    model.fit(data(), verbose=0, callbacks=[asks, checkpoint])
+    model.fit(data(), verbose=0, callbacks=[save_at_step_4, checkpoint])
     assert saved_calls == [("before", True), ("fourth", True)]
     assert max(int(p.name[-6:]) for p in (tmp_path / "a").iterdir()) > 5  # the next save was due
 
@@ -260,7 +260,7 @@ def test_save_schedule(tmp_path):
     checkpoint = rs.callbacks.Checkpoint(tmp_path / "b", every=100)
     checkpoint.when_saved = stop
     with pytest.raises(Interrupted, match="fourth"):
-        model.fit(data(), verbose=0, callbacks=[asks, checkpoint])
+        model.fit(data(), verbose=0, callbacks=[save_at_step_4, checkpoint])
 
     checkpoint = rs.callbacks.Checkpoint(tmp_path / "c", every=100)
     signals = keras.callbacks.LambdaCallback(

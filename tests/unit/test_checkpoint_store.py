@@ -383,7 +383,7 @@ def test_foreign_files_are_kept_and_reported_once(memory, make, messages):
     elsewhere = memory.parent / "elsewhere"
     elsewhere.mkdir()
     store = saved(memory, 3)  # two of them are kept, 2 and 3
-    ours = content(memory)
+    own_files = content(memory)
     make(memory, elsewhere)
     before = content(memory), content(elsewhere)
     with warnings.catch_warnings(record=True) as warned:
@@ -396,8 +396,8 @@ def test_foreign_files_are_kept_and_reported_once(memory, make, messages):
         for number in store.numbers():
             store.remove(number)
     after = content(memory), content(elsewhere)
-    gone = before[0].keys() - after[0].keys()
-    assert gone <= ours.keys() and after[1] == before[1]
+    removed = before[0].keys() - after[0].keys()
+    assert removed <= own_files.keys() and after[1] == before[1]
     assert all(value == before[0][name] for name, value in after[0].items())
     texts = [str(w.message) for w in warned if "is not removed" in str(w.message)]
     assert len(texts) == len(set(texts)) == messages

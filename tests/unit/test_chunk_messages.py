@@ -104,8 +104,8 @@ def test_two_bits_encode_sign_and_class_mean(scale):
 def test_chunks_of_zeros_do_not_change_others():
     values = normal(4, 64)
     alone = two_bit_values.decode(two_bit_values.encode(tf.constant(values)))
-    beside = tf.concat([values, tf.zeros([60, 64])], axis=0)
-    found = two_bit_values.decode(two_bit_values.encode(beside))
+    padded = tf.concat([values, tf.zeros([60, 64])], axis=0)
+    found = two_bit_values.decode(two_bit_values.encode(padded))
     np.testing.assert_allclose(found[:4], alone, rtol=1e-6)
     np.testing.assert_allclose(np.abs(found[:4]).mean(), np.abs(values).mean(), rtol=0.01)
     assert np.abs(found[4:]).max() == 0

@@ -352,10 +352,10 @@ VOLUMES = {
 @pytest.mark.parametrize("name", VOLUMES)
 def test_relative_volumes_match_the_paper(name):
     """One tensor of Laplace gradients; the paper measured networks with dense small tensors."""
-    method, theirs, tolerance = VOLUMES[name]
+    method, published, tolerance = VOLUMES[name]
     size = 2**18
     volume = message_bits(method, size)[0] / (32 * size)
-    assert volume == pytest.approx(theirs, abs=tolerance)
+    assert volume == pytest.approx(published, abs=tolerance)
 
 
 def test_fitted_values_are_smaller_than_in_the_paper():

@@ -140,12 +140,12 @@ def test_splitting_at_the_mean_beats_uniform_levels():
         values = np.sort(np.abs(draw(size=400_000)))[-4000:].astype(np.float32)
         for depth in (0, 1):
             means, sets = conditional_means(tf.constant(values), tf.constant(4000), depth)
-            ours = np.square(values - tf.gather(means, sets).numpy()).sum()
+            error = np.square(values - tf.gather(means, sets).numpy()).sum()
             for scale, back in ((lambda x: x, lambda x: x), (np.log, np.exp)):
                 low, high = scale(values[0]), scale(values[-1])
                 step = (high - low) / 2**depth
                 cell = np.minimum((scale(values) - low) // step, 2**depth - 1)
-                assert ours < np.square(values - back(low + (cell + 0.5) * step)).sum()
+                assert error < np.square(values - back(low + (cell + 0.5) * step)).sum()
 
 
 @loop(
@@ -192,6 +192,6 @@ def test_values_of_other_sparsifiers():
     wrapped = rs.Coded(
         method=rs.TopK(density=0.05), indices=codings.Golomb(), values=codings.SignedLevels(bits=2)
     )
-    ours = exchanged(rs.CodedTopK(density=0.05, value_bits=2), gradient, steps=3)
-    for a, b in zip(ours, exchanged(wrapped, gradient, steps=3), strict=True):
+    direct = exchanged(rs.CodedTopK(density=0.05, value_bits=2), gradient, steps=3)
+    for a, b in zip(direct, exchanged(wrapped, gradient, steps=3), strict=True):
         np.testing.assert_array_equal(a.totals[0][0], b.totals[0][0])

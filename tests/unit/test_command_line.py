@@ -62,12 +62,12 @@ def test_importing_tensorflow_is_detected():
 @loop("name", COMMANDS)
 def test_examples_are_valid_command_lines(name):
     command = COMMANDS[name]
-    for line, what in command.examples:
+    for line, description in command.examples:
         parser = Parser()
         command.configure(parser)
         words = re.sub(r" [>|].*", "", line).replace("'", "").split()
         parser.parse_args(words)  # exits for an unknown flag
-        assert what
+        assert description
 
 
 @loop("name", COMMANDS)

@@ -133,16 +133,16 @@ ADAM = (keras.optimizers.Adam, keras.optimizers.Lamb)
 
 @pytest.mark.parametrize("make", ADAM)
 def test_adam_and_lamb_take_long_steps_after_delays(make):
-    soon, late = update_after_wait(make, 100, 10), update_after_wait(make, 100, 1000)
-    assert late > 5 * soon > 0
+    short, long = update_after_wait(make, 100, 10), update_after_wait(make, 100, 1000)
+    assert long > 5 * short > 0
 
 
 @pytest.mark.parametrize(
     "make", [rs.AMSGrad, lambda *a, **o: keras.optimizers.Adam(*a, amsgrad=True, **o)]
 )
 def test_amsgrad_takes_no_long_steps(make):
-    soon, late = update_after_wait(make, 100, 10), update_after_wait(make, 100, 1000)
-    assert 0 < late < 1.5 * soon
+    short, long = update_after_wait(make, 100, 10), update_after_wait(make, 100, 1000)
+    assert 0 < long < 1.5 * short
 
 
 def test_amsgrad_does_not_help_elements_sent_for_the_first_time():

@@ -30,9 +30,9 @@ def test_compile_outside_the_scope():
     with strategy.scope():
         inside = model()
         inside.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense()), "mse")
-        made = model()
-    made.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense()), "mse")
-    kinds = [{type(v.value) for v in m.metrics[0].variables} for m in (inside, made)]
+        compiled = model()
+    compiled.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense()), "mse")
+    kinds = [{type(v.value) for v in m.metrics[0].variables} for m in (inside, compiled)]
     assert kinds[0] == kinds[1] and kinds[0] != {type(tf.Variable(0.0))}
     alone = model()
     alone.compile("sgd", "mse")

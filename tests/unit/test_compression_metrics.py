@@ -353,9 +353,9 @@ def test_model_without_the_wrapper_raises(family):
 def test_one_worker_with_restoring_callbacks(tmp_path):
     """No bytes are sent; `Checkpoint` and `BackupAndRestore` do not confuse it with theirs."""
     model = build_model(ALONE, keras, TOPK)
-    for number, beside in enumerate([rs.callbacks.Checkpoint, keras.callbacks.BackupAndRestore]):
+    for number, callback in enumerate([rs.callbacks.Checkpoint, keras.callbacks.BackupAndRestore]):
         metrics = CompressionMetrics(tmp_path, every=4, time_split=False)
-        history = fit_model(model, metrics, callbacks=[beside(str(tmp_path / f"{number}"))])
+        history = fit_model(model, metrics, callbacks=[callback(str(tmp_path / f"{number}"))])
         assert history["compression_ratio"] == [1.0] * 2 and history["bytes_sent"] == [0.0] * 2
 
 

@@ -81,11 +81,11 @@ def test_user_methods(own_method):
 
 def test_taken_name_is_rejected(own_method):
     del own_method
-    ours = rs.RedSync
+    redsync = rs.RedSync
     with pytest.raises(ValueError, match=r"RedSync.*mine\.RedSync"):
         register(type("RedSync", (rs.Dense,), {"__module__": "mine"}))
-    assert config.registered()["RedSync"] is ours
-    register(ours)  # registered again, as by a notebook cell
+    assert config.registered()["RedSync"] is redsync
+    register(redsync)  # registered again, as by a notebook cell
 
 
 @pytest.mark.parametrize(

@@ -401,8 +401,8 @@ def test_optimizers():
     assert settings(*flags[:4]).inner_optimizer(0.9).momentum == 0.0
     assert settings(*flags, "adam_amsgrad").inner_optimizer(0.0).amsgrad
     for name in ("adam", "adamw", "amsgrad"):
-        made = [settings(*flags, name).inner_optimizer(m).beta_1 for m in (0.0, 0.9)]
-        assert made == [0.9, 0.0]
+        betas = [settings(*flags, name).inner_optimizer(m).beta_1 for m in (0.0, 0.9)]
+        assert betas == [0.9, 0.0]
 
 
 @pytest.mark.deep

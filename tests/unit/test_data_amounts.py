@@ -79,8 +79,8 @@ def test_epoch_without_an_end_warns(recwarn):
 
 def test_different_row_counts_warn_once(recwarn):
     rows = data_amounts.BatchRows()
-    for alike in (["4", "4"], ["4", ""]):  # the second worker has made no step
-        rows.compare(alike)
+    for equal in (["4", "4"], ["4", ""]):  # the second worker has made no step
+        rows.compare(equal)
     assert not recwarn.list
     rows.compare(["7", "6"])
     rows.compare(["7", "5"])  # the next epoch

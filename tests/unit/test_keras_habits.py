@@ -100,8 +100,8 @@ def test_first_compile_of_a_process_is_hooked():
 def test_h5_files(family, tmp_path):
     """Keras 3 drops the slots of any optimizer from such a file; tf_keras keeps them."""
     library = keras if family == "keras" else tf_keras
-    made = (keras.optimizers if family == "keras" else FAMILIES[family]).SGD(0.1, momentum=0.9)
-    model = small_model(library, made)
+    inner = (keras.optimizers if family == "keras" else FAMILIES[family]).SGD(0.1, momentum=0.9)
+    model = small_model(library, inner)
     fit(model)
     path = str(tmp_path / "model.h5")
     model.save(path)

@@ -36,30 +36,30 @@ def test_last_layer_first():
 
 
 def test_methods_do_not_share_a_bucket():
-    made = positions(buckets([(1, A), (1, B), (1, A), (1, B)]))
-    assert made == [(B, [3, 1]), (A, [2, 0])]
+    result = positions(buckets([(1, A), (1, B), (1, A), (1, B)]))
+    assert result == [(B, [3, 1]), (A, [2, 0])]
 
 
 def test_equal_methods_share_a_bucket():
-    made = buckets([(1, rs.RedSync(density=0.5)), (1, rs.RedSync(density=0.5))])
-    assert len(made) == 1
+    result = buckets([(1, rs.RedSync(density=0.5)), (1, rs.RedSync(density=0.5))])
+    assert len(result) == 1
 
 
 def test_full_bucket_is_closed_and_comes_first():
     # 10 floats fill a bucket: [3, 2] and [1] are full, [0] is the remainder.
-    made = buckets([(1, A), (25, A), (6, A), (4, A)], bucket_bytes=40)
-    assert positions(made) == [(A, [3, 2]), (A, [1]), (A, [0])]
-    assert [b.layout.index for b in made] == [0, 1, 2]
+    result = buckets([(1, A), (25, A), (6, A), (4, A)], bucket_bytes=40)
+    assert positions(result) == [(A, [3, 2]), (A, [1]), (A, [0])]
+    assert [b.layout.index for b in result] == [0, 1, 2]
 
 
 def test_large_tensor_of_another_method_does_not_close_a_bucket():
-    made = buckets([(4, A), (25, B), (4, A), (25, B)], bucket_bytes=40)
-    assert positions(made) == [(B, [3]), (B, [1]), (A, [2, 0])]
+    result = buckets([(4, A), (25, B), (4, A), (25, B)], bucket_bytes=40)
+    assert positions(result) == [(B, [3]), (B, [1]), (A, [2, 0])]
 
 
 def test_every_tensor_is_in_one_bucket():
-    made = buckets([(i % 5, (A, B)[i % 3 == 0]) for i in range(40)], bucket_bytes=32)
-    found = sorted(p for _, group in positions(made) for p in group)
+    result = buckets([(i % 5, (A, B)[i % 3 == 0]) for i in range(40)], bucket_bytes=32)
+    found = sorted(p for _, group in positions(result) for p in group)
     assert found == list(range(40))
 
 
@@ -75,8 +75,8 @@ def test_every_tensor_is_in_one_bucket():
 def test_biases_do_not_delay_large_tensors(method, bucket_bytes, expected):
     shapes = {"a/kernel": (10, 10), "a/bias": (10,), "b/kernel": (10, 10), "b/bias": (10,)}
     specs = [TensorSpec(n, s, position=i) for i, (n, s) in enumerate(shapes.items())]
-    made = make_buckets([(spec, method) for spec in specs], 2, bucket_bytes)
-    assert [p for _, p in positions(made)] == expected
+    result = make_buckets([(spec, method) for spec in specs], 2, bucket_bytes)
+    assert [p for _, p in positions(result)] == expected
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_biases_do_not_delay_large_tensors(method, bucket_bytes, expected):
 )
 def test_default_bucket_is_at_most_a_quarter(mib, expected):
     size = int(mib * 2**20) // 4 // 8
-    made = buckets([(size, A)] * 8, bucket_bytes=None)
-    assert [len(b.layout.specs) for b in made] == expected
+    result = buckets([(size, A)] * 8, bucket_bytes=None)
+    assert [len(b.layout.specs) for b in result] == expected
     local = buckets([(size, rs.LocalSGD(steps=4))] * 8, bucket_bytes=None)
     assert len(local) == (8 if mib > 64 else 1)  # no backward pass to overlap with
 

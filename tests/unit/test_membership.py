@@ -138,8 +138,8 @@ def test_new_node_waits_for_a_checkpoint():
     job.wait()
     assert not a.last("regroup") and "next checkpoint" in job.membership.status(c.node)
     job.wait(JOIN_SECONDS)
-    asked = [next(got for got in peer.got if "regroup" in got) for peer in (a, b)]
-    assert [got["asks"] for got in asked] == [True, False]
+    requests = [next(got for got in peer.got if "regroup" in got) for peer in (a, b)]
+    assert [got["asks"] for got in requests] == [True, False]
     a.say("obstacle", why="no handler")
     assert "no handler" in job.membership.status(c.node)
     b.ended(stopping.EXIT_CODE)
@@ -279,14 +279,14 @@ def test_node_of_an_earlier_round_is_stopped_and_joins():
     for peer in (a, b):
         peer.ended(137, failed=False)
         peer.ready()
-    late = Peer(job, "c", claimed)
-    assert late.last("stop") == 0
+    returning = Peer(job, "c", claimed)
+    assert returning.last("stop") == 0
     job.wait(JOIN_SECONDS)
     assert a.round.number == 0  # waits for the end of those workers
-    late.ended(137, failed=False, number=0)
-    late.ready()
+    returning.ended(137, failed=False, number=0)
+    returning.ready()
     job.wait()
-    assert late.round.number == 1 and late.rank == 2
+    assert returning.round.number == 1 and returning.rank == 2
 
 
 def test_mismatched_settings_and_malformed_messages_are_rejected():

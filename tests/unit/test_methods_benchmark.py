@@ -106,18 +106,18 @@ def test_exchange_schedule_of_methods():
 def test_delay_is_compensated():
     """If everything is sent, the workers' mean point equals that without a delay."""
     task = Digits(workers=4, batch=8)
-    late = Training(task, rs.CDSGD(full_every=1, warm_up=None), 0.1)
+    delayed = Training(task, rs.CDSGD(full_every=1, warm_up=None), 0.1)
     rows = task.batches(2)
-    late.step(tf.constant(rows[0]), 0)
-    for weight, start in zip(late.weights, task.weights(), strict=True):
+    delayed.step(tf.constant(rows[0]), 0)
+    for weight, start in zip(delayed.weights, task.weights(), strict=True):
         np.testing.assert_array_equal(weight, start)  # a total of 0
-    prompt = Training(task, rs.Dense(), 0.1)
-    prompt.step(tf.constant(rows[0]), 0)
-    for i, weight in enumerate(prompt.weights):
-        mean = np.mean([point[i] for point in late.points], axis=0)
+    undelayed = Training(task, rs.Dense(), 0.1)
+    undelayed.step(tf.constant(rows[0]), 0)
+    for i, weight in enumerate(undelayed.weights):
+        mean = np.mean([point[i] for point in delayed.points], axis=0)
         np.testing.assert_allclose(mean, weight, rtol=0, atol=1e-6)
-    late.step(tf.constant(rows[1]), 1)
-    for weight, expected in zip(late.weights, prompt.weights, strict=True):
+    delayed.step(tf.constant(rows[1]), 1)
+    for weight, expected in zip(delayed.weights, undelayed.weights, strict=True):
         np.testing.assert_allclose(weight, expected, rtol=0, atol=1e-6)
 
 

@@ -80,13 +80,13 @@ class Process:
 
     @property
     def rounds(self):
-        """Returns rank and number of workers of its only worker, by round."""
+        """Rank and number of workers of its only worker, by round."""
         found = re.findall(r"RANK (\d+) OF (\d+) ROUND (\d+)", self.text)
         return {int(number): (int(rank), int(workers)) for rank, workers, number in found}
 
     @property
     def worker(self):
-        """Returns the process ID of its newest worker."""
+        """Process ID of its newest worker."""
         return int(re.findall(r"PID (\d+)", self.text)[-1])
 
     def kill(self, number=signal.SIGKILL):
@@ -105,17 +105,17 @@ class Hosts:
         (folder / "train.py").write_text(TRAIN)
 
     def start(self, *words, nodes="2:3", **env):
-        given = ["--nodes", nodes, "--rendezvous", f"127.0.0.1:{self.port}", "--grace", "0.2"]
+        flags = ["--nodes", nodes, "--rendezvous", f"127.0.0.1:{self.port}", "--grace", "0.2"]
         script = [str(self.folder / "train.py"), str(self.folder)]
-        return self.keep(Process("launch", *given, *words, *script, **env))
+        return self.keep(Process("launch", *flags, *words, *script, **env))
 
     def keep(self, process):
         self.all.append(process)
         return process
 
-    def until(self, what, seconds=PATIENCE):
+    def until(self, condition, seconds=PATIENCE):
         limit = time.monotonic() + seconds
-        while not what():
+        while not condition():
             texts = "\n".join(f"--- {one.process.poll()}\n{one.text}" for one in self.all)
             assert time.monotonic() < limit, texts
             time.sleep(0.02)
@@ -129,9 +129,9 @@ class Hosts:
 
 @pytest.fixture
 def hosts(tmp_path):
-    made = Hosts(tmp_path)
-    yield made
-    for one in made.all:
+    started = Hosts(tmp_path)
+    yield started
+    for one in started.all:
         with contextlib.suppress(ProcessLookupError):
             one.kill()
         one.code()
@@ -141,25 +141,25 @@ def test_new_node_replaces_a_dead_one_at_a_checkpoint(hosts):
     a, b, c = (hosts.start() for _ in range(3))
     hosts.until_round(0, a, b, c)
     assert {one.rounds[0] for one in (a, b, c)} == {(0, 3), (1, 3), (2, 3)}
-    serves = next(one for one in (a, b, c) if "serves the rendezvous" in one.text)
-    victim = next(one for one in (a, b, c) if one is not serves)
-    stays = [one for one in (a, b, c) if one is not victim]
-    before = [one.rounds[0][0] for one in stays]
+    server = next(one for one in (a, b, c) if "serves the rendezvous" in one.text)
+    victim = next(one for one in (a, b, c) if one is not server)
+    survivors = [one for one in (a, b, c) if one is not victim]
+    before = [one.rounds[0][0] for one in survivors]
     worker = victim.worker
     victim.kill()
     hosts.until(lambda: not alive(worker), 2.0)  # its worker dies with it
-    hosts.until_round(1, *stays)
-    after = [one.rounds[1] for one in stays]
+    hosts.until_round(1, *survivors)
+    after = [one.rounds[1] for one in survivors]
     assert sorted(after) == [(0, 2), (1, 2)]
     assert (after[0] < after[1]) == (before[0] < before[1])
-    late = hosts.start()
-    hosts.until_round(2, *stays, late)
-    assert late.rounds[2] == (2, 3) and [one.rounds[2][0] for one in stays] == [
+    joined = hosts.start()
+    hosts.until_round(2, *survivors, joined)
+    assert joined.rounds[2] == (2, 3) and [one.rounds[2][0] for one in survivors] == [
         rank for rank, _ in after
     ]
     assert (hosts.folder / "saved1").exists()
     hosts.end()
-    assert [one.code() for one in (*stays, late)] == [0, 0, 0]
+    assert [one.code() for one in (*survivors, joined)] == [0, 0, 0]
 
 
 def test_without_a_handler_the_new_node_waits_and_both_sides_report_it(hosts):
@@ -195,15 +195,15 @@ def test_worker_that_finishes_after_the_stop_joins_the_next_round(hosts):
 def test_preempted_node_leaves_with_a_checkpoint(hosts):
     a, b, c = (hosts.start() for _ in range(3))
     hosts.until_round(0, a, b, c)
-    serves = next(one for one in (a, b, c) if "serves the rendezvous" in one.text)
-    leaves = next(one for one in (a, b, c) if one is not serves)
-    leaves.kill(signal.SIGUSR1)
-    assert leaves.code() == 75
-    stays = [one for one in (a, b, c) if one is not leaves]
-    hosts.until_round(1, *stays)
-    for one in stays:
+    server = next(one for one in (a, b, c) if "serves the rendezvous" in one.text)
+    preempted = next(one for one in (a, b, c) if one is not server)
+    preempted.kill(signal.SIGUSR1)
+    assert preempted.code() == 75
+    survivors = [one for one in (a, b, c) if one is not preempted]
+    hosts.until_round(1, *survivors)
+    for one in survivors:
         one.kill(signal.SIGUSR1)  # a scheduler ends the whole job
-    assert [one.code() for one in stays] == [75, 75], [one.text for one in stays]
+    assert [one.code() for one in survivors] == [75, 75], [one.text for one in survivors]
 
 
 def test_lost_rendezvous_is_taken_over(hosts):
@@ -216,11 +216,11 @@ def test_lost_rendezvous_is_taken_over(hosts):
     rendezvous.kill()
     # Both launchers run on its host: one of them serves from now on.
     hosts.until(lambda: "takes it over" in a.text + b.text)
-    late = hosts.start()
+    joined = hosts.start()
     assert all(alive(worker) for worker in workers)
-    hosts.until_round(1, a, b, late)
+    hosts.until_round(1, a, b, joined)
     hosts.end()
-    assert [one.code() for one in (a, b, late)] == [0, 0, 0]
+    assert [one.code() for one in (a, b, joined)] == [0, 0, 0]
 
 
 @pytest.fixture
@@ -244,9 +244,9 @@ def test_rendezvous_at_a_loopback_name_listens_on_all_addresses(debian):
             for address in ("127.0.0.1", "127.0.1.1", "127.9.9.9"):
                 with socket.socket() as caller:
                     found[host].append(caller.connect_ex((address, port)) == 0)
-    everywhere = [True, True, True]
+    all_reachable = [True, True, True]
     assert found == {
-        "nodea": everywhere, "localhost": [True, False, False], "127.0.1.1": [False, True, False]
+        "nodea": all_reachable, "localhost": [True, False, False], "127.0.1.1": [False, True, False]
     }  # fmt: skip
 
 
@@ -350,8 +350,8 @@ def test_timeout_covers_the_time_after_the_workers(monkeypatch, capfd):
     agent = node_agent.NodeAgent(
         nodes, TimeLimits(0.1, 1.0, 1.0), collections.deque(), lambda *_: print
     )
-    begun = Round(0, (agent.link.key,), (("h:1",),), 0)
-    assert node_agent._RunningRound(agent, begun)._finished() == 0
+    started_round = Round(0, (agent.link.key,), (("h:1",),), 0)
+    assert node_agent._RunningRound(agent, started_round)._finished() == 0
     assert "timeout" in capfd.readouterr().err
 
 

@@ -96,9 +96,9 @@ def test_signature_and_attributes_are_visible_to_editors():
     given = inspect.signature(rs.DistributedOptimizer).parameters
     assert list(given)[:2] == ["optimizer", "method"]
     assert {"warm_up", "name", "on_drift"} <= set(given)
-    asked = {"explain", "bytes_per_step", "exchange", "prune", "method", "learning_rate", "build"}
+    names = {"explain", "bytes_per_step", "exchange", "prune", "method", "learning_rate", "build"}
     found = {*dir(rs.DistributedOptimizer), *typing.get_type_hints(rs.DistributedOptimizer)}
-    assert asked | {"apply_gradients", "iterations", "inner_optimizer"} <= found
+    assert names | {"apply_gradients", "iterations", "inner_optimizer"} <= found
 
 
 @loop("value", ["redsync", 0.001, rs.RedSync, [rs.Dense()]])

@@ -206,7 +206,7 @@ def test_no_base_class_attribute_bypasses_the_inner_optimizer(family):
     """Every new attribute of Keras must be forwarded, rejected or independent of the optimizer."""
     optimizer, base = wrap(FAMILIES[family].SGD(0.1)), FAMILIES[family].Optimizer
     public = [n for n in dir(base) if not n.startswith("_")]
-    ours = {n for c in type(optimizer).__mro__ if "tf_redsync" in c.__module__ for n in vars(c)}
-    assert set(public) - ours == set(INDIFFERENT[family].split())
+    owned = {n for c in type(optimizer).__mro__ if "tf_redsync" in c.__module__ for n in vars(c)}
+    assert set(public) - owned == set(INDIFFERENT[family].split())
     left = {n for n in vars(optimizer) if not n.startswith("_")} & set(vars(FAMILIES[family].SGD()))
     assert left <= {"name", "built"}

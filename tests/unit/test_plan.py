@@ -45,12 +45,12 @@ def squared(labels, outputs):
 @pytest.mark.parametrize("family", [keras, tf_keras])
 def test_gradient_of_a_given_batch_and_loss(family):
     model = linear(family)
-    made = subjects.subject((model, (X, Y), squared), None)
+    subject = subjects.subject((model, (X, Y), squared), None)
     w = np.array(model.get_weights()[0])
-    (found,) = subjects.gradient(made)
+    (found,) = subjects.gradient(subject)
     np.testing.assert_allclose(found, X.T @ (2 * (X @ w - Y)) / len(X), rtol=1e-4, atol=1e-6)
-    assert not made.synthetic
-    assert [s.shape for s in made.specs] == [(5, 3)] and "kernel" in made.specs[0].name
+    assert not subject.synthetic
+    assert [s.shape for s in subject.specs] == [(5, 3)] and "kernel" in subject.specs[0].name
 
 
 @pytest.mark.parametrize("family", [keras, tf_keras])
@@ -69,9 +69,11 @@ def test_compiled_model_uses_its_own_loss_and_regularizers(family):
 
 @pytest.mark.parametrize("family", [keras, tf_keras])
 def test_model_without_data_gets_a_random_batch(family):
-    made = subjects.subject(linear(family), 7)
-    assert made.synthetic and made.inputs.shape == (7, 5) and made.labels[0].shape == (7, 3)
-    (found,) = subjects.gradient(made)
+    subject = subjects.subject(linear(family), 7)
+    assert (
+        subject.synthetic and subject.inputs.shape == (7, 5) and subject.labels[0].shape == (7, 3)
+    )
+    (found,) = subjects.gradient(subject)
     assert float(tf.norm(found)) > 0
     assert subjects.subject(linear(family), None).inputs.shape == (32, 5)
 
@@ -80,9 +82,9 @@ def test_random_batch_of_integers_and_floats():
     words, numbers = keras.Input((4,), dtype="int32"), keras.Input((2,))
     both = [keras.layers.Embedding(3, 2)(words), keras.layers.Dense(2)(numbers)[:, None]]
     model = keras.Model([words, numbers], keras.layers.Concatenate(axis=1)(both))
-    made = subjects.subject(model, 50)
-    assert set(np.unique(made.inputs[0])) == {0, 1, 2} and made.inputs[1].dtype == tf.float32
-    assert [tuple(g.shape) for g in subjects.gradient(made)] == [(2, 2), (2,), (3, 2)]
+    subject = subjects.subject(model, 50)
+    assert set(np.unique(subject.inputs[0])) == {0, 1, 2} and subject.inputs[1].dtype == tf.float32
+    assert [tuple(g.shape) for g in subjects.gradient(subject)] == [(2, 2), (2,), (3, 2)]
 
 
 def test_model_built_by_its_batch_and_a_variable_without_gradient():
@@ -95,10 +97,10 @@ def test_model_built_by_its_batch_and_a_variable_without_gradient():
             self.unused(inputs)
             return self.used(inputs)
 
-    made = subjects.subject((Model(), (X, Y[:, :2]), squared), None)
-    grads = subjects.gradient(made)
+    subject = subjects.subject((Model(), (X, Y[:, :2]), squared), None)
+    grads = subjects.gradient(subject)
     assert [g is None for g in grads] == [False, False, True, True]
-    assignments = Policy(default=rs.Dense()).assign(made.specs)
+    assignments = Policy(default=rs.Dense()).assign(subject.specs)
     assert captured_energy(assignments, grads) == [1.0, 1.0, None, None]
 
 
@@ -132,9 +134,9 @@ def test_batch_size_of_given_data():
 
 
 def test_nonfinite_gradient():
-    made = subjects.subject((linear(), (X, Y * np.inf), squared), None)
+    subject = subjects.subject((linear(), (X, Y * np.inf), squared), None)
     with pytest.raises(PlanError, match="kernel is non-finite"):
-        subjects.gradient(made)
+        subjects.gradient(subject)
 
 
 def test_compute_seconds_measures():
@@ -263,36 +265,36 @@ def predict(method=TOP_K, compute=0.1, **options):
 
 
 def test_layers_sum_to_the_prediction():
-    made = predict()
+    plan = predict()
     kernels = cost.exchange_seconds(
-        TOP_K, BucketLayout((SPECS[2], SPECS[0]), 4), made.measured.link, WORK
+        TOP_K, BucketLayout((SPECS[2], SPECS[0]), 4), plan.measured.link, WORK
     )
     bias = 6 * 0.001 + 1.5 * 800 / 1e6
-    assert made.planned.seconds == pytest.approx(kernels + bias)
-    assert sum(la.share.seconds for la in made.layers) == pytest.approx(made.planned.seconds)
-    assert made.layers[1].share.seconds == pytest.approx(bias)
+    assert plan.planned.seconds == pytest.approx(kernels + bias)
+    assert sum(la.share.seconds for la in plan.layers) == pytest.approx(plan.planned.seconds)
+    assert plan.layers[1].share.seconds == pytest.approx(bias)
     words = (1 + 2 * 1200) + (1 + 2 * 400)
     sent = 3 * 4 * (1 + words) + 1.5 * 800
-    assert made.planned.sent == pytest.approx(sent)
-    assert sum(la.share.sent for la in made.layers) == pytest.approx(sent)
+    assert plan.planned.sent == pytest.approx(sent)
+    assert sum(la.share.sent for la in plan.layers) == pytest.approx(sent)
     elements = 60_000 + 200 + 20_000
-    assert made.dense.seconds == pytest.approx(6 * 0.001 + 1.5 * 4 * elements / 1e6)
-    assert sum(la.dense.seconds for la in made.layers) == pytest.approx(made.dense.seconds)
-    assert made.step(made.dense) == pytest.approx(0.1 + made.dense.seconds)
-    assert [type(la.method).__name__ for la in made.layers] == ["TopK", "Dense", "TopK"]
-    assert [la.share.bucket for la in made.layers] == [0, 1, 0]
+    assert plan.dense.seconds == pytest.approx(6 * 0.001 + 1.5 * 4 * elements / 1e6)
+    assert sum(la.dense.seconds for la in plan.layers) == pytest.approx(plan.dense.seconds)
+    assert plan.step(plan.dense) == pytest.approx(0.1 + plan.dense.seconds)
+    assert [type(la.method).__name__ for la in plan.layers] == ["TopK", "Dense", "TopK"]
+    assert [la.share.bucket for la in plan.layers] == [0, 1, 0]
 
 
 def test_cost_of_a_local_round_is_divided_by_its_steps():
-    made, local = predict(), predict(rs.DiLoCo(steps=40))
-    assert local.planned.seconds == pytest.approx(made.dense.seconds / 40)
-    assert local.planned.sent == pytest.approx(made.dense.sent / 40)
+    plan, local = predict(), predict(rs.DiLoCo(steps=40))
+    assert local.planned.seconds == pytest.approx(plan.dense.seconds / 40)
+    assert local.planned.sent == pytest.approx(plan.dense.sent / 40)
     assert sum(la.share.sent for la in local.layers) == pytest.approx(local.planned.sent)
 
 
 def test_cost_of_a_bucket_is_divided_by_bytes_and_elements():
-    made = predict(latency=0.0, work=cost.Work(0.8))
-    large, small = made.layers[0], made.layers[2]
+    plan = predict(latency=0.0, work=cost.Work(0.8))
+    large, small = plan.layers[0], plan.layers[2]
     computed = [0.8 * n / 80_000 for n in (60_000, 20_000)]
     network = [la.share.sent / 1e6 for la in (large, small)]
     assert large.share.seconds == pytest.approx(computed[0] + network[0])
@@ -301,21 +303,21 @@ def test_cost_of_a_bucket_is_divided_by_bytes_and_elements():
 
 
 def test_twice_the_workers():
-    made = predict()
+    plan = predict()
     again = prediction.make(Policy(default=TOP_K), SPECS, GRADS, measurements(workers=8), 0.1)
-    assert made.doubled == (again.dense, again.planned)
+    assert plan.doubled == (again.dense, again.planned)
     planned_ms, dense_ms = (f"{1e3 * t.seconds:,.1f} ms" for t in (again.planned, again.dense))
     text = f"The exchange of 8 workers: {planned_ms} with the same choice, {dense_ms} dense."
-    assert text in report.render(made)
+    assert text in report.render(plan)
 
 
 def test_auto_shows_its_candidates_and_its_choice():
     auto = rs.Auto(candidates=(TOP_K, HALF))
-    made = predict(auto)
-    assert [t.name for t in made.candidates] == ["TopK", "HalfPrecision"]
-    assert made.candidates[0] == dataclasses.replace(predict().planned, name="TopK")
-    assert [type(la.method).__name__ for la in made.layers] == ["TopK", "Dense", "TopK"]
-    assert made.planned.seconds == made.candidates[0].seconds
+    plan = predict(auto)
+    assert [t.name for t in plan.candidates] == ["TopK", "HalfPrecision"]
+    assert plan.candidates[0] == dataclasses.replace(predict().planned, name="TopK")
+    assert [type(la.method).__name__ for la in plan.layers] == ["TopK", "Dense", "TopK"]
+    assert plan.planned.seconds == plan.candidates[0].seconds
     assert [type(la.method) for la in predict(auto, rate=1e12).layers] == [rs.Dense] * 3
 
 
@@ -361,10 +363,10 @@ def test_fragment_with_a_delay():
     assert found.longest == pytest.approx(exchange)
     assert found.seconds == pytest.approx(exchange / 30)
     assert found.sent == pytest.approx(2 * message / 30)
-    beside = total_of(method, compute=0.003)
-    assert beside.longest == pytest.approx(exchange - 5 * 0.003)
-    assert beside.seconds == pytest.approx((exchange - 5 * 0.003) / 30)
-    assert beside.sent == found.sent
+    total = total_of(method, compute=0.003)
+    assert total.longest == pytest.approx(exchange - 5 * 0.003)
+    assert total.seconds == pytest.approx((exchange - 5 * 0.003) / 30)
+    assert total.sent == found.sent
     hidden = total_of(method, cost.Work(fixed=0.004), compute=0.02)
     assert hidden.seconds == pytest.approx(0.004 / 30)
 
@@ -376,8 +378,8 @@ def test_advice_uses_whole_steps():
     use = report.advise(predict(compute=0.1))
     assert use.compress
     assert use.code == "optimizer = rs.DistributedOptimizer(optimizer, rs.TopK(density=0.02))"
-    made = predict(compute=0.1)
-    ratio = made.step(made.dense) / made.step(made.planned)
+    plan = predict(compute=0.1)
+    ratio = plan.step(plan.dense) / plan.step(plan.planned)
     assert ratio > 2 and f"({ratio:.1f}x), 100.0 ms of it computation" in use.text
     stay = report.advise(predict(compute=100.0))
     assert not stay.compress and stay.code is None and stay.text.startswith("Stay dense: with rs.")
@@ -394,17 +396,17 @@ def test_advice_on_momentum_that_moves_into_the_exchange():
     """`CodedGMC` applies it, and `DistributedOptimizer` rejects a second one in the optimizer."""
     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     auto = subjects.suited(rs.Auto(), sgd, pytest.fail)
-    made = prediction.make(auto, SPECS, GRADS, measurements(), 0.1)
-    assert made.methods == (rs.CodedGMC(momentum=0.9),)
-    use = report.advise(made)
+    plan = prediction.make(auto, SPECS, GRADS, measurements(), 0.1)
+    assert plan.methods == (rs.CodedGMC(momentum=0.9),)
+    use = report.advise(plan)
     with pytest.raises(ValueError, match="momentum is set on both sides"):
         exec(use.code, {"rs": rs, "optimizer": sgd})
     assert "momentum=0.0" in use.code and "momentum" in use.text
     exec(use.code, {"rs": rs, "optimizer": keras.optimizers.SGD(0.1, momentum=0.0)})
 
-    first, bias, last = made.layers
+    first, bias, last = plan.layers
     last = dataclasses.replace(last, method=rs.Dense(momentum=0.9))
-    mixed = report.advise(dataclasses.replace(made, layers=(first, bias, last)))
+    mixed = report.advise(dataclasses.replace(plan, layers=(first, bias, last)))
     assert mixed.code == "optimizer = rs.DistributedOptimizer(optimizer, rs.Auto())"
 
 
@@ -551,8 +553,8 @@ def test_method_for_a_budget(module, capsys):
         (marked,) = [line for line in lines if "<- proposed" in line]
         proposed[most] = marked.split("  ")[0]
         assert f"rs.DistributedOptimizer(optimizer, {proposed[most]})" in lines[-1]
-        made = eval(proposed[most], {"rs": rs})
-        assert isinstance(made, rs.Method)
+        method = eval(proposed[most], {"rs": rs})
+        assert isinstance(method, rs.Method)
     names = [text.partition(",")[0] for text in proposed.values()]
     assert names == [
         "rs.CodedTopK()",

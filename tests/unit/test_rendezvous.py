@@ -299,11 +299,11 @@ def test_wrong_addresses_are_reported(started):
 def test_differing_addresses_of_a_worker_are_reported(started):
     """No worker listens at the address, so only the messages show the difference."""
     two = cluster(2)
-    here, there = two.addresses[1], f"127.0.0.1:{free_ports(1)[0]}"
+    original, moved = two.addresses[1], f"127.0.0.1:{free_ports(1)[0]}"
     chief = started(two, 0, 1.0)
-    member = started(with_other_port(two, 1, there.rpartition(":")[2]), 1, 0.8)
+    member = started(with_other_port(two, 1, moved.rpartition(":")[2]), 1, 0.8)
     text = error_of(member)
-    assert f"at {here} (in this TF_CONFIG: {there}): nothing" in text
+    assert f"at {original} (in this TF_CONFIG: {moved}): nothing" in text
     assert "does its TF_CONFIG name the same address?" in error_of(chief)
 
 
@@ -320,11 +320,11 @@ def test_worker_that_disconnects_is_missing_again(started):
     chief = started(three, 0)
     member = Member(dataclasses.replace(three, rank=1), 10.0)
     with ThreadPoolExecutor() as pool:
-        gone = pool.submit(lambda: asyncio.run(member.run()))
+        disconnected = pool.submit(lambda: asyncio.run(member.run()))
         time.sleep(0.4)
         member.cancel()
         with pytest.raises(asyncio.CancelledError):
-            gone.result(10)
+            disconnected.result(10)
     other = started(three, 2)
     time.sleep(0.3)
     assert not chief.done() and not other.done()

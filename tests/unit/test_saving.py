@@ -29,9 +29,9 @@ def train_model(strategy):
     def train(library, optimizer, steps=3):
         with strategy.scope():
             model = network(library)
-            made = optimizer()
-        problems.train_loop(strategy, model, made, problems.dataset(8 * steps, 8), 1)
-        return model, made
+            inner = optimizer()
+        problems.train_loop(strategy, model, inner, problems.dataset(8 * steps, 8), 1)
+        return model, inner
 
     return train
 
@@ -65,8 +65,8 @@ def test_unwrapped_models_file_loads_into_the_wrapper(strategy, tmp_path):
         texts = [str(w.message) for w in caught]
         assert len(texts) == 1 and "iteration 3" in texts[0] and "exchange" in texts[0]
     assert int(model.optimizer.iterations.numpy()) == 3
-    for mine, theirs in zip(model.optimizer.variables, plain.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+    for found, expected in zip(model.optimizer.variables, plain.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
 
 
 def test_other_layout_is_rejected(strategy, tmp_path):

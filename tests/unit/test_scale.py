@@ -82,8 +82,8 @@ def test_rounds_of_pairs_match_a_dry_run(cls, workers):
         for payloads, messages in zip(
             bucket.steps, traffic.messages(real.method, real.layout), strict=True
         ):
-            there = [found.sent(p) for found in payloads if found.sent(p)]
-            assert there == pytest.approx([m.sent for m in messages]) and len(there) == rounds
+            nonzero = [found.sent(p) for found in payloads if found.sent(p)]
+            assert nonzero == pytest.approx([m.sent for m in messages]) and len(nonzero) == rounds
             assert software.seconds(payloads, p) == 2 * rounds
             _, delay, _ = model([], software=software).exchange(
                 payloads, Cluster(p, 1e9, latency=0.5)

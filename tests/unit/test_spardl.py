@@ -100,12 +100,12 @@ def test_captures_as_much_as_the_rounds_of_the_paper(workers):
         wanted = sums.sum(0)
         best = wanted.copy()
         np.put_along_axis(best, np.argsort(-np.abs(wanted), axis=1)[:, :k], 0.0, axis=1)
-        ours = wanted - in_blocks(vector(step.totals[0]), workers)
+        error_vector = wanted - in_blocks(vector(step.totals[0]), workers)
         if workers == 2:  # one round with one block: the paper's is also an all-to-all
-            np.testing.assert_allclose(wanted - ours, paper, rtol=1e-6)
+            np.testing.assert_allclose(wanted - error_vector, paper, rtol=1e-6)
             kept = np.stack([in_blocks(vector(s["residual"]), 2) for s in step.states])
             np.testing.assert_allclose(kept, residuals, rtol=1e-6)
-        for name, error in (("paper", wanted - paper), ("ours", ours), ("best", best)):
+        for name, error in (("paper", wanted - paper), ("ours", error_vector), ("best", best)):
             errors[name] += np.square(error).sum()
     assert errors["best"] < errors["ours"]
     assert 0.98 * errors["paper"] < errors["ours"] < 1.02 * errors["paper"]

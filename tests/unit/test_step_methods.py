@@ -27,10 +27,10 @@ def test_expressions_among_names():
 
 
 def test_warm_up_is_one_step_unless_given():
-    made = step_methods.optimizer_for("OneBitAdam(dense_below=1024)", 0.01)
-    assert made.exchange.warm_up.wanted == rs.DenseWarmUp(steps=1)
-    made = step_methods.optimizer_for("OneBitAdam(warm_up=DenseWarmUp(steps=7))", 0.01)
-    assert made.exchange.warm_up.wanted == rs.DenseWarmUp(steps=7)
+    optimizer = step_methods.optimizer_for("OneBitAdam(dense_below=1024)", 0.01)
+    assert optimizer.exchange.warm_up.wanted == rs.DenseWarmUp(steps=1)
+    optimizer = step_methods.optimizer_for("OneBitAdam(warm_up=DenseWarmUp(steps=7))", 0.01)
+    assert optimizer.exchange.warm_up.wanted == rs.DenseWarmUp(steps=7)
 
 
 def test_names_are_case_insensitive():
@@ -59,12 +59,12 @@ def test_bad_names(text, words):
 
 @loop("name", [n for n in step_methods.names() if n not in step_methods.PLAIN])
 def test_every_method_is_created_and_wrapped(name):
-    made = step_methods.method_for(name, 0.125)
-    if isinstance(made, rs.Method):
-        assert getattr(made, "density", 0.125) == 0.125
-        assert made.sync_schedule.warm_up_steps == 0  # the measured steps follow it
+    method = step_methods.method_for(name, 0.125)
+    if isinstance(method, rs.Method):
+        assert getattr(method, "density", 0.125) == 0.125
+        assert method.sync_schedule.warm_up_steps == 0  # the measured steps follow it
     else:
-        assert isinstance(made, rs.Auto) and made.density == 0.125
+        assert isinstance(method, rs.Auto) and method.density == 0.125
     optimizer = step_methods.optimizer_for(name, 0.125, 4096)
     assert optimizer.inner_optimizer.learning_rate > 0
     variable = keras.Variable([[1.0, 2.0]] * 512)

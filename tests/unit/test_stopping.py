@@ -26,10 +26,10 @@ requests.listen()
 
 @pytest.fixture
 def requests():
-    made = stopping.StopSignals()
-    made.listen()
-    yield made
-    made.close()
+    signals = stopping.StopSignals()
+    signals.listen()
+    yield signals
+    signals.close()
 
 
 def wait_for(condition, seconds=10):

@@ -271,8 +271,11 @@ def test_mismatched_secret_is_reported_on_both_sides(started, report_early, capl
         assert f"worker 0 at {two.addresses[0]}: " in text and environment.JOB in text
         assert SECRET not in text
     messages = [r.getMessage() for r in caplog.records if environment.JOB in r.getMessage()]
-    for who in ("at 127.0.0.1 has called", *(f"worker {i} at {two.addresses[i]}" for i in (0, 1))):
-        assert any(who in one for one in messages), who
+    for origin in (
+        "at 127.0.0.1 has called",
+        *(f"worker {i} at {two.addresses[i]}" for i in (0, 1)),
+    ):
+        assert any(origin in one for one in messages), origin
     assert SECRET not in caplog.text
     assert not chief.done(), chief.exception(0)
     monkeypatch.setenv(environment.JOB, SECRET)
@@ -296,8 +299,8 @@ def test_launcher_generates_a_random_secret(monkeypatch):
     from tf_redsync.cli import worker_environment
 
     monkeypatch.delenv(environment.JOB, raising=False)
-    made = {worker_environment.variables(2, 1, None, None)[environment.JOB] for _ in range(3)}
-    assert len(made) == 3 and all(len(one) >= 32 for one in made)
+    secrets = {worker_environment.variables(2, 1, None, None)[environment.JOB] for _ in range(3)}
+    assert len(secrets) == 3 and all(len(one) >= 32 for one in secrets)
     monkeypatch.setenv(environment.JOB, "")
     assert len(worker_environment.variables(2, 1, None, None)[environment.JOB]) >= 32
     monkeypatch.setenv(environment.JOB, "given")

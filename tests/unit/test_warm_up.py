@@ -244,8 +244,8 @@ def test_length_is_saved(mirrored):
     old.step.assign(7)
     part = old.worker_state()
     assert part["warm_up_steps"] == 5
-    for asked in (rs.DenseWarmUp(900), rs.DenseWarmUp(fraction=0.5)):
-        new = build(strategy, rs.TopK(), warm_up=asked)
+    for setting in (rs.DenseWarmUp(900), rs.DenseWarmUp(fraction=0.5)):
+        new = build(strategy, rs.TopK(), warm_up=setting)
         new.restore_worker_states([part])
         assert new.warm_up.steps == 5 and int(new.warm_up.variable.numpy()) == 5
     none = build(strategy, rs.TopK())
@@ -287,10 +287,10 @@ def test_length_is_saved(mirrored):
 )
 def test_compression_that_never_starts_warns(method, total, words):
     specs = [TensorSpec(name, (300, 300), position=i) for i, name in enumerate("abc")]
-    asked = dense_start(method)
-    warm_up = None if asked is None else WarmUp(asked)
+    start = dense_start(method)
+    warm_up = None if start is None else WarmUp(start)
     if warm_up is not None and not warm_up.steps:
-        warm_up.steps = asked.length(total)
+        warm_up.steps = start.length(total)
     assigned = rs.Policy(default=method).assign(specs)
     exchange = SimpleNamespace(warm_up=warm_up, workers=2, assignments=assigned)
     text = training_length.never_begins(exchange, total)

@@ -33,23 +33,23 @@ def starting_process(monkeypatch, tmp_path):
     fast.write_text(text.replace("GRACE_SECONDS = 10.0", "GRACE_SECONDS = 0.5").replace(
         "_FIRST_SECONDS, _EVERY_SECONDS = 10, 30", "_FIRST_SECONDS, _EVERY_SECONDS = 0.6, 30"
     ))  # fmt: skip
-    made = []
+    processes = []
 
     def make(seconds=60.0, takes=60.0):
-        here, there = socket.socketpair()
+        local, remote = socket.socketpair()
         body = BODY.replace(startup_monitor.__file__, str(fast))
-        words = [sys.executable, "-c", body, str(there.fileno()), str(seconds), str(takes)]
+        words = [sys.executable, "-c", body, str(remote.fileno()), str(seconds), str(takes)]
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            words, stdout=pipe, stderr=pipe, text=True, pass_fds=[there.fileno()]
+            words, stdout=pipe, stderr=pipe, text=True, pass_fds=[remote.fileno()]
         )
-        there.close()
-        made.append(process)
+        remote.close()
+        processes.append(process)
         assert process.stdout.readline() == "starts\n"
-        return process, here
+        return process, local
 
     yield make
-    for process in made:
+    for process in processes:
         process.kill()
         process.communicate()
 
