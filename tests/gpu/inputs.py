@@ -38,11 +38,8 @@ def assert_same_bits(actual, expected, what):
         for i, (x, y) in enumerate(zip(actual, expected, strict=True)):
             assert_same_bits(x, y, (what, i))
         return
-    assert actual.dtype == expected.dtype and actual.shape == expected.shape, (
-        what,
-        actual.shape,
-        expected.shape,
-    )
+    shapes = actual.shape, expected.shape
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape, (what, *shapes)
     x, y = actual.reshape(-1).view(np.int32), expected.reshape(-1).view(np.int32)
     at = np.flatnonzero(x != y)[:3]
     assert at.size == 0, (what, at, actual.reshape(-1)[at], expected.reshape(-1)[at])

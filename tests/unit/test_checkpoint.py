@@ -311,7 +311,7 @@ def test_a_checkpoint_of_another_job_in_the_same_directory_stays(tmp_path):
     assert Store(tmp_path).numbers() == [3, 2, 1]
 
 
-# ------------------------------------------------------------------------- beside the training
+# ---------------------------------------------------------------------------- during training
 
 
 def before_each_part(monkeypatch, act):

@@ -85,7 +85,7 @@ def test_momentum_on_both_sides_is_rejected():
 
 @pytest.mark.deep
 def test_ablation_variants():
-    """Without arguments it equals GMC; with them fewer elements are delayed for ever."""
+    """Without arguments it equals GMC; with them fewer elements are delayed forever."""
     from benchmarks.accuracy.variants import SelectionVariant
 
     forms = {"density": 0.05, "dense_below": 0}

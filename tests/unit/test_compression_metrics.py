@@ -131,7 +131,7 @@ def test_long_fit_is_sampled_as_configured(every, epochs, first, tmp_path_factor
 
 
 def test_epochs_of_unknown_length():
-    """A custom loop must not sample every step for ever."""
+    """A custom loop must not sample every step."""
     assert [sampling.interval(100, steps) for steps in (0, 66, 300, 3000, 10**6)] == [
         1, 2, 10, 100, 100,
     ]  # fmt: skip

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 needs_library = pytest.mark.skipif(
     not isolation.loopback_only(), reason=f"{isolation.LIBRARY.name} is not built"
 )
-# A worker that listens on all interfaces, as TensorFlow's server does, and on a port of its own.
-# It prints the addresses at which it can be reached, like a peer on another interface.
+# A worker that listens on all interfaces, like TensorFlow's server, and on a second port.
+# It then connects to its own addresses, as a peer on another interface would.
 SERVER = """
 import json, os, socket, sys
 own = int(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][0].rpartition(":")[2])

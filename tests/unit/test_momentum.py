@@ -21,7 +21,7 @@ ONE_WORKER = "ignore:tf_redsync. there is one worker"
 
 
 def momentum_advice(make, method):
-    """Returns the text of the error or warning about an optimizer's momentum, or None."""
+    """Returns the text of the error or warnings about momentum; may be empty."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:

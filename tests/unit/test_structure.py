@@ -272,8 +272,8 @@ def test_no_global_random_generator():
 
 # ---------------------------------------------------------------------------------- folders
 
-# What a floor must not know of others; its own imports: test_layers.py. "tf.distribute" and
-# "tf.Variable" are attributes, the others are modules.
+# Names that a folder must not use; test_layers.py checks imports from this package.
+# "tf.distribute" and "tf.Variable" are attributes, the others are modules.
 FORBIDDEN = {
     "methods/": ("tf.distribute", "tf.Variable", "keras", "tf_keras",
                  "tf_redsync.network.collectives", "tf_redsync.step.state_variables"),
