@@ -222,7 +222,7 @@ def test_networks_fit_one_batch(name):
 @pytest.mark.deep
 def test_finished_rows_are_kept_and_an_interrupted_row_resumes(tmp_path, capsys, monkeypatch):
     """The interrupted row resumes with equal bits."""
-    path, picture = tmp_path / "rows.json", tmp_path / "rows.png"
+    path, plot = tmp_path / "rows.json", tmp_path / "rows.png"
     flags = ["--workers", "2", "--steps", "9", "--evaluations", "3", "--json", str(path)]
     flags += ["--methods", SPARSE, "Dense()"]
     update, calls = Training._measure, []
@@ -236,12 +236,12 @@ def test_finished_rows_are_kept_and_an_interrupted_row_resumes(tmp_path, capsys,
     monkeypatch.setattr(Training, "_measure", interrupted)
     assert convergence.main(flags) == convergence.INTERRUPTED
     assert calls == [3, 6, 9, 3, 6] and "the same command goes on" in capsys.readouterr().out
-    assert convergence.main([*flags, "--plot", str(picture)]) == 0
+    assert convergence.main([*flags, "--plot", str(plot)]) == 0
     assert calls[5:] == [6, 9]
     out = capsys.readouterr().out
     assert "1 rows are in" in out and "Dense(), seed 0: goes on at step 3" in out
     assert "[1/1] Dense(), seed 0: step 9/9" in out and "0:00:00 left" in out
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert plot.read_bytes().startswith(b"\x89PNG")
     content = json.loads(path.read_text())
     sparse, dense = content["rows"]
     assert (sparse["method"], dense["method"], dense["bits"]) == (SPARSE, "Dense()", 32)
@@ -256,9 +256,9 @@ def test_finished_rows_are_kept_and_an_interrupted_row_resumes(tmp_path, capsys,
 
     with pytest.raises(ValueError, match="rows of other settings .steps 9 and not 8"):
         report.Report({**content["settings"], "steps": 8}, path)
-    picture.write_text("nonsense")
+    plot.write_text("nonsense")
     with pytest.raises(ValueError, match="`--json` is no report"):
-        report.Report({}, picture)
+        report.Report({}, plot)
 
 
 @pytest.mark.parametrize("text", ["CodedGMC(density=0.1)", "PowerSGD(rank=2)", "HalfPrecision()"])

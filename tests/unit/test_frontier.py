@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.deep
-def test_rows_and_picture(tmp_path, capsys):
+def test_rows_and_plot(tmp_path, capsys):
     flags = ["--only", "Dense", "--only", "TopK", "--steps", "4", "--seeds", "2"]
     args = frontier.parse([*flags, "--workers", "2"])
     rows = frontier.run(args)

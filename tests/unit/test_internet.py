@@ -53,13 +53,13 @@ def test_tables_and_a_plot(tmp_path, capsys):
     for workers in (2, 4):
         (tmp_path / f"{workers}.json").write_text(json.dumps(report(workers)))
     files = [str(tmp_path / f"{p}.json") for p in (2, 4)]
-    picture = tmp_path / "internet.png"
-    assert internet.main(["--measured", *files, "--plot", str(picture)]) == 0
+    plot = tmp_path / "internet.png"
+    assert internet.main(["--measured", *files, "--plot", str(plot)]) == 0
     out = capsys.readouterr().out
     assert "| method | 10mbit, 2 workers | 10mbit, 4 workers |" in out
     assert "| `DiLoCo(steps=50)` | 38.0 (" in out and "of 4 predictions" in out
     assert "Predicted ms at 10mbit and 50 ms" in out and "| 2 | 4 | 8 | 16 | 32 | 64 |" in out
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_report_without_isolated_step(tmp_path, capsys):

@@ -334,13 +334,13 @@ def browse(text, folder, height=3000):
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     found = re.search(r'data-found="([^"]*)"', dom)
     assert found, "the page did not load"
-    picture = imread(io.BytesIO((folder / "page.png").read_bytes()), format="png")
-    return json.loads(html.unescape(found[1])), picture
+    screenshot = imread(io.BytesIO((folder / "page.png").read_bytes()), format="png")
+    return json.loads(html.unescape(found[1])), screenshot
 
 
-def is_blank(picture, box):
+def is_blank(screenshot, box):
     left, top, width, height = box
-    part = picture[top : top + height, left : left + width, :3]
+    part = screenshot[top : top + height, left : left + width, :3]
     return part.size == 0 or float(np.std(part)) < 0.02
 
 
@@ -357,10 +357,10 @@ def test_page_in_a_browser(tmp_path):
     text = path.read_text()
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=['\"]?(https?:)?//", text)
     assert "&lt;all-gather&gt;" in text
-    found, picture = browse(text, tmp_path / "browser")
+    found, screenshot = browse(text, tmp_path / "browser")
     assert found["seen"] == [] and found["loaded"] == []
     assert len(found["boxes"]) == 5  # loss, bytes, time, density, residuals
-    assert [box for box in found["boxes"] if is_blank(picture, box)] == []
+    assert [box for box in found["boxes"] if is_blank(screenshot, box)] == []
     if os.environ.get("TF_REDSYNC_KEEP_PAGE"):
         shutil.copy(tmp_path / "browser" / "page.png", os.environ["TF_REDSYNC_KEEP_PAGE"])
 
@@ -372,8 +372,8 @@ def test_browser_check_detects_failures(tmp_path):
     text = rs.report(write(tmp_path, TRAINING)).read_text()
     broken = text.replace("Plotly.newPlot(", "Plotly.nonsense(", 1)
     broken = broken.replace("</body>", "<img src='https://example.org/a.png'></body>")
-    found, picture = browse(broken, tmp_path / "browser")
+    found, screenshot = browse(broken, tmp_path / "browser")
     assert any("nonsense is not a function" in s for s in found["seen"])
     assert any("network: https://example.org" in s for s in found["seen"])
     assert len(found["boxes"]) == 4
-    assert is_blank(picture, (0, 2900, 1150, 100))
+    assert is_blank(screenshot, (0, 2900, 1150, 100))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # one worker, ac
 METHOD = rs.RedSync(density=0.1, dense_below=0)
 
 
-def saved(library, optimizer, path):
+def train_and_save(library, optimizer, path):
     """Trains one step with an optimizer and saves the model."""
     model = library.Sequential([library.layers.Input((3,)), library.layers.Dense(2)])
     model.compile(optimizer, "mse", run_eagerly=True)
@@ -35,7 +35,7 @@ def test_round_trip_of_every_optimizer(tmp_path, family, name):
     library = library_of(family)
     path = str(tmp_path / f"{family}_{name}.keras")
     optimizer = rs.DistributedOptimizer(all_of(family)[name](), METHOD)
-    model = saved(library, optimizer, path)
+    model = train_and_save(library, optimizer, path)
     loaded = library.models.load_model(path)
     inner = loaded.optimizer.inner_optimizer
     assert type(inner) is type(model.optimizer.inner_optimizer)
@@ -47,13 +47,13 @@ def test_round_trip_of_every_optimizer(tmp_path, family, name):
     loaded.train_on_batch(np.ones([4, 3], "float32"), np.ones([4, 2], "float32"))
 
 
-def test_several_optimizers_in_one(tmp_path):
+def test_round_trip_of_several_optimizers_in_one(tmp_path):
     choice = keras.optimizers.OptimizerMap(
         rs.DistributedOptimizer(keras.optimizers.SGD(0.1), METHOD),
         {".*kernel": rs.DistributedOptimizer(keras.optimizers.Lamb(0.1), METHOD)},
     )
     path = str(tmp_path / "several.keras")
-    saved(keras, keras.optimizers.MultiOptimizer(choice), path)
+    train_and_save(keras, keras.optimizers.MultiOptimizer(choice), path)
     loaded = keras.models.load_model(path)
     inner = {type(o.inner_optimizer).__name__ for o in loaded.optimizer.optimizers}
     assert inner == {"SGD", "Lamb"}

@@ -261,9 +261,9 @@ def test_predictions_and_plots_from_a_file(tmp_path, capsys):
     full = report()
     full["check"] = scale.check(full, "100mbit")
     source.write_text(json.dumps(full))
-    pictures = [tmp_path / "steps.png", tmp_path / "map.png"]
+    plots = [tmp_path / "steps.png", tmp_path / "map.png"]
     flags = ["--calibration", source, "--rate", "1gbit", "--json", target]
-    flags += ["--plot", pictures[0], "--map", pictures[1]]
+    flags += ["--plot", plots[0], "--map", plots[1]]
     assert scale.main([str(flag) for flag in flags]) == 0
     predicted = json.loads(target.read_text())["predicted"]
     assert predicted["workers"][0] == 2 and predicted["workers"][-1] == 4096
@@ -271,7 +271,7 @@ def test_predictions_and_plots_from_a_file(tmp_path, capsys):
     gathered = predicted["step_s"]["RedSync"]
     assert gathered == sorted(gathered) and gathered[-1] > gathered[0]
     assert "SparDL overtakes RedSync: from" in capsys.readouterr().out
-    for picture in pictures:
+    for picture in plots:
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert picture.stat().st_size < 150_000
 
