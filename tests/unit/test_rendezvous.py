@@ -99,7 +99,7 @@ def test_a_name_that_no_host_can_have_is_named(started, host, rank):
     addresses = list(two.addresses)
     addresses[1 - rank] = f"{host}:{addresses[1 - rank].rpartition(':')[2]}"
     wrong = dataclasses.replace(two, addresses=tuple(addresses))
-    text = problem(started(wrong, rank, 1.0))
+    text = error_of(started(wrong, rank, 1.0))
     assert f"{host!r} is not a host name" in text and f"worker {1 - rank}" in text
 
 

@@ -223,7 +223,7 @@ def still_open(connections):
 def test_a_flood_of_connections_leaves_descriptors_to_the_worker(started, secret):
     two = cluster(2)
     chief = started(two, 0)
-    silent = [connected(two.addresses[0]) for _ in range(2 * handshake.MOST_STRANGERS)]
+    silent = [connect(two.addresses[0]) for _ in range(2 * handshake.MOST_STRANGERS)]
     end = time.monotonic() + 0.8 * handshake.ANSWER_SECONDS  # then silent ones are closed anyway
     while len(still_open(silent)) > handshake.MOST_STRANGERS and time.monotonic() < end:
         time.sleep(0.02)
