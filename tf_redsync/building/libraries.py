@@ -50,13 +50,13 @@ def op_library(tensorflow: Mapping[str, Any], gpus: Sequence[str], *, show: bool
         cuda = _cuda(gpus) if kind == "cuda" else {"missing": _NO_GPU}
         if compiler is None or (kind == "cuda" and "missing" in cuda):
             # The compiler was removed, for example from an image: use an older build.
-            if there := _there(folder, kind if compiler else ""):
-                return there
+            if existing := _newest_library(folder, kind if compiler else ""):
+                return existing
             continue
         target = folder / f"{kind}-{_digest([compiler, cuda if kind == 'cuda' else None])}.so"
-        what = f"the native library for TensorFlow {tensorflow['version']}"
+        label = f"the native library for TensorFlow {tensorflow['version']}"
         request = {"kind": kind, "tensorflow": dict(tensorflow), "cuda": cuda}
-        return _made(target, what, request, show)
+        return _build_once(target, label, request, show)
     raise BuildError(_no_compiler())
 
 
@@ -65,45 +65,45 @@ def loopback_only() -> Path:
     compiler = _version_of_compiler()
     folder = _folder("loopback_only", {})
     if compiler is None:
-        if there := _there(folder):
-            return there
+        if existing := _newest_library(folder):
+            return existing
         raise BuildError(_no_compiler())
     target = folder / f"{_digest([compiler])}.so"
-    return _made(target, "the launcher's library", {"kind": "preload"}, show=False)
+    return _build_once(target, "the launcher's library", {"kind": "preload"}, show=False)
 
 
-def _there(folder: Path, kind: str = "") -> Path | None:
+def _newest_library(folder: Path, kind: str = "") -> Path | None:
     """Return the newest library in a folder, of the given kind if it is not ""."""
     try:
-        found = list(folder.glob(f"{kind}*.so"))
+        libraries = list(folder.glob(f"{kind}*.so"))
     except OSError:  # for example the home directory of another user
         return None
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    return max(libraries, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _folder(name: str, made_for: Mapping[str, Any]) -> Path:
     """Return the folder of the libraries that this system can load, from any compiler."""
     places = ("include", "link_flags")  # paths, which depend on the environment
-    kept = {key: value for key, value in made_for.items() if key not in places}
+    properties = {key: value for key, value in made_for.items() if key not in places}
     flags = os.environ.get("CXXFLAGS", "")  # -march=native depends on the host
     system = [platform.machine(), *platform.libc_ver(), flags, flags and platform.node()]
-    digest = _digest([kept, system, digest_of_sources()])
+    digest = _digest([properties, system, digest_of_sources()])
     return cache() / "libraries" / f"{name}-{digest}"
 
 
-def _made(target: Path, what: str, request: Mapping[str, Any], show: bool) -> Path:
+def _build_once(target: Path, label: str, request: Mapping[str, Any], show: bool) -> Path:
     def make(lock: int) -> None:
         takes = _COST.get(request["kind"])
         cores = len(os.sched_getaffinity(0))
         if takes is not None:  # the launcher's library takes a second and is not announced
             seconds = takes[0] + takes[1] / cores
-            say(f"building {what}, once: about {seconds:.0f} s on {cores} cores ({target.parent})")
+            say(f"building {label}, once: about {seconds:.0f} s on {cores} cores ({target.parent})")
         started = time.monotonic()
         _run({**request, "target": str(target)}, lock, show)
         if takes is not None:
             say(f"built it in {time.monotonic() - started:.0f} s")
 
-    make_once(target, what, make)
+    make_once(target, label, make)
     return target
 
 
@@ -137,8 +137,8 @@ def first_error(text: str) -> str:
     """Return the most informative line of a compiler's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     signs = (_FULL, r"\berror:", r"\bError\b")
-    found = (line for sign in signs for line in lines if re.search(sign, line))
-    return next(found, lines[-1] if lines else "no output")[:_LONGEST]
+    errors = (line for sign in signs for line in lines if re.search(sign, line))
+    return next(errors, lines[-1] if lines else "no output")[:_LONGEST]
 
 
 def _compiler() -> list[str]:
@@ -178,10 +178,10 @@ def _cuda(gpus: Sequence[str]) -> dict[str, Any]:
             text=True,
             timeout=60,
         )
-        found: dict[str, Any] = json.loads(run.stdout)
+        installation: dict[str, Any] = json.loads(run.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return {"missing": "custom_ops/installed.py, which looks for nvcc, does not run"}
-    return found
+    return installation
 
 
 def _digest(made_of: Any) -> str:

@@ -22,12 +22,12 @@ class BuildError(RuntimeError):
     """A library cannot be built; the message is one line with the reason and the remedy."""
 
 
-def make_once(target: Path, what: str, make: Callable[[int], None]) -> None:
+def make_once(target: Path, label: str, make: Callable[[int], None]) -> None:
     """Make `target`, unless it exists or another process makes it meanwhile.
 
     Args:
         target: The file, which exists afterwards.
-        what: Its description, for messages.
+        label: Its description, for messages.
         make: Makes the file, or raises `BuildError`. It receives the descriptor of the lock and
             passes it to its child processes, so that the lock is held until they end.
 
@@ -44,7 +44,7 @@ def make_once(target: Path, what: str, make: Callable[[int], None]) -> None:
         raise _unusable(target.parent, error) from error
     try:
         before = os.fstat(lock).st_mtime_ns
-        _acquire(lock, path, what)
+        _acquire(lock, path, label)
         if target.exists():
             return
         failure = os.pread(lock, 10_000, 0).decode(errors="replace")
@@ -81,18 +81,18 @@ def _unusable(folder: Path, error: OSError) -> BuildError:
     )
 
 
-def _acquire(lock: int, path: Path, what: str) -> None:
+def _acquire(lock: int, path: Path, label: str) -> None:
     limit = f"{LIMIT_SECONDS / 60:.0f} minutes"
     deadline = time.monotonic() + LIMIT_SECONDS
-    said = False
+    announced = False
     while not _locked(lock):
-        if not said:
-            say(f"waiting for another process that builds {what}, at most {limit}")
-            said = True
+        if not announced:
+            say(f"waiting for another process that builds {label}, at most {limit}")
+            announced = True
         if time.monotonic() > deadline:
             raise BuildError(
-                f"Another process has been building {what} for {limit}. End the process that holds "
-                f"{path}"
+                f"Another process has been building {label} for {limit}. End the process that "
+                f"holds {path}"
             )
         time.sleep(_POLL_SECONDS)
 

@@ -68,16 +68,16 @@ def sentence(rows: Sequence[Measured], steps: int) -> str:
         return ""
     best = min(others, key=lambda row: row.milliseconds)
     if not wins(best.milliseconds / 1e3, dense.milliseconds / 1e3):
-        return f"Stay dense: {_times(dense, steps)}; the fastest method, {_of(best, steps)}."
-    found = f"Use {_of(best, steps)} (dense: {_times(dense, steps)})."
+        return f"Stay dense: {_times(dense, steps)}; the fastest method, {_describe(best, steps)}."
+    advice = f"Use {_describe(best, steps)} (dense: {_times(dense, steps)})."
     if is_lossless(best.loss):
-        return f"{found} It has cost no accuracy in any run."
-    found += f" Its known loss of accuracy: {best.loss}; see docs/accuracy.md."
+        return f"{advice} It has cost no accuracy in any run."
+    advice += f" Its known loss of accuracy: {best.loss}; see docs/accuracy.md."
     lossless = [row for row in others if is_lossless(row.loss)]
     safe = min(lossless, key=lambda row: row.milliseconds, default=None)
     if safe is None or not wins(safe.milliseconds / 1e3, dense.milliseconds / 1e3):
-        return found
-    return f"{found} Without a loss: {_of(safe, steps)}."
+        return advice
+    return f"{advice} Without a loss: {_describe(safe, steps)}."
 
 
 def figure(rows: Sequence[Measured], steps: int) -> Any:
@@ -119,8 +119,8 @@ def show(rows: Sequence[Measured], steps: int, plot: str | None, path: str | Non
     """
     print(f"\n{table(rows, steps)}\n\n{sentence(rows, steps)}", flush=True)
     if path:
-        found = [{"method": r.method, "seconds": r.seconds, "bytes": r.bytes} for r in rows]
-        Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        records = [{"method": r.method, "seconds": r.seconds, "bytes": r.bytes} for r in rows]
+        Path(path).write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     if plot:
         figure(rows, steps).write_html(plot, include_plotlyjs=True)
         print(f"Picture: {plot}", flush=True)
@@ -130,7 +130,7 @@ def _find(rows: Sequence[Measured], names: Sequence[str]) -> Measured | None:
     return next((row for row in rows if row.method in names), None)
 
 
-def _of(row: Measured, steps: int) -> str:
+def _describe(row: Measured, steps: int) -> str:
     return f"{row.method}, {_times(row, steps)}"
 
 

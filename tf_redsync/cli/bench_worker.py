@@ -58,13 +58,13 @@ def example() -> Any:
     return keras.Sequential([keras.layers.Input((1_000,)), *layers, keras.layers.Dense(100)])
 
 
-def prepare(strategy: Any, text: str, found: Any, subject: Any) -> Timing:
+def prepare(strategy: Any, text: str, evaluated: Any, subject: Any) -> Timing:
     """Return a `Timing` whose step trains the model with one method.
 
     Args:
         strategy: The strategy of all workers.
         text: The method's expression.
-        found: The evaluated expression.
+        evaluated: The evaluated expression.
         subject: Model, batch and loss.
     """
     import tensorflow as tf
@@ -76,7 +76,7 @@ def prepare(strategy: Any, text: str, found: Any, subject: Any) -> Timing:
     variables = subject.model.trainable_variables
     with strategy.scope():
         inner = _library(subject.model).optimizers.SGD(LEARNING_RATE)
-        optimizer = DistributedOptimizer(inner, found.method, **found.options)
+        optimizer = DistributedOptimizer(inner, evaluated.method, **evaluated.options)
         optimizer.build(variables)
     training_length.forget(optimizer.exchange)  # a measurement has no planned length
     loss_and_gradient = subject.loss_and_gradient_function()
@@ -92,7 +92,7 @@ def prepare(strategy: Any, text: str, found: Any, subject: Any) -> Timing:
 
     return Timing(
         method=text,
-        loss=known_loss(found.method),
+        loss=known_loss(evaluated.method),
         optimizer=optimizer,
         step=lambda: strategy.experimental_local_results(step())[0],
         period=_period(optimizer.exchange.schedule.buckets),
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
     try:
-        found = [expressions.evaluate(expressions.called(text)) for text in args.methods]
+        evaluated = [expressions.evaluate(expressions.called(text)) for text in args.methods]
     except ValueError as error:
         print(error, file=sys.stderr, flush=True)
         return 2
@@ -178,8 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with strategy.scope():
             made = subjects.subject(subjects.load(args.model), args.batch_size)
         timings = [
-            prepare(strategy, text, what, made)
-            for text, what in zip(args.methods, found, strict=True)
+            prepare(strategy, text, call, made)
+            for text, call in zip(args.methods, evaluated, strict=True)
         ]
     except (PlanError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)

@@ -66,7 +66,7 @@ class Command:
     def options(self, prog: str) -> dict[str, Any]:
         """Return the keyword arguments of the command's parser."""
         width = max((len(line) for line, _ in self.examples), default=0)
-        lines = [f"  {prog} {line:{width}}  # {what}" for line, what in self.examples]
+        lines = [f"  {prog} {line:{width}}  # {comment}" for line, comment in self.examples]
         return {
             "prog": prog,
             "usage": f"%(prog)s {self.usage}" if self.usage else None,

@@ -35,16 +35,16 @@ OPS = (
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python, tf_redsync and related packages; `None` if not installed."""
-    found: dict[str, str | None] = {
+    installed: dict[str, str | None] = {
         "python": platform.python_version(),
         "tf_redsync": __version__,
     }
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def compiler() -> str:
@@ -165,7 +165,7 @@ def carrier(gpus: int) -> str:
 
 def examine() -> dict[str, Any]:
     """Return the whole report as a structure that can be written as JSON."""
-    found = devices()
+    device_counts = devices()
     return {
         "versions": versions(),
         "compiler": compiler(),
@@ -173,8 +173,8 @@ def examine() -> dict[str, Any]:
         "bytecode": bytecode(),
         "library": library(),
         "ops": backends(),
-        "devices": found,
-        "collectives": carrier(found.get("GPU", 0)),
+        "devices": device_counts,
+        "collectives": carrier(device_counts.get("GPU", 0)),
         "tf_config": cluster(),
     }
 
@@ -215,8 +215,8 @@ def render(report: dict[str, Any]) -> str:
         jobs = ", ".join(f"{n} {job}" for job, n in config["jobs"].items())
         text = f"{jobs or 'no cluster'}; this task: {config['task']}"
     lines.append(f"{'TF_CONFIG':22}{text}")
-    for kind, found in report.get("check", {}).items():
-        for name, problem in found.items():
+    for kind, problems in report.get("check", {}).items():
+        for name, problem in problems.items():
             lines.append(f"{f'{name} on {kind}':22}{problem or 'works'}")
     return "\n".join(lines)
 
@@ -244,7 +244,7 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         os.environ.pop("TF_CONFIG", None)  # the self-test sets it for its workers
         report["check"] = self_test.run(report["devices"].get("GPU", 0))
     print(json.dumps(report, indent=2) if args.json else render(report))
-    problems = [p for of in report.get("check", {}).values() for p in of.values() if p]
+    problems = [p for checks in report.get("check", {}).values() for p in checks.values() if p]
     problems += [p for p in (report["library"]["problem"],) if p and args.check]
     return int(bool(problems))
 

@@ -135,19 +135,19 @@ def _enter() -> None:
         _unshare(_CLONE_NEWNET)  # root needs no user namespace
     except PermissionError:
         _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
-        own = Path("/proc/self")
+        process = Path("/proc/self")
         with contextlib.suppress(FileNotFoundError):  # before Linux 3.19
-            (own / "setgroups").write_text("deny")
-        (own / "uid_map").write_text(f"{user} {user} 1")
-        (own / "gid_map").write_text(f"{group} {group} 1")
+            (process / "setgroups").write_text("deny")
+        (process / "uid_map").write_text(f"{user} {user} 1")
+        (process / "gid_map").write_text(f"{group} {group} 1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         up = _INTERFACE.pack(b"lo", _flags("lo") | _IFF_UP)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, up)
 
 
-def _unshare(what: int) -> None:
+def _unshare(flags: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(what):
+    if libc.unshare(flags):
         number = ctypes.get_errno()
         raise OSError(number, f"unshare: {os.strerror(number)}")
 

@@ -327,8 +327,8 @@ class LocalStart:
             return
         for i, place in enumerate(places):
             cores = worker_environment.cores_of(i, len(places), self.cores_per_worker)
-            own = {**self.base, **self.worker_env[place]}
-            self.spares.add(place, self.command[1:], own, cores)
+            env = {**self.base, **self.worker_env[place]}
+            self.spares.add(place, self.command[1:], env, cores)
 
     def __call__(self, job: Job) -> None:
         """Start the workers of an attempt, in spare processes if there are any.
@@ -340,18 +340,18 @@ class LocalStart:
         attempt = {environment.RESTART: str(self.restarts.attempt)}
         for i, (place, config) in enumerate(zip(places, self._configs(places), strict=True)):
             number = worker_environment.rank_in(config) if self.configs else i
-            own = {"TF_CONFIG": config, **attempt, **self.worker_env[place]}
+            env = {"TF_CONFIG": config, **attempt, **self.worker_env[place]}
             cores = worker_environment.cores_of(i, len(places), self.cores_per_worker)
             try:
                 worker = Worker(
                     number,
                     [*self.wrappers[place], *self.command],
-                    {**self.base, **own},
+                    {**self.base, **env},
                     self.output.log(number),
                     self.output.printer(number),
                     self.restarts.appends_logs,
                     cores,
-                    process=self.spares.take(place, own, cores),
+                    process=self.spares.take(place, env, cores),
                     stream=self.output.stream if number == 0 else None,
                 )
             except OSError as error:

@@ -244,11 +244,11 @@ class Membership:
             Refused: `words` are malformed.
         """
         handlers: dict[str, Callable[[Node, Mapping[str, Any], float], None]] = {
-            "ready": self._ready,
-            "failing": self._failing,
-            "ended": self._ended,
-            "leaves": self._leaves,
-            "obstacle": self._cannot_ask,
+            "ready": self._note_ready,
+            "failing": self._note_failing,
+            "ended": self._note_ended,
+            "leaves": self._note_leaves,
+            "obstacle": self._note_obstacle,
             "alive": lambda node, words, now: None,
         }
         try:
@@ -263,7 +263,7 @@ class Membership:
             return
         if self._expected_until is not None and now >= self._expected_until:
             self._expected_until = None
-            self._miss_absent(now)
+            self._end_without_absent(now)
         if self.round is None:
             self._gather(now)
         elif not self._ending and not self._regrouping and self._waiting():
@@ -288,7 +288,7 @@ class Membership:
 
     # ------------------------------------------------------------------------------ the messages
 
-    def _ready(self, node: Node, words: Mapping[str, Any], now: float) -> None:
+    def _note_ready(self, node: Node, words: Mapping[str, Any], now: float) -> None:
         ports = words["ports"]
         if not ports or not all(type(port) is int and 0 < port < 65536 for port in ports):
             raise ValueError
@@ -306,11 +306,11 @@ class Membership:
                 self._end_round("lost", f"node {node.name} has ended its workers")
             self._conclude(now)
 
-    def _failing(self, node: Node, words: Mapping[str, Any], now: float) -> None:
+    def _note_failing(self, node: Node, words: Mapping[str, Any], now: float) -> None:
         if self._is_in_round(node, words["round"]):
             self._end_round("failed", f"a worker of node {node.name} failed", but=node)
 
-    def _ended(self, node: Node, words: Mapping[str, Any], now: float) -> None:
+    def _note_ended(self, node: Node, words: Mapping[str, Any], now: float) -> None:
         report = _Report(
             int(words["code"]), bool(words["failed"]), str(words["cause"]), bool(words["victim"])
         )
@@ -325,11 +325,11 @@ class Membership:
             self._end_round("lost", f"node {node.name} ends with exit code {report.code}")
         self._conclude(now)
 
-    def _leaves(self, node: Node, words: Mapping[str, Any], now: float) -> None:
+    def _note_leaves(self, node: Node, words: Mapping[str, Any], now: float) -> None:
         node.leaves, node.ready = True, ()
         self._say(f"node {node.name} leaves.")
 
-    def _cannot_ask(self, node: Node, words: Mapping[str, Any], now: float) -> None:
+    def _note_obstacle(self, node: Node, words: Mapping[str, Any], now: float) -> None:
         self._obstacle = str(words["why"])
 
     # --------------------------------------------------------------------------------- the rounds
@@ -403,18 +403,20 @@ class Membership:
             if key in self._nodes:
                 self._nodes[key].send(regroup=self.round.number, asks=rank == 0)
 
-    def _end_round(self, how: str, why: str, but: Node | None = None, saves: bool = False) -> None:
+    def _end_round(
+        self, outcome: str, why: str, but: Node | None = None, saves: bool = False
+    ) -> None:
         """End the round: stop the workers of all nodes.
 
         Args:
-            how: Kind of the end, see `_ending`; the first one counts.
+            outcome: Kind of the end, see `_ending`; the first one counts.
             why: The reason as text.
             but: A node that has ended the round itself, so it receives no message.
             saves: Whether the workers may be saving a checkpoint.
         """
         if self._ending or self.round is None:
             return
-        self._ending = how
+        self._ending = outcome
         self._say(f"round {self.round.number} ends: {why}.")
         for key in self.round.nodes:
             node = self._nodes.get(key)
@@ -425,15 +427,15 @@ class Membership:
         """End the job or start the next round, once the workers of all nodes have ended."""
         if self.round is None:
             return
-        here = [key for key in self.round.nodes if key in self._nodes]
-        if any(key not in self._reports for key in here):
+        present = [key for key in self.round.nodes if key in self._nodes]
+        if any(key not in self._reports for key in present):
             return
         if not self._ending:
             if len(self._reports) == len(self.round.nodes):
                 self._finish(0, "all workers have finished")
             return
-        gone = len(here) < len(self.round.nodes)
-        leaves = any(self._nodes[key].leaves for key in here)
+        gone = len(present) < len(self.round.nodes)
+        leaves = any(self._nodes[key].leaves for key in present)
         if self._ending == "checkpoint" and not (gone or leaves or self._regrouping):
             self._finish(stopping.EXIT_CODE, "the workers stopped on request, with a checkpoint")
         elif self._ending != "failed" or not self._count_failure(gone):
@@ -442,10 +444,10 @@ class Membership:
     def _count_failure(self, gone: bool) -> bool:
         """Count the failure of a worker; return whether the job is over."""
         failed = [report for report in self._reports.values() if report.failed]
-        own = [report for report in failed if not report.victim]
-        if gone and not own:  # the workers failed because a node was lost
+        culprits = [report for report in failed if not report.victim]
+        if gone and not culprits:  # the workers failed because a node was lost
             return False
-        first = (own or failed)[0] if failed else _Report(1, True, "a worker failed", False)
+        first = (culprits or failed)[0] if failed else _Report(1, True, "a worker failed", False)
         self._failures += 1
         left = self._limits.max_restarts - self._failures
         if left >= 0:
@@ -482,7 +484,7 @@ class Membership:
             why = "the other nodes have ended this round"
             node.send(stop=claimed.number, why=why, saves=False)
 
-    def _miss_absent(self, now: float) -> None:
+    def _end_without_absent(self, now: float) -> None:
         """End an adopted round if one of its nodes has not reconnected in time."""
         if self.round is None:
             return

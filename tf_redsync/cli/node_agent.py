@@ -222,7 +222,7 @@ class Link:
             for words in self._said:
                 line.send(**words)
             self._line = line
-            beat = asyncio.create_task(_show_life(line))
+            beat = asyncio.create_task(_send_heartbeats(line))
             while not self._job_is_over:
                 words = await line.receive(LOST_SECONDS)
                 self.missing = None
@@ -238,7 +238,7 @@ class Link:
             line.close()
 
 
-async def _show_life(line: Connection) -> None:
+async def _send_heartbeats(line: Connection) -> None:
     while True:
         line.send(kind="alive")
         await asyncio.sleep(ALIVE_SECONDS)

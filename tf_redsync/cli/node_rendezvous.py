@@ -47,10 +47,10 @@ async def own_socket(host: str, port: int) -> socket.socket | None:
     """
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    for *_, address in found:
+    for *_, address in addresses:
         everywhere = is_loopback(str(address[0])) and not is_loopback(host)
         try:
             return _open("" if everywhere else str(address[0]), port)
@@ -102,7 +102,7 @@ class Server:
             words = await line.receive()
             self._connected.add(line)
             node = self.membership.join(words, line.send, time.monotonic())
-            beat = asyncio.create_task(self._show_life(line, node))
+            beat = asyncio.create_task(self._send_heartbeats(line, node))
             while True:
                 words = await line.receive(LOST_SECONDS)
                 self.membership.receive(node, words, time.monotonic())
@@ -125,7 +125,7 @@ class Server:
             self._connected.discard(line)
             line.close()
 
-    async def _show_life(self, line: Connection, node: Node) -> None:
+    async def _send_heartbeats(self, line: Connection, node: Node) -> None:
         while True:
             line.send(alive=True, status=self.membership.status(node))
             await asyncio.sleep(ALIVE_SECONDS)

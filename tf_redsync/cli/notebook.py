@@ -108,8 +108,8 @@ class _Cell:
         data, mark, _ = data.partition(notebook_worker.ERROR_FOLLOWS)
         self._ended = bool(mark)
         lines = data.splitlines(keepends=True)
-        kept = b"".join(line for line in lines if not output.is_noise(line))
-        sys.stdout.write(self._decoder.decode(kept))
+        shown = b"".join(line for line in lines if not output.is_noise(line))
+        sys.stdout.write(self._decoder.decode(shown))
         sys.stdout.flush()
 
 
@@ -188,5 +188,5 @@ def _earlier_lines(worker: WorkerResult, traceback: str) -> list[str]:
     """Return a note with a worker's last lines before its traceback, unless they were streamed."""
     count = traceback.count(root_cause.TRACEBACK)  # one for each chained error
     lines = worker.output.rsplit(root_cause.TRACEBACK, count)[0].rstrip().splitlines()
-    kept = [line for line in lines if not output.is_noise(line.encode())][-TAIL_LINES:]
-    return ["\n".join(["Its last lines before:", *kept])] if worker.index and kept else []
+    shown = [line for line in lines if not output.is_noise(line.encode())][-TAIL_LINES:]
+    return ["\n".join(["Its last lines before:", *shown])] if worker.index and shown else []

@@ -66,8 +66,10 @@ def _dump_error(error: Exception) -> bytes:
     An error whose constructor does not take its `args` cannot be unpickled. Instead of it, the pair
     has its class, `args` and attributes, or `None` if these cannot be pickled either.
     """
-    own = error.__traceback__ and error.__traceback__.tb_next  # without this module's frame
-    text = "".join(traceback.format_exception(type(error), error, own))
+    user_traceback = (
+        error.__traceback__ and error.__traceback__.tb_next
+    )  # without this module's frame
+    text = "".join(traceback.format_exception(type(error), error, user_traceback))
     for form in (error, (type(error), error.args, vars(error))):
         try:
             data = _dump(form)

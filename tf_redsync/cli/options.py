@@ -183,8 +183,8 @@ def command(args: argparse.Namespace) -> list[str]:
         # Only the top-level package is looked up: finding a submodule would import its parents.
         package = args.module[0].partition(".")[0]
         # `sys.path` of an installed program lacks the current directory, unlike with `python -m`.
-        here = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
-        if here is None and importlib.util.find_spec(package) is None:
+        spec = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
+        if spec is None and importlib.util.find_spec(package) is None:
             raise ValueError(f"`-m` must be an importable module. Received: -m {args.module[0]}")
         return [sys.executable, "-m", *args.module]
     if args.script[:1] == ["--"]:
@@ -207,7 +207,7 @@ def _check_order(args: argparse.Namespace) -> None:
     """
     chosen = [args.workers, args.hosts, args.hostfile, args.kubernetes, args.slurm or None]
     chosen.append(getattr(args, "nodes", None))  # `bench` has no such flag
-    if os.environ.get("TF_CONFIG") or any(one is not None for one in chosen):
+    if os.environ.get("TF_CONFIG") or any(value is not None for value in chosen):
         return
     program, *after = [*(args.module or ()), *(args.script or ())] or [""]
     for word in after:
@@ -275,14 +275,14 @@ def check(
         )
     if threads is not None and threads < 1:
         raise ValueError(f"`threads` must be at least 1. Received: threads={threads}.")
-    given = os.environ.get("TF_CONFIG")
-    if (workers is not None or elsewhere) and given:
+    tf_config = os.environ.get("TF_CONFIG")
+    if (workers is not None or elsewhere) and tf_config:
         raise ValueError(
             "TF_CONFIG is already set, but the launcher sets its own. Either unset TF_CONFIG, or "
             "omit -n, --hosts, --slurm and --kubernetes to start the one worker of this TF_CONFIG. "
-            f"Received: TF_CONFIG={given}"
+            f"Received: TF_CONFIG={tf_config}"
         )
-    if workers is None and not given and not elsewhere:
+    if workers is None and not tf_config and not elsewhere:
         raise ValueError(
             "`workers` is missing: pass -n/--workers for workers on this machine, or --hosts for "
             "other machines, or set TF_CONFIG to start the one worker that it names. Received: "
@@ -311,8 +311,8 @@ def worker_arguments(args: argparse.Namespace) -> dict[str, Any]:
             env[environment.JOB] = worker_environment.job_secret()
         if args.start_timeout is not None:
             env[environment.START_TIMEOUT] = f"{args.start_timeout:g}"
-        found = ssh.read(args.hostfile) if args.hosts is None else ssh.parse(args.hosts)
-        at = Remote(found, args.ssh or ssh.SSH, args.python or sys.executable, args.port, env)
+        hosts = ssh.read(args.hostfile) if args.hosts is None else ssh.parse(args.hosts)
+        at = Remote(hosts, args.ssh or ssh.SSH, args.python or sys.executable, args.port, env)
         return {"workers": None, "remote": at}
     if not (args.slurm or args.kubernetes):
         # A worker of a given TF_CONFIG may have peers on other machines: no isolation.
@@ -337,16 +337,16 @@ def worker_arguments(args: argparse.Namespace) -> dict[str, Any]:
 def _check(args: argparse.Namespace) -> None:
     """Raise ValueError for worker flags that exclude each other."""
     over_ssh = args.hosts is not None or args.hostfile is not None
-    given = {
+    flags = {
         "--hosts": args.hosts is not None,
         "--hostfile": args.hostfile is not None,
         "--slurm": args.slurm,
         "--kubernetes": args.kubernetes is not None,
     }
-    chosen = [name for name, there in given.items() if there]
+    chosen = [name for name, is_set in flags.items() if is_set]
     if len(chosen) > 1:
         raise ValueError(
-            f"only one of {', '.join(given)} can be given. Received: {', '.join(chosen)}"
+            f"only one of {', '.join(flags)} can be given. Received: {', '.join(chosen)}"
         )
     if over_ssh and args.workers is not None:
         raise ValueError(

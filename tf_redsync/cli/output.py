@@ -53,18 +53,18 @@ def is_noise(line: bytes) -> bool:
     Noise is everything that its C++ code logs at level INFO, and known harmless warnings and
     errors. All other lines, including those of Python code, are kept.
     """
-    found = _LINE.match(line)
-    if found is None:
+    match = _LINE.match(line)
+    if match is None:
         return _UNLOGGED.match(line) is not None
-    level = found["own"] or found["absl"]
-    return level == b"I" or (level in b"WE" and _HARMLESS.search(line, found.end()) is not None)
+    level = match["own"] or match["absl"]
+    return level == b"I" or (level in b"WE" and _HARMLESS.search(line, match.end()) is not None)
 
 
 def is_error(line: bytes) -> bool:
     """Return whether a line begins a traceback or an error message of TensorFlow or a watchdog."""
-    found = _LINE.match(line)
-    if found is not None:
-        return (found["own"] or found["absl"]) != b"I"
+    match = _LINE.match(line)
+    if match is not None:
+        return (match["own"] or match["absl"]) != b"I"
     return _ERROR.match(line) is not None
 
 
@@ -112,8 +112,8 @@ def printer(index: int, has_log: bool, verbose: bool) -> Callable[[bytes], None]
     prefix = b"" if has_log else paint(f"[worker {index}]", color, sys.stdout).encode() + b" "
 
     def write(lines: bytes) -> None:
-        kept = (line for line in lines.splitlines(keepends=True) if verbose or not is_noise(line))
-        text = b"".join(prefix + line for line in kept)
+        shown = (line for line in lines.splitlines(keepends=True) if verbose or not is_noise(line))
+        text = b"".join(prefix + line for line in shown)
         try:
             # In a notebook or test, sys.stdout may be a text stream without a byte buffer.
             if hasattr(sys.stdout, "buffer"):

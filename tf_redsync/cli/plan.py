@@ -169,8 +169,8 @@ def propose(subject: Subject, args: argparse.Namespace) -> str:
 
     compute = _compute(subject, args)
     measured = _measured([c.method for c in candidates()], args)
-    found = proposals.propose(subject.specs, measured, compute)
-    return proposals.render(found, share_of(args.max_overhead), compute)
+    proposal = proposals.propose(subject.specs, measured, compute)
+    return proposals.render(proposal, share_of(args.max_overhead), compute)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -241,20 +241,20 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(report.render(plan), report.notes(args, subject.synthetic), advice.text, sep="\n\n")
         if advice.code:
             print(f"\n    {advice.code}")
-        found = report.as_json(plan, advice)
-        found |= {"synthetic": subject.synthetic, "rate": args.rate}
-        _write(plan, found, args)
+        document = report.as_json(plan, advice)
+        document |= {"synthetic": subject.synthetic, "rate": args.rate}
+        _write(plan, document, args)
     except PlanError as error:
         parser.error(str(error))
     return 0
 
 
-def _write(plan: Plan, found: dict[str, Any], args: argparse.Namespace) -> None:
+def _write(plan: Plan, document: dict[str, Any], args: argparse.Namespace) -> None:
     from tf_redsync.planning import report
 
     try:
         if args.json:
-            Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         if args.plot:
             report.draw(plan, args.plot)
     except OSError as error:

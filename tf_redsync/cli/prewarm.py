@@ -63,11 +63,11 @@ class Spares:
         Returns:
             The process; `None` if no spare has these cores, or it has ended.
         """
-        process, own = self._waiting.pop(place, (None, None))
+        process, spare_cores = self._waiting.pop(place, (None, None))
         if process is None:
             return None
         assert process.stdin is not None
-        if own == cores and process.poll() is None:
+        if spare_cores == cores and process.poll() is None:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(json.dumps(dict(variables)).encode() + b"\n")
                 process.stdin.close()

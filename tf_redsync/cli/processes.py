@@ -177,12 +177,12 @@ class Worker:
         if self._stream and data:
             self._stream(data)
         head, newline, self._partial = (self._partial + data).rpartition(b"\n")
-        self._take(head + newline)
+        self._take_lines(head + newline)
         if len(self._partial) > _LONGEST_LINE:
-            self._take(self._partial + b"\n")
+            self._take_lines(self._partial + b"\n")
             self._partial = b""
 
-    def _take(self, lines: bytes) -> None:
+    def _take_lines(self, lines: bytes) -> None:
         if lines:
             # A progress bar rewrites its line with "\r": only the last state is kept.
             text = lines.decode("utf-8", "replace").rstrip("\n")
@@ -199,11 +199,11 @@ class Worker:
         self._interrupted = True
 
     def _before_errors(self, lines: bytes) -> bytes:
-        kept = b""
+        shown = b""
         for line in lines.splitlines(keepends=True):
             self._errs = self._errs or output.is_error(line)
-            kept += b"" if self._errs else line
-        return kept
+            shown += b"" if self._errs else line
+        return shown
 
     def ended(self) -> bool:
         """Return whether the process has ended. It stays a zombie, which keeps its process ID."""
@@ -221,7 +221,7 @@ class Worker:
             if self.read() <= 0:
                 break
         if self._partial:
-            self._take(self._partial + b"\n")
+            self._take_lines(self._partial + b"\n")
         self.returncode = self.process.wait()
         self.seconds = time.monotonic() - self._start
         assert self.process.stdout is not None
@@ -363,7 +363,7 @@ class Job:
                     self._selector.unregister(key.fd)
             for worker in [worker for worker in self._alive if worker.ended()]:
                 self._finish(worker)
-                self._after(worker)
+                self._handle_end(worker)
             self._clock(time.monotonic())
         first = root_cause.first_failure(self._failed)
         if first is not None:
@@ -384,9 +384,9 @@ class Job:
     def _print_places(self) -> None:
         """Print, for each worker that raised after an interrupt, the line of the user's program."""
         places = [(w.index, root_cause.place(w.tail(KEPT_LINES))) for w in self._workers]
-        told = ", ".join(f"worker {index} at {place}" for index, place in places if place)
-        if told:
-            self.say(f"interrupted: {told}. Log files (--log-dir) have the tracebacks.")
+        shown = ", ".join(f"worker {index} at {place}" for index, place in places if place)
+        if shown:
+            self.say(f"interrupted: {shown}. Log files (--log-dir) have the tracebacks.")
 
     @property
     def failing(self) -> bool:
@@ -410,7 +410,7 @@ class Job:
             self._selector.unregister(worker.pipe)
         worker.finish()
 
-    def _after(self, worker: Worker) -> None:
+    def _handle_end(self, worker: Worker) -> None:
         """Report a worker's end; of failures only the first, since the others follow from it."""
         code = worker.returncode or 0
         if not code or worker.killed:
@@ -431,10 +431,10 @@ class Job:
 
     def _report(self, worker: Worker, code: int) -> None:
         self._exit_code = 128 - code if code < 0 else code
-        how = f"was ended by {root_cause.signal_name(-code)}" if code < 0 else "failed"
+        ending = f"was ended by {root_cause.signal_name(-code)}" if code < 0 else "failed"
         tail = worker.tail(TAIL_LINES).replace("\n", "\n    ")
         self.say(
-            f"worker {worker.index}{worker.where} {how}: exit code {self._exit_code}. "
+            f"worker {worker.index}{worker.where} {ending}: exit code {self._exit_code}. "
             f"Its last {TAIL_LINES} lines:\n    {tail or '(no output)'}"
         )
         if self._alive:

@@ -52,25 +52,25 @@ class Restarts:
         at_once = place is not None and place == self._suspect and seconds < AT_ONCE_SECONDS
         self._suspect = place
         if at_once and len(self.places) > self.min_workers:
-            return self._without(place, f"worker {first} has failed first twice, at the start")
-        return self._next("")
+            return self._drop_place(place, f"worker {first} has failed first twice, at the start")
+        return self._begin_attempt("")
 
     def without(self, place: int, why: str) -> str | None:
         """Return a message about the restart without a place; `None` for no restart."""
         if not self.left or len(self.places) <= self.min_workers:
             return None
-        return self._without(place, why)
+        return self._drop_place(place, why)
 
-    def _without(self, place: int | None, why: str) -> str:
+    def _drop_place(self, place: int | None, why: str) -> str:
         self.places = [other for other in self.places if other != place]
         self._suspect = None
-        return self._next(f" without it: {why}")
+        return self._begin_attempt(f" without it: {why}")
 
-    def _next(self, how: str) -> str:
+    def _begin_attempt(self, suffix: str) -> str:
         self.left -= 1
         self.attempt += 1
         workers = f"{len(self.places)} worker{'s' if len(self.places) > 1 else ''}"
-        return f"restart {self.attempt} with {workers}{how}; {self.left} left."
+        return f"restart {self.attempt} with {workers}{suffix}; {self.left} left."
 
 
 class NotStarted(Exception):
@@ -103,20 +103,20 @@ def run_attempts(
             result = job.supervise()
             messages.append(result.message)
             seconds = time.monotonic() - began
-            how = restarts.again(result.first_failed, seconds) if result.failed else None
+            notice = restarts.again(result.first_failed, seconds) if result.failed else None
         except NotStarted as missing:
-            how = restarts.without(missing.place, str(missing))
-            if how is None:
+            notice = restarts.without(missing.place, str(missing))
+            if notice is None:
                 raise missing.error from None
         except Cancelled as early:
             job.say(str(early))
             messages.append(str(early))
-            how, result = None, LaunchResult((), early.exit_code, "", interrupted=True)
+            notice, result = None, LaunchResult((), early.exit_code, "", interrupted=True)
         finally:
             job.close()
-        if how is not None:
-            job.say(how)
-            messages.append(how)
+        if notice is not None:
+            job.say(notice)
+            messages.append(notice)
         elif result is not None:
             message = "\n".join(text for text in messages if text)
             return dataclasses.replace(result, message=message, restarts=restarts.attempt)

@@ -82,8 +82,8 @@ def first_failure(ends: Sequence[Failure]) -> tuple[int, str] | None:
 
 def place(output: str) -> str:
     """Return the line of the user's program in the last traceback of a worker; "" without one."""
-    found = _of_traceback(output.rpartition(f"{TRACEBACK}\n")[2].splitlines())
-    return found[2] if found else ""
+    error = _parse_traceback(output.rpartition(f"{TRACEBACK}\n")[2].splitlines())
+    return error[2] if error else ""
 
 
 def blames_another(cause: str) -> bool:
@@ -107,18 +107,18 @@ def _cause(end: Failure) -> tuple[str, bool]:
     starts = [number + 1 for number, line in enumerate(lines) if line.strip() == TRACEBACK]
     if not starts and _UNPARSED.search(end.output):  # a syntax error in the script itself
         starts = [number for number, line in enumerate(lines) if _FRAME.match(line)]
-    found = _of_traceback(lines[starts[-1] :]) if starts else None
-    if found is None:
+    error = _parse_traceback(lines[starts[-1] :]) if starts else None
+    if error is None:
         last = next((line for line in reversed(lines) if line.strip()), "(no output)")
         return f"exit code {end.returncode}; its last line: {_short(last)}", False
-    kind, message, place, folder = found
+    kind, message, place, folder = error
     victim = kind in _VICTIMS or _OF_VICTIMS.search(message) is not None
     text = f"{kind}: {_short(message)}" if message else kind
     text = f"{text} ({place})" if place else text
-    return text + _hiding(message, folder), victim
+    return text + _shadowing_hint(message, folder), victim
 
 
-def _of_traceback(lines: Sequence[str]) -> tuple[str, str, str, str] | None:
+def _parse_traceback(lines: Sequence[str]) -> tuple[str, str, str, str] | None:
     """Return the error's class, its message, its line in the user's program, and the folder."""
     places = []
     for number, line in enumerate(lines):
@@ -146,7 +146,7 @@ def _with_workers(message: str) -> str:
     return f"{line} {'; '.join(workers)}" if workers else line
 
 
-def _own(places: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _user_frames(places: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the frames of the user's program."""
     return [p for p in places if not _LIBRARY.search(p[0]) and not p[0].startswith(_PACKAGE)]
 
@@ -154,21 +154,21 @@ def _own(places: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 def _place(places: Sequence[tuple[str, str]]) -> str:
     if not places:
         return ""
-    file, line = (_own(places) or places)[-1]
+    file, line = (_user_frames(places) or places)[-1]
     relative = os.path.relpath(file) if os.path.isabs(file) else file
     return f"{file if relative.startswith('..') else relative}:{line}"
 
 
 def _folder(places: Sequence[tuple[str, str]]) -> str:
     """Return the folder of the script, where Python looks first for modules."""
-    own = _own(places)
-    return os.path.dirname(os.path.abspath(own[0][0])) if own else os.getcwd()
+    user_places = _user_frames(places)
+    return os.path.dirname(os.path.abspath(user_places[0][0])) if user_places else os.getcwd()
 
 
-def _hiding(message: str, folder: str) -> str:
+def _shadowing_hint(message: str, folder: str) -> str:
     """Return a hint if an error comes from a file beside the script that hides a module."""
-    found = _UNEXPECTED_MODULE.search(message)
-    name = next(filter(None, found.groups()), "") if found else ""
+    match = _UNEXPECTED_MODULE.search(message)
+    name = next(filter(None, match.groups()), "") if match else ""
     file = os.path.join(folder, f"{name}.py")
     if not name or not os.path.exists(file):
         return ""

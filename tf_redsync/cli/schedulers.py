@@ -107,22 +107,22 @@ def kubernetes(
             f"`--kubernetes` must equal the Job's `completions`. Received: --kubernetes {pods}, in "
             f"the pod with JOB_COMPLETION_INDEX={index}"
         )
-    own, _, domain = (env.get("HOSTNAME") or socket.gethostname()).partition(".")
-    domain = domain or socket.getfqdn(own).partition(".")[2]
-    job, _, number = own.rpartition("-")
+    host, _, domain = (env.get("HOSTNAME") or socket.gethostname()).partition(".")
+    domain = domain or socket.getfqdn(host).partition(".")[2]
+    job, _, number = host.rpartition("-")
     if number != index or not job or not domain:
         raise ValueError(
             "the pods of the Job cannot resolve each other's names. Set `subdomain` in its pod "
             "template and create a headless Service of that name (docs/launching.md). Received: "
-            f"host name {own!r} in domain {domain!r}, JOB_COMPLETION_INDEX={index}"
+            f"host name {host!r} in domain {domain!r}, JOB_COMPLETION_INDEX={index}"
         )
     names = [f"{job}-{i}.{domain}" for i in range(pods)]
     return _share(names, int(index), workers, port or DEFAULT_PORT, f"kubernetes-{job}.{domain}")
 
 
-def _share(names: list[str], own: int, workers: int, port: int, job: str) -> Share:
+def _share(names: list[str], index: int, workers: int, port: int, job: str) -> Share:
     addresses = [f"{name}:{port + i}" for name in names for i in range(workers)]
-    first = own * workers
+    first = index * workers
     return Share(tuple(tf_config(addresses, first + i) for i in range(workers)), job)
 
 
@@ -167,11 +167,11 @@ def _names(part: str) -> list[str]:
     if not bracket:
         return [part]
     inside, _, tail = rest.partition("]")
-    found = []
+    names = []
     for piece in inside.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(f"the node list is malformed. Received: {part!r}")
         numbers = range(int(match[1]), int(match[2] or match[1]) + 1)
-        found += [f"{head}{number:0{len(match[1])}}" for number in numbers]
-    return [name + end for name in found for end in _names(tail)] if tail else found
+        names += [f"{head}{number:0{len(match[1])}}" for number in numbers]
+    return [name + end for name in names for end in _names(tail)] if tail else names

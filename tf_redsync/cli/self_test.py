@@ -28,13 +28,13 @@ def run(gpus: int) -> dict[str, dict[str, str]]:
         gpus: Number of GPUs that TensorFlow sees. With 0 only the CPU is tested; the workers share
             a single GPU.
     """
-    found = {"CPU": _on(["-1"] * WORKERS)}
+    problems = {"CPU": _run_workers(["-1"] * WORKERS)}
     if gpus:
-        found["GPU"] = _on([str(i % gpus) for i in range(WORKERS)])
-    return found
+        problems["GPU"] = _run_workers([str(i % gpus) for i in range(WORKERS)])
+    return problems
 
 
-def _on(visible: Sequence[str]) -> dict[str, str]:
+def _run_workers(visible: Sequence[str]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         job = launch.run(
             [sys.executable, "-m", "tf_redsync.cli.self_test", folder],
@@ -79,13 +79,13 @@ def _collectives(strategy: Any) -> dict[str, str]:
             [[0, 0], [1, 1]],
         ),
     }
-    found = {}
+    problems = {}
     for name, (make, expected) in makes.items():
         step = tf.function(lambda make=make: strategy.run(make), autograph=False)
         received = strategy.experimental_local_results(step())[0].numpy()
         right = received.shape == np.shape(expected) and (received == expected).all()
-        found[name] = "" if right else f"received {received.tolist()}, expected {expected}"
-    return found
+        problems[name] = "" if right else f"received {received.tolist()}, expected {expected}"
+    return problems
 
 
 def _train(strategy: Any) -> str:
@@ -113,9 +113,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     (folder,) = sys.argv[1:] if argv is None else argv
     strategy = MultiWorkerMirroredStrategy(timeout_seconds=60)
-    found = {**_collectives(strategy), _TRAINING: _train(strategy)}
+    problems = {**_collectives(strategy), _TRAINING: _train(strategy)}
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(problems), encoding="utf-8")
 
 
 if __name__ == "__main__":

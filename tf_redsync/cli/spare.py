@@ -54,7 +54,7 @@ def _run_script(script: str) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
-def _become(words: list[str]) -> None:
+def _run_as_worker(words: list[str]) -> None:
     """Set the state of an interpreter that was started with `words`, import, wait and run them."""
     module = words[1] if words[0] == "-m" else None
     sys.orig_argv = [sys.executable, *words]
@@ -72,4 +72,4 @@ def _become(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _become(sys.argv[1:])
+    _run_as_worker(sys.argv[1:])

@@ -73,7 +73,7 @@ def read(path: str) -> list[Host]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"`--hostfile` cannot be read: {error}. Received: {path!r}") from error
-    found = []
+    hosts = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -82,8 +82,8 @@ def read(path: str) -> list[Host]:
         slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
         if len(words) > 2 or len(slots) != len(words) - 1:
             raise ValueError(f"a line must be `a:2` or `a slots=2`. Received: {line!r} ({where})")
-        found.append(_host(":".join([words[0], *slots]), where))
-    return _checked(found, path)
+        hosts.append(_host(":".join([words[0], *slots]), where))
+    return _checked(hosts, path)
 
 
 def _host(text: str, where: str) -> Host:
@@ -98,47 +98,47 @@ def _host(text: str, where: str) -> Host:
     return Host(name, int(count))
 
 
-def _checked(hosts: list[Host], given: str) -> list[Host]:
+def _checked(hosts: list[Host], received: str) -> list[Host]:
     names = [host.address for host in hosts]
     twice = sorted({name for name in names if names.count(name) > 1})
     if not hosts or twice:
         problem = f"{twice[0]!r} is given twice; add up its workers" if twice else "there are none"
-        raise ValueError(f"hosts must be given, each once: {problem}. Received: {given!r}")
+        raise ValueError(f"hosts must be given, each once: {problem}. Received: {received!r}")
     local = [name for name in names if _LOOPBACK.fullmatch(name)]
     if local and len(local) < len(names):
         raise ValueError(
             f"{local[0]!r} is a different machine on every host. Use this machine's name or IP "
-            f"address in your network. Received: {given!r}"
+            f"address in your network. Received: {received!r}"
         )
     return hosts
 
 
 def forwarded_environment(
-    names: Sequence[str], own: Mapping[str, str] = os.environ
+    names: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Return the variables that are forwarded to workers on other machines.
 
     Args:
         names: Further variables, as `NAME` or `NAME=VALUE`.
-        own: This process's environment.
+        environ: This process's environment.
 
     Raises:
         ValueError: a `NAME` is not set.
     """
-    found = {
+    forwarded = {
         name: value
-        for name, value in own.items()
+        for name, value in environ.items()
         if name.startswith(FORWARDED) and name != "TF_CONFIG"
     }
     for text in names:
-        name, given, value = text.partition("=")
-        if not name or (not given and name not in own):
+        name, separator, value = text.partition("=")
+        if not name or (not separator and name not in environ):
             raise ValueError(
                 f"`--env` must be NAME=VALUE, or the name of a variable that is set. Received: "
                 f"--env {text}"
             )
-        found[name] = value if given else own[name]
-    return found
+        forwarded[name] = value if separator else environ[name]
+    return forwarded
 
 
 def command(host: Host, ssh: str, python: str) -> list[str]:
@@ -201,7 +201,7 @@ class RemoteWorker(Worker):
             at_end = self.read() == 0
             if "version" not in self._said and (at_end or self.ended()):
                 self.wait()
-                raise HostError(self._why_not())
+                raise HostError(self._failure_reason())
             if time.monotonic() > end:
                 raise HostError(
                     f"host {self.host} did not answer within {seconds:g} s. Check that "
@@ -213,13 +213,13 @@ class RemoteWorker(Worker):
         self._has_job = True
         self._write(json.dumps(job))
 
-    def _why_not(self) -> str:
-        said = self.tail(5).strip() or "(no output)"
+    def _failure_reason(self) -> str:
+        text = self.tail(5).strip() or "(no output)"
         command, python = shlex.join(self._argv[:-1]), shlex.split(self._argv[-1])[-3]
         # WNOWAIT: Job reaps this process, as it does all workers.
         status = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         code = status.si_status if status else 0
-        if "No module named" in said:
+        if "No module named" in text:
             todo = f"{python} has no tf_redsync. Install it, or pass another --python"
         elif code == 255:
             todo = f"the connection failed. Make `{command} true` work without a password"
@@ -227,7 +227,7 @@ class RemoteWorker(Worker):
             todo = f"the interpreter {python} does not exist. Pass --python"
         else:
             todo = f"the launcher's agent did not start (exit code {code})"
-        return f"host {self.host}: {todo}. Output: {said}"
+        return f"host {self.host}: {todo}. Output: {text}"
 
     def _write(self, text: str) -> None:
         pipe = self.process.stdin
@@ -354,9 +354,9 @@ class SSHStart:
         for i, host in enumerate(used):
             words = command(host, self.remote.ssh, self.remote.python)
             log, show = self.output.log(i), self.output.printer(i)
-            again = self.restarts.appends_logs
+            appends = self.restarts.appends_logs
             try:
-                worker = RemoteWorker(i, host.name, words, os.environ, log, show, again)
+                worker = RemoteWorker(i, host.name, words, os.environ, log, show, appends)
             except OSError as error:
                 raise NotStarted(places[i], error) from error
             job.add(worker)

@@ -33,17 +33,17 @@ def free_ports(count: int) -> list[int]:
     except (OSError, ValueError):
         end = 32768
     start = 15000 if end > 16000 else 1024
-    found: list[int] = []
+    free: list[int] = []
     with contextlib.ExitStack() as bound:
         for _ in range(10000):
-            if len(found) == count:
-                return found
+            if len(free) == count:
+                return free
             port = random.SystemRandom().randrange(start, end)
             probe = bound.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 bound.enter_context(ports.reserve(port) or contextlib.nullcontext())
-                found.append(port)
+                free.append(port)
     raise RuntimeError(f"cannot find {count} free TCP ports from {start} to {end} on 127.0.0.1.")
 
 
