@@ -149,7 +149,7 @@ MUTATIONS = (
     Mutation(
         "agreement: nobody differs",
         "cluster/agreement.py",
-        "if _compared(report) != _compared(own)}",
+        "if _compared(report) != _compared(first)}",
         "if False}",
         ("tests/unit/test_drift.py", "tests/distributed/test_disagreement.py", "-k", "differ"),
     ),

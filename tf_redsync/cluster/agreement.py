@@ -39,8 +39,8 @@ class Disagreement(DistributedError, ValueError):
     """The workers run different programs, models, methods or configurations."""
 
 
-def agree(strategy: tf.distribute.Strategy, what: str) -> None:
-    """Check that all workers are about to do `what`, without a collective.
+def agree(strategy: tf.distribute.Strategy, action: str) -> None:
+    """Check that all workers are about to do `action`, without a collective.
 
     Calls are numbered, so the check also detects a worker that makes *another* call at this point,
     or has created other variables since the last call. The chief compares the texts and publishes
@@ -49,21 +49,21 @@ def agree(strategy: tf.distribute.Strategy, what: str) -> None:
 
     Args:
         strategy: A multi-worker strategy. With one worker this is a no-op.
-        what: A text that describes what this worker is about to do.
+        action: A text that describes what this worker is about to do.
 
     Raises:
         Disagreement: on every worker, with the differing texts.
     """
     if collectives.worker_count(strategy) > 1 and not _covered:
-        _agree_and_gather(strategy, what, "")
+        _agree_and_gather(strategy, action, "")
 
 
-def gather_texts(strategy: tf.distribute.Strategy, what: str, text: str) -> list[str]:
-    """Agree on `what`, and return the texts of all workers by rank, without a collective.
+def gather_texts(strategy: tf.distribute.Strategy, action: str, text: str) -> list[str]:
+    """Agree on `action`, and return the texts of all workers by rank, without a collective.
 
     Args:
         strategy: As in `agree`.
-        what: As in `agree`.
+        action: As in `agree`.
         text: This worker's text, of a few kilobytes: the chief's process holds all of them.
 
     Raises:
@@ -71,30 +71,30 @@ def gather_texts(strategy: tf.distribute.Strategy, what: str, text: str) -> list
     """
     if collectives.worker_count(strategy) == 1:
         return [text]
-    return _agree_and_gather(strategy, what, text)
+    return _agree_and_gather(strategy, action, text)
 
 
-def _agree_and_gather(strategy: tf.distribute.Strategy, what: str, text: str) -> list[str]:
+def _agree_and_gather(strategy: tf.distribute.Strategy, action: str, text: str) -> list[str]:
     if not collectives.is_ours(strategy):  # tf_redsync's strategy has started its watchdog
         watchdog.start(strategy, watchdog.DEFAULT_TIMEOUT_SECONDS)
-    with watchdog.waiting_for_agreement(_shortened(what)):
-        verdict, texts = _exchange(strategy, what, text)
+    with watchdog.waiting_for_agreement(_shortened(action)):
+        verdict, texts = _exchange(strategy, action, text)
     if verdict != "agreed":
         raise Disagreement(verdict)
     _created.clear()
     return texts
 
 
-def _shortened(what: str) -> str:
+def _shortened(text: str) -> str:
     """Return the beginning of a text, such as a configuration, for other workers' errors."""
-    return what if len(what) <= _MOST_SHOWN else f"{what[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 @contextmanager
-def agreed(strategy: tf.distribute.Strategy, what: str) -> Iterator[None]:
-    """Context that agrees on `what` once, in place of the agreements within it."""
-    agree(strategy, what)
-    _covered.append(what)
+def agreed(strategy: tf.distribute.Strategy, action: str) -> Iterator[None]:
+    """Context that agrees on `action` once, in place of the agreements within it."""
+    agree(strategy, action)
+    _covered.append(action)
     try:
         yield
     finally:
@@ -121,35 +121,35 @@ def create_variable(create: Callable[..., tf.Variable], arguments: dict[str, Any
         if not hasattr(value, "wrapped_value"):  # a checkpoint checks its values itself
             value = tf.convert_to_tensor(value, arguments.get("dtype"))
             name = arguments.get("name")
-            what = f"create variable {name} {value.dtype.name}{value.shape}"
-            watchdog.begin_broadcast(what, value.dtype.size * value.shape.num_elements())
+            action = f"create variable {name} {value.dtype.name}{value.shape}"
+            watchdog.begin_broadcast(action, value.dtype.size * value.shape.num_elements())
             if not _covered:
-                _created.append(what)
+                _created.append(action)
         return value
 
     try:
         return create(**{**arguments, "initial_value": described})
     except tf.errors.OpError as error:
-        found = watchdog.verdict_after_failure(error.message)
-        if found is None:
+        verdict = watchdog.verdict_after_failure(error.message)
+        if verdict is None:
             raise
-        raise Disagreement(found) from error
+        raise Disagreement(verdict) from error
     finally:
         watchdog.end_broadcast()
 
 
-def _exchange(strategy: tf.distribute.Strategy, what: str, text: str) -> tuple[str, list[str]]:
+def _exchange(strategy: tf.distribute.Strategy, action: str, text: str) -> tuple[str, list[str]]:
     """Publish this worker's text; return the chief's verdict and the texts of all workers."""
-    own = json.dumps([what, _created, text])
+    local_report = json.dumps([action, _created, text])
     number, rank = next(_sequence), collectives.worker_rank(strategy)
     store = coordination.key_value_store()
     if rank != 0:
-        store.set_config_key_value(f"{_PREFIX}/{number}/{rank}", own)
+        store.set_config_key_value(f"{_PREFIX}/{number}/{rank}", local_report)
         verdict, texts = json.loads(_wait_for(f"{number}/verdict", 0))
         return verdict, texts
     workers = collectives.worker_count(strategy)
     received = {r: _wait_for(f"{number}/{r}", r) for r in range(1, workers)}
-    reports = [json.loads(report) for report in (own, *received.values())]
+    reports = [json.loads(report) for report in (local_report, *received.values())]
     verdict, texts = _verdict(reports), [report[-1] for report in reports]
     if number:  # all workers have reached this call, so all have read the last verdict
         store.delete_config_key_value(f"{_PREFIX}/{number - 1}")
@@ -159,11 +159,11 @@ def _exchange(strategy: tf.distribute.Strategy, what: str, text: str) -> tuple[s
 
 def _verdict(reports: list[list[Any]]) -> str:
     """Compare the workers' reports, by rank: their next action and their new variables."""
-    own, others = reports[0], dict(enumerate(reports[1:], 1))
-    different = {r: report for r, report in others.items() if _compared(report) != _compared(own)}
+    first, others = reports[0], dict(enumerate(reports[1:], 1))
+    different = {r: report for r, report in others.items() if _compared(report) != _compared(first)}
     if not different:
         return "agreed"
-    shown = differences(_first_difference([own, *different.values()]))
+    shown = differences(_first_difference([first, *different.values()]))
     lines = [f"worker {r}: {text}" for r, text in zip([0, *different], shown, strict=True)]
     return (
         "the workers disagree; start all of them with the same script, flags, model and method, "
@@ -173,8 +173,8 @@ def _verdict(reports: list[list[Any]]) -> str:
 
 def _compared(report: list[Any]) -> tuple[str, list[str]]:
     """Return the part of a report that must be equal on all workers."""
-    what, created, _ = report
-    return what, [_without_numbers(text) for text in created]
+    action, created, _ = report
+    return action, [_without_numbers(text) for text in created]
 
 
 def _first_difference(reports: list[list[Any]]) -> list[str]:
@@ -182,8 +182,8 @@ def _first_difference(reports: list[list[Any]]) -> list[str]:
     rows = itertools.zip_longest(*(created for _, created, _ in reports))
     for row in rows:
         if len({text and _without_numbers(text) for text in row}) > 1:
-            return [text or what for text, (what, *_) in zip(row, reports, strict=True)]
-    return [what for what, *_ in reports]
+            return [text or action for text, (action, *_) in zip(row, reports, strict=True)]
+    return [action for action, *_ in reports]
 
 
 def _without_numbers(text: str) -> str:
@@ -257,8 +257,8 @@ class Channel:
             if number:  # all workers have reached this call, so all have read the last texts
                 _retrying(lambda: store.delete_config_key_value(f"{self._prefix}/{number - 1}"))
             put("all", json.dumps(texts))
-        found: list[str] = json.loads(get("all"))
-        return found
+        gathered: list[str] = json.loads(get("all"))
+        return gathered
 
 
 def _retrying(action: Callable[[], _Answer]) -> _Answer:
@@ -310,10 +310,10 @@ _MISSING = "(none)"
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the leaves of a structure with their paths."""
     if isinstance(value, dict) and value:
-        for key, one in value.items():
-            yield from _leaves(one, f"{path}.{key}" if path else key)
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list) and any(isinstance(v, (dict, list)) for v in value):
-        for i, one in enumerate(value):
-            yield from _leaves(one, f"{path}[{i}]")
+        for i, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{i}]")
     else:
         yield path, json.dumps(value)

@@ -91,7 +91,7 @@ def joined() -> bool:
 
 @contextmanager
 def time_limits(
-    cluster: Cluster | None, heartbeat: float | None, start: float, given: str
+    cluster: Cluster | None, heartbeat: float | None, start: float, settings: str
 ) -> Iterator[None]:
     """Context in which a strategy starts the service with these time limits.
 
@@ -103,13 +103,13 @@ def time_limits(
             the collectives of all workers, with a message that names no steps. `None`: never.
             TensorFlow's default is 10 s.
         start: Seconds to wait for all processes to start. TensorFlow's default is one hour.
-        given: The user's arguments that determine `heartbeat`, for the error message.
+        settings: The user's arguments that determine `heartbeat`, for the error message.
 
     Raises:
         ValueError: if the cluster or `heartbeat` differs from the first strategy's.
     """
     if joined():
-        _check_same(cluster, heartbeat, given)
+        _check_same(cluster, heartbeat, settings)
     runtime = _context.context()
     runtime.configure_coordination_service = functools.partial(
         runtime.configure_coordination_service,
@@ -123,10 +123,10 @@ def time_limits(
     if cluster is not None and not joined():
         port = int(cluster.addresses[cluster.rank].rpartition(":")[2])
         tcp_timeout.keep(port, min(heartbeat or _DAY_SECONDS, _DAY_SECONDS))
-        _joined[os.getpid()] = cluster, heartbeat, given
+        _joined[os.getpid()] = cluster, heartbeat, settings
 
 
-def _check_same(cluster: Cluster | None, heartbeat: float | None, given: str) -> None:
+def _check_same(cluster: Cluster | None, heartbeat: float | None, settings: str) -> None:
     first, running, given_first = _joined[os.getpid()]
     if cluster != first:
         raise ValueError(
@@ -139,5 +139,5 @@ def _check_same(cluster: Cluster | None, heartbeat: float | None, given: str) ->
             "`heartbeat_seconds`, and a `timeout_seconds` of None or below 30, belong to the first "
             "strategy of a process: they configure TensorFlow's service, which later strategies "
             f"share. The first one had {given_first}. Pass the same values, or restart the process "
-            f"(the kernel of a notebook). Received: {given}"
+            f"(the kernel of a notebook). Received: {settings}"
         )

@@ -109,8 +109,8 @@ def _run(rendezvous: Rendezvous) -> None:
         thread.join()
         raise
     if failures:
-        told = isinstance(failures[0], StartError)  # complete without asyncio's stack frames
-        raise failures[0].with_traceback(None) if told else failures[0]
+        is_complete = isinstance(failures[0], StartError)  # complete without asyncio's stack frames
+        raise failures[0].with_traceback(None) if is_complete else failures[0]
 
 
 _EARLIER_RUN = (
@@ -147,12 +147,12 @@ def listen(cluster: Cluster) -> socket.socket:
         raise already_running(cluster, f"its port {port} is in use ({error.strerror})") from None
 
 
-def already_running(cluster: Cluster, how: str) -> StartError:
+def already_running(cluster: Cluster, evidence: str) -> StartError:
     """Return the error of a process whose task already runs elsewhere."""
     return StartError(
-        f"{cluster.name(cluster.rank)} is running already: {how}. Two processes were started with "
-        "the same task, or an earlier run has not ended; this process ends, the other one goes on. "
-        f"Received: task={cluster.tasks[cluster.rank]} in TF_CONFIG"
+        f"{cluster.name(cluster.rank)} is running already: {evidence}. Two processes were started "
+        "with the same task, or an earlier run has not ended; this process ends, the other one "
+        f"goes on. Received: task={cluster.tasks[cluster.rank]} in TF_CONFIG"
     )
 
 
@@ -179,11 +179,13 @@ class Rendezvous:
             with listen(self.cluster) as port:
                 server = await handshake.start_server(self._answer, port)
                 beside = [asyncio.create_task(self._log_missing())]
-                await self._within_timeout(self._first_of([self.connect(), self._call_myself()]))
+                await self._within_timeout(
+                    self._first_of([self.connect(), self._call_own_address()])
+                )
                 server.close()
         finally:
-            for one in beside:
-                one.cancel()
+            for side_task in beside:
+                side_task.cancel()
 
     def cancel(self) -> None:
         """Cancel `run` from another thread."""
@@ -245,7 +247,7 @@ class Rendezvous:
         finally:
             await _cancelled(main, beside)
 
-    async def _call_myself(self) -> None:
+    async def _call_own_address(self) -> None:
         address = self.cluster.addresses[self.cluster.rank]
         try:
             other = await self.ask(address)
@@ -389,10 +391,10 @@ class Chief(Rendezvous):
                 if self._cancelled:
                     raise StartError(self._cancelled)
                 joined = len(self._joined) == len(self._reasons)
-                if joined and all(one.unreached == [] for one in self._joined.values()):
-                    return await self._go()
-                for one in self._joined.values():
-                    one.line.send(waits=self.waits(), joined=joined)
+                if joined and all(worker.unreached == [] for worker in self._joined.values()):
+                    return await self._send_go()
+                for worker in self._joined.values():
+                    worker.line.send(waits=self.waits(), joined=joined)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _STATUS_SECONDS)
                 self._changed.clear()
@@ -400,18 +402,19 @@ class Chief(Rendezvous):
             for search in searches:
                 search.cancel()
 
-    async def _go(self) -> None:
-        for one in self._joined.values():
-            one.line.send(go=True)
-        await asyncio.gather(*(one.line.flush() for one in self._joined.values()))
+    async def _send_go(self) -> None:
+        for worker in self._joined.values():
+            worker.line.send(go=True)
+        await asyncio.gather(*(worker.line.flush() for worker in self._joined.values()))
         self.connections = {
-            self.cluster.name(r): one.line.duplicate_socket() for r, one in self._joined.items()
+            self.cluster.name(r): worker.line.duplicate_socket()
+            for r, worker in self._joined.items()
         }
 
     @override
     def end(self, text: str) -> None:
-        for one in self._joined.values():
-            one.line.send(end=text)
+        for worker in self._joined.values():
+            worker.line.send(end=text)
 
     @override
     def note_started_tensorflow(self) -> None:
@@ -426,9 +429,9 @@ class Chief(Rendezvous):
             return [(self.cluster.name(rank), self._reasons[rank]) for rank in missing]
         return [
             (f"worker {rank}, which cannot reach {who}", why)
-            for rank, one in sorted(self._joined.items())
-            for who, why in one.unreached or [("all others", "it has not answered yet")]
-            if one.unreached != []
+            for rank, worker in sorted(self._joined.items())
+            for who, why in worker.unreached or [("all others", "it has not answered yet")]
+            if worker.unreached != []
         ]
 
     async def _search(self, rank: int) -> None:
@@ -436,10 +439,10 @@ class Chief(Rendezvous):
         seconds = _retry_delays()
         while True:
             if rank not in self._joined:
-                found = await _unreachable_reason(self, rank)
+                reason = await _unreachable_reason(self, rank)
                 # The reason that follows a call of the worker is more informative.
-                if not (found and self._reasons[rank].startswith(_CALLED)):
-                    self._reasons[rank] = found or (
+                if not (reason and self._reasons[rank].startswith(_CALLED)):
+                    self._reasons[rank] = reason or (
                         "it answers and has not joined; does its TF_CONFIG name worker 0 at "
                         f"{self.cluster.addresses[0]}?"
                     )
@@ -453,7 +456,7 @@ class Chief(Rendezvous):
         refused = self._refused(other)
         if not refused:
             try:
-                there = await self.ask(self.cluster.addresses[other.rank])
+                identity = await self.ask(self.cluster.addresses[other.rank])
             except NoAnswer as error:
                 if not error.serves:
                     self._reasons[other.rank] = (
@@ -463,7 +466,7 @@ class Chief(Rendezvous):
                     return
                 refused = self._duplicate(other, "TensorFlow's server answers")
             else:
-                if there.nonce != other.nonce:
+                if identity.nonce != other.nonce:
                     refused = self._duplicate(other, "another process answers")
         if refused:
             line.send(refused=refused)
@@ -473,7 +476,7 @@ class Chief(Rendezvous):
     async def _accept(self, other: Identity, line: Connection) -> None:
         if other.rank in self._joined:  # its earlier process has ended
             self._joined[other.rank].line.close()
-        one = self._joined[other.rank] = _JoinedWorker(line)
+        worker = self._joined[other.rank] = _JoinedWorker(line)
         line.send(joined=False)
         self._changed.set()
         try:
@@ -482,10 +485,10 @@ class Chief(Rendezvous):
                 if "end" in words:
                     self._cancelled = str(words["end"])
                 if "unreached" in words:
-                    one.unreached = words["unreached"]
+                    worker.unreached = words["unreached"]
                 self._changed.set()
         except NoAnswer as error:
-            if self._joined.get(other.rank) is one:
+            if self._joined.get(other.rank) is worker:
                 del self._joined[other.rank]
                 self._reasons[other.rank] = f"it had joined, and {error}"
                 self._changed.set()
@@ -501,11 +504,11 @@ class Chief(Rendezvous):
             return f"worker 0 is the chief, not this process. Received: rank={other.rank}"
         return ""
 
-    def _duplicate(self, other: Identity, how: str) -> str:
+    def _duplicate(self, other: Identity, evidence: str) -> str:
         cluster = dataclasses.replace(self.cluster, rank=other.rank)
         address = self.cluster.addresses[other.rank]
         return str(
-            already_running(cluster, f"worker 0 finds that {how} at {address}, not this one")
+            already_running(cluster, f"worker 0 finds that {evidence} at {address}, not this one")
         )
 
 
@@ -531,7 +534,7 @@ class Member(Rendezvous):
         while True:
             try:
                 self._line = await self._join()
-                await self._stay(self._line)
+                await self._await_go(self._line)
                 return
             except NoAnswer as error:
                 why = f"{error}: {_EARLIER_RUN}" if error.serves else str(error)
@@ -573,16 +576,16 @@ class Member(Rendezvous):
             if "refused" in words:
                 raise StartError(str(words["refused"]))
             if "unreached" in words:
-                own = self.cluster.addresses[self.me.rank]
-                at = words.get("at", own)
-                here = "" if at == own else f" (in this TF_CONFIG: {own})"
-                raise NoAnswer(f"it does not reach this worker at {at}{here}: {words['unreached']}")
+                own_address = self.cluster.addresses[self.me.rank]
+                at = words.get("at", own_address)
+                note = "" if at == own_address else f" (in this TF_CONFIG: {own_address})"
+                raise NoAnswer(f"it does not reach this worker at {at}{note}: {words['unreached']}")
         except BaseException:
             line.close()
             raise
         return line
 
-    async def _stay(self, line: Connection) -> None:
+    async def _await_go(self, line: Connection) -> None:
         """Follow the chief's messages until it announces that all workers reach each other."""
         reaching: asyncio.Task[Any] | None = None
         try:

@@ -75,8 +75,8 @@ class WorkerReport:
     @override
     def __str__(self) -> str:
         if self.ended:
-            how = f", by {self.error}" if self.error else ""
-            return f"has ended its program, at step {self.step}{how}"
+            cause = f", by {self.error}" if self.error else ""
+            return f"has ended its program, at step {self.step}{cause}"
         if self.failed:
             return f"could not {self.failed}"
         if self.waits is not None:
@@ -160,9 +160,9 @@ class StallDetector:
             self._different_variables,
             self._behind,
         ):
-            found = finding(now, self.timeout_seconds)
-            if found is not None:
-                return f"{found}\n{self._steps_of_all(now)}"
+            reason = finding(now, self.timeout_seconds)
+            if reason is not None:
+                return f"{reason}\n{self._steps_of_all(now)}"
         return None
 
     def warnings(self, now: float) -> dict[int, str]:
@@ -170,19 +170,19 @@ class StallDetector:
         if self.timeout_seconds is None:
             return {}
         self._mark_behind(now)
-        found = {}
+        texts = {}
         for rank, worker in self._workers.items():
             late = 0.0 if worker.behind is None else now - worker.behind
             quarters = int(4 * late / self.timeout_seconds)
             if quarters > worker.warned:
                 data = worker.report.lacks_data
                 where = "for data" if data else f"behind the others: it {worker.report}"
-                found[rank] = (
+                texts[rank] = (
                     f"worker {rank} has {'waited' if data else 'been'} {late:.0f} s {where}. "
                     f"Training ends after timeout_seconds={self.timeout_seconds:g}"
                 )
             worker.warned = quarters
-        return found
+        return texts
 
     def _mark_behind(self, now: float) -> None:
         ahead = max(w.report.place for w in self._workers.values())
@@ -250,40 +250,40 @@ class StallDetector:
 
         The steps in a verdict are then recent. Workers that are silent, too, do not count.
         """
-        heard = {r: w.heard for r, w in self._workers.items() if w.heard is not None}
-        since, silence = heard.pop(rank) + seconds, max(seconds, GONE_SECONDS)
-        return all(last >= since or now >= last + silence for last in heard.values())
+        last_reports = {r: w.heard for r, w in self._workers.items() if w.heard is not None}
+        since, silence = last_reports.pop(rank) + seconds, max(seconds, GONE_SECONDS)
+        return all(last >= since or now >= last + silence for last in last_reports.values())
 
     def _mismatch(self, now: float, limit: float) -> str | None:
         seconds = min(STALLED_SECONDS, limit)
         for waiting, other in self._pairs():
-            here, there = self._workers[waiting].report, self._workers[other].report
-            diverged = here.waits is not None and there.waits is None and there.place > here.place
+            waiter, peer = self._workers[waiting].report, self._workers[other].report
+            diverged = waiter.waits is not None and peer.waits is None and peer.place > waiter.place
             if (
                 diverged
                 and self._stopped(waiting, seconds, now)
                 and self._stopped(other, seconds, now)
             ):
                 return (
-                    f"the workers do different things: worker {waiting} is about to: {here.waits}; "
-                    f"worker {other} has entered a further step. All workers must make the same "
-                    "calls, such as saving and evaluating, on every rank, with the same number of "
-                    "batches:"
+                    f"the workers do different things: worker {waiting} is about to: "
+                    f"{waiter.waits}; worker {other} has entered a further step. All workers must "
+                    "make the same calls, such as saving and evaluating, on every rank, with the "
+                    "same number of batches:"
                 )
         return None
 
     def _different_variables(self, now: float, limit: float) -> str | None:
         for waiting, other in self._pairs():
-            here, there = self._workers[waiting].report, self._workers[other].report
-            agrees = here.waits is not None and here.broadcasts is None
-            if not agrees or there.broadcasts is None or there.agreements >= here.agreements:
+            waiter, peer = self._workers[waiting].report, self._workers[other].report
+            agrees = waiter.waits is not None and waiter.broadcasts is None
+            if not agrees or peer.broadcasts is None or peer.agreements >= waiter.agreements:
                 continue
-            seconds = min(STALLED_SECONDS + there.broadcasts / SLOW_NETWORK, limit)
+            seconds = min(STALLED_SECONDS + peer.broadcasts / SLOW_NETWORK, limit)
             if self._stopped(waiting, seconds, now) and self._stopped(other, seconds, now):
                 return (
-                    f"the workers do different things: worker {waiting} is about to: {here.waits}; "
-                    f"worker {other} is about to: {there.waits}. Create the same variables in the "
-                    "strategy's scope on every rank:"
+                    f"the workers do different things: worker {waiting} is about to: "
+                    f"{waiter.waits}; worker {other} is about to: {peer.waits}. Create the same "
+                    "variables in the strategy's scope on every rank:"
                 )
         return None
 
@@ -322,11 +322,11 @@ class StallDetector:
         for rank, worker in self._workers.items():
             silence = now - worker.heard if worker.heard is not None else 0.0
             quiet = worker.lost or (silence >= GONE_SECONDS and not worker.report.ended)
-            heard = f"; last report {silence:.0f} s ago" if quiet else ""
+            age = f"; last report {silence:.0f} s ago" if quiet else ""
             report = worker.report
             known = WorkerReport(exchanged) if quiet and exchanged > report.step else report
             special = quiet or worker.report.waits is not None or worker.report.place == last
-            lines.append((not special, f"worker {rank} {known}{heard}"))
+            lines.append((not special, f"worker {rank} {known}{age}"))
         shown = [text for _, text in sorted(lines, key=lambda line: line[0])]
         if len(shown) > _MAX_LINES:
             shown[_MAX_LINES:] = [f"and {len(shown) - _MAX_LINES} more workers"]

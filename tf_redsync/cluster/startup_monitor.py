@@ -77,35 +77,37 @@ def main(text: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     parent, seconds, names = json.loads(text)
     began = time.monotonic()
-    heard = {int(number): b"" for number in names}  # of workers whose TensorFlow has not started
+    received = {int(number): b"" for number in names}  # of workers whose TensorFlow has not started
     end, says = began + seconds, began + _FIRST_SECONDS
     with selectors.DefaultSelector() as selector:
-        for number in (0, *heard):
+        for number in (0, *received):
             selector.register(number, selectors.EVENT_READ)
         while (now := time.monotonic()) < end:
-            wait = min(says if heard else now + _EVERY_SECONDS, end) - now  # `end` may be infinite
+            wait = (
+                min(says if received else now + _EVERY_SECONDS, end) - now
+            )  # `end` may be infinite
             for key, _ in selector.select(max(0.0, wait)):
                 if key.fd == 0:
                     return
                 data = _read(key.fd)
-                heard[key.fd] += data
-                lost = _LOST.search(heard[key.fd])
-                if data and _STARTED not in heard[key.fd] and not lost:
+                received[key.fd] += data
+                lost = _LOST.search(received[key.fd])
+                if data and _STARTED not in received[key.fd] and not lost:
                     continue
                 selector.unregister(key.fd)
-                if _STARTED in heard.pop(key.fd):
+                if _STARTED in received.pop(key.fd):
                     continue
                 end = min(end, time.monotonic() + GRACE_SECONDS)
                 name = lost[1].decode() if lost else names[str(key.fd)]
-                for other in heard:
-                    _tell(other, name)
+                for other in received:
+                    _forward_loss(other, name)
                 _say(
                     f"{name} has ended while TensorFlow started, and the others cannot start "
                     f"without it: this process ends within {GRACE_SECONDS:g} s"
                 )
-            if time.monotonic() >= says and heard:
+            if time.monotonic() >= says and received:
                 says += _EVERY_SECONDS
-                waits, waited = ", ".join(names[str(n)] for n in heard), time.monotonic() - began
+                waits, waited = ", ".join(names[str(n)] for n in received), time.monotonic() - began
                 _say(f"waiting for TensorFlow to start on {waits} ({waited:.0f} s)")
     _say("TensorFlow does not start: this process ends by SIGKILL, since it ignores other signals")
     os.kill(parent, signal.SIGKILL)
@@ -119,7 +121,7 @@ def _read(number: int) -> bytes:
         return b""
 
 
-def _tell(number: int, name: str) -> None:
+def _forward_loss(number: int, name: str) -> None:
     """Forward the name of a lost worker."""
     with contextlib.suppress(OSError):
         os.write(number, f'{{"lost": "{name}"}}\n'.encode())

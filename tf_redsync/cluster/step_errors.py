@@ -64,9 +64,9 @@ class translated:  # noqa: N801  # a class, because a generator would cost more 
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if isinstance(error, tf.errors.OpError):
-            found = library_error(error)
-            if found is not None:
-                raise found from error
+            replacement = library_error(error)
+            if replacement is not None:
+                raise replacement from error
 
 
 def fail_in_background(error: Exception) -> str:
@@ -85,9 +85,9 @@ def library_error(error: tf.errors.OpError) -> Exception | None:
     if _in_background and (IN_BACKGROUND in error.message or isinstance(error, _OF_QUEUES)):
         return _in_background[0]
     if isinstance(error, _OF_COLLECTIVES):
-        found = watchdog.verdict_after_loss()
-        if found is not None:
-            return _combined_error(DistributedError, found, error)
+        verdict = watchdog.verdict_after_loss()
+        if verdict is not None:
+            return _combined_error(DistributedError, verdict, error)
     for kind in _kinds(DistributedError):  # raised by a `py_function`
         raised = re.search(rf"(?:^|[ .]){kind.__name__}: (.+)", error.message, re.MULTILINE)
         if raised:
@@ -109,8 +109,8 @@ def _without_assertion(text: str) -> str:
     """Extract the message of `tf.debugging.Assert` from TensorFlow's text."""
     if not text.startswith("assertion failed: "):
         return text
-    said = itertools.takewhile(lambda s: not s.startswith("Condition "), _ASSERTED.findall(text))
-    return " ".join(said)
+    words = itertools.takewhile(lambda s: not s.startswith("Condition "), _ASSERTED.findall(text))
+    return " ".join(words)
 
 
 def _combined_error(
@@ -127,12 +127,12 @@ def _build(
 ) -> DistributedError:
     """Return an error without a cause; `pickle` calls this again to restore it."""
     arguments = kind, theirs, text, code
-    own = {
+    members = {
         "__module__": kind.__module__,
         "__doc__": kind.__doc__,
         "__reduce__": lambda self: (_build, arguments),
     }
-    both: Any = type(kind.__name__, (theirs, kind), own)
+    both: Any = type(kind.__name__, (theirs, kind), members)
     made = both.__new__(both)
     tf.errors.OpError.__init__(made, None, None, text, code)
     return made

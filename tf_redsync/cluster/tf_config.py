@@ -93,8 +93,8 @@ def _workers() -> tuple[list[tuple[str, int]], tuple[str, int] | None]:
     cluster = config.get("cluster")
     if not cluster:
         return [], None
-    own = config["task"]["type"], int(config["task"]["index"])
-    return [(job, i) for job in _TRAINS for i in range(len(cluster.get(job, ())))], own
+    task = config["task"]["type"], int(config["task"]["index"])
+    return [(job, i) for job in _TRAINS for i in range(len(cluster.get(job, ())))], task
 
 
 def check_tf_config(text: str | None, serves: bool = False) -> None:

@@ -145,20 +145,20 @@ def lost_after(timeout_seconds: float | None, heartbeat_seconds: float | None) -
 
 
 @contextmanager
-def waiting_for_agreement(what: str) -> Iterator[None]:
-    """Context in which this worker waits for all others to agree on `what`."""
+def waiting_for_agreement(action: str) -> Iterator[None]:
+    """Context in which this worker waits for all others to agree on `action`."""
     _process.agreements += 1
-    _process.waits = what[:_MAX_TEXT]
+    _process.waits = action[:_MAX_TEXT]
     try:
         yield
-        _process.last = what[:_MAX_TEXT]
+        _process.last = action[:_MAX_TEXT]
     finally:
         _process.waits = None
 
 
-def begin_broadcast(what: str, size: int) -> None:
-    """Record that this worker takes part in a broadcast of `size` bytes, for the action `what`."""
-    _process.waits, _process.broadcasts = what[:_MAX_TEXT], size
+def begin_broadcast(action: str, size: int) -> None:
+    """Record that this worker takes part in a broadcast of `size` bytes, for `action`."""
+    _process.waits, _process.broadcasts = action[:_MAX_TEXT], size
 
 
 def end_broadcast() -> None:
@@ -256,29 +256,29 @@ class _Thread(threading.Thread):
         numbers = dict.fromkeys(self._others, 0)  # number of the next report of each live worker
         while True:
             over = self._over.is_set()
-            own = _process.report(over)
-            self.detector.hear(0, own, self._clock())
-            told = {r: self._read(r, n) for r, n in numbers.items()}
-            found = self.detector.verdict(self._clock())
+            own_report = _process.report(over)
+            self.detector.hear(0, own_report, self._clock())
+            reports = {r: self._read(r, n) for r, n in numbers.items()}
+            reason = self.detector.verdict(self._clock())
             for text in self.detector.warnings(self._now).values():
                 _logger.warning("%s", text)
-            for rank, report in told.items():
+            for rank, report in reports.items():
                 # A last answer also serves workers that ask later.
-                if report is not None or found or over:
-                    words = {"verdict": found, **vars(own)}
+                if report is not None or reason or over:
+                    words = {"verdict": reason, **vars(own_report)}
                     self._publish(f"answer/{rank}/{numbers[rank]}", words)
                 if report is not None:
                     numbers[rank] += 1
                     if report.ended:
                         del numbers[rank]
-            if found and any(not self.detector.is_lost(r) for r in numbers):
+            if reason and any(not self.detector.is_lost(r) for r in numbers):
                 time.sleep(_LINGER_SECONDS)
             if over:
                 return
-            if found:
-                self._abort(found)
+            if reason:
+                self._abort(reason)
                 return
-            self._pause(BROKEN_SECONDS if own.broken else PERIOD_SECONDS)
+            self._pause(BROKEN_SECONDS if own_report.broken else PERIOD_SECONDS)
 
     def _read(self, rank: int, number: int) -> WorkerReport | None:
         """Return a worker's next report if it has arrived, else `None`."""
@@ -292,40 +292,40 @@ class _Thread(threading.Thread):
         return report
 
     def _run_member(self) -> None:
-        number, pending, heard, chief = 0, False, self._clock(), WorkerReport()
+        number, pending, last_answer, chief = 0, False, self._clock(), WorkerReport()
         while True:
             over = self._over.is_set()
-            own, now = _process.report(over), self._clock()
-            self.detector.hear(self._rank, own, now)
+            report, now = _process.report(over), self._clock()
+            self.detector.hear(self._rank, report, now)
             if over and pending:  # the last report has its own number, after the unread one
                 number, pending = number + 1, False
             if not pending and not chief.ended:
-                pending = self._publish(f"report/{self._rank}/{number}", vars(own))
+                pending = self._publish(f"report/{self._rank}/{number}", vars(report))
             if over:
                 return
-            text, found = None, None
+            text, reason = None, None
             if pending:
                 text = self._query(f"answer/{self._rank}/{number}", PERIOD_SECONDS)
             if text is not None:
                 self._delete_key(f"answer/{self._rank}/{number}")
-                number, pending, heard = number + 1, False, self._clock()
+                number, pending, last_answer = number + 1, False, self._clock()
                 answer = json.loads(text)
-                found, chief = answer.pop("verdict"), WorkerReport(**answer)
-                self.detector.hear(0, chief, heard)
-                if self._rank in (late := self.detector.warnings(heard)):
+                reason, chief = answer.pop("verdict"), WorkerReport(**answer)
+                self.detector.hear(0, chief, last_answer)
+                if self._rank in (late := self.detector.warnings(last_answer)):
                     _logger.warning("%s", late[self._rank])
-            elif chief.ended or own.broken or now - heard >= _NO_ANSWER_SECONDS:
-                found = self.detector.verdict(now)
-            if found:
-                self._abort(found)
+            elif chief.ended or report.broken or now - last_answer >= _NO_ANSWER_SECONDS:
+                reason = self.detector.verdict(now)
+            if reason:
+                self._abort(reason)
                 return
             if not pending:  # a late report is up to date when the chief reads it
                 self._pause(PERIOD_SECONDS / 2)
 
-    def _abort(self, found: str) -> None:
-        _process.verdict = found
-        _logger.error("%s", found)
-        coordination.abort_collectives(found)
+    def _abort(self, reason: str) -> None:
+        _process.verdict = reason
+        _logger.error("%s", reason)
+        coordination.abort_collectives(reason)
         self._exit_if_stuck_for_data()
 
     def _exit_if_stuck_for_data(self) -> None:
