@@ -95,5 +95,5 @@ def _bit_length(values: tf.Tensor) -> tf.Tensor:
     thresholds = tf.constant([2**b for b in range(31)], tf.int32)
     if values.shape.num_elements() == 0:
         return tf.zeros_like(values)
-    found = tf.searchsorted(thresholds, tf.reshape(values, [-1]), side="right")
-    return tf.reshape(found, tf.shape(values))
+    lengths = tf.searchsorted(thresholds, tf.reshape(values, [-1]), side="right")
+    return tf.reshape(lengths, tf.shape(values))

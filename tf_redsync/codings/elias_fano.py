@@ -60,11 +60,11 @@ class EliasFano(IndexCoding):
         lengths = [1, *_lengths(stream)]
         count, low_words, high_words = cut(words, lengths)
         low = _low_bits(stream)
-        high, found = bits.set_bits(high_words, stream.slots)
+        high, ones = bits.set_bits(high_words, stream.slots)
         high = tf.cast(high, tf.int64) - np.arange(stream.slots)
         rest = tf.cast(bits.unpacked(low_words, low, stream.slots), tf.int64)
         at = tf.bitwise.left_shift(high, tf.constant(low, tf.int64)) | rest
-        return stream.separated(stream.checked(at, count, found), count)
+        return stream.separated(stream.checked(at, count, ones), count)
 
 
 def _low_bits(stream: Stream) -> int:

@@ -38,8 +38,8 @@ class Group(NamedTuple):
     @property
     def words(self) -> int:
         """The length of the group's code in words."""
-        own = self.stream.capacity
-        return golomb_words([sum(own.sizes)], [sum(own.slots)], [self.rice])
+        capacity = self.stream.capacity
+        return golomb_words([sum(capacity.sizes)], [sum(capacity.slots)], [self.rice])
 
 
 @register
@@ -85,9 +85,9 @@ class Golomb(IndexCoding):
     ) -> CodedPositions:
         parts, totals, streams = [], [], groups(capacity)
         for members, stream, _ in streams:
-            own = tf.gather(counts, members)
-            parts.append(stream.merged([indices[i] for i in members], own))
-            totals.append(tf.reduce_sum(own))
+            group_counts = tf.gather(counts, members)
+            parts.append(stream.merged([indices[i] for i in members], group_counts))
+            totals.append(tf.reduce_sum(group_counts))
         sizes, rice = [g.stream.size for g in streams], [g.rice for g in streams]
         code = golomb_encode(parts, tf.stack(totals), sizes=sizes, rice=rice)
         return CodedPositions(code, list(indices), counts)
@@ -104,9 +104,9 @@ class Golomb(IndexCoding):
         indices: dict[int, tf.Tensor] = {}
         of_tensor: dict[int, tf.Tensor] = {}
         for i, (members, stream, _) in enumerate(streams):
-            at, own = stream.separated(merged[i], counts[:, i : i + 1])
+            at, group_counts = stream.separated(merged[i], counts[:, i : i + 1])
             indices.update(zip(members, at, strict=True))
-            of_tensor.update(zip(members, tf.unstack(own, axis=1), strict=True))
+            of_tensor.update(zip(members, tf.unstack(group_counts, axis=1), strict=True))
         order = range(len(capacity.slots))
         return Positions([indices[i] for i in order], tf.stack([of_tensor[i] for i in order], 1))
 
@@ -133,10 +133,10 @@ def groups(capacity: Capacity) -> list[Group]:
 
 
 def _group(members: tuple[int, ...], capacity: Capacity) -> Group:
-    own = Capacity(
+    group_capacity = Capacity(
         tuple(capacity.sizes[i] for i in members), tuple(capacity.slots[i] for i in members)
     )
-    size = sum(own.sizes)
+    size = sum(group_capacity.sizes)
     if size > MAX_STREAM:
         raise too_large(size)
-    return Group(members, Stream(own), golomb_parameter(size, sum(own.slots)))
+    return Group(members, Stream(group_capacity), golomb_parameter(size, sum(group_capacity.slots)))

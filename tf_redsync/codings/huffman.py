@@ -97,8 +97,8 @@ def table(size: int) -> tuple[np.ndarray, np.ndarray]:
         Two int64 arrays `[256]`.
     """
     # A minimum frequency bounds the length of all codes by LONGEST.
-    often = np.maximum(_often(size), max(1, math.ceil(4 * size / 2 ** (LONGEST - 3))))
-    lengths = _code_lengths(often)
+    occurrences = np.maximum(_byte_counts(size), max(1, math.ceil(4 * size / 2 ** (LONGEST - 3))))
+    lengths = _code_lengths(occurrences)
     codes, code, before = np.zeros(256, np.int64), 0, 0
     for length, symbol in sorted(zip(lengths.tolist(), range(256), strict=True)):
         code <<= length - before
@@ -107,20 +107,20 @@ def table(size: int) -> tuple[np.ndarray, np.ndarray]:
     return lengths, codes
 
 
-def _often(size: int) -> np.ndarray:
+def _byte_counts(size: int) -> np.ndarray:
     """Return the number of occurrences of each byte in positions below `size`, int64 `[256]`."""
-    often = np.zeros(256, np.int64)
+    occurrences = np.zeros(256, np.int64)
     for byte in range(4):
         period, step = 256 ** (byte + 1), 256**byte
         full, rest = divmod(size, period)
-        often += full * step + np.clip(rest - step * np.arange(256), 0, step)
-    return often
+        occurrences += full * step + np.clip(rest - step * np.arange(256), 0, step)
+    return occurrences
 
 
-def _code_lengths(often: np.ndarray) -> np.ndarray:
+def _code_lengths(occurrences: np.ndarray) -> np.ndarray:
     """Return the depths of the leaves of the Huffman tree."""
-    lengths = np.zeros(len(often), np.int64)
-    heap = [(int(n), i, [i]) for i, n in enumerate(often)]
+    lengths = np.zeros(len(occurrences), np.int64)
+    heap = [(int(n), i, [i]) for i, n in enumerate(occurrences)]
     heapq.heapify(heap)
     while len(heap) > 1:
         (n, i, left), (m, _, right) = heapq.heappop(heap), heapq.heappop(heap)
@@ -137,10 +137,10 @@ def _lookup(size: int) -> tuple[np.ndarray, np.ndarray]:
         Two int32 arrays `[2^LONGEST]`.
     """
     lengths, codes = table(size)
-    symbols, found = np.zeros(2**LONGEST, np.int32), np.zeros(2**LONGEST, np.int32)
+    symbols, code_lengths = np.zeros(2**LONGEST, np.int32), np.zeros(2**LONGEST, np.int32)
     for symbol, (length, code) in enumerate(zip(lengths, codes, strict=True)):
-        symbols[code :: 2**length], found[code :: 2**length] = symbol, length
-    return symbols, found
+        symbols[code :: 2**length], code_lengths[code :: 2**length] = symbol, length
+    return symbols, code_lengths
 
 
 def _code_words(stream: Stream) -> int:

@@ -81,19 +81,19 @@ class MessageCoding:
                 values[i] = used(tf.fill(tf.shape(values[i]), mean[0]), coded.counts[i])
                 words.append(wire.to_words(mean))
         true = list(values)
-        own = _with_values(layout)
-        if own:
-            counts = tf.gather(coded.counts, own)
-            rounded = self.values.encode([values[i] for i in own], counts, self.stream)
+        valued = _tensors_with_values(layout)
+        if valued:
+            counts = tf.gather(coded.counts, valued)
+            rounded = self.values.encode([values[i] for i in valued], counts, self.stream)
             words.append(rounded.words)
-            for i, tensor in zip(own, rounded.values, strict=True):
+            for i, tensor in zip(valued, rounded.values, strict=True):
                 values[i] = tensor
         finite = wire.all_finite(values) & all_ones(parts.flags)
         short = wire.zero_unless(finite, joined(*words))
         delivered = values if self.error_feedback else true
         if self.indices.lossless and (self.values.exact or not self.error_feedback):
             return short, list(residuals)
-        return short, _kept(residuals, selected, coded, delivered)
+        return short, _updated_residuals(residuals, selected, coded, delivered)
 
     def decode(
         self, messages: tf.Tensor, like: Sequence[tf.Tensor], layout: MessageLayout
@@ -110,13 +110,13 @@ class MessageCoding:
             coding adds positions.
         """
         capacity = _capacity(like, layout)
-        received, own = self.indices.received(capacity), _with_values(layout)
-        slots, lengths = [received.slots[i] for i in own], self.lengths(capacity, layout)
+        received, valued = self.indices.received(capacity), _tensors_with_values(layout)
+        slots, lengths = [received.slots[i] for i in valued], self.lengths(capacity, layout)
         flags, words, mean_words, value_words = cut(messages, lengths)
         positions = self.indices.decode(words, capacity, self.seed)
         decoded: list[tf.Tensor] = []
-        if own:
-            counts = tf.gather(positions.counts, own, axis=1)
+        if valued:
+            counts = tf.gather(positions.counts, valued, axis=1)
             decoded = self.values.decode(value_words, counts, slots)
         next_value = iter(decoded)
         next_mean = iter(tf.split(mean_words, lengths[2], axis=1) if lengths[2] else ())
@@ -134,9 +134,9 @@ class MessageCoding:
             capacity: Sizes of the tensors and slots of the selection's message.
             layout: The layout of that message.
         """
-        received, own = self.indices.received(capacity), _with_values(layout)
-        values = self.values.words([received.slots[i] for i in own]) if own else 0
-        means = len(layout.quantized) - len(own)
+        received, valued = self.indices.received(capacity), _tensors_with_values(layout)
+        values = self.values.words([received.slots[i] for i in valued]) if valued else 0
+        means = len(layout.quantized) - len(valued)
         return [wire.HEADER_WORDS, self.indices.words(capacity), means, values]
 
     def _values_at(
@@ -153,7 +153,7 @@ class MessageCoding:
         return values
 
 
-def _with_values(layout: MessageLayout) -> list[int]:
+def _tensors_with_values(layout: MessageLayout) -> list[int]:
     """Return the indices of the tensors whose message has values instead of one mean."""
     return [i for i, one_mean in enumerate(layout.quantized) if not one_mean]
 
@@ -172,18 +172,18 @@ def _with_means_repeated(parts: Parts) -> Parts:
     return Parts(parts.flags, parts.counts, parts.indices, values)
 
 
-def _kept(
+def _updated_residuals(
     residuals: Sequence[tf.Tensor],
     parts: Parts,
     coded: CodedPositions,
     delivered: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
     """Return residuals plus selected values minus delivered values."""
-    kept = []
+    updated = []
     for i, residual in enumerate(residuals):
         sums = _add(residual, parts.indices[i], parts.values[i], parts.counts[i])
-        kept.append(_add(sums, coded.indices[i], -delivered[i], coded.counts[i]))
-    return kept
+        updated.append(_add(sums, coded.indices[i], -delivered[i], coded.counts[i]))
+    return updated
 
 
 def _add(tensor: tf.Tensor, at: tf.Tensor, values: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

@@ -60,10 +60,10 @@ class RunLength(IndexCoding):
         codes = bits.unpacked(words[:, 1:], width, fields)
         is_last = tf.cast(codes < longest, tf.int32)
         ends = tf.cumsum(tf.cast(codes + is_last, tf.int64), axis=1) - 1
-        place, found = bits.set_bits(bits.packed(is_last, 1), stream.slots)
+        place, ones = bits.set_bits(bits.packed(is_last, 1), stream.slots)
         at = tf.gather(ends, place, batch_dims=1)
         # A message of zeros has a one in every field, and a count of 0.
-        at = stream.checked(at, count, tf.minimum(found, count))
+        at = stream.checked(at, count, tf.minimum(ones, count))
         return stream.separated(at, count)
 
 

@@ -55,24 +55,24 @@ class Stream:
             parts.append(tf.cast(taken, tf.int64) + start)
         return padded(tf.cast(tf.concat(parts, axis=0), tf.int32), self.slots)
 
-    def checked(self, at: tf.Tensor, count: tf.Tensor, found: tf.Tensor | None = None) -> tf.Tensor:
+    def checked(self, at: tf.Tensor, count: tf.Tensor, ones: tf.Tensor | None = None) -> tf.Tensor:
         """Return received positions after checks of their order and range.
 
         Args:
             at: int32 or int64 `[workers, slots]`.
             count: int32 `[workers, 1]`, the number of positions in the header.
-            found: int32 `[workers, 1]`, the number of positions in the code, if it has one.
+            ones: int32 `[workers, 1]`, the number of positions in the code, if it has one.
 
         Returns:
             int32 `[workers, slots]`, 0 after the first `count`.
 
         Raises:
             tf.errors.InvalidArgumentError: When run, for a count that is out of range or differs
-                from `found`, and for positions that do not ascend or are out of range.
+                from `ones`, and for positions that do not ascend or are out of range.
         """
         right = (count >= 0) & (count <= self.slots)
-        if found is not None:
-            right &= tf.equal(count, found)
+        if ones is not None:
+            right &= tf.equal(count, ones)
         text = f"`messages`: a count must be that of the positions, at most {self.slots}. Received:"
         checks = [tf.debugging.Assert(tf.reduce_all(right), [text, count])]
         valid, at = leading(count, self.slots), tf.cast(at, tf.int64)

@@ -202,25 +202,25 @@ def required(method: Any, kind: type[_T]) -> _T:
     Raises:
         TypeError: if no such method has it.
     """
-    found = capability(method, kind)
-    if found is None:
+    provider = capability(method, kind)
+    if provider is None:
         raise TypeError(
             f"{type(method).__name__} must be a subclass of tf_redsync.exchange.capabilities."
             f"{kind.__name__}, as its `sync_schedule` says."
         )
-    return found
+    return provider
 
 
 def clipping(method: Any) -> Clipping | None:
     """Return the method that clips the whole gradient, or `None` without a `clip_norm`."""
-    found = capability(method, Clipping)
-    return None if found is None or found.clip_norm is None else found
+    provider = capability(method, Clipping)
+    return None if provider is None or provider.clip_norm is None else provider
 
 
 def dense_start(method: Any) -> Any:
     """Return the `DenseWarmUp` at the start of a method's training, or `None`."""
-    found = capability(method, DenseStart)
-    return None if found is None else found.dense_start
+    provider = capability(method, DenseStart)
+    return None if provider is None else provider.dense_start
 
 
 def at_step(method: Any, step: int) -> Any:

@@ -46,8 +46,8 @@ class TensorSpec:
     is_bias_or_norm: bool = dataclasses.field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        found = len(self.shape) < 2 or bool(_BIAS_OR_NORM.search(self.name))
-        object.__setattr__(self, "is_bias_or_norm", found)
+        is_bias_or_norm = len(self.shape) < 2 or bool(_BIAS_OR_NORM.search(self.name))
+        object.__setattr__(self, "is_bias_or_norm", is_bias_or_norm)
 
     @functools.cached_property
     def size(self) -> int:

@@ -160,8 +160,8 @@ def _exchange(
 
 def _fields(request: Request, numbers: bool) -> dict[str, Any]:
     """Return a request's fields by name: its Python numbers, or its tensors."""
-    found = {n: v for n, v in vars(request).items() if v is not None}
-    return {n: value for n, value in found.items() if isinstance(value, int) == numbers}
+    present = {n: v for n, v in vars(request).items() if v is not None}
+    return {n: value for n, value in present.items() if isinstance(value, int) == numbers}
 
 
 def _result(outcome: tuple[Any, ...], old_states: Any) -> LoopbackStep:

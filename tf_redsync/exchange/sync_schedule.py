@@ -66,13 +66,13 @@ class Intervals:
         return tf.minimum(tf.bitwise.left_shift(tf.constant(1, tf.int64), doubled), most)
 
 
-def _steps(asked: Any, total: Any) -> Any:
-    """Return `asked`, or below 1 that fraction of `total`, rounded to at least one step."""
-    if asked >= 1:
-        return asked
+def _steps(steps: Any, total: Any) -> Any:
+    """Return `steps`, or below 1 that fraction of `total`, rounded to at least one step."""
+    if steps >= 1:
+        return steps
     if isinstance(total, int):
-        return max(1, math.floor(asked * total + 0.5))
-    return tf.maximum(tf.cast(tf.floor(asked * tf.cast(total, tf.float64) + 0.5), tf.int64), 1)
+        return max(1, math.floor(steps * total + 0.5))
+    return tf.maximum(tf.cast(tf.floor(steps * tf.cast(total, tf.float64) + 0.5), tf.int64), 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

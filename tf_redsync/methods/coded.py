@@ -120,13 +120,13 @@ class Coded(MethodWrapper):
     @property
     @override
     def traits(self) -> Traits:
-        inside, kept = self.method.traits, {"residual": "sum"} if self.error_feedback else {}
+        inside, added = self.method.traits, {"residual": "sum"} if self.error_feedback else {}
         return dataclasses.replace(
             super().traits,
             paper="-",
             requests="as the method, of coded positions and values",
             bits="density (bits of an index + bits of a value)",
-            state_kinds={**inside.state_kinds, **kept},
+            state_kinds={**inside.state_kinds, **added},
             conserves=inside.conserves and (self.error_feedback or self.values.exact),
             # Decoded values may be larger than the selected ones
             totals_may_overflow=True,

@@ -124,18 +124,18 @@ class DeMo(Method):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        cut = self._cut(spec)
+        cut = self._chunks_of(spec)
         k = min(self.top_k, cut.size)
         return (
             f"{k:,} of {cut.size:,} frequencies of {cut.number:,} chunks of "
             f"{cut.height} x {cut.width}"
         )
 
-    def _cut(self, spec: TensorSpec) -> Chunks:
+    def _chunks_of(self, spec: TensorSpec) -> Chunks:
         return Chunks.of(spec.shape, side=self.chunk, length=self.chunk)
 
     def _messages(self, layout: BucketLayout) -> ChunkMessages:
-        return ChunkMessages(tuple(self._cut(s) for s in layout.specs), self.top_k)
+        return ChunkMessages(tuple(self._chunks_of(s) for s in layout.specs), self.top_k)
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:

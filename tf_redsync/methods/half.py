@@ -95,12 +95,12 @@ class RoundingWrapper(MethodWrapper):
         inside = self.delegate.payloads(layout, step) or []
         if not inside or any(kind is not AllReduce for kind, _ in inside):
             return None  # messages of selected elements
-        found: Payloads = []
+        payloads: Payloads = []
         for number, (_, size) in enumerate(inside):
             finer = number < self.delegate.traits.finer_sums
             rounding = self.rounding.finer() if finer else self.rounding
-            found += rounded_payloads(rounding, size // 4, layout.workers)
-        return found
+            payloads += rounded_payloads(rounding, size // 4, layout.workers)
+        return payloads
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

@@ -9,18 +9,18 @@ _NONE, _NONE_IN_TWO_TASKS = "none", "none in two tasks"
 _UNKNOWN = "not measured"
 
 
-def _by_bits(method: Any) -> str:
+def _block_quantized_loss(method: Any) -> str:
     if method.bits == 8:
         return _NONE_IN_TWO_TASKS
     return "none with SGD, 0.9 % in perplexity with AdamW" if method.bits == 4 else _UNKNOWN
 
 
-def _at_3_percent(text: str) -> Callable[[Any], str]:
+def _at_3_percent_density(text: str) -> Callable[[Any], str]:
     """Return a function that gives `text` for methods with a density of at least 3 %."""
     return lambda method: text if method.density >= 0.03 else f"{_UNKNOWN} below 3 %"
 
 
-def _of_redsync(method: Any) -> str:
+def _redsync_loss(method: Any) -> str:
     as_published = method.density <= 0.001 and method.warm_up is None
     return "8 points in three epochs" if as_published else _UNKNOWN
 
@@ -29,10 +29,10 @@ def _of_redsync(method: Any) -> str:
 _LOSSES: dict[str, Callable[[Any], str]] = {
     "Dense": lambda method: _NONE,
     "HalfPrecision": lambda method: _NONE,
-    "BlockQuantized": _by_bits,
-    "CodedGMC": _at_3_percent("0.5 to 2.6 points"),
-    "CodedTopK": _at_3_percent("none in a language model (no momentum, beta_1=0)"),
-    "RedSync": _of_redsync,
+    "BlockQuantized": _block_quantized_loss,
+    "CodedGMC": _at_3_percent_density("0.5 to 2.6 points"),
+    "CodedTopK": _at_3_percent_density("none in a language model (no momentum, beta_1=0)"),
+    "RedSync": _redsync_loss,
     "PowerSGD": lambda method: "0.3 to 1.6 points" if method.rank >= 4 else _UNKNOWN,
 }
 

@@ -68,8 +68,8 @@ class _SharedRandom(Sparsifier):
         totals, residuals = [], []
         for spec, send, at, total, error in zip(specs, sends, places, sums, errors, strict=True):
             totals.append(tf.reshape(tf.scatter_nd(at, total, [spec.size]), spec.shape))
-            kept = tf.tensor_scatter_nd_update(send, at, error)
-            residuals.append(tf.reshape(kept, spec.shape))
+            residual = tf.tensor_scatter_nd_update(send, at, error)
+            residuals.append(tf.reshape(residual, spec.shape))
         return totals, {"residual": residuals}
 
 

@@ -132,17 +132,17 @@ class SparseLoCo(Method):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        cut = self._cut(spec)
+        cut = self._chunks_of(spec)
         return (
             f"{min(self.top_k, cut.size):,} of {cut.size:,} elements of {cut.number:,} chunks of "
             f"{cut.height} x {cut.width}, {self.value_bits} bits each, every {self.steps} steps"
         )
 
-    def _cut(self, spec: TensorSpec) -> Chunks:
+    def _chunks_of(self, spec: TensorSpec) -> Chunks:
         return Chunks.of(spec.shape, side=self.chunk, length=self.chunk**2)
 
     def _messages(self, layout: BucketLayout) -> ChunkMessages:
-        chunks = tuple(self._cut(s) for s in layout.specs)
+        chunks = tuple(self._chunks_of(s) for s in layout.specs)
         return ChunkMessages(chunks, self.top_k, self.value_bits)
 
     @override

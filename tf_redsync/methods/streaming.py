@@ -173,8 +173,8 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
         if not isinstance(self.fragments, tuple):
             layers = list(dict.fromkeys(_layer(s) for s in specs))
             return [layers.index(_layer(s)) % self.count for s in specs]
-        found = [_first_found(self.fragments, s) for s in specs]
-        missing = set(range(self.count)) - set(found)
+        fragments = [_first_match(self.fragments, s) for s in specs]
+        missing = set(range(self.count)) - set(fragments)
         if missing:
             raise ValueError(
                 "each pattern of `fragments` must be the first match of some variable's path. "
@@ -182,7 +182,7 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
                 f"{', '.join(repr(self.fragments[i]) for i in sorted(missing))}. The variables "
                 f"are: {', '.join(s.name for s in specs)}."
             )
-        return found
+        return fragments
 
     @override
     def describe(self, spec: TensorSpec) -> str:
@@ -225,11 +225,11 @@ def _layer(spec: TensorSpec) -> str:
     return spec.name.rpartition("/")[0] or spec.name
 
 
-def _first_found(patterns: Sequence[str], spec: TensorSpec) -> int:
-    found = [i for i, pattern in enumerate(patterns) if re.search(pattern, spec.name)]
-    if not found:
+def _first_match(patterns: Sequence[str], spec: TensorSpec) -> int:
+    matches = [i for i, pattern in enumerate(patterns) if re.search(pattern, spec.name)]
+    if not matches:
         raise ValueError(
             "a pattern of `fragments` must match the path of each variable. Received: "
             f"fragments={tuple(patterns)}, and a variable {spec.name!r}"
         )
-    return found[0]
+    return matches[0]

@@ -237,8 +237,8 @@ def select_and_code(
         keep_velocities=keep_velocities,
         **options,
     )
-    message, kept = coding(value_bits).encode(chosen.message, chosen.residuals, layout)
-    return Selected(message, kept, list(chosen.velocities), layout)
+    message, new_residuals = coding(value_bits).encode(chosen.message, chosen.residuals, layout)
+    return Selected(message, new_residuals, list(chosen.velocities), layout)
 
 
 def _native_op(
@@ -252,7 +252,7 @@ def _native_op(
 ) -> Selected:
     k = layout.capacities
     streams, rice = _streams(Capacity(tuple(g.shape.num_elements() for g in grads), k))
-    message, kept, moving = native.load().redsync_select_and_code(
+    message, new_residuals, moving = native.load().redsync_select_and_code(
         grads=grads,
         residuals=residuals,
         velocities=velocities,
@@ -263,7 +263,7 @@ def _native_op(
         value_bits=value_bits,
         **options,
     )
-    return Selected(message, kept, moving, layout)
+    return Selected(message, new_residuals, moving, layout)
 
 
 def decode_messages(
