@@ -104,17 +104,17 @@ class Accordion(Sparsifier):
                 "critical": "shared",
                 "steps": "shared",
             },
-            waiting_steps=1.0 / self._low,
+            waiting_steps=1.0 / self._lower_density,
             density_changes=True,
         )
 
     @property
-    def _low(self) -> float:
+    def _lower_density(self) -> float:
         return self.density / 10.0 if self.low_density is None else self.low_density
 
     def low_k(self, spec: TensorSpec) -> int:
         """Return the number of elements of a tensor to send outside of critical regimes."""
-        return element_count(self._low, spec.size)
+        return element_count(self._lower_density, spec.size)
 
     @override
     def describe(self, spec: TensorSpec) -> str:

@@ -97,15 +97,15 @@ class EF21(Sparsifier):
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         estimates, totals = state["estimate"], state["total"]
         grads = feedback.scaled(grads, ctx.scale)
-        found = ops.accumulate_and_select(
+        selection = ops.accumulate_and_select(
             grads, [-e for e in estimates], [], self.counts(ctx.layout)
         )
-        messages = yield AllGather(found.message)
-        changes = ops.decode(messages, found.layout, grads)
-        # `found.residuals` are the differences without the elements that are sent.
-        own = [g - e - r for g, e, r in zip(grads, estimates, found.residuals, strict=True)]
+        messages = yield AllGather(selection.message)
+        changes = ops.decode(messages, selection.layout, grads)
+        # `selection.residuals` are the differences without the elements that are sent.
+        sent = [g - e - r for g, e, r in zip(grads, estimates, selection.residuals, strict=True)]
         totals = [t + c for t, c in zip(totals, changes, strict=True)]
-        estimates = [e + c for e, c in zip(estimates, own, strict=True)]
+        estimates = [e + c for e, c in zip(estimates, sent, strict=True)]
         return totals, {"estimate": estimates, "total": totals}
 
     @override

@@ -90,23 +90,23 @@ class GTopK(Sparsifier):
         if not k:
             return grads, state
         vector = flat(grads)
-        found = ops.accumulate_and_select(
+        selection = ops.accumulate_and_select(
             [vector], [flat(state["residual"])], [], [k], scale=ctx.scale
         )
-        own, residual, layout = found.message, found.residuals[0], found.layout
+        message, residual, layout = selection.message, selection.residuals[0], selection.layout
 
         first, doubling, last = recursive_doubling.rounds(ctx.layout.workers)
         if first is not None:
-            rows = yield PairGather(own, first)
+            rows = yield PairGather(message, first)
             taken = recursive_doubling.merged(rows, layout, [size], layout)
-            residual = _put_back(residual, own, [taken], layout)
-            own = recursive_doubling.after_first_round(taken, ctx.rank, first)
-        sums, kept = own, []
+            residual = _restore_undelivered(residual, message, [taken], layout)
+            message = recursive_doubling.after_first_round(taken, ctx.rank, first)
+        sums, later = message, []
         for distance in doubling:
             rows = yield PairGather(sums, distance)
             sums = recursive_doubling.merged(rows, layout, [size], layout)
-            kept.append(sums)
-        residual = _put_back(residual, own, kept, layout)
+            later.append(sums)
+        residual = _restore_undelivered(residual, message, later, layout)
         if last is not None:
             sums = moved(lambda rows: rows[0], (yield PairGather(sums, last)))
         totals = ops.decode(as_row(sums), layout, [residual])
@@ -114,24 +114,24 @@ class GTopK(Sparsifier):
         return totals, {"residual": split(residual, ctx.layout.specs)}
 
 
-def _put_back(
-    residual: tf.Tensor, own: tf.Tensor, kept: Sequence[tf.Tensor], layout: MessageLayout
+def _restore_undelivered(
+    residual: tf.Tensor, sent: tf.Tensor, later: Sequence[tf.Tensor], layout: MessageLayout
 ) -> tf.Tensor:
     """Add to the residual those elements of a message that some of the later messages lack.
 
     Args:
         residual: float32 `[n]`.
-        own: The message of this worker.
-        kept: The merged messages of the rounds.
+        sent: The message of this worker.
+        later: The merged messages of the rounds.
         layout: Layout of all messages.
     """
     size, (k,) = residual.shape[0], layout.capacities
-    at, values = _elements(own, layout, size)
+    at, values = _elements(sent, layout, size)
     delivered = at < size
-    for message in kept:
-        there, _ = _elements(message, layout, size)
-        place = tf.minimum(tf.searchsorted(there, at, out_type=tf.int64), k - 1)
-        delivered &= tf.equal(tf.gather(there, place), at)
+    for message in later:
+        positions, _ = _elements(message, layout, size)
+        place = tf.minimum(tf.searchsorted(positions, at, out_type=tf.int64), k - 1)
+        delivered &= tf.equal(tf.gather(positions, place), at)
     values = tf.where(delivered, 0.0, values)  # 0 in unused slots, so their position is irrelevant
     at = tf.minimum(at, size - 1)
     return tf.tensor_scatter_nd_add(residual, at[:, tf.newaxis], values)

@@ -128,8 +128,8 @@ class MSTopK(Sparsifier):
         k1, upper, k2, lower = self._thresholds(a, k)
         above = a >= upper
         between = (a >= lower) & ~above
-        needed, found = k - k1, k2 - k1
-        start = tf.cast(u * tf.cast(found - needed + 1, tf.float64), tf.int64)
+        needed, available = k - k1, k2 - k1
+        start = tf.cast(u * tf.cast(available - needed + 1, tf.float64), tf.int64)
         place = tf.cumsum(tf.cast(between, tf.int64), exclusive=True)
         return above | (between & (place >= start) & (place < start + needed))
 

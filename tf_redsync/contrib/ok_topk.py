@@ -139,8 +139,8 @@ class OkTopk(Sparsifier):
         row = MessageLayout.of([capacity(SLACK * k / workers, size)])
         evaluate = tf.equal(ctx.step % self.threshold_interval, 0)
         points, threshold = state["regions"][0], state["threshold"][0]
-        found, own_threshold = _selected(vector, state["own_threshold"][0], k, evaluate)
-        sent = _sent_rows(found, region_edges(points, workers), size, row)
+        selection, own_threshold = _selected(vector, state["own_threshold"][0], k, evaluate)
+        sent = _sent_rows(selection, region_edges(points, workers), size, row)
         rows, starts = without_starts((yield AllToAll(sent.rows)))
 
         sums = recursive_doubling.merged(rows, row, [size], row)
@@ -152,7 +152,7 @@ class OkTopk(Sparsifier):
         messages, threshold = _evaluated(messages, row, k, threshold, evaluate)
         (total,) = ops.decode(messages, row, [vector])
         renew = tf.equal(ctx.step % self.partition_interval, 0)
-        residual = sent.undelivered(found.residuals[0], total)
+        residual = sent.undelivered(selection.residuals[0], total)
         return split(total, ctx.layout.specs), {
             "residual": split(residual, ctx.layout.specs),
             "own_threshold": [own_threshold],
@@ -173,8 +173,8 @@ class _Sent(NamedTuple):
         """Return the residual plus the selected elements that are not in the total."""
         at = tf.minimum(self.positions, residual.shape[0] - 1)
         delivered = self.fits & tf.not_equal(tf.gather(total, at), 0.0)
-        kept = tf.where(delivered, 0.0, self.values)
-        return tf.tensor_scatter_nd_add(residual, at[:, tf.newaxis], kept)
+        returned = tf.where(delivered, 0.0, self.values)
+        return tf.tensor_scatter_nd_add(residual, at[:, tf.newaxis], returned)
 
 
 def _selected(
@@ -184,17 +184,17 @@ def _selected(
     zeros = tf.zeros_like(vector)
 
     def largest() -> tf.Tensor:
-        found = ops.accumulate_and_select([zeros], [vector], [], [k])
-        (values,) = found.layout.split(found.message).values
+        selection = ops.accumulate_and_select([zeros], [vector], [], [k])
+        (values,) = selection.layout.split(selection.message).values
         return tf.reduce_min(tf.abs(values))
 
     threshold = tf.cond(evaluate, largest, lambda: threshold)
     most = capacity(SLACK * k, vector.shape[0])
-    found = ops.accumulate_and_select(
+    selection = ops.accumulate_and_select(
         [zeros], [vector], [], [most], threshold[tf.newaxis], selectors="fixed"
     )
-    adapted = _adapted(threshold, found.layout.split(found.message).counts[0], k)
-    return found, tf.where(evaluate, threshold, adapted)
+    adapted = _adapted(threshold, selection.layout.split(selection.message).counts[0], k)
+    return selection, tf.where(evaluate, threshold, adapted)
 
 
 def _adapted(threshold: tf.Tensor, count: tf.Tensor, k: int) -> tf.Tensor:

@@ -112,13 +112,13 @@ class OneBitSGD(Quantizer):
         rows = yield AllToAll(for_each_worker(message, 2 * len(blocks), workers))
         own_counts = tf.gather(counts, [rank], axis=1)
         received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE)
-        own = []  # sums of this worker's block, its own part without quantization
+        own_sums = []  # sums of this worker's block, its own part without quantization
         for i, (total, error) in enumerate(zip(received, errors, strict=True)):
             count = tf.cast(own_counts[i, 0], tf.int64)
             inside = tf.range(total.shape[0], dtype=tf.int64) < count
-            own.append(tf.where(inside, total + tf.gather(error, rank), 0.0)[tf.newaxis])
+            own_sums.append(tf.where(inside, total + tf.gather(error, rank), 0.0)[tf.newaxis])
 
-        message, own_errors = _quantized(own, own_counts)
+        message, own_errors = _quantized(own_sums, own_counts)
         messages = yield AllGather(message)
         together = one_message(messages, 2 * len(blocks))
         parts = dequantize_sum(together, by_worker(blocks), mode=MODE)

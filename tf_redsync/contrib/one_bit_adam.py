@@ -124,12 +124,12 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         workers, momenta = ctx.layout.workers, state["momentum"]
-        own = [
+        local_momenta = [
             self.beta_1 * m / workers + (1.0 - self.beta_1) * g
             for m, g in zip(momenta, feedback.scaled(grads, ctx.scale), strict=True)
         ]
         seen = [s > 0.0 for s in state["seen"]]
-        new, left = yield from one_bit_sum(own, seen, state, ctx)
+        new, left = yield from one_bit_sum(local_momenta, seen, state, ctx)
         return new, {**state, "momentum": new, **left}
 
     @override
@@ -304,11 +304,11 @@ class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
     def momentum_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Run a synchronous step in one bit with a constant variance; its totals are momenta."""
         workers = ctx.layout.workers
-        own = [
+        local_momenta = [
             self.beta_1 * m / workers + (1.0 - self.beta_1) * g
             for m, g in zip(state["momentum"], feedback.scaled(grads, ctx.scale), strict=True)
         ]
-        momenta, left = yield from one_bit_sum(own, _seen(state), state, ctx)
+        momenta, left = yield from one_bit_sum(local_momenta, _seen_masks(state), state, ctx)
         return momenta, {**state, "momentum": momenta, **left}
 
     @override
@@ -316,7 +316,7 @@ class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
         """Run a local step, in which the momentum follows the gradient of this worker."""
         momenta = [
             tf.where(s, m, 0.0 * m)
-            for s, m in zip(_seen(state), self._momenta(state, totals), strict=True)
+            for s, m in zip(_seen_masks(state), self._momenta(state, totals), strict=True)
         ]
         return momenta, {**state, "momentum": momenta}
 
@@ -331,8 +331,8 @@ class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
         (rates,) = yield AllReduce([state["rates"][0] / ctx.layout.workers])
         scales = [tf.sqrt(v) + self.epsilon for v in state["variance"]]
         over_rates = tf.math.divide_no_nan(1.0, rates)  # keeps non-finite gradients so
-        own = [-p * d * over_rates for p, d in zip(scales, grads, strict=True)]
-        momenta, left = yield from one_bit_sum(own, _seen(state), state, ctx)
+        local_momenta = [-p * d * over_rates for p, d in zip(scales, grads, strict=True)]
+        momenta, left = yield from one_bit_sum(local_momenta, _seen_masks(state), state, ctx)
         moved = [tf.math.divide_no_nan(-rates * m, p) for m, p in zip(momenta, scales, strict=True)]
         return moved, {**state, "momentum": momenta, "rates": [tf.zeros([])], **left}
 
@@ -344,12 +344,12 @@ class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
 
 
 def one_bit_sum(
-    own: list[tf.Tensor], seen: list[tf.Tensor], state: State, ctx: Context
+    summands: list[tf.Tensor], seen: list[tf.Tensor], state: State, ctx: Context
 ) -> Exchange:
     """Sum as `OneBitSGD` does where elements are `seen`; the others are 0.
 
     Args:
-        own: The summands of this worker.
+        summands: The summands of this worker.
         seen: Bool masks of the same shapes, equal on all workers.
         state: State of this worker, with a `residual`.
         ctx: Context of the bucket.
@@ -358,16 +358,16 @@ def one_bit_sum(
         The sums, and a state with the new residuals.
     """
     # `0.0 * x` instead of 0, so that non-finite values are detected
-    masked = [tf.where(s, x, 0.0 * x) for s, x in zip(seen, own, strict=True)]
+    masked = [tf.where(s, x, 0.0 * x) for s, x in zip(seen, summands, strict=True)]
     plain, summed = dataclasses.replace(ctx, scale=None), OneBitSGD(dense_below=0)
     sums, new = yield from summed.exchange(masked, {"residual": state["residual"]}, plain)
-    kept, left = (
+    totals, left = (
         [tf.where(s, x, 0.0) for s, x in zip(seen, tensors, strict=True)]
         for tensors in (sums, new["residual"])
     )
-    return kept, {"residual": left}
+    return totals, {"residual": left}
 
 
-def _seen(state: State) -> list[tf.Tensor]:
+def _seen_masks(state: State) -> list[tf.Tensor]:
     """Return masks of the elements that had a gradient in a dense step."""
     return [v > 0.0 for v in state["variance"]]

@@ -147,8 +147,9 @@ class SparseDithering(Quantizer):
         self._check_size(sizes)
         grads = feedback.scaled(grads, ctx.scale)
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
-        found = [self._levels(tf.reshape(p, [-1])) for p in sums]
-        factors, levels = tf.stack([f for f, _ in found]), tf.concat([k for _, k in found], axis=0)
+        quantized = [self._levels(tf.reshape(p, [-1])) for p in sums]
+        factors = tf.stack([f for f, _ in quantized])
+        levels = tf.concat([k for _, k in quantized], axis=0)
         finite = tf.reduce_all(tf.math.is_finite(factors))
         code = rice_encode(
             tf.cast(levels, tf.int32), rice=self.rice, bitmap_words=self._bitmap_words(sizes)

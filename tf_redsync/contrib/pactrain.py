@@ -152,8 +152,8 @@ class PacTrain(Masked, Waiting, Method):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        kept = kept_elements(self.sparsity, spec.size)
-        return f"once pruned, k = {kept:,}" + (", ternary" if self.ternary else "")
+        k = kept_elements(self.sparsity, spec.size)
+        return f"once pruned, k = {k:,}" + (", ternary" if self.ternary else "")
 
     @override
     def init(self, layout: BucketLayout) -> State:
@@ -220,11 +220,11 @@ class PacTrain(Masked, Waiting, Method):
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Exchange densely before the mask is stable, and count the steps since it was set."""
         totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
-        kept = [
+        masked = [
             tf.where(m, t, tf.zeros_like(t)) for m, t in zip(state["mask"], totals, strict=True)
         ]
         stable = state["stable"][0]
-        return kept, {**state, "stable": [tf.where(stable < 0, stable, stable + 1)]}
+        return masked, {**state, "stable": [tf.where(stable < 0, stable, stable + 1)]}
 
 
 def _gathered(grad: tf.Tensor, mask: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:

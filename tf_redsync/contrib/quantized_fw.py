@@ -117,14 +117,14 @@ class QuantizedFW(StochasticQuantizer):
         rows = yield AllToAll(for_each_worker(coded.message, len(blocks), workers))
         received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE, levels=self.levels)
         errors = by_tensor(coded.errors, len(blocks))
-        own = [  # the received sums, with this worker's own part unquantized
+        own_sums = [  # the received sums, with this worker's own part unquantized
             (total + tf.gather(error, rank))[tf.newaxis]
             for total, error in zip(received, errors, strict=True)
         ]
 
         # Ranks from `workers` on give the second rounding its own random numbers.
         other_stream = own_stream + tf.constant([0, workers, 0])
-        messages = yield AllGather(_quantized(own, other_stream, self.sum_levels).message)
+        messages = yield AllGather(_quantized(own_sums, other_stream, self.sum_levels).message)
         together = one_message(messages, len(blocks))
         parts = dequantize_sum(together, by_worker(blocks), mode=MODE, levels=self.sum_levels)
         return joined(by_tensor(parts, len(blocks)), ctx.layout), state

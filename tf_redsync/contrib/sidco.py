@@ -162,13 +162,15 @@ class SIDCo(Sparsifier):
         scaled = tf.math.divide_no_nan(magnitudes, largest)
         first = max(FIRST_RATIO * size, target)
         quantile = gamma if self.distribution == "gamma" else self._quantile
-        threshold = _next(scaled, tf.constant(0.0), tf.constant(first, tf.float32), quantile)
+        threshold = _next_threshold(
+            scaled, tf.constant(0.0), tf.constant(first, tf.float32), quantile
+        )
         if first > target:
-            tail = _above(scaled, threshold)
+            tail = _values_above(scaled, threshold)
 
             def stage(number: tf.Tensor, threshold: tf.Tensor) -> list[tf.Tensor]:
                 left = first * (target / first) ** (number / (tf.round(stages) - 1.0))
-                return [number + 1.0, _next(tail, threshold, left, self._quantile)]
+                return [number + 1.0, _next_threshold(tail, threshold, left, self._quantile)]
 
             _, threshold = tf.while_loop(
                 lambda number, _: number < tf.round(stages), stage, [tf.constant(1.0), threshold]
@@ -193,14 +195,16 @@ class SIDCo(Sparsifier):
         return tf.stack([stages, tf.where(due, 0.0, achieved), tf.where(due, 0.0, terms)])
 
 
-def _above(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+def _values_above(values: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
     """Return the elements of `values` `[n]` that are above the threshold."""
     return tf.gather(values, tf.reshape(tf.where(values > threshold), [-1]))
 
 
-def _next(values: tf.Tensor, threshold: tf.Tensor, target: tf.Tensor, quantile: Any) -> tf.Tensor:
+def _next_threshold(
+    values: tf.Tensor, threshold: tf.Tensor, target: tf.Tensor, quantile: Any
+) -> tf.Tensor:
     """Return the threshold that about `target` of `values` `[n]` reach, fitted to the excess."""
-    excess = _above(values, threshold) - threshold
+    excess = _values_above(values, threshold) - threshold
     count = tf.cast(tf.size(excess), tf.float32)
     ratio = tf.minimum(1.0, tf.math.divide_no_nan(target, count))
     mean = tf.math.divide_no_nan(tf.reduce_sum(excess), count)

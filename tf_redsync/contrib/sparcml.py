@@ -83,13 +83,13 @@ class SparCML(Sparsifier):
         k = self.counts(ctx.layout)
         if not sum(k):
             return grads, state
-        found = ops.accumulate_and_select(grads, state["residual"], [], k, scale=ctx.scale)
-        stream = _Stream(ctx.layout, found.layout, found.message).shortest()
+        selection = ops.accumulate_and_select(grads, state["residual"], [], k, scale=ctx.scale)
+        stream = _Stream(ctx.layout, selection.layout, selection.message).shortest()
         first, doubling, last = recursive_doubling.rounds(ctx.layout.workers)
         if first is not None:
             stream = stream.plus((yield PairGather(stream.message, first)))
-            own = recursive_doubling.after_first_round(stream.message, ctx.rank, first)
-            stream = dataclasses.replace(stream, message=own)
+            message = recursive_doubling.after_first_round(stream.message, ctx.rank, first)
+            stream = dataclasses.replace(stream, message=message)
         for distance in doubling:
             stream = stream.plus((yield PairGather(stream.message, distance)))
         if last is not None:
@@ -97,7 +97,7 @@ class SparCML(Sparsifier):
             stream = dataclasses.replace(stream, message=moved(lambda r: r[0], rows))
         totals = stream.totals(as_row(stream.message))
         totals = recursive_doubling.nan_unless_finite(stream.message, totals)
-        return totals, {"residual": list(found.residuals)}
+        return totals, {"residual": list(selection.residuals)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,13 +132,13 @@ def _select(
             streams of codings.
     """
     n, coding = len(grads), message_coding(ctx)
-    found = ops.accumulate_and_select(grads, residuals, [], [k] * n)
-    rests = list(found.residuals)
-    rows = moved(lambda m: tf.unstack(m, num=n), _rows(found.message, n))
+    selection = ops.accumulate_and_select(grads, residuals, [], [k] * n)
+    rests = list(selection.residuals)
+    rows = moved(lambda m: tf.unstack(m, num=n), _rows(selection.message, n))
     if coding is not None:
         for i, (row, rest) in enumerate(zip(rows, rests, strict=True)):
-            own = coding.for_message(first + i)
-            rows[i], (rests[i],) = own.encode(row, [rest], MessageLayout.of([k]))
+            row_coding = coding.for_message(first + i)
+            rows[i], (rests[i],) = row_coding.encode(row, [rest], MessageLayout.of([k]))
     return moved(lambda *each: tf.stack(each), *rows), rests
 
 

@@ -102,36 +102,41 @@ class Bloom(IndexCoding):
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        of = self._filters(capacity)
+        layout = self._filters(capacity)
         filters = bloom_build(
-            indices, counts, seed, sizes=capacity.sizes, words=of.words, hashes=of.hashes
+            indices, counts, seed, sizes=capacity.sizes, words=layout.words, hashes=layout.hashes
         )
         words = joined(counts[: self._heads(capacity)], filters)
         positions = self.decode(as_row(words), capacity, seed)
-        found = [only_row(at) for at in positions.indices]
-        return CodedPositions(words, found, only_row(positions.counts))
+        positives = [only_row(at) for at in positions.indices]
+        return CodedPositions(words, positives, only_row(positions.counts))
 
     @override
     def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
-        of = self._filters(capacity)
+        layout = self._filters(capacity)
         if max(capacity.sizes) > MAX_COUNT:
             raise ValueError(
                 f"`indices=Bloom(...)` takes tensors of at most {MAX_COUNT} elements. "
                 f"Received: sizes={capacity.sizes}. Use RawIndices, or split the variable."
             )
-        lengths = [self._heads(capacity), sum(of.words)]
+        lengths = [self._heads(capacity), sum(layout.words)]
         heads, filters = cut(words, lengths)
         places = list(map(self._positives, capacity.sizes, capacity.slots))
         positives = bloom_query(
-            filters, seed, sizes=capacity.sizes, slots=places, words=of.words, hashes=of.hashes
+            filters,
+            seed,
+            sizes=capacity.sizes,
+            slots=places,
+            words=layout.words,
+            hashes=layout.hashes,
         )
         if self.policy == "p0":
             return positives
         counts = tf.minimum(heads, positives.counts)
         indices = []
         for i, (at, slots) in enumerate(zip(positives.indices, capacity.slots, strict=True)):
-            found, count = positives.counts[:, i : i + 1], counts[:, i : i + 1]
-            chosen = self._ordered(at, found, seed, i, capacity)[:, :slots]
+            available, count = positives.counts[:, i : i + 1], counts[:, i : i + 1]
+            chosen = self._ordered(at, available, seed, i, capacity)[:, :slots]
             valid = leading(count, slots)
             indices.append(used(tf.sort(tf.where(valid, chosen, tf.int32.max)), count))
         return Positions(indices, counts)
@@ -146,8 +151,8 @@ class Bloom(IndexCoding):
             place = (first + tf.range(at.shape[1])) % tf.maximum(count, 1)
             return tf.gather(at, place, batch_dims=1)
         if self.policy == "p2":
-            of, limit = self._filters(capacity), capacity.slots[number]
-            words, hashes = of.words[number], of.hashes[number]
+            layout, limit = self._filters(capacity), capacity.slots[number]
+            words, hashes = layout.words[number], layout.hashes[number]
             return by_conflicts(at, count, noise, seed, words=words, hashes=hashes, limit=limit)
         order = tf.argsort(tf.where(leading(count, at.shape[1]), noise, 2.0), stable=True)
         return tf.gather(at, order, batch_dims=1)

@@ -202,8 +202,8 @@ class PolynomialFit(FittedCurve):
         positive, coefficients, places = tf.split(words, [1, size, place_words(k)], axis=1)
         coefficients = tf.reshape(wire.from_words(coefficients), [-1, _segments(k), COEFFICIENTS])
         segment, x = _segment(k, count, tf.clip_by_value(positive, 0, count))
-        own = tf.gather(tf.cast(coefficients, tf.float64), segment, batch_dims=1)
-        curve = tf.reduce_sum(own * _polynomials(x, COEFFICIENTS), axis=2)
+        by_element = tf.gather(tf.cast(coefficients, tf.float64), segment, batch_dims=1)
+        curve = tf.reduce_sum(by_element * _polynomials(x, COEFFICIENTS), axis=2)
         curve = used(tf.cast(curve, tf.float32), count)
         return in_place(curve, bits.unpacked(places, place_bits(k), k))
 
@@ -276,9 +276,9 @@ def _fit_polynomials(curve: tf.Tensor, count: tf.Tensor, positive: tf.Tensor) ->
     terms = tf.where(
         tf.range(k)[:, tf.newaxis] < count, _polynomials(x[0], 2 * COEFFICIENTS - 1), 0.0
     )
-    own = terms[:, :COEFFICIENTS] * curve[:, tf.newaxis]
+    products = terms[:, :COEFFICIENTS] * curve[:, tf.newaxis]
     sums = tf.math.unsorted_segment_sum(terms, segment[0], _segments(k))
-    right = tf.math.unsorted_segment_sum(own, segment[0], _segments(k))
+    right = tf.math.unsorted_segment_sum(products, segment[0], _segments(k))
     # The product of two Chebyshev polynomials is T[i] T[j] = (T[i + j] + T[|i - j|]) / 2.
     i = np.arange(COEFFICIENTS)
     left = tf.gather(sums, i[:, np.newaxis] + i, axis=1)
@@ -356,8 +356,8 @@ def _fit_exponentials(y: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     y = tf.where(is_used, y / scale, 0.0)
     s = _integral(x, y)
     ss = _integral(x, s)
-    one = tf.ones_like(x)
-    product, total = tf.unstack(_least_squares(is_used, y, ss, s, x, one)[:2])
+    ones = tf.ones_like(x)
+    product, total = tf.unstack(_least_squares(is_used, y, ss, s, x, ones)[:2])
     root = tf.sqrt(tf.maximum(total * total + 4.0 * product, CLOSEST**2))
     b = tf.clip_by_value((total + root) / 2.0, -STEEPEST, STEEPEST)
     d = tf.clip_by_value((total - root) / 2.0, -STEEPEST, STEEPEST)

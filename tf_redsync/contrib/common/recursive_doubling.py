@@ -73,7 +73,7 @@ def positions(indices: tf.Tensor, count: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def merged(
-    rows: tf.Tensor, layout: MessageLayout, sizes: Sequence[int], kept: MessageLayout
+    rows: tf.Tensor, layout: MessageLayout, sizes: Sequence[int], result_layout: MessageLayout
 ) -> tf.Tensor:
     """Sum messages and keep the largest sums, as one message.
 
@@ -81,15 +81,17 @@ def merged(
         rows: int32 `[P, words]`; a row with flag 0 is all zeros.
         layout: Layout of a row, without means.
         sizes: Number of elements of each tensor.
-        kept: Layout of the result; its capacity is the number of sums to keep.
+        result_layout: Layout of the result; its capacity is the number of sums to keep.
 
     Returns:
         int32 `[words]`, all zeros unless all messages and the sums are finite.
     """
     parts = layout.split(rows)
-    sums = sparse_merge(parts.indices, parts.values, parts.counts, sizes=sizes, k=kept.capacities)
+    sums = sparse_merge(
+        parts.indices, parts.values, parts.counts, sizes=sizes, k=result_layout.capacities
+    )
     finite = all_ones(parts.flags) & wire.all_finite(sums.values)
-    return kept.message(finite, sums.counts, sums.indices, sums.values)
+    return result_layout.message(finite, sums.counts, sums.indices, sums.values)
 
 
 def after_first_round(message: tf.Tensor, rank: tf.Tensor, first: int) -> tf.Tensor:

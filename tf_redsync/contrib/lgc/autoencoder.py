@@ -57,17 +57,18 @@ class Autoencoder:
         for name in ("channels", "decoder_channels"):
             _check_widths(name, getattr(self, name))
         checks.integer("code_channels", self.code_channels, low=1)
-        found = f"Received: channels={self.channels}, "
+        received = f"Received: channels={self.channels}, "
         if len(self.channels) != len(self.decoder_channels):
             raise ValueError(
                 "`decoder_channels` must have as many widths as `channels`, so that decoded "
-                f"vectors have the original length. {found}decoder_channels={self.decoder_channels}"
+                "vectors have the original length. "
+                f"{received}decoder_channels={self.decoder_channels}"
             )
         if self.code_channels >= self.stride:
             raise ValueError(
                 f"`code_channels` must be less than {self.stride}, the number of values per "
                 "position of the code, so that the code is shorter. Use fewer `code_channels` or "
-                f"more `channels`. {found}code_channels={self.code_channels}"
+                f"more `channels`. {received}code_channels={self.code_channels}"
             )
 
     @property
@@ -212,9 +213,9 @@ def loss_gradient(
         tape.watch(parameters)
         codes = model.encode(parameters, x)
         if model.innovation:
-            own = spread(*largest(x, innovation), x.shape[1])
+            innovations = spread(*largest(x, innovation), x.shape[1])
             code = tf.gather(codes, leader)[tf.newaxis]
-            errors = model.decode(parameters, code, own) - x
+            errors = model.decode(parameters, code, innovations) - x
         else:
             target = weighted_mean(x[:, :, tf.newaxis], scales)[:, :, 0]
             errors = model.decode(parameters, weighted_mean(codes, scales)) - target

@@ -205,17 +205,19 @@ class LGC(Sparsifier):
     def training_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Exchange one bucket in stage 2, and take a training step of the autoencoder."""
         sizes, (parameters,) = self._sizes(ctx.layout), state["autoencoder"]
-        found = sizes.selected(feedback.scaled(grads, ctx.scale), state["residual"])
-        messages = yield AllGather(found.message)
+        selection = sizes.selected(feedback.scaled(grads, ctx.scale), state["residual"])
+        messages = yield AllGather(selection.message)
         totals = ops.decode(messages, sizes.layout, grads)
 
         positions, values = read(messages, sizes.layout)
         places = sizes.places(positions)
         vectors = sizes.padded(at_positions_of(ctx.rank, places, values))
-        own = loss_gradient(self.autoencoder, parameters, vectors, ctx.rank, sizes.innovation)
-        (gradient,) = yield AllReduce([own])
+        local_gradient = loss_gradient(
+            self.autoencoder, parameters, vectors, ctx.rank, sizes.innovation
+        )
+        (gradient,) = yield AllReduce([local_gradient])
         parameters -= self.learning_rate / ctx.layout.workers * gradient
-        return totals, {"residual": list(found.residuals), "autoencoder": [parameters]}
+        return totals, {"residual": list(selection.residuals), "autoencoder": [parameters]}
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
@@ -235,16 +237,16 @@ class LGC(Sparsifier):
         used = sizes.padded(tf.cast(used, tf.float32))
 
         if model.innovation:
-            total, own = yield from server(
+            total, delivered = yield from server(
                 model, parameters, code, values, used, sizes.innovation, ctx.rank, finite
             )
         else:
-            total, own = yield from ring(model, parameters, values, used)
+            total, delivered = yield from ring(model, parameters, values, used)
         at, slots = at[0][:, tf.newaxis], at.shape[1]
         totals = tf.scatter_nd(at, total[:slots], tf.shape(sums, tf.int64))
-        kept = tf.tensor_scatter_nd_sub(sums, at, own[:slots])
+        residual = tf.tensor_scatter_nd_sub(sums, at, delivered[:slots])
         specs = ctx.layout.specs
-        return split(totals, specs), {**state, "residual": split(kept, specs)}
+        return split(totals, specs), {**state, "residual": split(residual, specs)}
 
     def _sizes(self, layout: BucketLayout) -> SelectionSizes:
         """Return the sizes of the selection of a bucket."""
@@ -304,9 +306,9 @@ class SelectionSizes:
         """Convert positions in every tensor to positions in the concatenation of all tensors."""
         at, used, start = [], [], 0
         for i, (size, indices) in enumerate(zip(self.sizes, positions.indices, strict=True)):
-            own = leading(positions.counts[:, i : i + 1], indices.shape[1])
-            at.append(start + tf.where(own, unsigned(indices), size - 1))
-            used.append(own)
+            valid = leading(positions.counts[:, i : i + 1], indices.shape[1])
+            at.append(start + tf.where(valid, unsigned(indices), size - 1))
+            used.append(valid)
             start += size
         return Places(tf.concat(at, axis=1), tf.concat(used, axis=1))
 
@@ -325,18 +327,18 @@ def read(messages: tf.Tensor, layout: MessageLayout) -> tuple[Positions, tf.Tens
     return Positions(list(parts.indices), parts.counts), tf.concat(parts.values, axis=1)
 
 
-def at_positions_of(rank: tf.Tensor, found: Places, values: tf.Tensor) -> tf.Tensor:
+def at_positions_of(rank: tf.Tensor, places: Places, values: tf.Tensor) -> tf.Tensor:
     """Return the values of all messages at the positions of one of them, 0 where missing.
 
     Args:
         rank: Rank of that message, int32 scalar.
-        found: Places of all messages, `[rows, K]`.
+        places: Places of all messages, `[rows, K]`.
         values: float32 `[rows, K]`.
     """
     last = values.shape[1] - 1
     if last < 0:
         return values
-    keys = 2 * found.at + tf.cast(~found.used, tf.int64)  # ascending too
+    keys = 2 * places.at + tf.cast(~places.used, tf.int64)  # ascending too
     wanted = tf.broadcast_to(tf.gather(keys, rank), keys.shape)
     place = tf.minimum(tf.searchsorted(keys, wanted), last)
     hit = tf.equal(tf.gather(keys, place, batch_dims=1), wanted)
@@ -385,9 +387,9 @@ def ring(model: Autoencoder, parameters: tf.Tensor, values: tf.Tensor, used: tf.
     own_code = scale[:, :, tf.newaxis] * model.encode(parameters, x)
     code, scales = yield AllReduce([own_code, scale])
     decoded = used * model.decode(parameters, tf.math.divide_no_nan(code, scales))
-    own = projection(decoded, values)
-    (everyone,) = yield AllReduce([own])
-    return everyone * decoded[0], own * decoded[0]
+    factor = projection(decoded, values)
+    (everyone,) = yield AllReduce([factor])
+    return everyone * decoded[0], factor * decoded[0]
 
 
 def server(
@@ -421,8 +423,8 @@ def server(
         return used * model.decode(parameters, code, spread(at, innovations, length))
 
     at, innovations = largest(normalised(values)[0], innovation)
-    own = projection(decoded(at, innovations), values)
-    floats = tf.concat([own[tf.newaxis], innovations[0]], axis=0)
+    factor = projection(decoded(at, innovations), values)
+    floats = tf.concat([factor[tf.newaxis], innovations[0]], axis=0)
     finite &= tf.reduce_all(tf.math.is_finite(floats))
     messages = yield AllGather(wire.message(finite, floats, at[0]))
     _, floats, at = wire.split(messages, 1 + innovation)
@@ -456,8 +458,8 @@ def from_leader(
     (size,) = words.shape
     octets = tf.bitcast(tf.pad(words, [[0, -size % 3]]), tf.uint8)
     pieces = tf.cast(tf.reshape(octets, [-1, 3]), tf.float32) * tf.constant(PLACES, tf.float32)
-    own = tf.where(tf.equal(ctx.rank, leader), tf.reduce_sum(pieces, axis=1), 0.0)
-    (numbers,) = yield AllReduce([own + tf.where(finite, 0.0, float("nan"))])
+    summand = tf.where(tf.equal(ctx.rank, leader), tf.reduce_sum(pieces, axis=1), 0.0)
+    (numbers,) = yield AllReduce([summand + tf.where(finite, 0.0, float("nan"))])
     all_finite = tf.reduce_all(tf.math.is_finite(numbers))
     numbers = tf.cast(tf.where(all_finite, numbers, 0.0), tf.int32)[:, tf.newaxis]
     octets = tf.reshape(tf.cast(numbers // PLACES % 256, tf.uint8), [-1, 4])
