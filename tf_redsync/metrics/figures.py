@@ -58,7 +58,7 @@ def loss(worker: Worker) -> Any:
     figure = empty(
         340, columns=3, shared_yaxes=True, horizontal_spacing=0.03,
     )  # fmt: skip
-    samples, found = worker.samples, losses(worker)
+    samples, loss_values = worker.samples, losses(worker)
     sent = [_scaled(s.get("bytes_sent"), 1e-6) for s in samples]
     known = {s["step"]: i for i, s in enumerate(samples)}
     validated = [e for e in worker.epochs if (e.get("logs") or {}).get("val_loss") is not None]
@@ -66,7 +66,7 @@ def loss(worker: Worker) -> Any:
     for number, (name, xs) in enumerate((*axes, ("MB sent", sent)), start=1):
         options: dict[str, Any] = {"showlegend": number == 1, "row": 1, "col": number}
         row = {"row": options.pop("row"), "col": options.pop("col")}
-        line = go.Scatter(x=xs, y=found, name="loss", line_color="#4c78a8", **options)
+        line = go.Scatter(x=xs, y=loss_values, name="loss", line_color="#4c78a8", **options)
         figure.add_trace(line, **row)
         if validated:
             at = [_at(e, number, known, sent) for e in validated]
@@ -84,11 +84,11 @@ def _at(
 ) -> float | None:
     """Return the position of an epoch's end on an axis of the losses."""
     if axis < 3:
-        found: float | None = epoch.get("step" if axis == 1 else "elapsed")
-        return found
-    own = (epoch.get("logs") or {}).get("bytes_sent")
-    if own is not None:
-        return _scaled(own, 1e-6)
+        position: float | None = epoch.get("step" if axis == 1 else "elapsed")
+        return position
+    bytes_sent = (epoch.get("logs") or {}).get("bytes_sent")
+    if bytes_sent is not None:
+        return _scaled(bytes_sent, 1e-6)
     return sent[known[epoch["step"]]] if epoch.get("step") in known else None
 
 
@@ -330,5 +330,5 @@ def short_name(name: str, at_most: int = 26) -> str:
     parts = name.split("/")
     while len(parts) > 2 and len("/".join(parts)) > at_most:
         parts = parts[1:]
-    found = "/".join(parts)
-    return found if len(found) <= at_most else "…" + found[1 - at_most :]
+    end = "/".join(parts)
+    return end if len(end) <= at_most else "…" + end[1 - at_most :]

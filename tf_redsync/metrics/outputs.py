@@ -142,10 +142,10 @@ class Outputs:
 
 def _known_losses(buckets: Sequence[Bucket]) -> dict[str, str]:
     """Return what the methods in use are known to cost, by class; see `known_loss`."""
-    found: dict[str, dict[str, None]] = {}
+    by_method: dict[str, dict[str, None]] = {}
     for bucket in buckets:
-        found.setdefault(type(bucket.method).__name__, {})[known_loss(bucket.method)] = None
-    return {name: "; ".join(losses) for name, losses in found.items()}
+        by_method.setdefault(type(bucket.method).__name__, {})[known_loss(bucket.method)] = None
+    return {name: "; ".join(losses) for name, losses in by_method.items()}
 
 
 def mean_logs(model: Any, logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,11 +184,11 @@ def _bytes_before(run_dir: str | os.PathLike[str], rank: int, step: int) -> floa
         step: First step of this process.
     """
     try:
-        found = next((f for f in records.read(run_dir) if f.rank == rank), None)
+        lines = next((f for f in records.read(run_dir) if f.rank == rank), None)
     except OSError:
         return 0.0
     sent = 0.0
-    for record in found.records if found and step else ():
+    for record in lines.records if lines and step else ():
         if record["record"] == "run" and not record.get("step"):  # a new training
             sent = 0.0
         elif record["record"] == "sample" and record.get("step", math.inf) <= step:
@@ -225,9 +225,9 @@ class Events:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write scalars of a step in one operation; `tf.summary.scalar` needs one for each."""
         kind = tf.compat.v1.Summary
-        found = kind(value=[kind.Value(tag=n, simple_value=v) for n, v in values.items()])
+        summary = kind(value=[kind.Value(tag=n, simple_value=v) for n, v in values.items()])
         with self._written_to(step):
-            tf.summary.experimental.write_raw_pb(found.SerializeToString())
+            tf.summary.experimental.write_raw_pb(summary.SerializeToString())
 
     def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
         """Write histograms of a step, and flush the writer."""

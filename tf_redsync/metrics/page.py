@@ -82,13 +82,13 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
 
 def _checked(output: str | os.PathLike[str]) -> Path:
     """Return the path of the file to write."""
-    path, given = Path(output), f"Received: output={os.fspath(output)!r}"
+    path, received = Path(output), f"Received: output={os.fspath(output)!r}"
     if not os.fspath(output) or path.is_dir():
-        raise ValueError(f"`output` must be a file, not a directory. {given}")
+        raise ValueError(f"`output` must be a file, not a directory. {received}")
     if is_records(path):
-        raise ValueError(f"`output` must not be a file of CompressionMetrics. {given}")
+        raise ValueError(f"`output` must not be a file of CompressionMetrics. {received}")
     if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"`output` must be a file in an existing directory. {given}")
+        raise FileNotFoundError(f"`output` must be a file in an existing directory. {received}")
     return path
 
 
@@ -152,15 +152,15 @@ def methods_of(worker: Worker) -> list[str]:
 def _answer(history: History) -> str:
     """Return the head's text: saved bytes, measured accuracy losses, and the parts of a step."""
     worker = history.first
-    traffic, found = _traffic(worker), []
+    traffic, sentences = _traffic(worker), []
     if traffic.ratio:
         bytes_ = f"{size(traffic.sent)} instead of {size(traffic.dense)}"
         since = f" after step {traffic.first:,}" if traffic.first else ""
-        found.append(f"Each worker sent {bytes_}{since}, {traffic.ratio:,.1f} times less.")
+        sentences.append(f"Each worker sent {bytes_}{since}, {traffic.ratio:,.1f} times less.")
     known = worker.run.get("known_losses") or {}
     largest = methods_of(worker)[0]
     if largest in known:
-        found.append(
+        sentences.append(
             f"The known loss of accuracy of {largest}: {known[largest]} (docs/accuracy.md)."
         )
     split = next((w.splits[-1] for w in history.workers if w.splits), None)
@@ -168,8 +168,8 @@ def _answer(history: History) -> str:
         parts = [(split.get(f"{part}_ms"), part) for part in figures.PARTS]
         times = sorted(((ms, part) for ms, part in parts if ms), reverse=True)
         spent = ", ".join(f"{part} {ms:,.1f}" for ms, part in times)
-        found.append(f"A step's milliseconds: {spent}.")
-    return f"<p class='answer'>{_escaped(' '.join(found))}</p>" if found else ""
+        sentences.append(f"A step's milliseconds: {spent}.")
+    return f"<p class='answer'>{_escaped(' '.join(sentences))}</p>" if sentences else ""
 
 
 def _facts(history: History, source: str) -> str:
@@ -225,10 +225,10 @@ class Traffic:
 
 def _traffic(worker: Worker) -> Traffic:
     first, before = worker.start.get("step") or 0, worker.start.get("bytes_sent") or 0.0
-    found = [(s, s.get("bytes_sent")) for s in worker.samples]
-    found += [(e, (e.get("logs") or {}).get("bytes_sent")) for e in worker.epochs]
+    points = [(s, s.get("bytes_sent")) for s in worker.samples]
+    points += [(e, (e.get("logs") or {}).get("bytes_sent")) for e in worker.epochs]
     sent, dense, last = None, 0.0, first
-    for record, so_far in sorted(found, key=lambda pair: pair[0].get("step") or 0):
+    for record, so_far in sorted(points, key=lambda pair: pair[0].get("step") or 0):
         step = max(record.get("step") or 0, last)
         dense, last = dense + (record.get("dense_bytes") or 0.0) * (step - last), step
         sent = sent if so_far is None else so_far - before

@@ -73,7 +73,7 @@ class Profiles:
             steps: Training steps per batch.
         """
         if self._left:
-            self._leave()
+            self._exit_trace()
             self._left -= 1
             if not self._left:
                 self._profiler.stop(steps)
@@ -82,19 +82,19 @@ class Profiles:
         """Return a new result, or `None`; see `Profiler.result`."""
         if self._left:  # the epoch ended during the profile, which continues in the next one
             return None
-        found = self._profiler.result(wait)
-        if found is not None:
-            self.last, now = found, time.time()
+        split = self._profiler.result(wait)
+        if split is not None:
+            self.last, now = split, time.time()
             self._next = now + (now - self._began) / _SHARE
-        return found
+        return split
 
     def close(self) -> None:
         """Stop a running profile without a result."""
-        self._leave()
+        self._exit_trace()
         self._left = 0
         self._profiler.abandon()
 
-    def _leave(self) -> None:
+    def _exit_trace(self) -> None:
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.__exit__(None, None, None)
@@ -177,10 +177,10 @@ class Profiler:
         thread.join(wait)
         if thread.is_alive():
             return None
-        self._thread, found, self._found = None, self._found, None
-        if isinstance(found, NoProfile):
-            raise found
-        return found
+        self._thread, split, self._found = None, self._found, None
+        if isinstance(split, NoProfile):
+            raise split
+        return split
 
     def abandon(self) -> None:
         """Stop recording without a result."""
@@ -275,13 +275,13 @@ def _events(space: Any) -> tuple[list[Span], dict[str, list[Span]]]:
 def _parts(step: Span, lanes: dict[str, list[Span]]) -> dict[str, float]:
     """Return the parts of a step. If ops of several lanes overlap, the first lane below counts."""
     inside = {kind: within(step, spans) for kind, spans in lanes.items()}
-    found, covered, so_far = {}, list[Span](), 0.0
+    parts, covered, so_far = {}, list[Span](), 0.0
     for kind in ("select", "decode", "compute", "input"):
         covered = union([*covered, *inside[kind]])
-        found[kind] = length(covered) - so_far
-        so_far += found[kind]
+        parts[kind] = length(covered) - so_far
+        so_far += parts[kind]
     whole = step[1] - step[0]
-    return found | {"exchange": length(inside["exchange"]), "wait": whole - so_far, "step": whole}
+    return parts | {"exchange": length(inside["exchange"]), "wait": whole - so_far, "step": whole}
 
 
 def within(step: Span, spans: Iterable[Span]) -> list[Span]:

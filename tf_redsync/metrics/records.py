@@ -145,14 +145,14 @@ def read(directory: str | os.PathLike[str]) -> list[Lines]:
             + ("is not a directory." if folder.exists() else "does not exist.")
         )
     names = ((p, _FILE.fullmatch(p.name)) for p in folder.iterdir() if p.is_file())
-    found = {int(match[1]): path for path, match in names if match}
-    if not found:
+    paths = {int(match[1]): path for path, match in names if match}
+    if not paths:
         raise FileNotFoundError(
             f"`run_dir` has no file worker-0.jsonl, so it has no records. Train with "
             "callbacks=[tf_redsync.callbacks.CompressionMetrics(run_dir=...)] and pass the same "
             f"directory. Received: run_dir={os.fspath(directory)!r}"
         )
-    return [_read(rank, found[rank]) for rank in sorted(found)]
+    return [_read(rank, paths[rank]) for rank in sorted(paths)]
 
 
 def _read(rank: int, path: Path) -> Lines:
@@ -232,19 +232,19 @@ def load(run_dir: str | os.PathLike[str]) -> History:
                 f"worker {lines.rank}: skipped {_number(lines.damaged, 'malformed line')}, such as "
                 "an incomplete one of a killed process."
             )
-        found = _worker(lines, notes)
-        if found is not None:
-            workers.append(found)
+        worker = _worker(lines, notes)
+        if worker is not None:
+            workers.append(worker)
     if not workers:
         raise ValueError(
             "`run_dir` has files of CompressionMetrics without a training step. Train at least one "
             f"step before the report. Received: run_dir={os.fspath(run_dir)!r}"
         )
-    expected, there = int(workers[0].run.get("workers", 1)), [w.rank for w in workers]
-    if len(there) < expected:
+    expected, ranks = int(workers[0].run.get("workers", 1)), [w.rank for w in workers]
+    if len(ranks) < expected:
         notes.append(
-            f"{_number(len(there), 'file')} found of {expected} workers: those of "
-            f"{'worker' if len(there) == 1 else 'workers'} {', '.join(map(str, there))}. The "
+            f"{_number(len(ranks), 'file')} found of {expected} workers: those of "
+            f"{'worker' if len(ranks) == 1 else 'workers'} {', '.join(map(str, ranks))}. The "
             "others had no CompressionMetrics callback, or another directory."
         )
     return History(tuple(workers), tuple(notes))
@@ -254,43 +254,43 @@ def _worker(lines: Lines, notes: list[str]) -> Worker | None:
     """Join a worker's runs. A run may begin before the end of the previous one."""
     run: dict[str, Any] = {}
     start = run
-    kept: list[dict[str, Any]] = []
-    runs, again, elapsed_before, no_split = 0, 0, 0.0, ""
+    records: list[dict[str, Any]] = []
+    runs, repeated, elapsed_before, no_split = 0, 0, 0.0, ""
     for record in lines.records:
         kind = record["record"]
         if kind == "run":
             _check_format(record, lines.rank)
             run, runs, no_split, step = record, runs + 1, "", record.get("step") or 0
-            before = [r for r in kept if step and (r.get("step") or 0) <= step]
-            again += _samples(kept) - _samples(before)
-            kept, start = before, start if before else run
-            elapsed_before = max([r["elapsed"] for r in kept], default=0.0)
+            before = [r for r in records if step and (r.get("step") or 0) <= step]
+            repeated += _samples(records) - _samples(before)
+            records, start = before, start if before else run
+            elapsed_before = max([r["elapsed"] for r in records], default=0.0)
         elif kind == "no_split":
             no_split = str(record.get("why", ""))
         elif kind in ("sample", "split", "epoch") and run:
             since = (record.get("time") or 0.0) - (run.get("time") or 0.0)
             elapsed = elapsed_before + max(0.0, since)
-            kept.append({**record, "elapsed": elapsed, "dense_bytes": run.get("dense_bytes")})
+            records.append({**record, "elapsed": elapsed, "dense_bytes": run.get("dense_bytes")})
     if not run:
         return None
     if runs > 1:
         notes.append(f"worker {lines.rank}: {runs} calls of `fit`.")
-    if again:
+    if repeated:
         notes.append(
-            f"worker {lines.rank}: omitted {_number(again, 'sample')} of steps that a later call "
-            "of `fit` repeated."
+            f"worker {lines.rank}: omitted {_number(repeated, 'sample')} of steps that a later "
+            "call of `fit` repeated."
         )
     if not no_split and run.get("time_split") != "profiled":
         no_split = str(run.get("time_split", ""))
 
     def of(kind: str) -> tuple[dict[str, Any], ...]:
-        return tuple(r for r in kept if r["record"] == kind)
+        return tuple(r for r in records if r["record"] == kind)
 
     return Worker(lines.rank, run, start, of("sample"), of("split"), of("epoch"), no_split)
 
 
-def _samples(found: Sequence[dict[str, Any]]) -> int:
-    return sum(record["record"] == "sample" for record in found)
+def _samples(records: Sequence[dict[str, Any]]) -> int:
+    return sum(record["record"] == "sample" for record in records)
 
 
 def _check_format(run: dict[str, Any], rank: int) -> None:
@@ -301,10 +301,10 @@ def _check_format(run: dict[str, Any], rank: int) -> None:
         )
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
-def column(found: Sequence[dict[str, Any]], name: str) -> list[Any]:
+def column(records: Sequence[dict[str, Any]], name: str) -> list[Any]:
     """Return the value of a field in each record; `None` if the record lacks it."""
-    return [record.get(name) for record in found]
+    return [record.get(name) for record in records]

@@ -100,10 +100,10 @@ class Sampler:
         strategy, meter = self.exchange.strategy, self.exchange.schedule.meter
         if meter is not None and index in meter.elements:
             self._meters.append((positions, meter.elements[index]))
-        kept = variables.variables_by_name.get(RESIDUAL, ())
-        if len(kept) == len(positions):
-            found = [state_variables.copies(v, strategy) for v in kept]
-            self._residuals += zip(positions, found, strict=True)
+        residuals = variables.variables_by_name.get(RESIDUAL, ())
+        if len(residuals) == len(positions):
+            copies = [state_variables.copies(v, strategy) for v in residuals]
+            self._residuals += zip(positions, copies, strict=True)
 
     @property
     def stale(self) -> bool:
@@ -153,8 +153,8 @@ class Sampler:
         Args:
             at_most: Maximum number of elements of each, evenly spaced.
         """
-        found = {}
+        by_name = {}
         for position, copies in self._residuals:
             flat = tf.reshape(copies[0].read_value(), [-1])
-            found[self.names[position]] = flat[:: -(-flat.shape[0] // at_most)].numpy()
-        return found
+            by_name[self.names[position]] = flat[:: -(-flat.shape[0] // at_most)].numpy()
+        return by_name

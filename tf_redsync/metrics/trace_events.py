@@ -62,10 +62,10 @@ def host_events(space: Any, step_name: str) -> tuple[list[Event], list[Event]]:
         if not plane.name.startswith("/host:CPU"):
             continue
         names = {key: metadata.name for key, metadata in plane.event_metadata.items()}
-        found = {key: _op(name) for key, name in names.items()}
+        parsed = {key: _op(name) for key, name in names.items()}
         for line in plane.lines:
             for event in line.events:
-                name, op = names[event.metadata_id], found[event.metadata_id]
+                name, op = names[event.metadata_id], parsed[event.metadata_id]
                 if name != step_name and op is None:
                     continue
                 start = line.timestamp_ns / 1e3 + event.offset_ps / 1e6
@@ -80,10 +80,10 @@ def host_events(space: Any, step_name: str) -> tuple[list[Event], list[Event]]:
 
 def _op(name: str) -> tuple[str, str] | None:
     """Return name and type of an event's op; `None` if it is no op or contains other ops."""
-    found = _OP.fullmatch(name)
-    if found is None or _CALLS.fullmatch(found["type"]):
+    match = _OP.fullmatch(name)
+    if match is None or _CALLS.fullmatch(match["type"]):
         return None
-    return found["name"], found["type"]
+    return match["name"], match["type"]
 
 
 def union(spans: Iterable[Span]) -> list[Span]:

@@ -120,12 +120,12 @@ def bloom_query(
     filters = tf.convert_to_tensor(filters, tf.int32)
     seed = tf.convert_to_tensor(seed, tf.int32)
     if runs_natively([filters]):
-        found = native.load().redsync_bloom_query(
+        outputs = native.load().redsync_bloom_query(
             filters=filters, seed=seed, N=len(slots), **layout
         )
     else:
-        found = reference.bloom_query(filters, seed, **layout)
-    return Positions(*found)
+        outputs = reference.bloom_query(filters, seed, **layout)
+    return Positions(*outputs)
 
 
 def _filter_layout(sizes: Any, words: Any, hashes: Any, length: int) -> dict[str, tuple[int, ...]]:

@@ -174,8 +174,8 @@ class MessageLayout:
             if i % 3 == 0:
                 offsets.append(at)
             at += length
-        found = tf.gather(tf.bitcast(message, tf.float32), tf.constant(offsets, tf.int32))
-        return tf.bitcast(found, tf.int32)
+        words = tf.gather(tf.bitcast(message, tf.float32), tf.constant(offsets, tf.int32))
+        return tf.bitcast(words, tf.int32)
 
     def join(self, parts: Parts) -> tf.Tensor:
         """Join the parts that `split` returned."""

@@ -38,8 +38,8 @@ class NativeLibraryError(RuntimeError):
 def built_for(path: pathlib.Path = LIBRARY) -> str | None:
     """Return the version of TensorFlow that the library at `path` was built for, or `None`."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = _MARKER.search(data)
-        return found.group(1).decode() if found else None
+        match = _MARKER.search(data)
+        return match.group(1).decode() if match else None
 
 
 def check(path: pathlib.Path = LIBRARY) -> None:
@@ -94,8 +94,8 @@ def _compute_capabilities() -> list[str]:
     """Return the compute capabilities of the visible GPUs, such as "80" and "90"."""
     gpus = tf.config.get_visible_devices("GPU")
     details = (tf.config.experimental.get_device_details(gpu) for gpu in gpus)
-    found = (detail.get("compute_capability") for detail in details)
-    return sorted({"".join(map(str, capability)) for capability in found if capability})
+    capabilities = (detail.get("compute_capability") for detail in details)
+    return sorted({"".join(map(str, capability)) for capability in capabilities if capability})
 
 
 @functools.cache
@@ -238,10 +238,10 @@ def _choose() -> tuple[str, str]:
     if _forced is not None:
         return _forced, "forced by set_backend"
     name = os.environ.get("TF_REDSYNC_BACKEND")
-    return _of_environment(name) if name else _try_native()
+    return _forced_by_environment(name) if name else _try_native()
 
 
-def _of_environment(name: str) -> tuple[str, str]:
+def _forced_by_environment(name: str) -> tuple[str, str]:
     _check_backend(name, "The environment variable TF_REDSYNC_BACKEND")
     if name == "native":
         load()

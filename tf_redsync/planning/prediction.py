@@ -138,8 +138,8 @@ def make(
     shares = [share(a, measured, compute) for a in (assignments, dense)]
     energies = captured_energy(assignments, grads)
     layers = [
-        Layer(a.spec, a.method, a.method.describe(a.spec), own, of_dense, energy)
-        for a, own, of_dense, energy in zip(assignments, *shares, energies, strict=True)
+        Layer(a.spec, a.method, a.method.describe(a.spec), method_share, dense_share, energy)
+        for a, method_share, dense_share, energy in zip(assignments, *shares, energies, strict=True)
     ]
 
     def totals(at: Measured) -> tuple[Total, Total]:
@@ -196,16 +196,16 @@ def share(assignments: Sequence[Assignment], measured: Measured, compute: float)
     Returns:
         One share for each of `assignments`.
     """
-    found: dict[int, Share] = {}
+    shares: dict[int, Share] = {}
     for bucket in _buckets(assignments, measured.workers):
         specs = bucket.layout.specs
         exchange = exchange_of_bucket(bucket, measured, compute)
         alone = [mean_bytes_sent(bucket.method, (spec,), measured.workers) for spec in specs]
         sent, network = _split(exchange.sent, alone), _split(exchange.network, alone)
         computed = _split(exchange.computed, [float(s.size) for s in specs])
-        for spec, own, *seconds in zip(specs, sent, network, computed, strict=True):
-            found[spec.position] = Share(bucket.layout.index, own, sum(seconds))
-    return [found[a.spec.position] for a in assignments]
+        for spec, sent_bytes, *seconds in zip(specs, sent, network, computed, strict=True):
+            shares[spec.position] = Share(bucket.layout.index, sent_bytes, sum(seconds))
+    return [shares[a.spec.position] for a in assignments]
 
 
 def _name(policy: Policy | Auto) -> str:
@@ -227,9 +227,9 @@ def _total(
     name: str, assignments: Sequence[Assignment], measured: Measured, compute: float
 ) -> Total:
     buckets = _buckets(assignments, measured.workers)
-    found = [exchange_of_bucket(bucket, measured, compute) for bucket in buckets]
-    seconds = sum(e.network + e.computed for e in found)
-    return Total(name, sum(e.sent for e in found), seconds, longest_step(found))
+    exchanges = [exchange_of_bucket(bucket, measured, compute) for bucket in buckets]
+    seconds = sum(e.network + e.computed for e in exchanges)
+    return Total(name, sum(e.sent for e in exchanges), seconds, longest_step(exchanges))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,19 +316,21 @@ def captured_energy(
     Returns:
         One value for each of `assignments`; `None` for a missing or zero gradient.
     """
-    found: dict[int, float | None] = {}
+    energies: dict[int, float | None] = {}
     pairs = [(a.spec, a.method) for a in assignments]
     for bucket in make_buckets(pairs, WORKERS):
         specs = bucket.layout.specs
         present = [grads[s.position] for s in specs]
-        own = [tf.zeros(s.shape) if g is None else g for s, g in zip(specs, present, strict=True)]
+        present_or_zero = [
+            tf.zeros(s.shape) if g is None else g for s, g in zip(specs, present, strict=True)
+        ]
         states = loopback.initial_states(bucket.method, bucket.layout)
-        both = [[g / WORKERS for g in own]] * WORKERS
+        both = [[g / WORKERS for g in present_or_zero]] * WORKERS
         step = loopback.run_step(bucket.method, bucket.layout, both, states, loopback.STEADY_STEP)
-        for spec, grad, total in zip(specs, own, step.totals[0], strict=True):
+        for spec, grad, total in zip(specs, present_or_zero, step.totals[0], strict=True):
             # All workers skip a non-finite step, so it delivers nothing.
-            found[spec.position] = _agreement(grad, total) if step.finite else 0.0
-    return [found[a.spec.position] for a in assignments]
+            energies[spec.position] = _agreement(grad, total) if step.finite else 0.0
+    return [energies[a.spec.position] for a in assignments]
 
 
 def _agreement(grad: tf.Tensor, total: tf.Tensor) -> float | None:

@@ -81,11 +81,11 @@ def code(value: Any) -> str:
     if not isinstance(value, Configurable):
         return repr(value)
     fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]  # type: ignore[arg-type]
-    given = [f"{f.name}={code(v)}" for f, v in fields if v != f.default]
+    arguments = [f"{f.name}={code(v)}" for f, v in fields if v != f.default]
     home = "rs.outer" if isinstance(value, Outer) else "rs"
     if type(value).__module__.startswith("tf_redsync.contrib."):
         home = "rs.contrib"
-    return f"{home}.{type(value).__name__}({', '.join(given)})"
+    return f"{home}.{type(value).__name__}({', '.join(arguments)})"
 
 
 def render(plan: Plan) -> str:
@@ -117,16 +117,16 @@ def render(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def notes(asked: Any, synthetic: bool) -> str:
+def notes(args: Any, synthetic: bool) -> str:
     """Return the assumptions of the prediction as text.
 
     Args:
-        asked: The flags `workers`, `rate`, `latency` and `step_ms`.
+        args: The flags `workers`, `rate`, `latency` and `step_ms`.
         synthetic: Whether the batch is synthetic.
     """
     lines = [
-        f"{asked.workers} workers with full-duplex links of {asked.rate} and a round-trip time of "
-        f"{asked.latency:g} ms.",
+        f"{args.workers} workers with full-duplex links of {args.rate} and a round-trip time of "
+        f"{args.latency:g} ms.",
         "The prediction assumes that collectives reach this rate. TensorFlow's collectives over "
         "gRPC are slower, so the network times are lower bounds.",
     ]
@@ -135,8 +135,8 @@ def notes(asked: Any, synthetic: bool) -> str:
             "The gradient is that of random inputs and targets, so captured energy differs from "
             "real data. Return (model, (inputs, labels), loss) to use your data."
         )
-    if asked.step_ms is not None:
-        lines.append(f"The computation time of a step is set to {asked.step_ms:g} ms.")
+    if args.step_ms is not None:
+        lines.append(f"The computation time of a step is set to {args.step_ms:g} ms.")
     return "\n".join(lines)
 
 
@@ -238,10 +238,10 @@ def draw(plan: Plan, path: str) -> None:
 def _draw_times(axes: Any, layers: Sequence[Layer]) -> None:
     rows = range(len(layers))
     dense = [1e3 * la.dense.seconds for la in layers]
-    own = [1e3 * la.share.seconds for la in layers]
+    planned = [1e3 * la.share.seconds for la in layers]
     axes.barh([r - 0.2 for r in rows], dense, 0.4, label="dense", color="0.7")
-    axes.barh([r + 0.2 for r in rows], own, 0.4, label="planned", color="C0")
-    seen = [t for t in (*dense, *own) if t > 0]
+    axes.barh([r + 0.2 for r in rows], planned, 0.4, label="planned", color="C0")
+    seen = [t for t in (*dense, *planned) if t > 0]
     if seen and max(seen) > SPREAD * min(seen):
         axes.set_xscale("log")
         axes.set_xlim(max(seen) / SHOWN, 1.3 * max(seen))

@@ -138,7 +138,7 @@ def subject(returned: Any, batch_size: int | None) -> Subject:
     if not rest:
         made = Subject(model, *synthetic_batch(model, batch_size or 32), synthetic=True)
     else:
-        made = _given(model, *rest)
+        made = _subject_with_batch(model, *rest)
         if batch_size is not None:
             raise PlanError(
                 "`--batch-size` is for synthetic batches, but the function returns a batch. Omit "
@@ -157,7 +157,7 @@ def gradient(made: Subject) -> list[tf.Tensor | None]:
     Raises:
         PlanError: a gradient is non-finite.
     """
-    found: list[tf.Tensor | None] = []
+    grads: list[tf.Tensor | None] = []
     for spec, grad in zip(made.specs, made.gradient_function()(), strict=True):
         dense = None if grad is None else tf.cast(tf.convert_to_tensor(grad), tf.float32)
         if dense is not None and not bool(tf.reduce_all(tf.math.is_finite(dense))):
@@ -165,8 +165,8 @@ def gradient(made: Subject) -> list[tf.Tensor | None]:
                 f"the gradient of {spec.name} is non-finite. Return a batch and a loss with finite "
                 "gradients."
             )
-        found.append(dense)
-    return found
+        grads.append(dense)
+    return grads
 
 
 def compute_seconds(made: Subject) -> float:
@@ -183,7 +183,7 @@ def compute_seconds(made: Subject) -> float:
     return statistics.median(times)
 
 
-def _given(model: Any, batch: Any, loss: Any = None) -> Subject:
+def _subject_with_batch(model: Any, batch: Any, loss: Any = None) -> Subject:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise PlanError(
             f"the batch must be (inputs, labels). Received: {_kind(batch)}. The function must "
@@ -206,8 +206,8 @@ def _given(model: Any, batch: Any, loss: Any = None) -> Subject:
 def _loss(made: Subject, outputs: Any) -> tf.Tensor:
     if made.loss is None:
         return made.model.compute_loss(x=made.inputs, y=made.labels, y_pred=outputs)
-    own = tf.reduce_mean(made.loss(made.labels, outputs))
-    return tf.add_n([own, *(tf.cast(extra, own.dtype) for extra in made.model.losses)])
+    loss = tf.reduce_mean(made.loss(made.labels, outputs))
+    return tf.add_n([loss, *(tf.cast(extra, loss.dtype) for extra in made.model.losses)])
 
 
 def _takes_training(model: Any) -> bool:
@@ -246,7 +246,7 @@ def synthetic_batch(model: Any, batch_size: int) -> tuple[Any, list[tf.Tensor], 
         )
     sizes = [getattr(layer, "input_dim", None) for layer in model.layers]  # of embeddings
     classes = min((n for n in sizes if isinstance(n, int)), default=2)
-    inputs = [_made_up(t, batch_size, classes) for t in wanted]
+    inputs = [_synthetic_inputs(t, batch_size, classes) for t in wanted]
     inputs = inputs[0] if len(inputs) == 1 else inputs
     try:
         outputs = tf.nest.flatten(model(inputs))
@@ -259,7 +259,7 @@ def synthetic_batch(model: Any, batch_size: int) -> tuple[Any, list[tf.Tensor], 
     return inputs, labels, squared_error
 
 
-def _made_up(wanted: Any, batch_size: int, classes: int) -> tf.Tensor:
+def _synthetic_inputs(wanted: Any, batch_size: int, classes: int) -> tf.Tensor:
     shape = [batch_size, *wanted.shape[1:]]
     dtype = tf.as_dtype(wanted.dtype)
     if None in shape or not (dtype.is_floating or dtype.is_integer):
@@ -276,8 +276,8 @@ def _made_up(wanted: Any, batch_size: int, classes: int) -> tf.Tensor:
     return tf.cast(numbers, dtype)
 
 
-def _normal(shape: Sequence[int], what: str) -> tf.Tensor:
-    return tf.random.stateless_normal(shape, _SEEDS[what], alg="philox")
+def _normal(shape: Sequence[int], role: str) -> tf.Tensor:
+    return tf.random.stateless_normal(shape, _SEEDS[role], alg="philox")
 
 
 def squared_error(labels: list[tf.Tensor], outputs: Any) -> tf.Tensor:
@@ -304,18 +304,18 @@ def parse_method(text: str, density: float | None = None) -> Method | Policy | A
     """
     more = {} if density is None else {"density": density}
     try:
-        found = expressions.evaluate(expressions.called(text), more=more)
-        if not found.options:
-            return found.method
-        reason = f"{', '.join(found.options)} is an argument of DistributedOptimizer"
+        evaluated = expressions.evaluate(expressions.called(text), more=more)
+        if not evaluated.options:
+            return evaluated.method
+        reason = f"{', '.join(evaluated.options)} is an argument of DistributedOptimizer"
     except ValueError as error:
         reason = str(error)
     known = registered()
     names = ", ".join(sorted(n for n, c in known.items() if issubclass(c, Method)))
-    given = "" if density is None else f", --density={density}"
+    suffix = "" if density is None else f", --density={density}"
     raise PlanError(
         f"`--method` must be Auto or one of {names}, alone or with keywords as in "
-        f"'RedSync(density=0.01)'. Received: --method={text}{given} ({reason})"
+        f"'RedSync(density=0.01)'. Received: --method={text}{suffix} ({reason})"
     )
 
 
@@ -354,15 +354,15 @@ def _last_stages(policy: Policy | Auto, warn: Callable[[str], None]) -> Policy |
         stages = method.sync_schedule.stages
         return at_step(method, stages[-1]) if stages else method
 
-    found = dataclasses.replace(
+    last_policy = dataclasses.replace(
         policy,
         default=last(policy.default),
         rules=tuple(dataclasses.replace(r, method=last(r.method)) for r in policy.rules),
     )
-    for given, used in zip(policy.methods, found.methods, strict=True):
-        if used != given:
-            warn(f"{type(given).__name__} runs in stages; the plan is for the last, {used!r}")
-    return found
+    for original, used in zip(policy.methods, last_policy.methods, strict=True):
+        if used != original:
+            warn(f"{type(original).__name__} runs in stages; the plan is for the last, {used!r}")
+    return last_policy
 
 
 def check_patterns(policy: Policy | Auto, specs: Sequence[TensorSpec]) -> None:

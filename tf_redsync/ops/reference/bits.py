@@ -90,14 +90,14 @@ def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
     """See `tf_redsync.ops.bits.set_bits`; all arguments are given and already checked."""
     rows, bits = tf.shape(words)[0], to_bits(words)
     order = tf.cumsum(bits, axis=1, exclusive=True)
-    where = tf.where(bits > 0)  # int64 [found, 2]
+    where = tf.where(bits > 0)  # int64 [ones, 2]
     slot = tf.minimum(tf.gather_nd(order, where), slots)
     at = tf.stack([where[:, 0], tf.cast(slot, tf.int64)], axis=1)
     shape = tf.cast(tf.stack([rows, slots + 1]), tf.int64)
     # Surplus positions collide in the last column, which is dropped.
-    found = tf.scatter_nd(at, tf.cast(where[:, 1], tf.int32), shape)[:, :slots]
+    positions = tf.scatter_nd(at, tf.cast(where[:, 1], tf.int32), shape)[:, :slots]
     count = tf.reduce_sum(bits, axis=1, keepdims=True)
-    return tf.ensure_shape(found, [words.shape[0], slots]), count
+    return tf.ensure_shape(positions, [words.shape[0], slots]), count
 
 
 def _places(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -34,8 +34,8 @@ def bloom_build(
     """See `tf_redsync.ops.bloom_build`; all arguments are given and already checked."""
     counts = after([assert_shape("counts", counts, [len(indices)])], counts)
     filters = []
-    for i, given in enumerate(indices):
-        positions = from_words(given, sizes[i])
+    for i, row in enumerate(indices):
+        positions = from_words(row, sizes[i])
         checks = check_positions(positions, counts[i], sizes[i], i)
         used = after(checks, positions)[: counts[i]]
         set_bits = tf.concat(list(probes(used, seed, words[i], hashes[i])), 0)

@@ -74,8 +74,10 @@ def _decode_part(part, i: int, size: int, slots: int, rice: int):
     count, low, bitmap = part
     wrong = (count < 0) | (count > slots)
     count = after([assert_none("messages", "count", wrong, count, i)], count)
-    ones, found = bits.set_bits(bitmap, slots)
-    check = assert_none("messages", "number of ones", tf.not_equal(found, count), found, i)
+    ones, ones_count = bits.set_bits(bitmap, slots)
+    check = assert_none(
+        "messages", "number of ones", tf.not_equal(ones_count, count), ones_count, i
+    )
     order = np.arange(slots, dtype=np.int64)
     leaps = tf.bitwise.left_shift(tf.cast(after([check], ones), tf.int64) - order, np.int64(rice))
     lows = tf.cumsum(tf.cast(bits.unpacked(low, rice, slots), tf.int64), axis=1)

@@ -27,17 +27,17 @@ def rice_decode(codes: tf.Tensor, rice: int, bitmap_words: int, count: int) -> t
     lengths = [packed_words(count, rice), bitmap_words]
     codes = after([assert_shape("codes", codes, [-1, sum(lengths)])], codes)
     low, bitmap = tf.split(codes, lengths, axis=1)
-    ones, found = bits.set_bits(bitmap, count)
-    bad = tf.not_equal(found, count) & tf.not_equal(found, 0)
-    checks = [assert_none("codes", "number of ones", bad, found, None)]
+    ones, ones_count = bits.set_bits(bitmap, count)
+    bad = tf.not_equal(ones_count, count) & tf.not_equal(ones_count, 0)
+    checks = [assert_none("codes", "number of ones", bad, ones_count, None)]
     zeros = ones - tf.pad(ones[:, :-1], [[0, 0], [1, 0]], constant_values=-1)[:, :count] - 1
     limit = min((2**32 - 1) >> rice, MAX_COUNT)
     checks.append(
-        assert_none("codes", "number of zeros", (found > 0) & (zeros > limit), zeros, None)
+        assert_none("codes", "number of zeros", (ones_count > 0) & (zeros > limit), zeros, None)
     )
     zeros = tf.bitcast(after(checks, zeros), tf.uint32)
     zigzag = tf.bitwise.left_shift(zeros, tf.constant(rice, tf.uint32))
     zigzag |= tf.bitcast(bits.unpacked(low, rice, count), tf.uint32)
     half = tf.bitcast(tf.bitwise.right_shift(zigzag, tf.constant(1, tf.uint32)), tf.int32)
     numbers = half ^ -tf.bitcast(zigzag & 1, tf.int32)
-    return tf.where(found > 0, numbers, 0)
+    return tf.where(ones_count > 0, numbers, 0)
