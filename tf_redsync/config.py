@@ -116,7 +116,7 @@ class Configurable:
         Raises:
             ValueError: an argument is missing, unknown or invalid.
         """
-        return _made(cls, config, (custom_objects or {}).get)
+        return _construct(cls, config, (custom_objects or {}).get)
 
 
 def serialize(value: Any) -> dict[str, Any]:
@@ -139,19 +139,19 @@ def from_config(config: dict[str, Any], lookup: Lookup | None = None) -> Any:
             f"a config must be a dict with 'class_name' and 'config'. Received: {config!r}"
         )
     name = config["class_name"]
-    found = None
+    cls = None
     if isinstance(name, str):
-        found = _REGISTRY.get(name) or registered().get(name) or (lookup(name) if lookup else None)
-    if found is None:
+        cls = _REGISTRY.get(name) or registered().get(name) or (lookup(name) if lookup else None)
+    if cls is None:
         raise ValueError(
             f"`class_name` must be one of {sorted(_REGISTRY)}. Decorate your own classes with "
             "tf_redsync.methods.register, or pass them as `custom_objects`. "
             f"Received: class_name={name!r}"
         )
-    return _made(found, config["config"], lookup)
+    return _construct(cls, config["config"], lookup)
 
 
-def _made(cls: type, config: Any, lookup: Lookup | None) -> Any:
+def _construct(cls: type, config: Any, lookup: Lookup | None) -> Any:
     if not isinstance(config, dict):
         raise ValueError(
             f"the config of {cls.__name__} must be a dict. Received: config={config!r}"

@@ -37,10 +37,10 @@ def seconds(argument: str, value: float | None, variable: str, low: float = 0.0)
             variable.
     """
     name: str = argument
-    given: object = value
+    received: object = value
     if value is None and os.environ.get(variable):
         name = variable
-        given = os.environ[variable]
+        received = os.environ[variable]
         try:
             value = float(os.environ[variable])
         except ValueError:
@@ -48,6 +48,6 @@ def seconds(argument: str, value: float | None, variable: str, low: float = 0.0)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (is_number and value > low):
         raise ValueError(
-            f"`{name}` must be a number of seconds above {low:g}. Received: {name}={given!r}"
+            f"`{name}` must be a number of seconds above {low:g}. Received: {name}={received!r}"
         )
     return value

@@ -30,8 +30,8 @@ _FIRST_OF_SEVERAL = re.compile(r"^\s*\(0\) [A-Z_]+: +(.+)")  # root errors
 def main_line(message: str) -> str:
     """Return the line of a message with the cause, which TensorFlow prints below the stack."""
     lines = message.splitlines() or [""]
-    found = lines[0]
-    if found.startswith("Graph execution error"):
+    cause = lines[0]
+    if cause.startswith("Graph execution error"):
         below = []
         for line in lines[1:]:
             if line.lstrip().startswith("[[{{node"):
@@ -42,11 +42,11 @@ def main_line(message: str) -> str:
                 break
             if line and not line[0].isspace() and not line.startswith(("Detected at", "Node:")):
                 below.append(line)
-        found = below[-1] if below else found
-    if found == "in user code:":  # AutoGraph's header of a translated stack
+        cause = below[-1] if below else cause
+    if cause == "in user code:":  # AutoGraph's header of a translated stack
         errors = [match[1] for line in lines if (match := _IN_USER_CODE.match(line))]
-        found = errors[-1] if errors else found
-    return _NODE.sub("", found)
+        cause = errors[-1] if errors else cause
+    return _NODE.sub("", cause)
 
 
 def uncaught() -> str:

@@ -126,8 +126,8 @@ def _known(others: Known) -> Known:
     """Return the classes that an expression may name."""
     from tf_redsync.config import registered
 
-    found = {n: c for n, c in registered().items() if c.__module__.startswith("tf_redsync.")}
-    return {**others, **found}
+    classes = {n: c for n, c in registered().items() if c.__module__.startswith("tf_redsync.")}
+    return {**others, **classes}
 
 
 def _class(node: ast.expr, text: str, known: Known) -> type:

@@ -101,8 +101,8 @@ def _check(values: dict[str, Any]) -> bool:
 
 def _arguments(values: dict[str, Any]) -> dict[str, Any]:
     if values["exchange_config"] is None:
-        found = expressions.evaluate(_called(values["exchange"]))
-        method, options = found.method, found.options
+        evaluated = expressions.evaluate(_called(values["exchange"]))
+        method, options = evaluated.method, evaluated.options
         _check_options(options, values["exchange"])
     else:
         method, options = _configured(values["exchange_config"]), {}

@@ -43,14 +43,14 @@ class KerasSchedule(Configurable):
             schedule: A `LearningRateSchedule` of Keras 3 or of tf_keras, of the number of rounds.
         """
         library = type(schedule).__module__.partition(".")[0]
-        found = _library(library).optimizers.schedules.serialize(schedule)
-        return cls(json.dumps({"library": library, "schedule": found}, sort_keys=True))
+        config = _library(library).optimizers.schedules.serialize(schedule)
+        return cls(json.dumps({"library": library, "schedule": config}, sort_keys=True))
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """Return the value at a step, float32 scalar."""
-        found = json.loads(self.text)
-        schedules = _library(found["library"]).optimizers.schedules
-        return tf.cast(schedules.deserialize(found["schedule"])(step), tf.float32)
+        config = json.loads(self.text)
+        schedules = _library(config["library"]).optimizers.schedules
+        return tf.cast(schedules.deserialize(config["schedule"])(step), tf.float32)
 
     @override
     def __repr__(self) -> str:

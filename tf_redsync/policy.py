@@ -135,7 +135,7 @@ class Policy(Configurable):
             _check_matches("output_layer", self.output_layer, specs)
         for rule in self.rules:
             _check_matches("pattern", rule.pattern, specs)
-        return _in_fragments([self._assign(spec) for spec in self.mark_output_layer(specs)])
+        return _with_fragments([self._assign(spec) for spec in self.mark_output_layer(specs)])
 
     def _assign(self, spec: TensorSpec) -> Assignment:
         rule = self.rule_of(spec)
@@ -200,11 +200,11 @@ def check_together(methods: Sequence[Method]) -> None:
     """
     momenta = {m.traits.momentum_in_exchange for m in methods}
     if len(momenta) > 1:
-        found = ", ".join(f"{type(m).__name__} {m.traits.momentum_in_exchange}" for m in methods)
+        received = ", ".join(f"{type(m).__name__} {m.traits.momentum_in_exchange}" for m in methods)
         raise ValueError(
             "all methods of a policy must apply the same momentum. Received: momentum of "
-            f"{found}. Set the same momentum in all of them, as in Dense(momentum=0.9), or set it "
-            "in the optimizer only."
+            f"{received}. Set the same momentum in all of them, as in Dense(momentum=0.9), or set "
+            "it in the optimizer only."
         )
     schedules = {(m.sync_schedule.local_steps, m.sync_schedule.delay) for m in methods}
     if len(schedules) > 1:
@@ -213,10 +213,10 @@ def check_together(methods: Sequence[Method]) -> None:
             f"delay. Received: (local steps, delay) of {sorted(schedules)}"
         )
     if len({m.sync_schedule.intervals for m in methods}) > 1:
-        found = ", ".join(f"{type(m).__name__} {m.sync_schedule.intervals}" for m in methods)
+        received = ", ".join(f"{type(m).__name__} {m.sync_schedule.intervals}" for m in methods)
         raise ValueError(
             "all methods of a policy must have the same growing intervals, or none. Received: "
-            f"intervals of {found}"
+            f"intervals of {received}"
         )
     fragments = {f and f.fragmentation for f in (capability(m, Fragmented) for m in methods)}
     if len(fragments) > 1:
@@ -235,7 +235,7 @@ def _check_matches(name: str, pattern: str, specs: Sequence[TensorSpec]) -> None
         )
 
 
-def _in_fragments(assignments: list[Assignment]) -> list[Assignment]:
+def _with_fragments(assignments: list[Assignment]) -> list[Assignment]:
     """Return the assignments with each variable's fragment set, if the method has fragments."""
     fragmented = capability(assignments[0].method, Fragmented) if assignments else None
     if fragmented is None or not assignments[0].method.sync_schedule.fragments:

@@ -29,12 +29,12 @@ def check_tensorflow() -> None:
             "TensorFlow is not installed, and tf_redsync needs TensorFlow 2.16 to 2.21. Install "
             "`tensorflow`, `tensorflow-cpu` or `tensorflow[and-cuda]` with pip."
         )
-    found = _numbers(version)
-    if found < _OLDEST:
+    release = _release(version)
+    if release < _OLDEST:
         raise ImportError(
             f"tf_redsync needs TensorFlow 2.16 or later. Received: TensorFlow {version}."
         )
-    if found > _NEWEST:
+    if release > _NEWEST:
         warnings.warn(
             f"tf_redsync is tested with TensorFlow 2.16 to 2.21. Received: TensorFlow {version}.",
             stacklevel=2,
@@ -53,14 +53,14 @@ def check_backend(backend: str) -> None:
 def check_keras() -> None:
     """Raise `ImportError` if Keras is too old, or hidden by a file such as `keras.py`."""
     version = _version_of("keras")
-    if version and _numbers(version) < _OLDEST_KERAS:
+    if version and _release(version) < _OLDEST_KERAS:
         raise ImportError(
             f"tf_redsync needs Keras 3.5 or later. Received: Keras {version}. Run "
             "pip install 'keras>=3.5'."
         )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _release(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 

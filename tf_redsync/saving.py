@@ -40,19 +40,19 @@ def read_worker_state(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     name = os.fspath(path)
     if name.endswith(".keras"):
         with zipfile.ZipFile(name) as archive:
-            found = _in_h5(io.BytesIO(archive.read(_H5_IN_ARCHIVE)))
+            states = _in_h5(io.BytesIO(archive.read(_H5_IN_ARCHIVE)))
     elif name.endswith(".h5"):
-        found = _in_h5(name)
+        states = _in_h5(name)
     else:
         reader = tf.train.load_checkpoint(name)
         keys = [k for k in reader.get_variable_to_shape_map() if k.endswith(_CHECKPOINT_SUFFIX)]
-        found = [arrays_of(reader.get_tensor(key)) for key in keys]
-    if len(found) != 1:
+        states = [arrays_of(reader.get_tensor(key)) for key in keys]
+    if len(states) != 1:
         raise ValueError(
             "`path` must be a file with the state of exactly one exchange, saved with a built "
-            f"DistributedOptimizer. Received: path={name!r} with {len(found)} states."
+            f"DistributedOptimizer. Received: path={name!r} with {len(states)} states."
         )
-    return found[0]
+    return states[0]
 
 
 def _in_h5(file: Any) -> list[dict[str, np.ndarray]]:

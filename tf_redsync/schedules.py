@@ -63,8 +63,8 @@ class DenseWarmUp(Configurable):
 
     @override
     def __repr__(self) -> str:
-        given = f"steps={self.steps}" if self.fraction is None else f"fraction={self.fraction}"
-        return f"{type(self).__name__}({given})"
+        argument = f"steps={self.steps}" if self.fraction is None else f"fraction={self.fraction}"
+        return f"{type(self).__name__}({argument})"
 
     def length(self, total: int) -> int:
         """Return the number of dense steps of a training of `total` steps."""

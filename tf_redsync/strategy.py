@@ -154,7 +154,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self._start_together(number, options, timeout_seconds, heartbeat_seconds)
         self._eager_assignments = statistics.EagerAssignments()
         self._begun: list[statistics.Before] = []  # one for each replica's running step
-        # Lifted functions by the `tf.function` that was passed to `run`; see `_lifted`.
+        # Lifted functions by the `tf.function` that was passed to `run`; see `_on_every_replica`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._network = collectives.for_strategy(self)  # averages the statistics
         self._statistics: list[Any] = []  # non-trainable model variables, see `run`
@@ -179,7 +179,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         times = f"timeout_seconds={timeout}, heartbeat_seconds={heartbeat}"
         which = "the strategy" if number == 1 else f"strategy {number} of the process"
         start = f"start with {which}'s {times}, {transport.described(options)}"
-        gpus = transport.told(transport.own_gpus())
+        gpus = transport.as_text(transport.own_gpus())
         transport.choose(options, agreement.gather_texts(self, start, gpus))
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
@@ -199,17 +199,17 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             tf.errors.InvalidArgumentError: a sum of integers overflows its dtype.
         """
 
-        def reduce_one(one: Any) -> Any:
-            parts = self.experimental_local_results(one)
-            if self.reduces_locally or one is None:
+        def reduce_one(item: Any) -> Any:
+            parts = self.experimental_local_results(item)
+            if self.reduces_locally or item is None:
                 return parts[0]
             scalar = all(getattr(p, "shape", None) is not None and p.shape.rank == 0 for p in parts)
             along = None if scalar else axis
             reduce = super(MultiWorkerMirroredStrategy, self).reduce
             if self.num_replicas_in_sync == 1:
-                return reduce(reduce_op, one, along)
+                return reduce(reduce_op, item, along)
             return dtypes.summed(
-                lambda v: reduce(reduce_op, v, along), self._on_replicas, one, parts[0]
+                lambda v: reduce(reduce_op, v, along), self._on_replicas, item, parts[0]
             )
 
         if not self.reduces_locally:
@@ -236,7 +236,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _on_replicas(self, function: Callable[..., Any], value: Any) -> Any:
         return super().run(function, args=(value,))
 
-    def _agree_on(self, what: str, value: Any, how: str) -> None:
+    def _agree_on(self, action: str, value: Any, detail: str) -> None:
         """Check before an eager collective that all workers run the same collective."""
         if not tf.executing_eagerly():
             return
@@ -244,7 +244,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         names = [p.name if isinstance(p, tf.Variable) else _dtype_name(p) for p in parts]
         method = fit_hook.running_method()
         where = f" in `{method}`" if method else ""
-        agreement.agree(self, f"{what} {', '.join(names)} {how}{where}")
+        agreement.agree(self, f"{action} {', '.join(names)} {detail}{where}")
 
     def run(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None
@@ -255,7 +255,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         skipped restore the statistics.
         """
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            return self._lifted(fn)(*args, **(kwargs or {}))
+            return self._on_every_replica(fn)(*args, **(kwargs or {}))
 
         in_fit = fit_hook.running_method() == "fit"
 
@@ -276,7 +276,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                     first = len(graph.get_operations())
                     result = fn(*fn_args, **fn_kwargs)
                     changed = statistics.assigned(self._statistics, graph, first)
-            self._settle(changed, before)
+            self._restore_or_average(changed, before)
             for check in list(self.checks.values()):
                 check()
             return result
@@ -288,7 +288,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         with step_errors.translated():  # for eager steps; `tf.function` translates its own
             return super().run(run_and_average, args, kwargs, options)
 
-    def _lifted(self, function: Any) -> Any:
+    def _on_every_replica(self, function: Any) -> Any:
         """Return a `tf.function` that runs the Python function of `function` on every replica.
 
         An optimizer merges the replicas, which is impossible inside a function that is traced for
@@ -367,7 +367,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         finally:
             self._begun.remove(before)
 
-    def _settle(self, changed: Sequence[Any], before: statistics.Before) -> None:
+    def _restore_or_average(self, changed: Sequence[Any], before: statistics.Before) -> None:
         """Restore the statistics that a step has changed, or average them."""
         if not changed:  # a model without BatchNormalization
             return

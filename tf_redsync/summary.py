@@ -42,17 +42,17 @@ def lines(
         workers: Number of workers.
         sent: Returns the bytes per worker and step of a bucket.
     """
-    found, kept = [], 0
+    rows, state_bytes = [], 0
     for bucket, state in zip(buckets, states, strict=True):
         specs = bucket.layout.specs
-        own = [0] * len(specs)
+        variable_bytes = [0] * len(specs)
         for group in state.variables_by_name.values():
             sizes = [v.shape.num_elements() * v.dtype.size for v in group]
-            kept += sum(sizes)
+            state_bytes += sum(sizes)
             if len(group) == len(specs):  # one for each variable
-                own = [a + b for a, b in zip(own, sizes, strict=True)]
+                variable_bytes = [a + b for a, b in zip(variable_bytes, sizes, strict=True)]
         shares = _shares(bucket, sent(bucket))
-        for spec, share, size in zip(specs, shares, own, strict=True):
+        for spec, share, size in zip(specs, shares, variable_bytes, strict=True):
             dense = dense_bytes([spec], workers)
             cells = (
                 spec.name,
@@ -64,8 +64,8 @@ def lines(
                 bucket.method.describe(spec),
                 format_bytes(size),
             )
-            found.append(Line(spec.position, cells))
-    return [line.cells for line in sorted(found, key=lambda line: line.position)], kept
+            rows.append(Line(spec.position, cells))
+    return [line.cells for line in sorted(rows, key=lambda line: line.position)], state_bytes
 
 
 def density_of(method: Any, spec: Any) -> float:
@@ -129,7 +129,7 @@ def write(exchange: Any, name: str, print_fn: Callable[[str], Any] | None) -> No
 def of_exchange(exchange: Any, name: str) -> list[str]:
     """Return the lines of the table of a built exchange."""
     schedule, workers = exchange.schedule, exchange.workers
-    rows, kept = lines(
+    rows, state_bytes = lines(
         schedule.buckets,
         exchange.states,
         workers,
@@ -139,4 +139,4 @@ def of_exchange(exchange: Any, name: str) -> list[str]:
     rule = max(map(len, (head, *body)))
     table = [f'Optimizer: "{name}"', "=" * rule, head, "-" * rule, *body, "=" * rule]
     footer = exchange.explain().footer
-    return [*table, *footer, f"state of the exchange on a worker: {format_bytes(kept)}"]
+    return [*table, *footer, f"state of the exchange on a worker: {format_bytes(state_bytes)}"]

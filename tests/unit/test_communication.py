@@ -9,8 +9,8 @@ from tf_redsync.network import transport
 from tf_redsync.network.transport import (
     Implementation,
     Options,
+    as_text,
     choose,
-    told,
 )
 
 DRIVER = r"""
@@ -38,7 +38,7 @@ def drivers(tmp_path_factory):
 @pytest.fixture
 def three_gpus(monkeypatch):
     gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in (0, 1, 2)]
-    monkeypatch.setattr(transport, "_visible", lambda: gpus)
+    monkeypatch.setattr(transport, "_visible_gpus", lambda: gpus)
 
 
 def test_gpus_are_identified_by_uuid(drivers, three_gpus):
@@ -75,7 +75,7 @@ AUTO, RING, NCCL = Implementation.AUTO, Implementation.RING, Implementation.NCCL
 )
 def test_chosen_implementation(asked, gpus, taken, caplog):
     options = Options(implementation=asked)
-    choose(options, [told(of_worker) for of_worker in gpus])
+    choose(options, [as_text(of_worker) for of_worker in gpus])
     assert options.implementation is taken
     falls_back = asked is AUTO and taken is AUTO and gpus[0]
     assert ("share a GPU" in caplog.text) == bool(falls_back)
@@ -92,13 +92,13 @@ def test_chosen_implementation(asked, gpus, taken, caplog):
 )
 def test_impossible_request_raises(asked, gpus, text):
     with pytest.raises(ValueError, match=text):
-        choose(Options(implementation=asked), [told(of_worker) for of_worker in gpus])
+        choose(Options(implementation=asked), [as_text(of_worker) for of_worker in gpus])
 
 
 def test_user_options_are_unchanged():
     given = Options(bytes_per_pack=5)
     own = transport.copied(given)
-    choose(own, [told(["a"]), told(["b"])])
+    choose(own, [as_text(["a"]), as_text(["b"])])
     assert (own.implementation, own.bytes_per_pack) == (NCCL, 5)
     assert given.implementation is AUTO
 

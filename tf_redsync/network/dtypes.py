@@ -65,8 +65,8 @@ def summed(reduce_one: Callable[[Any], Any], on_replicas: Map, value: Any, part:
 def _narrowed(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if dtype != tf.uint64:
         fits = tf.reduce_all((total >= dtype.min) & (total <= dtype.max))
-        told = f"the sum over the workers overflows {dtype.name}: cast to int64 before"
-        with tf.control_dependencies([tf.debugging.Assert(fits, [told])]):
+        message = f"the sum over the workers overflows {dtype.name}: cast to int64 before"
+        with tf.control_dependencies([tf.debugging.Assert(fits, [message])]):
             total = tf.identity(total)
     return tf.cast(total, dtype)
 

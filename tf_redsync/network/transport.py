@@ -43,7 +43,7 @@ def own_gpus(driver: str = _DRIVER) -> list[str]:
     Args:
         driver: The file name of NVIDIA's driver library.
     """
-    numbers = [int(device.name.rsplit(":", 1)[1]) for device in _visible()]
+    numbers = [int(device.name.rsplit(":", 1)[1]) for device in _visible_gpus()]
     if not numbers:
         return []
     try:
@@ -57,7 +57,7 @@ def own_gpus(driver: str = _DRIVER) -> list[str]:
     return [_uuid(cuda, number) for number in numbers]
 
 
-def _visible() -> list[Any]:
+def _visible_gpus() -> list[Any]:
     return tf.config.get_visible_devices("GPU")
 
 
@@ -66,23 +66,23 @@ def _uuid(cuda: ctypes.CDLL, number: int) -> str:
     return "" if cuda.cuDeviceGetUuid(uuid, number) else uuid.raw.hex()
 
 
-def told(gpus: Sequence[str]) -> str:
+def as_text(gpus: Sequence[str]) -> str:
     """Return a worker's GPUs as text for the other workers."""
     return json.dumps(list(gpus))
 
 
-def choose(options: Any, all_told: Sequence[str]) -> None:
+def choose(options: Any, gpu_texts: Sequence[str]) -> None:
     """Set the transport in `options`, the same on all workers.
 
     Args:
         options: The strategy's options, an object that all its launchers hold.
-        all_told: By rank, the results of `told`.
+        gpu_texts: By rank, the results of `as_text`.
 
     Raises:
         ValueError: If the workers have different numbers of GPUs, or `options` request NCCL and it
             cannot run.
     """
-    gpus: list[list[str]] = [json.loads(text) for text in all_told]
+    gpus: list[list[str]] = [json.loads(text) for text in gpu_texts]
     counts = [len(of_worker) for of_worker in gpus]
     if len(set(counts)) > 1:
         raise ValueError(
