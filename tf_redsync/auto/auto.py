@@ -154,12 +154,14 @@ class Auto(Configurable):
         if self.candidates is not None:
             return self
         reasons = {m: unsuited(m) for m in self.methods[1:]}
-        kept = tuple(m for m, reason in reasons.items() if reason is None)
+        suitable = tuple(m for m, reason in reasons.items() if reason is None)
         if self.momentum:
             reasons |= dict.fromkeys(every_step(self.density)[1:], _NO_MOMENTUM)
         named = zip(reasons, names(tuple(reasons)), strict=True)
         left_out = [LeftOut(m, name, r) for m, name in named if (r := reasons[m]) is not None]
-        made = self if len(kept) + 1 == len(self.methods) else replace(self, candidates=kept)
+        made = (
+            self if len(suitable) + 1 == len(self.methods) else replace(self, candidates=suitable)
+        )
         movable = movable if self.max_overhead is None and not self.momentum else 0.0
         made = replace(made) if left_out or movable else made
         object.__setattr__(made, "left_out", tuple(left_out))
@@ -252,9 +254,9 @@ def measure(auto: Auto, network: Network, announce: bool, sparse_totals: bool = 
     if announce:
         say("tf_redsync.Auto: measuring the network and the methods")
     link = probe.link(network)
-    own = {m: probe.work(m, (network.workers,), sparse_totals) for m in auto.considered[1:]}
-    agreed = probe.slowest(network, [dataclasses.astuple(w) for w in own.values()])
-    work = {m: cost.Work(*times) for m, times in zip(own, agreed, strict=True)}
+    local_work = {m: probe.work(m, (network.workers,), sparse_totals) for m in auto.considered[1:]}
+    agreed = probe.slowest(network, [dataclasses.astuple(w) for w in local_work.values()])
+    work = {m: cost.Work(*times) for m, times in zip(local_work, agreed, strict=True)}
     return Measured(network.workers, link, work)
 
 

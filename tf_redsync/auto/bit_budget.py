@@ -192,12 +192,14 @@ class BitBudget(Policy):
         costs = [[cost for _, cost in row] for row in measured]
         chosen = allocate(errors, costs, self.bits * sum(s.size for s in marked))
         rows = zip(marked, by_variable, errors, costs, chosen, strict=True)
-        found = Allocation(tuple(Row(s, m[c], b[c], e[c]) for s, m, e, b, c in rows), self.bits)
+        allocation = Allocation(
+            tuple(Row(s, m[c], b[c], e[c]) for s, m, e, b, c in rows), self.bits
+        )
         if network.workers > 1:
-            agreement.agree(strategy, f"exchange as in {found}")
+            agreement.agree(strategy, f"exchange as in {allocation}")
         if collectives.worker_rank(strategy) == 0:
-            say(str(found))
-        return found
+            say(str(allocation))
+        return allocation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,15 +303,15 @@ def allocate(
 
 def _dense(gradients: Sequence[Any], specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
     """Return gradients as float32 tensors, zeros for `None`."""
-    found = list(gradients)
-    if len(found) != len(specs):
+    grads = list(gradients)
+    if len(grads) != len(specs):
         raise ValueError(
             f"`gradients` must yield a gradient for each of the {len(specs)} trainable variables. "
-            f"Received: {len(found)}"
+            f"Received: {len(grads)}"
         )
     dense = [
         tf.zeros(s.shape) if g is None else tf.cast(tf.convert_to_tensor(g), tf.float32)
-        for g, s in zip(found, specs, strict=True)
+        for g, s in zip(grads, specs, strict=True)
     ]
     for finite, spec in zip(each_finite(dense).numpy(), specs, strict=True):
         if not finite:
@@ -325,12 +327,12 @@ def _measure(
     """Return each method's squared error after the steps of `grads`, and its bits per step."""
     served = [or_dense(spec, method, "").method for method in methods]
     exact = {m: _exchanged(spec, m, grads)[0] for m in set(map(_unrounded, served))}
-    found = []
+    measurements = []
     for method in served:
         delivered, bits = _exchanged(spec, method, grads)
         missing = exact[_unrounded(method)] - delivered
-        found.append((float(tf.reduce_sum(missing * missing)), bits))
-    return found
+        measurements.append((float(tf.reduce_sum(missing * missing)), bits))
+    return measurements
 
 
 def _unrounded(method: Method) -> Dense:

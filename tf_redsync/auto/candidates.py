@@ -43,7 +43,7 @@ class Candidate:
 def candidates() -> tuple[Candidate, ...]:
     """Return the candidates in the order of their perplexity."""
     short = outer.Nesterov(learning_rate=0.7, momentum=0.5)
-    found = (
+    entries = (
         Candidate(CodedTopK(density=0.03), 0.93, "beta_1 = 0"),
         Candidate(Dense(), 1.0),
         Candidate(HalfPrecision(), 1.0),
@@ -57,7 +57,7 @@ def candidates() -> tuple[Candidate, ...]:
         Candidate(SparseLoCo(steps=15, top_k=128), 1.26),
         Candidate(SparseLoCo(steps=50, top_k=128), 1.40),
     )
-    return tuple(sorted(found, key=lambda c: c.perplexity))
+    return tuple(sorted(entries, key=lambda c: c.perplexity))
 
 
 def chosen_from(density: float) -> tuple[Method, ...]:
@@ -67,8 +67,8 @@ def chosen_from(density: float) -> tuple[Method, ...]:
         density: Density of `CodedTopK`.
     """
     methods = (c.method for c in candidates() if not isinstance(c.method, Dense))
-    found = (m for m in methods if dense_start(m) is None and not m.traits.votes)
-    return tuple(CodedTopK(density=density) if isinstance(m, CodedTopK) else m for m in found)
+    suitable = (m for m in methods if dense_start(m) is None and not m.traits.votes)
+    return tuple(CodedTopK(density=density) if isinstance(m, CodedTopK) else m for m in suitable)
 
 
 def every_step(density: float) -> tuple[Method, ...]:

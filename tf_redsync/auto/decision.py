@@ -121,7 +121,7 @@ class Decision:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class SavedDecision:
     """Decision of an earlier run, restored from a saved model.
 
     Attributes:
@@ -158,22 +158,23 @@ def described(assignments: Sequence[Assignment], trial_steps: int) -> dict[str, 
     return {"methods": methods, "trial_steps": trial_steps}
 
 
-def kept(found: dict[str, Any]) -> Kept:
+def saved_decision(serialized: dict[str, Any]) -> SavedDecision:
     """Return the decision that `described` has serialized.
 
     Raises:
         ValueError: the structure is malformed or has an unknown method.
     """
     try:
-        methods = tuple(map(from_config, found["methods"]))
-        steps = int(found["trial_steps"])
+        methods = tuple(map(from_config, serialized["methods"]))
+        steps = int(serialized["trial_steps"])
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"a saved decision of Auto must have 'methods' and 'trial_steps'. Received: {found!r}"
+            "a saved decision of Auto must have 'methods' and 'trial_steps'. Received: "
+            f"{serialized!r}"
         ) from error
     if not methods:
-        raise ValueError(f"a saved decision of Auto must have a method. Received: {found!r}")
-    return Kept(methods, steps)
+        raise ValueError(f"a saved decision of Auto must have a method. Received: {serialized!r}")
+    return SavedDecision(methods, steps)
 
 
 def check_budget(max_overhead: float | None, step_seconds: float | None, momentum: float) -> None:
@@ -215,15 +216,15 @@ def within_budget(
     totals = [sum(times) for times in zip(*(c.seconds for c in choices), strict=True)]
     most = max_overhead * step_seconds
     fits = [i for i, seconds in enumerate(totals) if seconds <= most]
-    found = fits[0] if fits else min(range(len(totals)), key=totals.__getitem__)
-    method = choices[0].methods[found]
-    asked = f"{1e3 * most:.4g} ms, {max_overhead:.4g} of a step of {1e3 * step_seconds:.4g} ms"
-    budget = f"{method!r} is predicted to take {1e3 * totals[found]:.4g} ms per step"
+    index = fits[0] if fits else min(range(len(totals)), key=totals.__getitem__)
+    method = choices[0].methods[index]
+    limit = f"{1e3 * most:.4g} ms, {max_overhead:.4g} of a step of {1e3 * step_seconds:.4g} ms"
+    budget = f"{method!r} is predicted to take {1e3 * totals[index]:.4g} ms per step"
     if fits:
-        budget += f", of at most {asked}: it serves all variables."
+        budget += f", of at most {limit}: it serves all variables."
         reason = "the first that fits the budget"
     else:
-        budget += f", the minimum, but no method fits {asked}. More local steps reduce the time."
+        budget += f", the minimum, but no method fits {limit}. More local steps reduce the time."
         reason = "the fastest: none fits the budget"
     served = tuple(dataclasses.replace(c, method=method) for c in choices)
     return Decision(served, measured, 0, reason, budget)
@@ -255,14 +256,14 @@ def left_out_lines(
         measured: Measurements of the predictions.
     """
     known = choices and measured.known
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for o in left_out:
         seconds = sum(measured.seconds(o.method, c.specs) for c in choices)
         time = f", {1e3 * seconds:.2f} ms" if known else ""
-        found.setdefault(o.reason, []).append(o.name + time)
+        by_reason.setdefault(o.reason, []).append(o.name + time)
     alone = " on the network alone" if known else ""
     return tuple(
-        f"left out: {', '.join(methods)}{alone}: {reason}" for reason, methods in found.items()
+        f"left out: {', '.join(methods)}{alone}: {reason}" for reason, methods in by_reason.items()
     )
 
 
@@ -281,14 +282,14 @@ def better_place(
         momentum: The momentum.
         wins: Returns whether the first of two times is clearly shorter.
     """
-    here, there = (
+    inner_time, exchange_time = (
         sum(dict(zip(c.methods, c.seconds, strict=True))[c.method] for c in decision.choices)
         for decision in (inside, exchanged)
     )
-    times = f"{1e3 * there:.2f} ms, and with it in the optimizer {1e3 * here:.2f} ms"
+    times = f"{1e3 * exchange_time:.2f} ms, and with it in the optimizer {1e3 * inner_time:.2f} ms"
     if not inside.choices:
         return inside
-    if wins(there, here):
+    if wins(exchange_time, inner_time):
         return dataclasses.replace(
             exchanged,
             left_out=(f"momentum={momentum:.4g} is applied in the exchange: {times}",),

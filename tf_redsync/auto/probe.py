@@ -72,8 +72,8 @@ class _Timer:
         self._mean = tf.function(self._mean_of, autograph=False)
         self(SMALL_BYTES, 1)  # traces
 
-    def _mean_of(self, own: tf.Tensor) -> tf.Tensor:
-        return self._network.all_reduce([own])[0] / self._network.workers
+    def _mean_of(self, values: tf.Tensor) -> tf.Tensor:
+        return self._network.all_reduce([values])[0] / self._network.workers
 
     def __call__(
         self, size: int, repeats: int, middle: Callable[..., Any] = statistics.median
@@ -191,10 +191,10 @@ def slowest(network: Network, rows: Sequence[Sequence[float]]) -> list[list[floa
         network: The network.
         rows: Numbers of this worker, with equal shapes on all workers.
     """
-    own = tf.bitcast(tf.constant(rows, tf.float32), tf.int32)
-    everyone = tf.function(network.all_gather, autograph=False)(tf.reshape(own, [-1]))
+    words = tf.bitcast(tf.constant(rows, tf.float32), tf.int32)
+    everyone = tf.function(network.all_gather, autograph=False)(tf.reshape(words, [-1]))
     most = tf.reduce_max(tf.bitcast(everyone, tf.float32), axis=0)
-    return tf.reshape(most, own.shape).numpy().tolist()
+    return tf.reshape(most, words.shape).numpy().tolist()
 
 
 def wait(result: Any) -> None:

@@ -22,7 +22,7 @@ from tf_redsync.keras import closing, training_state
 from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.keras.fit_resume import Position
 from tf_redsync.network import collectives
-from tf_redsync.state.agreed_checkpoints import Checkpoints, Found
+from tf_redsync.state.agreed_checkpoints import Checkpoints, LoadedCheckpoint
 from tf_redsync.state.checkpoint_manifest import Manifest
 
 _TIMER, _SIGNAL = "it is time", "signal "  # requests of the chief's clock and of signals
@@ -138,10 +138,10 @@ class Checkpoint(OfBothKeras):
         closing.register(self)
         self._metrics: dict[str, np.ndarray] = {}
         self._first_epoch: int | None = None
-        found = self._files.restore(self._subject, self._check, self._use)
-        if found is not None:
-            self._resume(found.manifest)
-        self._warn_of_order(in_the_middle=found is not None and found.manifest.batch > 0)
+        restored = self._files.restore(self._subject, self._check, self._use)
+        if restored is not None:
+            self._resume(restored.manifest)
+        self._warn_of_order(in_the_middle=restored is not None and restored.manifest.batch > 0)
         self._epoch, self._batch = 0, 0
         self._due, self._asked, self._trained, self._signalled = "", "", False, False
         self._chief = collectives.worker_rank(strategy) == 0
@@ -246,19 +246,19 @@ class Checkpoint(OfBothKeras):
     def _save_if_due(self, epoch: int, batch: int, finished: int = 0) -> None:
         if not self._due:
             return
-        reason, asked, self._due, self._asked = self._due, self._asked, "", ""
+        reason, request, self._due, self._asked = self._due, self._asked, "", ""
         self._begin_save(epoch, batch, reason, finished)
         self._restart_clocks()
-        stops = asked.startswith(_SIGNAL) and not finished
-        tells = asked and self.when_saved is not None
+        stops = request.startswith(_SIGNAL) and not finished
+        tells = request and self.when_saved is not None
         if not (finished or stops or tells):
             return
         saved = self._files.finish()
         if stops:
             self.close()
             raise stopping.Stopped
-        if asked and self.when_saved is not None:
-            self.when_saved(asked, saved)
+        if request and self.when_saved is not None:
+            self.when_saved(request, saved)
 
     def _begin_save(self, epoch: int, batch: int, reason: str, finished: int) -> None:
         model = self.model
@@ -281,13 +281,13 @@ class Checkpoint(OfBothKeras):
             training_state.validator(model),
         )
 
-    def _check(self, found: Found) -> None:
+    def _check(self, checkpoint: LoadedCheckpoint) -> None:
         """Raise an error for values that do not fit the model."""
-        training_state.check(self.model, found)
+        training_state.check(self.model, checkpoint)
 
-    def _use(self, found: Found) -> None:
+    def _use(self, checkpoint: LoadedCheckpoint) -> None:
         """Restore the values of a checkpoint."""
-        self._metrics = training_state.restore(self.model, found)
+        self._metrics = training_state.restore(self.model, checkpoint)
 
     def _resume(self, described: Manifest) -> None:
         """Make `fit` continue where a checkpoint was saved."""

@@ -155,11 +155,11 @@ class CompressionMetrics(OfBothKeras):
         sample = self._take_sample()
         # Waits for the first profile, so that all epochs have one.
         self._look_at_profile(wait=10.0 if self._profiles.last is None else 0.0)
-        found = self._of_epoch(sample)
+        epoch_metrics = self._epoch_metrics(sample)
         if self._outputs is not None:
-            self._outputs.epoch(epoch, sample.step, {**(logs or {}), **found})
+            self._outputs.epoch(epoch, sample.step, {**(logs or {}), **epoch_metrics})
         if logs is not None:
-            logs.update(found)
+            logs.update(epoch_metrics)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Close the files."""
@@ -210,13 +210,13 @@ class CompressionMetrics(OfBothKeras):
             self._outputs.sample(sample, self._ended, self._epoch, scalars, logs)
         return sample
 
-    def _of_epoch(self, sample: Sample) -> dict[str, float]:
-        found = self._means(sample, *self._epoch_start, self._epoch_clock)
+    def _epoch_metrics(self, sample: Sample) -> dict[str, float]:
+        epoch_metrics = self._means(sample, *self._epoch_start, self._epoch_clock)
         split = self._profiles.last
         if split is not None or not self._no_split:
             times = dataclasses.asdict(split) if split is not None else {}
-            found |= {f"{part}_ms": times.get(part, math.nan) for part in _PARTS}
-        return found
+            epoch_metrics |= {f"{part}_ms": times.get(part, math.nan) for part in _PARTS}
+        return epoch_metrics
 
     def _means(self, sample: Sample, step: int, sent: float, clock: Clock) -> dict[str, float]:
         """Return the metrics of the steps after `step`."""
@@ -289,7 +289,7 @@ class _LeaveOut(ForTfKeras, keras.callbacks.Callback):
             logs.pop(name, None)
 
 
-def _for_bar(found: Mapping[str, float]) -> dict[str, float]:
+def _for_bar(epoch_metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics in the progress bar, in units that suit its four decimals."""
-    ratio, sent = found["compression_ratio"], found["bytes_per_step"]
+    ratio, sent = epoch_metrics["compression_ratio"], epoch_metrics["bytes_per_step"]
     return {"compression_ratio": ratio, "kB_per_step": sent / 1e3}

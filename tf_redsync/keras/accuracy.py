@@ -46,30 +46,30 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
     conflicts.check_per_worker_weights(inner, policy)
     conflicts.check_adam(inner, policy)
     if isinstance(policy, Auto):
-        return policy.suited(lambda m: _unsuited(inner, m), momentum.movable(inner))
+        return policy.suited(lambda m: _objection(inner, m), momentum.movable(inner))
     for text in of_settings(inner, policy.methods):
         warn(text)
     return policy
 
 
-def _unsuited(inner: Any, method: Method) -> str | None:
+def _objection(inner: Any, method: Method) -> str | None:
     """Return the reason and remedy if a method does not suit an optimizer, else `None`."""
-    found = momentum.of(inner)
+    setting = momentum.of(inner)
     if _stale_momentum_warning(inner, method) is not None:
-        advice = found.removal
+        advice = setting.removal
         if momentum.movable(inner):
-            advice = f"CodedGMC({found}) is considered instead"
-        elif found.known and tuple(found.values) == ("momentum",):
-            advice += f" with Auto({found}), which considers CodedGMC({found})"
-        return f"{found} of the inner optimizer acts on stale gradients; {advice}"
+            advice = f"CodedGMC({setting}) is considered instead"
+        elif setting.known and tuple(setting.values) == ("momentum",):
+            advice += f" with Auto({setting}), which considers CodedGMC({setting})"
+        return f"{setting} of the inner optimizer acts on stale gradients; {advice}"
     if _second_moment_warning(inner, method) is not None:
         return (
-            f"{found.optimizer}'s second moment decays before elements are sent; use AMSGrad, or a "
-            "higher density"
+            f"{setting.optimizer}'s second moment decays before elements are sent; use AMSGrad, or "
+            "a higher density"
         )
-    if _of_factors(inner, method) is not None:
-        advice = f"{found.removal}, and " if found.values else ""
-        return f"low rank loses accuracy with {found.optimizer}; {advice}use CodedTopK"
+    if _low_rank_warning(inner, method) is not None:
+        advice = f"{setting.removal}, and " if setting.values else ""
+        return f"low rank loses accuracy with {setting.optimizer}; {advice}use CodedTopK"
     return None
 
 
@@ -81,13 +81,13 @@ def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
         methods: The methods, the most important one first. Some warnings name only the first method
             that they apply to.
     """
-    found = [_second_moment_warning(inner, m) for m in methods]
-    late = [m for m, text in zip(methods, found, strict=True) if text is None]
-    found.append(next(filter(None, (_stale_momentum_warning(inner, m) for m in late)), None))
-    found.append(_of_suspected_momentum(inner, methods))
-    for check in (_of_one_mean, _of_long_rounds, lambda m: _of_factors(inner, m)):
-        found.append(next(filter(None, map(check, methods)), None))
-    return tuple(dict.fromkeys(filter(None, found)))
+    texts = [_second_moment_warning(inner, m) for m in methods]
+    late = [m for m, text in zip(methods, texts, strict=True) if text is None]
+    texts.append(next(filter(None, (_stale_momentum_warning(inner, m) for m in late)), None))
+    texts.append(_suspected_momentum_warning(inner, methods))
+    for check in (_one_mean_warning, _long_rounds_warning, lambda m: _low_rank_warning(inner, m)):
+        texts.append(next(filter(None, map(check, methods)), None))
+    return tuple(dict.fromkeys(filter(None, texts)))
 
 
 def _second_moment_warning(inner: Any, method: Method) -> str | None:
@@ -96,13 +96,13 @@ def _second_moment_warning(inner: Any, method: Method) -> str | None:
     The decayed moment makes an element's next step too long. With local steps the optimizer
     receives its worker's gradient in every step, so the moment does not decay.
     """
-    adaptive, what = conflicts.innermost(inner), type(method).__name__
+    adaptive, label = conflicts.innermost(inner), type(method).__name__
     if getattr(adaptive, "amsgrad", False):
         return None
     name = type(adaptive).__name__
     if method.traits.needs_amsgrad:
         return (
-            f"{what} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
+            f"{label} is made for AMSGrad. Received: {name}. Use tf_redsync.AMSGrad (Keras 3) "
             "or Adam(amsgrad=True)."
         )
     if method.sync_schedule.local_steps:
@@ -110,7 +110,7 @@ def _second_moment_warning(inner: Any, method: Method) -> str | None:
     beta_2 = momentum.of(inner).beta_2
     if beta_2 is not None and method.traits.waiting_steps * (1.0 - beta_2) >= 1.0 - 1e-6:
         return (
-            f"{what} sends an element every {method.traits.waiting_steps:.0f} steps on average, "
+            f"{label} sends an element every {method.traits.waiting_steps:.0f} steps on average, "
             f"but the second moment of {name} decays in {1.0 / (1.0 - beta_2):.0f} steps, so "
             "elements take too long steps when they are sent. Use AMSGrad (tf_redsync.AMSGrad, "
             "Adam(amsgrad=True)), or a higher density; see docs/adaptive.md."
@@ -118,7 +118,7 @@ def _second_moment_warning(inner: Any, method: Method) -> str | None:
     return None
 
 
-def _of_one_mean(method: Method) -> str | None:
+def _one_mean_warning(method: Method) -> str | None:
     """Return a warning about quantized RedSync, which drops its quantization errors."""
     inside = innermost(method)
     if not (isinstance(inside, RedSync) and inside.quantized):
@@ -130,7 +130,7 @@ def _of_one_mean(method: Method) -> str | None:
     )
 
 
-def _of_long_rounds(method: Method) -> str | None:
+def _long_rounds_warning(method: Method) -> str | None:
     """Return a warning about long rounds of local steps, or `None`.
 
     0/1 Adam is exempt, because its workers share the mean momentum.
@@ -160,10 +160,10 @@ def _of_long_rounds(method: Method) -> str | None:
 
 def _stale_momentum_warning(inner: Any, method: Method) -> str | None:
     """Return a warning if the inner optimizer's momentum acts on stale gradients."""
-    found = momentum.of(inner)
+    setting = momentum.of(inner)
     waits = method.traits.waiting_steps > SHORT_WAIT and "residual" in method.traits.state_kinds
     if (
-        not found.values
+        not setting.values
         or not waits
         or method.sync_schedule.local_steps
         or method.traits.momentum_in_exchange
@@ -171,40 +171,41 @@ def _stale_momentum_warning(inner: Any, method: Method) -> str | None:
         return None
     density, to_method = 1.0 / method.traits.waiting_steps, ""
     cost = late_beta_1(density)
-    if found.known and tuple(found.values) == ("momentum",):
+    if setting.known and tuple(setting.values) == ("momentum",):
         cost = late_momentum(density)
-        to_method = f", and pass the momentum to the method, such as CodedGMC({found})"
+        to_method = f", and pass the momentum to the method, such as CodedGMC({setting})"
     return (
-        f"{found} of the inner optimizer {'is' if found.known else 'may be'} momentum that acts on "
-        f"stale gradients: {_name(method)} sends them {method.traits.waiting_steps:,.0f} steps "
-        f"late on average. This cost {cost}. Instead, {found.removal}{to_method}; see "
+        f"{setting} of the inner optimizer {'is' if setting.known else 'may be'} momentum that "
+        f"acts on stale gradients: {_name(method)} sends them {method.traits.waiting_steps:,.0f} "
+        f"steps late on average. This cost {cost}. Instead, {setting.removal}{to_method}; see "
         "docs/momentum.md and docs/adaptive.md."
     )
 
 
-def _of_suspected_momentum(inner: Any, methods: Sequence[Method]) -> str | None:
+def _suspected_momentum_warning(inner: Any, methods: Sequence[Method]) -> str | None:
     """Return a warning if an unknown optimizer may have momentum in addition to the method's."""
-    found = momentum.of(inner)
+    setting = momentum.of(inner)
     exchanged = max(m.traits.momentum_in_exchange for m in methods)
-    if found.known or not found.values or not exchanged:
+    if setting.known or not setting.values or not exchanged:
         return None
     return (
-        f"{found} of {found.optimizer} may be momentum, which would be applied twice: the method "
-        f"has momentum={exchanged:.4g}. Either {found.removal}, or use momentum=0.0 in the method."
+        f"{setting} of {setting.optimizer} may be momentum, which would be applied twice: the "
+        f"method has momentum={exchanged:.4g}. Either {setting.removal}, or use momentum=0.0 in "
+        "the method."
     )
 
 
-def _of_factors(inner: Any, method: Method) -> str | None:
+def _low_rank_warning(inner: Any, method: Method) -> str | None:
     """Return a warning about low-rank methods with adaptive optimizers.
 
     Adam divides by the size of the low-rank gradient, and later by that of its error.
     """
     if not isinstance(innermost(method), (ACPSGD, PowerSGD)):
         return None
-    found = momentum.of(inner)
-    if found.beta_2 is None:
+    setting = momentum.of(inner)
+    if setting.beta_2 is None:
         return None
-    without = f", and {found.removal}" if found.values else ""
+    without = f", and {setting.removal}" if setting.values else ""
     return (
         f"{_name(method)} with an adaptive optimizer: {low_rank(_name(innermost(method)))}"
         f". Use CodedTopK(density=0.03){without}; see docs/adaptive.md."
@@ -232,12 +233,12 @@ def of_length(exchange: Any, so_far: int, epochs: int, steps: float) -> str | No
     share = sum(a.spec.size for _, a in late) / max(1, sum(a.spec.size for _, a in waits))
     local = longest.method.sync_schedule.local_steps
     each = f" rounds of {local} steps" if local else " steps"
-    there = _exchanges(longest.method, compressed, steps)
+    count = _exchanges(longest.method, compressed, steps)
     return (
         f"{_name(longest.method)} sends an element of {longest.spec.name} every {wait:,.0f}{each} "
-        f"on average (density {1.0 / wait:.2g}), but this training has {there:,.0f} of them: most "
+        f"on average (density {1.0 / wait:.2g}), but this training has {count:,.0f} of them: most "
         f"of the gradient of {share:.0%} of the weights is never delivered. Set a density of "
-        f"{1.0 / there:.2g} or more, or train for longer; see docs/warm-up.md."
+        f"{1.0 / count:.2g} or more, or train for longer; see docs/warm-up.md."
     )
 
 
@@ -295,9 +296,9 @@ def one_mean(density: float) -> str:
 def late_momentum(density: float) -> str:
     """Return the measured cost of the inner optimizer's momentum at a density."""
     at = _nearest(_MOMENTUM, density)
-    inner, own, shared, method = _MOMENTUM[at]
+    inner, local, shared, method = _MOMENTUM[at]
     return (
-        f"{inner} % instead of {own} % with the method's own momentum and {shared} % with a "
+        f"{inner} % instead of {local} % with the method's own momentum and {shared} % with a "
         f"global one on CIFAR-10 ({method}, 3 epochs, density {100 * at:g} %)"
     )
 
@@ -305,10 +306,10 @@ def late_momentum(density: float) -> str:
 def late_beta_1(density: float) -> str:
     """Return the measured cost of Adam's beta_1 at a density."""
     at = _nearest(_BETA_1, density)
-    adam, without, of = _BETA_1[at]
+    adam, without, method = _BETA_1[at]
     return (
-        f"a perplexity of {adam} instead of {without} without it on characters ({of}, 600 steps, "
-        f"density {100 * at:g} %)"
+        f"a perplexity of {adam} instead of {without} without it on characters ({method}, 600 "
+        f"steps, density {100 * at:g} %)"
     )
 
 
@@ -324,31 +325,34 @@ def long_rounds(method: Method) -> str | None:
     """Return the measured cost of local steps at the nearest setting; `None` without a loss."""
     schedule, inside = method.sync_schedule, innermost(method)
     if isinstance(inside, SparseLoCo):
-        near = min(_SPARSE, key=lambda at: (_far(at[0], inside.steps), _far(at[1], inside.top_k)))
-        said, perplexity = f"SparseLoCo(steps={near[0]}, top_k={near[1]})", _SPARSE[near]
+        near = min(
+            _SPARSE,
+            key=lambda at: (_log_distance(at[0], inside.steps), _log_distance(at[1], inside.top_k)),
+        )
+        setting, perplexity = f"SparseLoCo(steps={near[0]}, top_k={near[1]})", _SPARSE[near]
     elif schedule.fragments:
         at = _nearest(_STREAMING, schedule.local_steps)
-        said, perplexity = f"StreamingDiLoCo(steps={at})", _STREAMING[at]
+        setting, perplexity = f"StreamingDiLoCo(steps={at})", _STREAMING[at]
     else:
         momentum = float(getattr(schedule.outer, "momentum", 0.0))
         outer = min(_LOCAL, key=lambda known: abs(known - momentum))
         at = _nearest(_LOCAL[outer], schedule.local_steps)
-        found = _LOCAL[outer][at]
-        if found is None:
+        measured = _LOCAL[outer][at]
+        if measured is None:
             return None
-        said, perplexity = f"LocalSGD(steps={at})", found
+        setting, perplexity = f"LocalSGD(steps={at})", measured
         if outer:
-            said = f"DiLoCo(steps={at}) with an outer momentum of {outer}"
+            setting = f"DiLoCo(steps={at}) with an outer momentum of {outer}"
     return (
-        f"a perplexity of {perplexity} with {said}, the nearest measured setting, instead of "
+        f"a perplexity of {perplexity} with {setting}, the nearest measured setting, instead of "
         f"{_DENSE} in dense training, on characters (AdamW, 1,000 steps)"
     )
 
 
 def _nearest(known: Mapping[_Number, Any], value: float) -> _Number:
     """Return the key that is nearest to a positive value, by ratio."""
-    return min(known, key=lambda at: _far(at, value))
+    return min(known, key=lambda at: _log_distance(at, value))
 
 
-def _far(one: float, other: float) -> float:
-    return abs(math.log(one / other))
+def _log_distance(a: float, b: float) -> float:
+    return abs(math.log(a / b))

@@ -261,7 +261,7 @@ class Adapter:
         """
         replica = tf.distribute.get_replica_context()
         if not self._running or replica is None or isinstance(self.exchange, ExchangeBuilder):
-            raise self._cannot_aggregate(replica)
+            raise self._not_built_error(replica)
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         grads, variables = zip(*pairs, strict=True) if pairs else ((), ())
         positions = list(map(self._position, variables))
@@ -272,7 +272,7 @@ class Adapter:
             totals = self._adam.gradients(totals, positions)
         return list(zip(totals, variables, strict=True))
 
-    def _cannot_aggregate(self, replica: Any) -> RuntimeError:
+    def _not_built_error(self, replica: Any) -> RuntimeError:
         if not self._running:
             return RuntimeError(
                 f"this {type(self._inner).__name__} belongs to a DistributedOptimizer and cannot "
@@ -325,11 +325,11 @@ class Adapter:
         def update_if_finite(
             distribution: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            found = masks.variables(self.exchange)
+            by_position = masks.variables(self.exchange)
             masked = [
-                (v, found[self._position(v)])
+                (v, by_position[self._position(v)])
                 for _, v in grads_and_vars
-                if self._position(v) in found
+                if self._position(v) in by_position
             ]
 
             def apply() -> Any:
@@ -349,8 +349,8 @@ class Adapter:
         return update_if_finite
 
     def _position(self, variable: Any) -> int:
-        found = self._positions.get(id(variable))
-        return self._position_of_part(variable) if found is None else found
+        position = self._positions.get(id(variable))
+        return self._position_of_part(variable) if position is None else position
 
     def _position_of_part(self, variable: Any) -> int:
         """Return the position of a replica's component of a distributed variable."""
@@ -474,8 +474,8 @@ class UpdateGuard:
         accumulates = getattr(inner, "gradient_accumulation_steps", None)
 
         def guarded(grads: Any, trainable_variables: Any = None) -> None:
-            given = trainable_variables is None
-            trained = inner._trainable_variables if given else trainable_variables
+            omitted = trainable_variables is None
+            trained = inner._trainable_variables if omitted else trainable_variables
             self.begin(() if accumulates else trained)
             self._applying += 1
             try:

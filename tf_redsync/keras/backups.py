@@ -34,13 +34,13 @@ KINDS = {BACKUP: "backup_dir", MODEL: "filepath", TABLE: "filename", "OrbaxCheck
 _OURS = "or use tf_redsync.callbacks.Checkpoint on all workers"
 
 
-def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
+def check(model: Any, callbacks: Sequence[Any], action: str) -> bool:
     """Agree that `fit` begins, and check the callbacks that save.
 
     Args:
         model: The model that is trained.
         callbacks: All callbacks of this worker.
-        what: Text for the agreement.
+        action: Text for the agreement.
 
     Returns:
         Whether any worker has a backup to restore.
@@ -50,9 +50,11 @@ def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
         Disagreement: on all workers, if they do not begin `fit` at the same point.
     """
     strategy = model.distribute_strategy
-    found = [entry for c in callbacks for entry in _entry(c)]
-    all_found = [json.loads(t) for t in agreement.gather_texts(strategy, what, json.dumps(found))]
-    if any(kind == BACKUP for kind, *_ in found) and any(map(_restores, callbacks)):
+    own_entries = [entry for c in callbacks for entry in _entry(c)]
+    all_entries = [
+        json.loads(t) for t in agreement.gather_texts(strategy, action, json.dumps(own_entries))
+    ]
+    if any(kind == BACKUP for kind, *_ in own_entries) and any(map(_restores, callbacks)):
         raise ValueError(
             "`BackupAndRestore` and `Checkpoint` both restore when `fit` begins. Pass only one of "
             "them."
@@ -62,7 +64,7 @@ def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
     if collectives.worker_count(strategy) == 1:
         return False
     for kind in KINDS:
-        entries = [[e for e in entries if e[0] == kind] for entries in all_found]
+        entries = [[e for e in entries if e[0] == kind] for entries in all_entries]
         who = [rank for rank, listed in enumerate(entries) if listed]
         if kind == BACKUP and 0 < len(who) < len(entries):
             raise ValueError(
@@ -71,7 +73,7 @@ def check(model: Any, callbacks: Sequence[Any], what: str) -> bool:
             )
         for place in range(max(map(len, entries))):
             _check_place(strategy, kind, [e[place] if place < len(e) else None for e in entries])
-    return any(kind == BACKUP for listed in all_found for kind, *_ in listed)
+    return any(kind == BACKUP for listed in all_entries for kind, *_ in listed)
 
 
 def check_equal(model: Any, epoch: int) -> None:
@@ -83,17 +85,19 @@ def check_equal(model: Any, epoch: int) -> None:
     digest = hashlib.blake2b(digest_size=8)
     for weight in model.trainable_variables:
         digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
-    own = [epoch + 1, digest.hexdigest()]
-    told = agreement.gather_texts(model.distribute_strategy, "compare backups", json.dumps(own))
-    if len(set(told)) > 1:
+    backup = [epoch + 1, digest.hexdigest()]
+    backups = agreement.gather_texts(
+        model.distribute_strategy, "compare backups", json.dumps(backup)
+    )
+    if len(set(backups)) > 1:
         lines = [
             f"worker {rank}: epoch {number}, weights {weights}"
-            for rank, (number, weights) in enumerate(map(json.loads, told))
+            for rank, (number, weights) in enumerate(map(json.loads, backups))
         ]
-        raise _torn(lines)
+        raise _different_steps_error(lines)
 
 
-def _torn(lines: Sequence[str]) -> ValueError:
+def _different_steps_error(lines: Sequence[str]) -> ValueError:
     return ValueError(
         "the workers have backups of different steps: one of them was killed while the others "
         f"saved, or its backup is lost. Remove all backups, {_OURS}, which saves all or none.\n"
@@ -135,8 +139,8 @@ def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]
     written = [e for e in entries if e]
     if len(written) < 2:
         return
-    own = entries[collectives.worker_rank(strategy)] or written[0]
-    family, folder, file, _ = own[1:]
+    entry = entries[collectives.worker_rank(strategy)] or written[0]
+    family, folder, file, _ = entry[1:]
     if family == "tf_keras" and kind == MODEL:
         return  # the chief writes the file, other workers temporary files
     first = [0] * len(entries)
@@ -165,7 +169,7 @@ def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]
         )
     moments = [f"worker {rank}: {e[4]}" for rank, e in enumerate(entries) if e]
     if len({e[4] for e in written}) > 1:
-        raise _torn(moments)
+        raise _different_steps_error(moments)
 
 
 def _names(ranks: Sequence[int]) -> str:

@@ -22,10 +22,10 @@ def check_momentum(inner: Any, policy: Policy | Auto) -> None:
     Raises:
         ValueError: both the optimizer and a method of the policy have momentum.
     """
-    found = momentum.of(inner)
+    setting = momentum.of(inner)
     exchanged = max(m.traits.momentum_in_exchange for m in policy.methods)
-    if found.known and found.values and exchanged:
-        raise _on_both_sides(found, exchanged)
+    if setting.known and setting.values and exchanged:
+        raise _double_momentum_error(setting, exchanged)
 
 
 def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: Any) -> None:
@@ -36,15 +36,15 @@ def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: An
     """
     exchanged = max(m.traits.momentum_in_exchange for m in policy.methods)
     if value and exchanged and name in momentum.names(inner):
-        found = dataclasses.replace(momentum.of(inner), values={name: value})
-        raise _on_both_sides(found, exchanged)
+        setting = dataclasses.replace(momentum.of(inner), values={name: value})
+        raise _double_momentum_error(setting, exchanged)
 
 
-def _on_both_sides(found: momentum.Momentum, exchanged: float) -> ValueError:
+def _double_momentum_error(setting: momentum.Momentum, exchanged: float) -> ValueError:
     return ValueError(
         "momentum is set on both sides, so it would be applied twice. Received: "
-        f"{found} in {found.optimizer} and momentum={exchanged} in the method. Either "
-        f"{found.removal}, or use momentum=0.0 in the method."
+        f"{setting} in {setting.optimizer} and momentum={exchanged} in the method. Either "
+        f"{setting.removal}, or use momentum=0.0 in the method."
     )
 
 
@@ -55,14 +55,14 @@ def check_per_worker_weights(inner: Any, policy: Policy | Auto) -> None:
         ValueError: `use_ema` would average per-worker weights, or a method with per-worker points
             is combined with weight decay or an optimizer other than SGD.
     """
-    own = [m for m in policy.methods if m.sync_schedule.per_worker_weights]
+    per_worker = [m for m in policy.methods if m.sync_schedule.per_worker_weights]
     config = dict(config_numbers(inner.get_config()))
-    if own and config.get("use_ema"):
+    if per_worker and config.get("use_ema"):
         raise ValueError(
-            f"`use_ema` must be False with {type(own[0]).__name__}, whose weights differ between "
-            "workers. Received: use_ema=True. Use use_ema=False, or another method."
+            f"`use_ema` must be False with {type(per_worker[0]).__name__}, whose weights differ "
+            "between workers. Received: use_ema=True. Use use_ema=False, or another method."
         )
-    points = [m for m in own if m.sync_schedule.own_point]
+    points = [m for m in per_worker if m.sync_schedule.own_point]
     if points and (config.get("weight_decay") or type(innermost(inner)).__name__ != "SGD"):
         raise ValueError(
             f"{type(points[0]).__name__} moves each worker along its own gradient and needs SGD "
@@ -79,22 +79,22 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
         ValueError: the optimizer is not a Keras Adam or AdamW without amsgrad, or a coefficient
             differs.
     """
-    found = ((m, capability(m, AdamMoments)) for m in policy.methods)
-    methods = [(m, moments.adam) for m, moments in found if moments is not None]
+    pairs = ((m, capability(m, AdamMoments)) for m in policy.methods)
+    methods = [(m, moments.adam) for m, moments in pairs if moments is not None]
     if not methods:
         return
-    what, adam = type(methods[0][0]).__name__, innermost(inner)
+    label, adam = type(methods[0][0]).__name__, innermost(inner)
     home = type(adam).__module__.partition(".")[0]
     plain = type(adam).__name__ in ("Adam", "AdamW") and home in ("keras", "tf_keras")
     if not plain or adam.get_config().get("amsgrad"):
         raise ValueError(
-            f"{what} exchanges the momentum of Adam, scaled by its variance. Received: "
+            f"{label} exchanges the momentum of Adam, scaled by its variance. Received: "
             f"{type(adam).__name__}{'(amsgrad=True)' if plain else ''}. Use Keras's Adam or AdamW "
             "without amsgrad, or another method."
         )
     config = adam.get_config()
-    for method, asked in methods:
-        for name, value in asked.items():
+    for method, betas in methods:
+        for name, value in betas.items():
             if value != float(config[name]):
                 raise ValueError(
                     f"`{name}` must be equal in {type(method).__name__} and the optimizer. "
@@ -103,7 +103,7 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
                 )
 
 
-def warm_up(policy: Policy | Auto, asked: Any) -> Any:
+def warm_up(policy: Policy | Auto, requested: Any) -> Any:
     """Return the dense warm-up of all methods: the user's, or the dense start of a method.
 
     Raises:
@@ -111,21 +111,22 @@ def warm_up(policy: Policy | Auto, asked: Any) -> Any:
             dense totals of votes need a learning rate of another scale.
     """
     begins = [m for m in policy.methods if dense_start(m) is not None]
-    if begins and (asked is not None or len({dense_start(m) for m in begins}) > 1):
+    if begins and (requested is not None or len({dense_start(m) for m in begins}) > 1):
         raise ValueError(
-            f"{type(begins[0]).__name__} has its own dense start. Received: warm_up={asked!r} and "
-            f"{', '.join(map(repr, begins))}. Use warm_up=None, and the same `start` everywhere."
+            f"{type(begins[0]).__name__} has its own dense start. Received: warm_up={requested!r} "
+            f"and {', '.join(map(repr, begins))}. Use warm_up=None, and the same `start` "
+            "everywhere."
         )
     if begins:
         return dense_start(begins[0])
     voting = [m for m in policy.methods if m.traits.votes]
-    if asked is not None and len(voting) == len(policy.methods):
+    if requested is not None and len(voting) == len(policy.methods):
         raise ValueError(
             f"`warm_up` cannot be used with {type(voting[0]).__name__}, whose totals are votes "
-            f"that need a learning rate of another scale. Received: warm_up={asked!r}. Use "
+            f"that need a learning rate of another scale. Received: warm_up={requested!r}. Use "
             "warm_up=None."
         )
-    return asked
+    return requested
 
 
 def innermost(optimizer: Any) -> Any:

@@ -161,8 +161,8 @@ def drift_of(
         return {"learning rate": rate(), "iterations": tf.convert_to_tensor(inner.iterations)}
 
     def all_slots() -> list[Shared]:
-        found = [] if skips_locally else all_variables(inner)
-        return [Shared(v.name, local(v)) for v in found if v.dtype.is_floating]
+        slots = [] if skips_locally else all_variables(inner)
+        return [Shared(v.name, local(v)) for v in slots if v.dtype.is_floating]
 
     return DriftDetector(network, every, on_drift, numbers, weights, all_slots)
 

@@ -42,26 +42,28 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     """
     strategy = model.distribute_strategy
     steps = _validation_steps(model) if in_fit else params.get("steps")
-    batches, digest, seed = _taken(strategy)
+    batches, digest, seed = _take_properties(strategy)
     if method == "fit" and steps is None and batches == _INFINITE:
         warnings.warn(
             "`fit` has an infinite dataset and no `steps_per_epoch`, so its first epoch never ends."
             " Pass `steps_per_epoch`, or leave out `dataset.repeat()`.",
             stacklevel=2,
         )
-    own = None if steps is None else int(steps), batches, digest, seed
-    told = agreement.gather_texts(strategy, f"begin `{method}` with its data", json.dumps(own))
-    amounts = [json.loads(text) for text in told]
+    own_amount = None if steps is None else int(steps), batches, digest, seed
+    texts = agreement.gather_texts(
+        strategy, f"begin `{method}` with its data", json.dumps(own_amount)
+    )
+    amounts = [json.loads(text) for text in texts]
     different = conflict([amount[:2] for amount in amounts], params.get("epochs") or 1, method)
     if different is not None:
         raise agreement.Disagreement(different)
     _, _, digests, seeds = zip(*amounts, strict=True)
-    found = first_batch.data_warning(digests, method), first_batch.shuffle_warning(seeds, method)
-    for warning in filter(None, found):
+    messages = first_batch.data_warning(digests, method), first_batch.shuffle_warning(seeds, method)
+    for warning in filter(None, messages):
         warnings.warn(warning, stacklevel=2)
 
 
-def _taken(strategy: Any) -> tuple[int | None, str | None, int | None]:
+def _take_properties(strategy: Any) -> tuple[int | None, str | None, int | None]:
     """Return and reset the properties of the data that our strategy recorded; `None` if unknown.
 
     Returns:
@@ -70,9 +72,9 @@ def _taken(strategy: Any) -> tuple[int | None, str | None, int | None]:
     """
     if not collectives.is_ours(strategy):
         return None, None, None
-    found = strategy.distributed_batches, strategy.first_digest, strategy.shuffle_seed
+    properties = strategy.distributed_batches, strategy.first_digest, strategy.shuffle_seed
     strategy.distributed_batches = strategy.first_digest = strategy.shuffle_seed = None
-    return found
+    return properties
 
 
 def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:
@@ -153,17 +155,17 @@ class BatchRows:
             least = tf.minimum(self._least.read_value(), rows)
             self._least.assign(least, read_value=False)
 
-    def told(self) -> str:
+    def as_text(self) -> str:
         """Return the minimum as text for the other workers; "" before the first step."""
         least = int(self._least.numpy())
         return "" if least == _MOST else str(least)
 
-    def compare(self, all_told: Sequence[str]) -> None:
+    def compare(self, texts: Sequence[str]) -> None:
         """Warn once if the minima differ, given as text by rank; "" disables the comparison."""
-        if self._warned or len(set(all_told)) < 2 or "" in all_told:
+        if self._warned or len(set(texts)) < 2 or "" in texts:
             return
         self._warned = True
-        warnings.warn(_text([int(rows) for rows in all_told]), AccuracyWarning, stacklevel=2)
+        warnings.warn(_text([int(rows) for rows in texts]), AccuracyWarning, stacklevel=2)
 
 
 def _has_rows(value: Any) -> bool:

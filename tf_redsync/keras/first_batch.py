@@ -150,12 +150,12 @@ def first_digest(iterator: Any) -> str | None:
         kind, batch = "arrays", [a[:_ROWS] for a in present]
     else:
         return None
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in tf.nest.flatten(batch):
         array = np.asarray(part)
         if array.dtype != object:  # not a sparse array of SciPy
-            found.update(np.ascontiguousarray(array).tobytes())
-    return f"{kind} {found.hexdigest()}"
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return f"{kind} {digest.hexdigest()}"
 
 
 def data_warning(digests: Sequence[str | None], method: str) -> str | None:
@@ -202,10 +202,10 @@ def shuffle_warning(seeds: Sequence[int | None], method: str) -> str | None:
     """
     if None in seeds or (len(set(seeds)) == 1 and -1 not in seeds):
         return None
-    given = ", ".join("none" if seed == -1 else str(seed) for seed in seeds[:8])
+    shown = ", ".join("none" if seed == -1 else str(seed) for seed in seeds[:8])
     return (
         f"`{method}` shuffles the arrays in a different order on each worker and then shards every "
         "batch by rows, so that an epoch has some rows twice and others not at all. Call "
         "`keras.utils.set_random_seed(1)` with the same number on all workers, or pass "
-        f"`shuffle=False`. Received: seeds by worker: {given}"
+        f"`shuffle=False`. Received: seeds by worker: {shown}"
     )

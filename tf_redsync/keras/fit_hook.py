@@ -153,8 +153,8 @@ class FitHook(ForTfKeras):
         _trained.add(self.model)
         epochs = getattr(self, "params", {}).get("epochs")
         per = _steps_per_execution(self.model)
-        what = f"begin `fit` of {epochs} epochs with steps_per_execution={per}"
-        self._restores = backups.check(self.model, self.callbacks, self._at_a_step(what))
+        action = f"begin `fit` of {epochs} epochs with steps_per_execution={per}"
+        self._restores = backups.check(self.model, self.callbacks, self._with_step(action))
         consistency.compare_compile(self.model)
         data_amounts.compare(self.model, "fit", getattr(self, "params", {}))
         self._fits = True
@@ -231,36 +231,36 @@ class FitHook(ForTfKeras):
         training_length.forget(exchange)
         training_length.warn(exchange, so_far, epochs, steps)
 
-    def _agree(self, what: str) -> None:
+    def _agree(self, action: str) -> None:
         """Check that all workers take the same action at the same step, to prevent deadlocks."""
-        agreement.agree(self.model.distribute_strategy, self._at_a_step(what))
+        agreement.agree(self.model.distribute_strategy, self._with_step(action))
 
-    def _compare_rows(self, what: str) -> None:
+    def _compare_rows(self, action: str) -> None:
         """Agree on an action, and under our strategy compare the rows of the workers' batches."""
         rows = self._rows()
-        told = "" if rows is None else rows.told()
+        text = "" if rows is None else rows.as_text()
         strategy = self.model.distribute_strategy
-        all_told = agreement.gather_texts(strategy, self._at_a_step(what), told)
+        texts = agreement.gather_texts(strategy, self._with_step(action), text)
         if rows is not None:
-            rows.compare(all_told)
+            rows.compare(texts)
 
     def _rows(self) -> Any:
         """Return the `BatchRows` of our strategy; `None` under another strategy."""
         return getattr(self.model.distribute_strategy, "batch_rows", None)
 
-    def _at_a_step(self, what: str) -> str:
+    def _with_step(self, action: str) -> str:
         exchange = models.exchange_of(self.model)
         if exchange is not None and exchange.built:
-            what += f" at step {int(exchange.step.numpy())}"
-        return what
+            action += f" at step {int(exchange.step.numpy())}"
+        return action
 
 
 def _steps_per_execution(model: Any) -> int:
     """Return `steps_per_execution` of a model; in tf_keras a variable, or absent."""
-    found = getattr(model, "steps_per_execution", None)
-    if found is None:
-        found = getattr(model, "_steps_per_execution", None)
-    return 1 if found is None else int(found.numpy() if hasattr(found, "numpy") else found)
+    value = getattr(model, "steps_per_execution", None)
+    if value is None:
+        value = getattr(model, "_steps_per_execution", None)
+    return 1 if value is None else int(value.numpy() if hasattr(value, "numpy") else value)
 
 
 def running_method() -> str:

@@ -36,9 +36,9 @@ class Position:
 
     def __init__(self, model: Any):
         self._model = model
-        found = _locals_of_fit(model)
-        self._keras3: Any = found.get("epoch_iterator")
-        self._tf_keras: Any = found.get("data_handler")
+        variables = _locals_of_fit(model)
+        self._keras3: Any = variables.get("epoch_iterator")
+        self._tf_keras: Any = variables.get("data_handler")
         self._then: Callable[[Callable[[], None]], None] | None = None
 
     @property
@@ -105,7 +105,7 @@ class Position:
     def _begin_keras3(self, batch: int, past: int, ended: Callable[[], None]) -> None:
         _begin_keras3(self._keras3, batch, past)
         if batch and self._keras3.num_batches is None:
-            _may_have_ended(self._model, ended)
+            _handle_end_of_epoch(self._model, ended)
 
     def _begin_tf_keras(self, batch: int, past: int, ended: Callable[[], None]) -> None:
         handler, iterator = self._tf_keras, _locals_of_fit(self._model)["iterator"]
@@ -113,10 +113,10 @@ class Position:
             batch += past * handler._inferred_steps
         _drop(iterator, batch, least=batch)
         if batch and handler._inferred_steps is None:
-            _may_have_ended(self._model, ended)
+            _handle_end_of_epoch(self._model, ended)
 
 
-def _may_have_ended(model: Any, ended: Callable[[], None]) -> None:
+def _handle_end_of_epoch(model: Any, ended: Callable[[], None]) -> None:
     """Handle an epoch whose batches were all processed, in data of unknown size.
 
     Only drawing the next batch detects this. `fit` still needs the results of a step: without them
@@ -189,7 +189,7 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
                 left = True
                 yield begin, end, iterator
         if not left:
-            raise _too_few()
+            raise _too_few_batches_error()
 
     if batch or past:
         epoch_iterator._enumerate_iterator = rest
@@ -222,11 +222,11 @@ def _drop(iterator: Any, batches: int, least: int) -> None:
             next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError) as error:
             if drawn < least:
-                raise _too_few() from error
+                raise _too_few_batches_error() from error
             return
 
 
-def _too_few() -> ValueError:
+def _too_few_batches_error() -> ValueError:
     return ValueError(
         "the data have fewer batches than the saved run has processed of this epoch. `Checkpoint` "
         "needs the same data and batch size as the saved run. Use another `directory` for another "

@@ -177,8 +177,8 @@ def _take_into_scope(optimizer: Any) -> None:
     """
     strategy = tf.distribute.get_strategy()
     if tf.distribute.has_strategy() and collectives.local_replicas(strategy) == 1:
-        for one in (optimizer, conflicts.innermost(optimizer)):
-            one._distribution_strategy = strategy
+        for part in (optimizer, conflicts.innermost(optimizer)):
+            part._distribution_strategy = strategy
 
 
 def _not_outermost() -> ValueError:
@@ -220,8 +220,8 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
         descend_all(distribution, those(SparseTotal), learning_rate)
         together: dict[int, list[Any]] = {}  # by the id of `is_dense`
         for total, variable in those(EitherTotal):
-            here = distribution.experimental_local_results(total.is_dense)[0]
-            together.setdefault(id(here), []).append((total, variable))
+            flag = distribution.experimental_local_results(total.is_dense)[0]
+            together.setdefault(id(flag), []).append((total, variable))
         for either in together.values():
             update_either(distribution, either, learning_rate)
 
@@ -233,8 +233,8 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
             descend_all(distribution, [(t.coordinates, v) for t, v in either], learning_rate)
 
         is_dense = either[0][0].is_dense  # equal on all replicas
-        here = distribution.experimental_local_results(is_dense)[0]
-        tf.cond(here, update_dense, update_sparse)
+        flag = distribution.experimental_local_results(is_dense)[0]
+        tf.cond(flag, update_dense, update_sparse)
 
     return update_all
 
@@ -267,9 +267,11 @@ def _accumulate_in_branches(inner: Any, adapter: Adapter) -> None:
             inner._iterations.assign_add(window - 1)
 
     def update(grads: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
-        own = [tf_variable(v) for v in variables]
-        totals = inner._all_reduce_sum_gradients(list(zip(grads, own, strict=True)))
-        _alone(lambda strategy: inner._distributed_tf_update_step(strategy, totals, learning_rate))
+        targets = [tf_variable(v) for v in variables]
+        totals = inner._all_reduce_sum_gradients(list(zip(grads, targets, strict=True)))
+        _call_cross_replica(
+            lambda strategy: inner._distributed_tf_update_step(strategy, totals, learning_rate)
+        )
         adapter.finish_step()
 
     def increment(grads: Sequence[Any], sums: Sequence[Any]) -> None:
@@ -278,15 +280,17 @@ def _accumulate_in_branches(inner: Any, adapter: Adapter) -> None:
                 variable = tf_variable(total)
                 strategy.extended.update(variable, _add, args=(grad,), group=False)
 
-        _alone(add)
+        _call_cross_replica(add)
 
     inner.apply = apply_or_flush
     inner._backend_update_step = update
     inner._backend_increment_gradient_accumulators = increment
-    inner._backend_reset_gradient_accumulators = lambda: _alone(lambda strategy: reset())
+    inner._backend_reset_gradient_accumulators = lambda: _call_cross_replica(
+        lambda strategy: reset()
+    )
 
 
-def _alone(function: Callable[[tf.distribute.Strategy], None]) -> None:
+def _call_cross_replica(function: Callable[[tf.distribute.Strategy], None]) -> None:
     """Call a function in cross-replica context, as the only replica of this process."""
     context = tf.distribute.get_replica_context()
     tf.distribute.ReplicaContext._merge_call(context, function, (), {})

@@ -65,8 +65,8 @@ def agree(scaler: Any, adapter: Any, finishes: bool) -> None:
             return
         finite, scale = check(grads), tf.convert_to_tensor(scaler.dynamic_scale)
         apply([_nan_if_infinite(g) for g in grads], trainable_variables)
-        kept, counted = map(tf.convert_to_tensor, (scaler.dynamic_scale, scaler.step_counter))
-        scaler.dynamic_scale.assign(tf.where(finite, kept, 0.5 * scale))
+        updated, counted = map(tf.convert_to_tensor, (scaler.dynamic_scale, scaler.step_counter))
+        scaler.dynamic_scale.assign(tf.where(finite, updated, 0.5 * scale))
         scaler.step_counter.assign(tf.where(finite, counted, tf.zeros_like(counted)))
 
     def update_and_finish(grads: Any, trainable_variables: Any = None) -> None:

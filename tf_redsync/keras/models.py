@@ -29,8 +29,8 @@ def exchanges_of(model: Any) -> list[Any]:
     if conflicts.is_multi_optimizer(optimizer):
         specs = getattr(optimizer, "optimizer_specs", None)  # TensorFlow Addons
         parts = list(optimizer.optimizers) if specs is None else [s["optimizer"] for s in specs]
-    found = (getattr(part, "exchange", None) for part in parts)
-    return [exchange for exchange in found if exchange is not None]
+    exchanges = (getattr(part, "exchange", None) for part in parts)
+    return [exchange for exchange in exchanges if exchange is not None]
 
 
 def skipped_steps(model: Any) -> int:

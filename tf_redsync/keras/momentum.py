@@ -110,12 +110,12 @@ class Momentum:
 
 def of(optimizer: Any) -> Momentum:
     """Return the momentum of an optimizer of any family, or of the innermost optimizer."""
-    inner = _inside(optimizer)
+    inner = _innermost(optimizer)
     kind, config = _kind(inner), inner.get_config()
     if kind is None:
-        found = dict(config_numbers(config))
-        suspected = {name: found[name] for name in _SUSPECTED if found.get(name)}
-        return Momentum(type(inner).__name__, suspected, found.get("beta_2"), False, False)
+        settings = dict(config_numbers(config))
+        suspected = {name: settings[name] for name in _SUSPECTED if settings.get(name)}
+        return Momentum(type(inner).__name__, suspected, settings.get("beta_2"), False, False)
     values = {name: config[name] for name in kind.momenta if _is_momentum(config.get(name))}
     beta_2 = config.get(kind.second_moment)
     beta_2 = float(beta_2) if isinstance(beta_2, numbers.Real) else None
@@ -129,7 +129,7 @@ def movable(optimizer: Any) -> float:
     clipping and averages act on weights or local gradients, so moving the momentum does not affect
     them. Nesterov momentum and the momentum of accumulated gradients cannot be moved.
     """
-    inner = _inside(optimizer)
+    inner = _innermost(optimizer)
     home, config = type(inner).__module__, inner.get_config()
     plain = type(inner).__name__ == "SGD" and home.partition(".")[0] in ("keras", "tf_keras")
     if not plain or ".legacy" in home or getattr(inner, "built", False) or config["nesterov"]:
@@ -145,22 +145,22 @@ def without_inner_momentum(exchange: Any, optimizer: Any) -> Iterator[None]:
         exchange: The built exchange.
         optimizer: The optimizer whose update is traced.
     """
-    inner = _inside(optimizer)
+    inner = _innermost(optimizer)
     exchanged = any(a.method.traits.momentum_in_exchange for a in exchange.assignments)
-    own = getattr(inner, "momentum", 0.0) if exchanged else 0.0
-    if not own:
+    value = getattr(inner, "momentum", 0.0) if exchanged else 0.0
+    if not value:
         yield
         return
     inner.momentum = 0.0
     try:
         yield
     finally:
-        inner.momentum = own
+        inner.momentum = value
 
 
 def names(optimizer: Any) -> tuple[str, ...]:
     """Return the names of the momentum hyper-parameters, if the optimizer's class is known."""
-    kind = _kind(_inside(optimizer))
+    kind = _kind(_innermost(optimizer))
     return () if kind is None else kind.momenta
 
 
@@ -172,11 +172,11 @@ def config_numbers(config: Any) -> Iterator[tuple[str, Any]]:
         yield from config_numbers(value)
 
 
-def _inside(optimizer: Any) -> Any:
+def _innermost(optimizer: Any) -> Any:
     """Return the innermost optimizer; wrappers of TensorFlow Addons call it `_optimizer`."""
     while True:
-        found = (getattr(optimizer, name, None) for name in ("inner_optimizer", "_optimizer"))
-        inside = next((o for o in found if hasattr(o, "get_config")), None)
+        candidates = (getattr(optimizer, name, None) for name in ("inner_optimizer", "_optimizer"))
+        inside = next((o for o in candidates if hasattr(o, "get_config")), None)
         if inside is None:
             return optimizer
         optimizer = inside

@@ -54,10 +54,10 @@ class Muon(keras.optimizers.Muon):
         self._shapes = [_matrix(v) for v in variables]  # steps get variables without a path
 
     def _should_use_adamw(self, variable: Any) -> bool:
-        found = _OF_ATTENTION.search(variable.path)
-        if found is None or (found[2] == "kernel" and _matrix(variable) is None):
+        match = _OF_ATTENTION.search(variable.path)
+        if match is None or (match[2] == "kernel" and _matrix(variable) is None):
             return bool(super()._should_use_adamw(variable))
-        return found[2] == "bias" or any(
+        return match[2] == "bias" or any(
             re.search(keyword, variable.path) for keyword in self.exclude_layers
         )
 
@@ -74,8 +74,8 @@ class Muon(keras.optimizers.Muon):
 
 def _matrix(variable: Any) -> tuple[int, int] | None:
     """Return the matrix shape of an attention kernel; `None` for any other variable."""
-    found = _OF_ATTENTION.search(variable.path)
-    if found is None or found[2] != "kernel" or len(variable.shape) != 3:
+    match = _OF_ATTENTION.search(variable.path)
+    if match is None or match[2] != "kernel" or len(variable.shape) != 3:
         return None
     a, b, c = variable.shape
-    return (a, b * c) if _INPUT_AXES[found[1]] == 1 else (a * b, c)
+    return (a, b * c) if _INPUT_AXES[match[1]] == 1 else (a * b, c)

@@ -33,12 +33,12 @@ def check(sparsity: float, scope: str) -> None:
     checks.choice("scope", scope, SCOPES)
 
 
-def check_methods(policy: Any, what: str) -> None:
+def check_methods(policy: Any, caller: str) -> None:
     """Check that a method of a policy has masks.
 
     Args:
         policy: The policy.
-        what: Name of the caller, for the message.
+        caller: Name of the caller, for the message.
 
     Raises:
         ValueError: no method has masks.
@@ -46,9 +46,9 @@ def check_methods(policy: Any, what: str) -> None:
     if not any(exchange_masks.has_masks(m) for m in policy.methods):
         names = ", ".join(type(m).__name__ for m in policy.methods)
         raise ValueError(
-            f"`{what}` needs an optimizer with the method tf_redsync.contrib.PacTrain, which keeps "
-            f"pruned weights at 0. Received: method={names}. For dense training of a pruned model, "
-            "use PacTrain with more `stable_steps` than the training has steps."
+            f"`{caller}` needs an optimizer with the method tf_redsync.contrib.PacTrain, which "
+            f"keeps pruned weights at 0. Received: method={names}. For dense training of a pruned "
+            "model, use PacTrain with more `stable_steps` than the training has steps."
         )
 
 
@@ -67,18 +67,18 @@ def magnitude_masks(
         parts = np.split(
             _largest(together, sparsity), np.cumsum([w.size for w in weights.values()])
         )
-        kept = dict(zip(weights, parts, strict=False))  # the last part is empty
+        masks = dict(zip(weights, parts, strict=False))  # the last part is empty
     else:
-        kept = {p: _largest(np.abs(w).ravel(), sparsity) for p, w in weights.items()}
-    return {p: k.reshape(weights[p].shape) for p, k in kept.items()}
+        masks = {p: _largest(np.abs(w).ravel(), sparsity) for p, w in weights.items()}
+    return {p: k.reshape(weights[p].shape) for p, k in masks.items()}
 
 
 def _largest(magnitudes: np.ndarray, sparsity: float) -> np.ndarray:
     """Return a bool mask of a vector's largest elements; the first of equal ones."""
     order = np.argsort(-magnitudes, kind="stable")
-    found = np.zeros(magnitudes.size, bool)
-    found[order[: kept_elements(sparsity, magnitudes.size)]] = True
-    return found
+    mask = np.zeros(magnitudes.size, bool)
+    mask[order[: kept_elements(sparsity, magnitudes.size)]] = True
+    return mask
 
 
 def prune(
@@ -116,15 +116,15 @@ def prune(
                 "weights to prune must be finite. Received: non-finite values of "
                 f"{exchange.specs[p].name!r}"
             )
-    found = magnitude_masks(weights, sparsity, scope)
-    digest = hashlib.sha256(b"".join(np.packbits(m).tobytes() for m in found.values())).hexdigest()
+    masks = magnitude_masks(weights, sparsity, scope)
+    digest = hashlib.sha256(b"".join(np.packbits(m).tobytes() for m in masks.values())).hexdigest()
     step = int(exchange.step.numpy())
     agree(
         tf.distribute.get_strategy(),
         f"prune to {sparsity} by {scope} before step {step}, masks {digest[:16]}",
     )
-    exchange_masks.write(exchange, found)
-    for p, mask in found.items():
+    exchange_masks.write(exchange, masks)
+    for p, mask in masks.items():
         for variable in (variables[p], *(kind[p] for kind in slots)):
             if variable is not None and tuple(variable.shape) == mask.shape:
                 value = variable.numpy()

@@ -86,14 +86,14 @@ def all_slots(inner: Any, variables: Sequence[tf.Variable]) -> list[list[Any]]:
     """
     inner = conflicts.innermost(inner)
     others = {id(v) for v in (tf_variable(inner.iterations), *variables)}
-    found = []
+    kinds = []
     for value in vars(inner).values():
         if isinstance(value, (list, tuple)) and len(value) == len(variables):
             kind = [tf_variable(v) for v in value]
             slots = [v if isinstance(v, tf.Variable) else None for v in kind]
             if any(s is not None for s in slots) and not any(id(v) in others for v in kind):
-                found.append(slots)
-    return found
+                kinds.append(slots)
+    return kinds
 
 
 def all_variables(inner: Any) -> list[tf.Variable]:
@@ -144,19 +144,21 @@ class AdamSlots:
     ):
         self._adam, self._parts, self._exchange = conflicts.innermost(inner), parts, exchange
 
-    def _of_state(self, name: str) -> dict[int, Any]:
+    def _state_variables(self, name: str) -> dict[int, Any]:
         """Return the exchange's state variables of a name, by position."""
-        found: dict[int, Any] = {}
+        by_position: dict[int, Any] = {}
         exchange = self._exchange
         for bucket, state in zip(exchange.schedule.buckets, exchange.states, strict=True):
             if capability(bucket.method, AdamMoments):
-                own = state.variables_by_name.get(name, ())
-                found.update(zip([s.position for s in bucket.layout.specs], own, strict=False))
-        return found
+                variables = state.variables_by_name.get(name, ())
+                by_position.update(
+                    zip([s.position for s in bucket.layout.specs], variables, strict=False)
+                )
+        return by_position
 
-    def _given(self) -> tf.Tensor:
+    def _takes_momenta(self) -> tf.Tensor:
         """Return whether the step takes its momenta from the exchange's state, a bool scalar."""
-        if self._of_state("variance"):
+        if self._state_variables("variance"):
             return tf.constant(True)
         return tf.logical_not(self._exchange.schedule.warmed())
 
@@ -169,9 +171,9 @@ class AdamSlots:
             totals: Sums over workers.
             positions: Positions of their variables.
         """
-        given, momenta = self._given(), self._of_state("momentum")
+        from_exchange, momenta = self._takes_momenta(), self._state_variables("momentum")
         return [
-            tf.where(given, tf.zeros_like(total), total) if p in momenta else total
+            tf.where(from_exchange, tf.zeros_like(total), total) if p in momenta else total
             for total, p in zip(totals, positions, strict=True)
         ]
 
@@ -182,8 +184,9 @@ class AdamSlots:
             distribution: The strategy.
             served: `(position, variable)` of the updated variables.
         """
-        parts, given = self._parts(), self._given()
-        momenta, corrected_variances = self._of_state("momentum"), self._of_state("variance")
+        parts, from_exchange = self._parts(), self._takes_momenta()
+        momenta = self._state_variables("momentum")
+        corrected_variances = self._state_variables("variance")
         t = tf.cast(self._adam.iterations, tf.float32) + 1.0
         beta_2 = tf.cast(parts.beta_2, tf.float32)
         bias = 1.0 - beta_2**t
@@ -192,15 +195,15 @@ class AdamSlots:
         def put_in(variable: Any, momentum: Any, m: Any, v: Any, *corrected: Any) -> None:
             del variable
             in_adam = tf.cast(momentum, m.dtype) / tf.cast(parts.beta_1, m.dtype)
-            kept = tf.cast(bias / beta_2 if corrected else grown, v.dtype)
-            variance = kept * tf.cast(corrected[0] if corrected else v, v.dtype)
-            m.assign(tf.where(given, in_adam, m))
-            v.assign(tf.where(given, variance, v))
+            factor = tf.cast(bias / beta_2 if corrected else grown, v.dtype)
+            variance = factor * tf.cast(corrected[0] if corrected else v, v.dtype)
+            m.assign(tf.where(from_exchange, in_adam, m))
+            v.assign(tf.where(from_exchange, variance, v))
 
         for position, variable in served:
             if position in momenta:
-                own = [tf_variable(s[position]) for s in (parts.momenta, parts.variances)]
-                arguments = [momenta[position], *own]
+                slots = [tf_variable(s[position]) for s in (parts.momenta, parts.variances)]
+                arguments = [momenta[position], *slots]
                 if position in corrected_variances:
                     arguments.append(corrected_variances[position])
                 distribution.extended.update(variable, put_in, args=tuple(arguments), group=False)

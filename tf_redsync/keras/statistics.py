@@ -94,10 +94,10 @@ def _owners(with_tf_keras: bool) -> tuple[tuple[type, ...], tuple[type, ...]]:
 
 def groups(variables: Sequence[Any]) -> list[list[Any]]:
     """Return statistics grouped by dtype and by whether the strategy averages them."""
-    found: dict[tuple[tf.DType, bool], list[Any]] = {}
+    by_kind: dict[tuple[tf.DType, bool], list[Any]] = {}
     for variable in variables:
-        found.setdefault((variable.dtype, needs_averaging(variable)), []).append(variable)
-    return list(found.values())
+        by_kind.setdefault((variable.dtype, needs_averaging(variable)), []).append(variable)
+    return list(by_kind.values())
 
 
 def pack(values: Iterable[Any]) -> tf.Tensor:
@@ -179,9 +179,9 @@ class EagerAssignments:
 
     def end(self, variables: Iterable[Any]) -> list[Any]:
         """End the step; return the variables that it may have assigned."""
-        found = self._replica.noted | self._in_functions
+        noted = self._replica.noted | self._in_functions
         self._replica.noted = None
-        return [v for v in variables if id(v) in found]
+        return [v for v in variables if id(v) in noted]
 
 
 def assigned(variables: Sequence[Any], graph: Any, first_operation: int) -> list[Any]:

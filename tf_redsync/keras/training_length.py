@@ -58,14 +58,16 @@ def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> N
     if not unknown:
         return
     epochs, steps = ahead(model, params, epoch)
-    own = str(int(epochs * steps))
-    told = agreement.gather_texts(model.distribute_strategy, "begin a training of this length", own)
-    lengths = [int(text) for text in told]
+    own_length = str(int(epochs * steps))
+    texts = agreement.gather_texts(
+        model.distribute_strategy, "begin a training of this length", own_length
+    )
+    lengths = [int(text) for text in texts]
     if min(lengths) <= 0:
         ranks = ", ".join(str(rank) for rank, length in enumerate(lengths) if length <= 0)
-        asked = " and ".join(length.asked for length in unknown)
+        settings = " and ".join(length.setting for length in unknown)
         raise ValueError(
-            f"{asked} is a fraction of the steps of `fit`, whose number is unknown on worker "
+            f"{settings} is a fraction of the steps of `fit`, whose number is unknown on worker "
             f"{ranks}. Received: steps={params.get('steps')} and epochs={params.get('epochs')} of "
             "`fit`. Pass steps_per_epoch to `fit`, or a number of steps instead of the fraction."
         )
@@ -119,8 +121,8 @@ def watch(exchange: Any) -> None:
     if not _watched:
         atexit.unregister(warn_of_loops)
         atexit.register(warn_of_loops)
-    kept = _LoopRecord(exchange.workers, exchange.assignments, exchange.warm_up, exchange.step)
-    _watched[id(exchange)] = kept
+    record = _LoopRecord(exchange.workers, exchange.assignments, exchange.warm_up, exchange.step)
+    _watched[id(exchange)] = record
     if len(_watched) > _MOST_WATCHED:
         del _watched[next(iter(_watched))]
 
@@ -136,10 +138,10 @@ def warn_of_loops() -> None:
     _watched.clear()
     if getattr(sys, "last_value", None) is not None:
         return
-    for kept in watched:
-        total = int(kept.step.numpy())
+    for record in watched:
+        total = int(record.step.numpy())
         if total:
-            warn(kept, 0, 1, total)
+            warn(record, 0, 1, total)
 
 
 def never_begins(exchange: Any, total: int) -> str | None:
@@ -155,18 +157,18 @@ def never_begins(exchange: Any, total: int) -> str | None:
     if exchange.warm_up is not None:
         first = exchange.warm_up.steps
         if first >= total:
-            own = [f"method={m!r}" for m in methods if dense_start(m) is not None]
-            asked = own[0] if own else exchange.warm_up.asked
-            return _text("compression", first, total, asked, FRACTION)
+            starts = [f"method={m!r}" for m in methods if dense_start(m) is not None]
+            setting = starts[0] if starts else exchange.warm_up.setting
+            return _text("compression", first, total, setting, FRACTION)
     for method in methods:
-        for what, step, remedy in _beginnings(method):
+        for stage, step, remedy in _stage_starts(method):
             if first + step >= total:
-                name = f"{what} of {type(innermost(method)).__name__}"
+                name = f"{stage} of {type(innermost(method)).__name__}"
                 return _text(name, first + step, total, f"method={method!r}", remedy)
     return None
 
 
-def _beginnings(method: Method) -> Iterator[tuple[str, int, str]]:
+def _stage_starts(method: Method) -> Iterator[tuple[str, int, str]]:
     """Yield the stages of a method, with their first step and a remedy for late stages."""
     schedule, ramp = method.sync_schedule, getattr(innermost(method), "warm_up", None)
     if schedule.warm_up_steps:
@@ -183,9 +185,9 @@ def _beginnings(method: Method) -> Iterator[tuple[str, int, str]]:
         yield "rounds of more than one local step", doubled, fractions
 
 
-def _text(what: str, step: int, total: int, asked: str, remedy: str) -> str:
-    verb = "begin" if what.startswith(("local", "rounds")) else "begins"
+def _text(stage: str, step: int, total: int, setting: str, remedy: str) -> str:
+    verb = "begin" if stage.startswith(("local", "rounds")) else "begins"
     return (
-        f"{what} {verb} after {step:,} steps, but this training ends after {total:,}. Received: "
-        f"{asked}. {remedy}, or train for longer; see docs/warm-up.md."
+        f"{stage} {verb} after {step:,} steps, but this training ends after {total:,}. Received: "
+        f"{setting}. {remedy}, or train for longer; see docs/warm-up.md."
     )

@@ -18,7 +18,7 @@ from tf_redsync.keras import conflicts, slots
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.network import collectives
-from tf_redsync.state.agreed_checkpoints import Found
+from tf_redsync.state.agreed_checkpoints import LoadedCheckpoint
 
 MODEL, _OPTIMIZER, _METRICS = "model", "optimizer", "metrics"
 _REPLICA = "@"  # precedes a replica's index in the names of its values
@@ -101,7 +101,7 @@ def per_worker(model: Any, with_metrics: bool) -> dict[str, np.ndarray]:
     return values
 
 
-def restore(model: Any, found: Found) -> dict[str, np.ndarray]:
+def restore(model: Any, checkpoint: LoadedCheckpoint) -> dict[str, np.ndarray]:
     """Restore a model from a checkpoint; return the values of its metrics.
 
     All workers must call it.
@@ -110,22 +110,22 @@ def restore(model: Any, found: Found) -> dict[str, np.ndarray]:
         ValueError: the exchange's state belongs to another model or method.
     """
     workers = collectives.worker_count(model.distribute_strategy)
-    own = found.own[0] if found.manifest.workers == workers else {}
-    if not own:  # the update sums the accumulators over the workers
+    values = checkpoint.own[0] if checkpoint.manifest.workers == workers else {}
+    if not values:  # the update sums the accumulators over the workers
         for key in (f"{name}{_REPLICA}0" for name in _accumulators(model)):
-            parts = [part[key] for part in found.own if key in part]
-            own |= {key: np.sum(parts, axis=0, dtype=parts[0].dtype) / workers} if parts else {}
+            parts = [part[key] for part in checkpoint.own if key in part]
+            values |= {key: np.sum(parts, axis=0, dtype=parts[0].dtype) / workers} if parts else {}
     for name, copies in variables(model).items():
         for i, copy in enumerate(copies):
-            copy.assign(own.get(f"{name}{_REPLICA}{i}", found.shared[name]))
+            copy.assign(values.get(f"{name}{_REPLICA}{i}", checkpoint.shared[name]))
     for prefix, exchange in _exchanges(model).items():
         exchange.restore_worker_states(
             [
                 {n.removeprefix(prefix): v for n, v in part.items() if n.startswith(prefix)}
-                for part in found.own
+                for part in checkpoint.own
             ]
         )
-    return {n: v for n, v in own.items() if n.startswith(f"{_METRICS}/")}
+    return {n: v for n, v in values.items() if n.startswith(f"{_METRICS}/")}
 
 
 def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
@@ -142,17 +142,17 @@ def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
 
 def subject(model: Any) -> dict[str, Any]:
     """Return a description of a model that its checkpoints must match; see `differences`."""
-    found = optimizers(model)
-    inner = [conflicts.innermost(o.inner_optimizer) for o in found]
-    of = {MODEL: model.variables, _OPTIMIZER: _of_optimizers(model)}
+    wrappers = optimizers(model)
+    inner = [conflicts.innermost(o.inner_optimizer) for o in wrappers]
+    groups = {MODEL: model.variables, _OPTIMIZER: _variables_of_optimizers(model)}
     return {
         "kind": {
             "optimizer": "; ".join(type(i).__name__ for i in inner),
-            "method": "; ".join(_methods(o.get_config()["method"]) for o in found),
+            "method": "; ".join(_methods(o.get_config()["method"]) for o in wrappers),
         },
         "variables": {
             name: [[_title(v), *_form(tf_variable(v))] for v in listed]
-            for name, listed in of.items()
+            for name, listed in groups.items()
         },
     }
 
@@ -166,34 +166,37 @@ def versions(model: Any) -> dict[str, str]:
 
 def _exchanges(model: Any) -> dict[str, Any]:
     """Return the exchange of each optimizer, by the prefix of its values' names."""
-    found = [optimizer.exchange for optimizer in optimizers(model)]
-    return {f"exchange{f'.{i}' if i else ''}/": exchange for i, exchange in enumerate(found)}
+    exchanges = [optimizer.exchange for optimizer in optimizers(model)]
+    return {f"exchange{f'.{i}' if i else ''}/": exchange for i, exchange in enumerate(exchanges)}
 
 
-def _of_optimizers(model: Any) -> list[Any]:
-    return [v for optimizer in optimizers(model) for v in _of_optimizer(model, optimizer)]
+def _variables_of_optimizers(model: Any) -> list[Any]:
+    return [v for optimizer in optimizers(model) for v in _variables_of_optimizer(model, optimizer)]
 
 
-def _of_optimizer(model: Any, optimizer: Any) -> list[Any]:
+def _variables_of_optimizer(model: Any, optimizer: Any) -> list[Any]:
     """Return an optimizer's variables, in tf_keras including unlisted ones (a learning rate)."""
-    found: list[Any] = list(slots.all_variables(optimizer))
+    listed: list[Any] = list(slots.all_variables(optimizer))
     if type(optimizer).saving.__name__.startswith("tf_keras"):
-        known = {slots.key(tf_variable(v)) for v in [*found, *model.variables]}
+        known = {slots.key(tf_variable(v)) for v in [*listed, *model.variables]}
         for tracked in tf.train.TrackableView(optimizer.inner_optimizer).descendants():
             if isinstance(tracked, tf.Variable) and slots.key(tracked) not in known:
                 known.add(slots.key(tracked))
-                found.append(tracked)
-    return found
+                listed.append(tracked)
+    return listed
 
 
 def variables(model: Any) -> dict[str, tuple[tf.Variable, ...]]:
     """Return this process's copies of each variable that steps change, except metrics, by name."""
-    return {**_copies(MODEL, model.variables), **_copies(_OPTIMIZER, _of_optimizers(model))}
+    return {
+        **_copies(MODEL, model.variables),
+        **_copies(_OPTIMIZER, _variables_of_optimizers(model)),
+    }
 
 
 def _accumulators(model: Any) -> list[str]:
     """Return the names of variables in which optimizers of Keras 3 accumulate gradients."""
-    listed = enumerate(_of_optimizers(model))
+    listed = enumerate(_variables_of_optimizers(model))
     return [f"{_OPTIMIZER}/{i}" for i, v in listed if "_gradient_accumulator" in _title(v)]
 
 
@@ -227,12 +230,12 @@ def _title(variable: Any) -> str:
 
 def _methods(config: Any) -> str:
     """Return the names of the classes in a config, without hyper-parameters."""
-    found: list[str] = []
+    names: list[str] = []
 
     def look(value: Any) -> None:
         if isinstance(value, dict):
             if isinstance(value.get("class_name"), str):
-                found.append(value["class_name"])
+                names.append(value["class_name"])
             for inner in value.values():
                 look(inner)
         elif isinstance(value, (list, tuple)):
@@ -240,7 +243,7 @@ def _methods(config: Any) -> str:
                 look(inner)
 
     look(json.loads(json.dumps(config)))
-    return ", ".join(found)
+    return ", ".join(names)
 
 
 def validator(model: Any) -> Callable[[Mapping[str, np.ndarray]], str]:
@@ -251,10 +254,10 @@ def validator(model: Any) -> Callable[[Mapping[str, np.ndarray]], str]:
     optimizer's variables must not be NaN, but sums of squares of large gradients may be infinite.
     Other variables of the model, such as the user's masks with minus infinity, may have any value.
     """
-    of_the_user, found = may_differ(model), variables(model)
+    of_the_user, expected = may_differ(model), variables(model)
 
     def problem(values: Mapping[str, np.ndarray]) -> str:
-        for name, copies in found.items():
+        for name, copies in expected.items():
             variable = copies[0]
             for key in [k for k in (name, *replicas(name, copies)) if k in values]:
                 value = values[key]
@@ -267,23 +270,23 @@ def validator(model: Any) -> Callable[[Mapping[str, np.ndarray]], str]:
                 trained = name.startswith(f"{MODEL}/")
                 bad = int(np.sum(~np.isfinite(value) if trained else np.isnan(value)))
                 if bad:
-                    what = "non-finite" if trained else "NaN"
-                    return f"{bad} of {value.size} numbers of {variable.name} ({key}) are {what}"
+                    kind = "non-finite" if trained else "NaN"
+                    return f"{bad} of {value.size} numbers of {variable.name} ({key}) are {kind}"
         return ""
 
     return problem
 
 
-def check(model: Any, found: Found) -> None:
+def check(model: Any, checkpoint: LoadedCheckpoint) -> None:
     """Check that a checkpoint fits a model, without communication.
 
     Raises:
         ValueError: values are missing, have another shape or dtype, or are non-finite.
     """
-    missing = [name for name in variables(model) if name not in found.shared]
+    missing = [name for name in variables(model) if name not in checkpoint.shared]
     if missing:
         raise ValueError(f"its files lack {len(missing)} variables, such as {missing[0]}")
     problem = validator(model)
-    for values in (found.shared, *found.own):
-        if said := problem(values):
-            raise ValueError(said)
+    for values in (checkpoint.shared, *checkpoint.own):
+        if reason := problem(values):
+            raise ValueError(reason)

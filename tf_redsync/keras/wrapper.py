@@ -89,8 +89,8 @@ class AttributeForwarding:
             raise AttributeError(
                 f"`{name}` of a DistributedOptimizer cannot be set. Wrap a new optimizer."
             )
-        own = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
-        if not wrapped or own or self._owner(name) is None:
+        is_own = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if not wrapped or is_own or self._owner(name) is None:
             super().__setattr__(name, value)
         else:
             self.forward_attribute(name, value)
@@ -367,14 +367,14 @@ class Wrapper(AttributeForwarding):
         """
         self._switch("enable")
 
-    def _switch(self, what: str) -> None:
+    def _switch(self, action: str) -> None:
         if isinstance(self.exchange, ExchangeBuilder):
             raise RuntimeError(
-                f"`{what}` needs the model's variables. Call `optimizer.build(variables)` first."
+                f"`{action}` needs the model's variables. Call `optimizer.build(variables)` first."
             )
-        if what == "disable" and self.exchange.schedule.delay and self.exchange.called:
+        if action == "disable" and self.exchange.schedule.delay and self.exchange.called:
             self.flush()
-        self.exchange.switch(off=what == "disable")
+        self.exchange.switch(off=action == "disable")
         fit_hook.trace_again(self.exchange)
 
     def get_config(self) -> dict[str, Any]:

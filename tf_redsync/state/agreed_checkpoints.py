@@ -70,7 +70,7 @@ class _Save(threading.Thread):
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class LoadedCheckpoint:
     """A checkpoint that was read.
 
     Attributes:
@@ -110,13 +110,13 @@ class Checkpoints:
         self._rank = collectives.worker_rank(strategy)
         self._workers = collectives.worker_count(strategy)
         # The leader of a directory writes the values that the directory's workers have in common.
-        what = f"keep {keep} checkpoints, one {when}"
-        self._leaders = leaders(strategy, self._store, what)
-        told = [self._store.numbers(), self._store.next_number(), uuid.uuid4().hex]
-        all_told = [json.loads(t) for t in self._gather("list checkpoints", json.dumps(told))]
-        self._numbers = sorted({n for numbers, _, _ in all_told for n in numbers}, reverse=True)
-        self._next = max(following for _, following, _ in all_told)
-        self._channel = agreement.Channel(strategy, all_told[0][2])
+        action = f"keep {keep} checkpoints, one {when}"
+        self._leaders = leaders(strategy, self._store, action)
+        listing = [self._store.numbers(), self._store.next_number(), uuid.uuid4().hex]
+        listings = [json.loads(t) for t in self._gather("list checkpoints", json.dumps(listing))]
+        self._numbers = sorted({n for numbers, _, _ in listings for n in numbers}, reverse=True)
+        self._next = max(following for _, following, _ in listings)
+        self._channel = agreement.Channel(strategy, listings[0][2])
         self._save: _Save | None = None
         self._refused: dict[int, str] = {}
         self._last: Path | None = None
@@ -126,8 +126,8 @@ class Checkpoints:
         """Whether this worker is the leader of its directory."""
         return self._leaders[self._rank] == self._rank
 
-    def _gather(self, what: str, told: str) -> list[str]:
-        return agreement.gather_texts(self._strategy, what, told)
+    def _gather(self, action: str, text: str) -> list[str]:
+        return agreement.gather_texts(self._strategy, action, text)
 
     def _clean_up(self, remove: Callable[[], Any]) -> None:
         """Remove old files; best effort, since errors do not concern other workers."""
@@ -141,9 +141,9 @@ class Checkpoints:
     def restore(
         self,
         subject: dict[str, Any],
-        check: Callable[[Found], None],
-        use: Callable[[Found], None],
-    ) -> Found | None:
+        check: Callable[[LoadedCheckpoint], None],
+        use: Callable[[LoadedCheckpoint], None],
+    ) -> LoadedCheckpoint | None:
         """Restore the newest checkpoint that all workers can use; `None` without checkpoints.
 
         A warning names the checkpoints that were refused, the reasons, and the one that is used.
@@ -157,59 +157,63 @@ class Checkpoints:
         Raises:
             ValueError: If checkpoints exist and none can be used.
         """
-        found = next(filter(None, (self._try(n, subject, check, use) for n in self._numbers)), None)
+        checkpoint = next(
+            filter(None, (self._try(n, subject, check, use) for n in self._numbers)), None
+        )
         refused = "".join(f"\n{self._store.path(n)}: {r}" for n, r in self._refused.items())
-        if found is None and refused:
+        if checkpoint is None and refused:
             raise ValueError(
                 "no checkpoint can be used. Give `Checkpoint` another directory, or move these "
                 f"away to start a new training.{refused}"
             )
-        if found is not None:
-            self._last = found.path
+        if checkpoint is not None:
+            self._last = checkpoint.path
             if refused:
                 warnings.warn(
-                    f"training resumes from {found.path} ({found.manifest}); newer checkpoints "
-                    f"cannot be used:{refused}",
+                    f"training resumes from {checkpoint.path} ({checkpoint.manifest}); newer "
+                    f"checkpoints cannot be used:{refused}",
                     stacklevel=3,
                 )
             if self.leads:
-                _logger.info("training resumes from %s: %s", found.path, found.manifest)
+                _logger.info("training resumes from %s: %s", checkpoint.path, checkpoint.manifest)
         if self.leads:
             self._clean_up(self._store.remove_leftovers)
-        return found
+        return checkpoint
 
     def _try(
         self,
         number: int,
         subject: dict[str, Any],
-        check: Callable[[Found], None],
-        use: Callable[[Found], None],
-    ) -> Found | None:
+        check: Callable[[LoadedCheckpoint], None],
+        use: Callable[[LoadedCheckpoint], None],
+    ) -> LoadedCheckpoint | None:
         """Restore a checkpoint if all workers can."""
-        name, found, failed, digest = self._store.path(number).name, None, "", ""
+        name, checkpoint, failed, digest = self._store.path(number).name, None, "", ""
         try:
-            found = self._read(number, subject)
-            check(found)
-            digest = checksum(found.manifest)
+            checkpoint = self._read(number, subject)
+            check(checkpoint)
+            digest = checksum(checkpoint.manifest)
         except ValueError as error:  # or the subclass `Refused`
             failed = str(error)
-        told = [json.loads(t) for t in self._gather(f"read {name}", json.dumps([failed, digest]))]
-        all_failed = [failed for failed, _ in told]
-        if not any(all_failed) and len({digest for _, digest in told}) > 1:
+        results = [
+            json.loads(t) for t in self._gather(f"read {name}", json.dumps([failed, digest]))
+        ]
+        all_failed = [failed for failed, _ in results]
+        if not any(all_failed) and len({digest for _, digest in results}) > 1:
             all_failed = ["the workers see different checkpoints under this name"]
         if not any(all_failed):
-            assert found is not None
+            assert checkpoint is not None
             try:
-                use(found)
+                use(checkpoint)
             except ValueError as error:
                 failed = str(error)
             all_failed = self._gather(f"restore {name}", failed)
             if not any(all_failed):
-                return found
+                return checkpoint
         self._refused[number] = by_worker(all_failed)
         return None
 
-    def _read(self, number: int, subject: dict[str, Any]) -> Found:
+    def _read(self, number: int, subject: dict[str, Any]) -> LoadedCheckpoint:
         """Verify and read the parts of a checkpoint that this worker needs."""
         manifest = self._store.manifest(number)
         different = differences(subject, manifest.subject)
@@ -227,11 +231,11 @@ class Checkpoints:
                 raise Refused(f"{part.name} has {part.size} bytes, above the limit of {most}")
         self._store.verify(number, needed)
         read = {p.rank: self._store.read_part(number, p, _dtype_of) for p in needed}
-        shared = _of(_SHARED, read[whole.rank])
+        shared = _values_with_prefix(_SHARED, read[whole.rank])
         if manifest.workers == self._workers:
-            shared |= _of(_SHARED, read[self._rank])
-        own = [_of(_OWN, read[p.rank]) for p in wanted]
-        return Found(self._store.path(number), manifest, shared, own)
+            shared |= _values_with_prefix(_SHARED, read[self._rank])
+        own_parts = [_values_with_prefix(_OWN, read[p.rank]) for p in wanted]
+        return LoadedCheckpoint(self._store.path(number), manifest, shared, own_parts)
 
     # ------------------------------------------------------------------------------------- saving
 
@@ -260,8 +264,8 @@ class Checkpoints:
         self.finish()
         number, step = self._next, manifest.step
         self._next += 1
-        what = f"save {self._store.path(number).name} at step {step}"
-        values = self._values(what, shared, compared)
+        action = f"save {self._store.path(number).name} at step {step}"
+        values = self._values(action, shared, compared)
         values |= {_OWN + name: value for name, value in own().items()}
         self._save = _Save(
             number, step, lambda save: self._write_and_commit(save, manifest, values, problem)
@@ -309,14 +313,14 @@ class Checkpoints:
         taken = self._store.is_complete(number)  # by another job in this directory
 
         def write() -> None:
-            if said := problem(_of(_SHARED, values)):
-                raise Refused(said)
+            if reason := problem(_values_with_prefix(_SHARED, values)):
+                raise Refused(reason)
             parts.append(self._store.write_part(number, self._rank, values, whole=self.leads))
 
         failed = _failure(write)
         values.clear()
-        told = json.dumps([failed, [dataclasses.asdict(part) for part in parts]])
-        results = [json.loads(text) for text in self._channel.gather(told) or ()]
+        report = json.dumps([failed, [dataclasses.asdict(part) for part in parts]])
+        results = [json.loads(text) for text in self._channel.gather(report) or ()]
         if not results:
             return
         all_failed = [failed for failed, _ in results]
@@ -335,16 +339,16 @@ class Checkpoints:
             self._clean_up(lambda: self._store.remove_old(self._keep, subject, self._refused))
 
     def _values(
-        self, what: str, shared: Mapping[str, Callable[[], np.ndarray]], compared: Collection[str]
+        self, action: str, shared: Mapping[str, Callable[[], np.ndarray]], compared: Collection[str]
     ) -> Arrays:
         """Return the shared values that this worker writes: all, or those unlike its leader's."""
         read = {n: shared[n]() for n in compared}
         digests = {n: _digest(value) for n, value in read.items()}
-        told = self._gather(what, json.dumps(digests) if self.leads else "")
+        texts = self._gather(action, json.dumps(digests) if self.leads else "")
         if self.leads:
             read |= {n: value() for n, value in shared.items() if n not in read}
             return {_SHARED + n: value for n, value in read.items()}
-        theirs = json.loads(told[self._leaders[self._rank]])
+        theirs = json.loads(texts[self._leaders[self._rank]])
         return {_SHARED + n: read[n] for n in compared if theirs.get(n) != digests[n]}
 
 
@@ -363,7 +367,7 @@ def _digest(value: np.ndarray) -> str:
     return hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=8).hexdigest()
 
 
-def _of(prefix: str, values: Arrays) -> Arrays:
+def _values_with_prefix(prefix: str, values: Arrays) -> Arrays:
     return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
 
 

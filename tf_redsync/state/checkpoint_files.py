@@ -100,11 +100,11 @@ def opened(path: Path, most: int) -> Iterator[IO[bytes]]:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        if found.st_size > most:
-            raise OSError(errno.EFBIG, f"{found.st_size} bytes exceed the limit of {most}")
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"{status.st_size} bytes exceed the limit of {most}")
         with open(descriptor, "rb", closefd=False) as file:
             yield file
     finally:

@@ -56,17 +56,21 @@ class Store:
 
     def numbers(self) -> list[int]:
         """Return the numbers of all checkpoints, the newest first, usable or not."""
-        return [n for n in self._all() if os.path.exists(self.path(n) / checkpoint_manifest.NAME)]
+        return [
+            n
+            for n in self._all_numbers()
+            if os.path.exists(self.path(n) / checkpoint_manifest.NAME)
+        ]
 
     def next_number(self) -> int:
         """Return a number above those of all checkpoints and leftovers."""
-        return max(self._all(), default=0) + 1
+        return max(self._all_numbers(), default=0) + 1
 
     def is_complete(self, number: int) -> bool:
         """Return whether a checkpoint exists, usable or not."""
         return os.path.lexists(self.path(number) / checkpoint_manifest.NAME)
 
-    def _all(self) -> list[int]:
+    def _all_numbers(self) -> list[int]:
         if not self.directory.is_dir():
             return []
         names = {path.name for path in self.directory.iterdir()}
@@ -93,8 +97,8 @@ class Store:
 
     def tokens(self, job: str) -> list[int]:
         """Return the ranks of the workers with a token in this directory."""
-        found = self.directory.glob(f"{_TOKEN}{job}-*")
-        ranks = (path.name.rpartition("-")[2] for path in found)
+        paths = self.directory.glob(f"{_TOKEN}{job}-*")
+        ranks = (path.name.rpartition("-")[2] for path in paths)
         return sorted(int(rank) for rank in ranks if rank.isdigit())
 
     def remove_token(self, job: str, rank: int) -> None:
@@ -174,15 +178,15 @@ class Store:
                 `checkpoint_manifest.differences`.
             refused: Numbers of corrupted checkpoints. They are neither counted nor removed.
         """
-        kept, refused = 0, set(refused)
+        count, refused = 0, set(refused)
         for number in self.numbers():
-            if number in refused or not self._is_of(number, subject):
+            if number in refused or not self._matches_subject(number, subject):
                 continue
-            kept += 1
-            if kept > keep:
+            count += 1
+            if count > keep:
                 self.remove(number)
 
-    def _is_of(self, number: int, subject: dict[str, Any]) -> bool:
+    def _matches_subject(self, number: int, subject: dict[str, Any]) -> bool:
         try:
             return not checkpoint_manifest.differences(
                 subject, checkpoint_manifest.read(self.path(number)).subject
@@ -196,7 +200,7 @@ class Store:
         No save may be in progress.
         """
         removed = []
-        for number in self._all():
+        for number in self._all_numbers():
             directory = self.path(number)
             if not os.path.lexists(directory / checkpoint_manifest.NAME):
                 removed += [directory.name] if self.remove(number) else []
@@ -309,11 +313,11 @@ def _check_content(directory: Path) -> None:
 
 
 def _remove_files(paths: Iterable[Path]) -> list[str]:
-    found = sorted(paths)
-    for path in found:
+    ordered = sorted(paths)
+    for path in ordered:
         checkpoint_files.remove_file(path)
         _logger.info("removed %s", path)
-    return [path.name for path in found]
+    return [path.name for path in ordered]
 
 
 def _is_content(path: Path) -> bool:

@@ -44,12 +44,12 @@ from tf_redsync.step.gradient_exchange import GradientExchange
 _TRIAL = "trial/"
 
 
-def restore(exchange: GradientExchange, found: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
+def restore(exchange: GradientExchange, load: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
     """Restore the state; see `SaveableExchange.restore_worker_states`.
 
     Args:
         exchange: The exchange.
-        found: Returns this worker's snapshots. All workers raise its `ValueError`.
+        load: Returns this worker's snapshots. All workers raise its `ValueError`.
 
     Returns:
         Whether any worker has a snapshot; otherwise the state is unchanged.
@@ -58,7 +58,7 @@ def restore(exchange: GradientExchange, found: Callable[[], Sequence[Mapping[str
     exchange.schedule.settle()  # a transfer in the background would overwrite the restored state
 
     def read() -> dict[str, Any]:
-        snapshots.extend(map(Snapshot.of, found()))
+        snapshots.extend(map(Snapshot.of, load()))
         return {"snapshots": [[s.rank, s.fingerprint()] for s in snapshots]}
 
     brought = [report["snapshots"] for report in _all_reports(exchange, read)]
@@ -71,14 +71,14 @@ def restore(exchange: GradientExchange, found: Callable[[], Sequence[Mapping[str
 
 
 def restore_or_warn(
-    exchange: GradientExchange, found: Callable[[], Sequence[Mapping[str, Any]]]
+    exchange: GradientExchange, load: Callable[[], Sequence[Mapping[str, Any]]]
 ) -> None:
     """Restore as `restore` does, but only warn if the state belongs to another model or method.
 
     For files that also hold weights, which any method can use.
     """
     try:
-        restore(exchange, found)
+        restore(exchange, load)
     except IncompatibleState as error:
         exchange.fresh = False
         warnings.warn(f"the exchange starts with a new state: {error}", stacklevel=2)
@@ -103,19 +103,19 @@ def _common_fingerprint(brought: list[list[Any]]) -> dict[str, Any]:
     Raises:
         ValueError: If the snapshots are of different saves.
     """
-    listed = [(p, rank, values) for p, found in enumerate(brought) for rank, values in found]
+    listed = [(p, rank, values) for p, entry in enumerate(brought) for rank, values in entry]
     first = listed[0]
-    for found in listed:
-        different = [key for key in first[2] if found[2][key] != first[2][key]]
+    for entry in listed:
+        different = [key for key in first[2] if entry[2][key] != first[2][key]]
         if different:
-            told = [
+            descriptions = [
                 f"the part of rank {rank} on worker {process} has "
                 + ", ".join(f"{key} {values[key]}" for key in different)
-                for process, rank, values in (first, found)
+                for process, rank, values in (first, entry)
             ]
             raise ValueError(
-                f"the parts are not of one save: {'; '.join(told)}. Load the parts that were "
-                "written at the same step of the same run."
+                f"the parts are not of one save: {'; '.join(descriptions)}. Load the parts that "
+                "were written at the same step of the same run."
             )
     return first[2]
 
@@ -129,7 +129,7 @@ def _keep_decision(exchange: GradientExchange, saved: dict[str, Any] | None) -> 
     """
     if saved is None or auto_decision(exchange) in (None, saved) or exchange.called:
         return
-    resolved = decision.kept(saved)
+    resolved = decision.saved_decision(saved)
     assignments = resolved.assign(exchange.specs)
     momenta = {a.method.traits.momentum_in_exchange for a in assignments}
     policy = exchange.policy
@@ -167,8 +167,8 @@ class _Restoration:
         self.rank = collectives.worker_rank(exchange.strategy)
         self.any_own = next(iter(by_rank.values()), None)  # shared arrays are equal in all of them
         self.first = min(p for p, ranks in enumerate(brought) if ranks)
-        here = workers_here(exchange)
-        needed = [range(p * here, (p + 1) * here) for p in range(len(brought))]
+        local_workers = workers_here(exchange)
+        needed = [range(p * local_workers, (p + 1) * local_workers) for p in range(len(brought))]
         held = [{r for p in b for r in range(p * self.rows, (p + 1) * self.rows)} for b in brought]
         self.own = needed[self.rank]
         self.same_workers = self.workers == exchange.workers
@@ -184,24 +184,24 @@ class _Restoration:
     def run(self) -> None:
         """Check the snapshots and assign their arrays."""
         exchange = self.exchange
-        saved, apart = self._from_the_first(lambda s: [s.about.get("decision"), s.apart])
+        saved, apart = self._ask_first_owner(lambda s: [s.about.get("decision"), s.apart])
         _keep_decision(exchange, saved if self.workers > 1 else None)
         expected = {e.name: e for e in entries(exchange, apart)}
         if apart and exchange.consensus is None:
             expected |= self._weights()
-        names, dropped = self._from_the_first(lambda snapshot: self._check(snapshot, expected))
+        names, dropped = self._ask_first_owner(lambda snapshot: self._check(snapshot, expected))
         self._warn(dropped)
-        kept = set(names) & {"step", "skipped", *LENGTHS} if dropped else set(names)
-        for entry in [entry for name, entry in expected.items() if name in kept]:
+        assigned = set(names) & {"step", "skipped", *LENGTHS} if dropped else set(names)
+        for entry in [entry for name, entry in expected.items() if name in assigned]:
             self._assign(entry)
         mark_restored(exchange)
 
-    def _from_the_first(self, answer: Callable[[Snapshot], Any]) -> Any:
+    def _ask_first_owner(self, answer: Callable[[Snapshot], Any]) -> Any:
         """Return the first snapshot owner's `answer`; an error in it raises on all workers."""
 
         def report() -> dict[str, Any]:
-            found = [answer(snapshot) for snapshot in self.by_rank.values()]
-            return {"answer": found[0] if found and self.rank == self.first else None}
+            answers = [answer(snapshot) for snapshot in self.by_rank.values()]
+            return {"answer": answers[0] if answers and self.rank == self.first else None}
 
         return _all_reports(self.exchange, report)[self.first]["answer"]
 
@@ -225,21 +225,21 @@ class _Restoration:
             ValueError: If the snapshot belongs to another model or method, or has invalid values.
         """
         owner = f"the part of rank {snapshot.rank}, saved at step {snapshot.step},"
-        one = {name: snapshot.row(name, snapshot.ranks.start) for name in snapshot.arrays}
-        different = sorted((set(one) ^ set(expected)) - set(LENGTHS))
+        arrays = {name: snapshot.row(name, snapshot.ranks.start) for name in snapshot.arrays}
+        different = sorted((set(arrays) ^ set(expected)) - set(LENGTHS))
         if not self.same_workers:
             different = [name for name in different if not needs_several_workers(name)]
-        common = [name for name in expected if name in one]
-        different += [name for name in common if one[name].shape != expected[name].shape]
+        common = [name for name in expected if name in arrays]
+        different += [name for name in common if arrays[name].shape != expected[name].shape]
         dropped = bool(different) and auto_decision(self.exchange) is not None
         if different and not dropped:
-            raise IncompatibleState(incompatible_message(owner, different, expected, one))
+            raise IncompatibleState(incompatible_message(owner, different, expected, arrays))
         if not dropped:
             for name in common:
                 for rank in snapshot.ranks:
                     expected[name].check(owner, snapshot.row(name, rank))
         snapshot.check_counters(owner)
-        return list(one), dropped
+        return list(arrays), dropped
 
     def _warn(self, dropped: bool) -> None:
         """Warn on the chief about state that is lost."""
@@ -277,10 +277,10 @@ class _Restoration:
     def _shared(self, entry: Entry) -> np.ndarray:
         """Return an array that is equal on all workers."""
         any_own = self.any_own
-        own = None if any_own is None else any_own.row(entry.name, any_own.ranks.start)
-        if own is not None and all(self.brought):
-            return own
-        sent = own if own is not None and self.rank == self.first else None
+        local = None if any_own is None else any_own.row(entry.name, any_own.ranks.start)
+        if local is not None and all(self.brought):
+            return local
+        sent = local if local is not None and self.rank == self.first else None
         data = (np.zeros(entry.shape, entry.dtype) if sent is None else sent).tobytes()
         # One worker sends its bits and the others zeros, so the integer sum is exact.
         words = np.frombuffer(data + b"\0" * (-len(data) % 4), np.int32)
@@ -308,17 +308,17 @@ def _all_reports(
         ValueError: On all workers, if `report` raises on any of them.
     """
     try:
-        own = report()
+        own_report = report()
     except (ValueError, OSError, KeyError) as error:
-        own = {"error": str(error), "incompatible": isinstance(error, IncompatibleState)}
-    what = f"restore the exchange's state at step {int(exchange.step.numpy())}"
-    texts = agreement.gather_texts(exchange.strategy, what, json.dumps(own))
+        own_report = {"error": str(error), "incompatible": isinstance(error, IncompatibleState)}
+    action = f"restore the exchange's state at step {int(exchange.step.numpy())}"
+    texts = agreement.gather_texts(exchange.strategy, action, json.dumps(own_report))
     reports = [json.loads(text) for text in texts]
-    for rank, found in enumerate(reports):
-        if "error" in found:
-            kind = IncompatibleState if found["incompatible"] else ValueError
+    for rank, entry in enumerate(reports):
+        if "error" in entry:
+            kind = IncompatibleState if entry["incompatible"] else ValueError
             raise kind(
-                found["error"] if len(reports) == 1 else f"on worker {rank}, {found['error']}"
+                entry["error"] if len(reports) == 1 else f"on worker {rank}, {entry['error']}"
             )
     return reports
 
@@ -332,10 +332,10 @@ def _sum_over_processes(exchange: GradientExchange, array: np.ndarray) -> np.nda
         return network.all_reduce([tf.constant(array)])[0].numpy()
     replicas = collectives.local_replicas(strategy)
 
-    def on_replica(own: tf.Tensor) -> tf.Tensor:
+    def on_replica(values: tf.Tensor) -> tf.Tensor:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = tf.equal(tf.convert_to_tensor(replica, tf.int32) % replicas, 0)
-        return network.all_reduce([tf.where(first, own, tf.zeros_like(own))])[0]
+        return network.all_reduce([tf.where(first, values, tf.zeros_like(values))])[0]
 
-    run = tf.function(lambda own: strategy.run(on_replica, (own,)), autograph=False)
+    run = tf.function(lambda values: strategy.run(on_replica, (values,)), autograph=False)
     return strategy.experimental_local_results(run(tf.constant(array)))[0].numpy()

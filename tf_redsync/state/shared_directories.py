@@ -14,7 +14,7 @@ from tf_redsync.network import collectives
 from tf_redsync.state.checkpoint_store import Store
 
 
-def leaders(strategy: tf.distribute.Strategy, store: Store, what: str) -> list[int]:
+def leaders(strategy: tf.distribute.Strategy, store: Store, action: str) -> list[int]:
     """Return, for each worker, the lowest rank that sees the same directory.
 
     All workers must call it.
@@ -22,22 +22,24 @@ def leaders(strategy: tf.distribute.Strategy, store: Store, what: str) -> list[i
     Args:
         strategy: The strategy of the workers.
         store: The directory as this worker sees it; created if missing.
-        what: The purpose, on which the workers must agree.
+        action: The purpose, on which the workers must agree.
 
     Raises:
         OSError: On all workers, if one of them cannot write to its directory.
     """
     rank = collectives.worker_rank(strategy)
-    job = agreement.gather_texts(strategy, what, uuid.uuid4().hex)[0]
+    job = agreement.gather_texts(strategy, action, uuid.uuid4().hex)[0]
     failed = os_error(lambda: store.leave_token(job, rank))
-    all_failed = agreement.gather_texts(strategy, f"{what}: write", failed)
+    all_failed = agreement.gather_texts(strategy, f"{action}: write", failed)
     first = min([rank, *store.tokens(job)]) if not failed else rank
-    found = [int(text) for text in agreement.gather_texts(strategy, f"{what}: look", str(first))]
+    first_ranks = [
+        int(text) for text in agreement.gather_texts(strategy, f"{action}: look", str(first))
+    ]
     with contextlib.suppress(OSError):
         store.remove_token(job, rank)
     if any(all_failed):
         raise OSError(by_worker(all_failed))
-    return found
+    return first_ranks
 
 
 def os_error(action: Callable[[], Any]) -> str:

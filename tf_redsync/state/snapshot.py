@@ -133,12 +133,10 @@ def entries(exchange: GradientExchange, apart: bool) -> list[Entry]:
         exchange: The exchange.
         apart: Whether each worker has its own weights at this step.
     """
-
-    def entry(found: tuple[str, str, Any]) -> Entry:
-        name, kind, variable = found
-        return Entry(name, kind, state_variables.copies(variable, exchange.strategy))
-
-    return [entry(found) for found in _variables(exchange, apart)]
+    return [
+        Entry(name, kind, state_variables.copies(variable, exchange.strategy))
+        for name, kind, variable in _variables(exchange, apart)
+    ]
 
 
 def _variables(exchange: GradientExchange, apart: bool) -> Iterator[tuple[str, str, Any]]:
@@ -188,10 +186,10 @@ def needs_several_workers(name: str) -> bool:
 def capture(exchange: GradientExchange) -> dict[str, np.ndarray]:
     """Return the snapshot of this process; see `SaveableExchange.worker_state`."""
     exchange.schedule.settle()
-    found = entries(exchange, exchange.weights_differ)
+    saved = entries(exchange, exchange.weights_differ)
     about = {
         "run": exchange.run,
-        "kinds": {e.name: e.kind for e in found},
+        "kinds": {e.name: e.kind for e in saved},
         "decision": auto_decision(exchange),
     }
     numbers = {
@@ -203,7 +201,7 @@ def capture(exchange: GradientExchange) -> dict[str, np.ndarray]:
     return {
         **{name: np.asarray(value, np.int64) for name, value in numbers.items()},
         "about": np.frombuffer(json.dumps(about).encode(), np.uint8),
-        **{e.name: e.read() for e in found},
+        **{e.name: e.read() for e in saved},
     }
 
 
@@ -241,23 +239,23 @@ class Snapshot:
     arrays: Mapping[str, np.ndarray]
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Snapshot:
+    def of(cls, values: Mapping[str, Any]) -> Snapshot:
         """Validate the dict that `capture` returned.
 
         Raises:
-            ValueError: If `found` is not the result of `capture`.
+            ValueError: If `values` is not the result of `capture`.
         """
-        missing = [n for n in (*_SCALARS, "about", "step") if n not in found]
+        missing = [n for n in (*_SCALARS, "about", "step") if n not in values]
         if missing:
             raise ValueError(
                 "`parts` must be dicts that `worker_state` returned. Received: a part without "
-                f"{', '.join(missing)}, with {len(found)} arrays."
+                f"{', '.join(missing)}, with {len(values)} arrays."
             )
-        arrays = {name: _numeric(name, value) for name, value in found.items()}
+        arrays = {name: _numeric(name, value) for name, value in values.items()}
         numbers = {name: _counter(name, arrays.pop(name)) for name in _SCALARS}
         if numbers.pop("format") != FORMAT:
             raise ValueError(
-                f"the part has format {int(found['format'])}, and this version of tf_redsync "
+                f"the part has format {int(values['format'])}, and this version of tf_redsync "
                 f"reads format {FORMAT}. Load it with the version that saved it."
             )
         snapshot = cls(**numbers, about=_json(arrays.pop("about")), arrays=arrays)
@@ -338,13 +336,13 @@ class Snapshot:
         """
         counters = [n for n, a in self.arrays.items() if not a.shape and a.dtype.kind == "i"]
         # Counters of methods may begin below 0.
-        found = {n: int(self.arrays[n]) for n in counters if not n.startswith(_STATES)}
+        values = {n: int(self.arrays[n]) for n in counters if not n.startswith(_STATES)}
         bounds = {
-            "skipped_in_a_row": found.get("skipped"),
+            "skipped_in_a_row": values.get("skipped"),
             "trial/verdict": 2,
             "trial/delivered": 1,
         }
-        for name, value in found.items():
+        for name, value in values.items():
             most = bounds.get(name)
             if value < 0 or (most is not None and value > most):
                 raise ValueError(
@@ -370,12 +368,12 @@ def _counter(name: str, array: np.ndarray) -> int:
 
 def _json(array: np.ndarray) -> dict[str, Any]:
     try:
-        found = json.loads(array.astype(np.uint8).tobytes().decode())
+        content = json.loads(array.astype(np.uint8).tobytes().decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"'about' of a part must be JSON. Received: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"'about' of a part must be a JSON object. Received: {type(found)}")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"'about' of a part must be a JSON object. Received: {type(content)}")
+    return content
 
 
 # ------------------------------------------------------------------------------------- messages
@@ -398,8 +396,8 @@ def incompatible_message(
 
     def shapes(name: str) -> str:
         wanted = expected[name].shape if name in expected else "nothing"
-        found = received[name].shape if name in received else "nothing"
-        return f"{name}: expected {wanted}, received {found}"
+        actual = received[name].shape if name in received else "nothing"
+        return f"{name}: expected {wanted}, received {actual}"
 
     listed = shortened([shapes(name) for name in different], "; ", "; and")
     apart = any(name.startswith(("optimizer/", "consensus/own/")) for name in received)

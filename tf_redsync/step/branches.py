@@ -68,8 +68,8 @@ def choose(
     if network.in_branches:
         results, finite, sent = tf.cond(predicate, traced(first), traced(second))
     else:  # run both, keep one
-        kept, dropped = traced(first)(), traced(second)()
-        results, finite, sent = tf.cond(predicate, lambda: kept, lambda: dropped)
+        first_tensors, second_tensors = traced(first)(), traced(second)()
+        results, finite, sent = tf.cond(predicate, lambda: first_tensors, lambda: second_tensors)
     in_first, in_second = kinds
     flags: dict[tuple[int, int], tf.Tensor] = {  # totals of equal kinds share a predicate
         (DENSE, COORDINATES): predicate,

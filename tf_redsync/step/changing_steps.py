@@ -60,8 +60,8 @@ def plan_of(buckets: Sequence[Bucket], dense: bool) -> Plan | Phases:
         dense: Whether the plan is for a dense step of the methods that have dense steps.
     """
     ends = sorted({step for b in buckets for step in b.method.sync_schedule.changes})
-    *earlier, found = (plan_at(buckets, dense, start) for start in (0, *ends))
-    plan: Plan | Phases = found
+    *earlier, last = (plan_at(buckets, dense, start) for start in (0, *ends))
+    plan: Plan | Phases = last
     for until, before in zip(reversed(ends), reversed(earlier), strict=True):
         plan = Phases(until, before, plan)
     return plan
@@ -131,21 +131,21 @@ def split_by_density(buckets: Sequence[Bucket]) -> tuple[BucketGroup, ...]:
 
 def merge_outcomes(groups: Sequence[BucketGroup], outcomes: Sequence[Outcome]) -> Outcome:
     """Return the outcome of all buckets, in order, from the outcomes of their groups."""
-    found = {
+    results = {
         position: result
         for group, outcome in zip(groups, outcomes, strict=True)
         for position, result in zip(group.positions, outcome.results, strict=True)
     }
     finite = tf.reduce_all([o.finite for o in outcomes])
     sent = tf.add_n([tf.cast(o.bytes_sent, tf.float64) for o in outcomes])
-    return Outcome([found[i] for i in sorted(found)], finite, sent)
+    return Outcome([results[i] for i in sorted(results)], finite, sent)
 
 
 def _group(buckets: Sequence[Bucket], positions: Sequence[int]) -> BucketGroup:
-    own = [buckets[i] for i in positions]
-    same = all(always_dense(b.method) for b in own)
-    dense, warm = (None, None) if same else (plan_of(own, dense=True), dense_plan(own))
-    return BucketGroup(tuple(positions), dense, plan_of(own, dense=False), warm)
+    members = [buckets[i] for i in positions]
+    same = all(always_dense(b.method) for b in members)
+    dense, warm = (None, None) if same else (plan_of(members, dense=True), dense_plan(members))
+    return BucketGroup(tuple(positions), dense, plan_of(members, dense=False), warm)
 
 
 class ChangingSteps(EveryStep):
@@ -216,10 +216,10 @@ class ChangingSteps(EveryStep):
         The first is a bool scalar, or `None` without such a warm-up; the second an int64 scalar. No
         other code makes this decision.
         """
-        own = step if self.warm_up is None else self.warm_up.after(step)
+        method_step = step if self.warm_up is None else self.warm_up.after(step)
         if self.off:
-            return tf.constant(True), own
-        return (None if self.warm_up is None else self.warm_up.lasts(step)), own
+            return tf.constant(True), method_step
+        return (None if self.warm_up is None else self.warm_up.lasts(step)), method_step
 
     @override
     def warmed(self) -> tf.Tensor | None:

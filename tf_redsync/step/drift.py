@@ -91,13 +91,13 @@ class DriftDetector:
     def _compare(self) -> None:
         numbers, weights = self._numbers(), list(self._weights())
         words = [number_words(n) for n in numbers.values()]
-        own = joined(*words, fingerprints(weights))
-        rows = gather(self._network, own)  # [workers, words]
+        local_words = joined(*words, fingerprints(weights))
+        rows = gather(self._network, local_words)  # [workers, words]
         names = [*numbers, *(w.name for w in weights)]
 
         def react() -> None:
-            def report(found: tf.Tensor) -> None:
-                self._report(found.numpy(), names, len(numbers))
+            def report(received: tf.Tensor) -> None:
+                self._report(received.numpy(), names, len(numbers))
 
             # Weights are restored only if the report does not raise.
             reported = tf.py_function(report, [rows], [])
@@ -125,9 +125,9 @@ class DriftDetector:
         for rank in differ.any(axis=-1).nonzero()[0]:
             first, *more = differ[rank].nonzero()[0]
             subject = names[first] if first < numbers else f"bits of {names[first]!r}"
-            own, chiefs = (_text(pairs[r, first], first < numbers) for r in (rank, 0))
+            value, chiefs = (_text(pairs[r, first], first < numbers) for r in (rank, 0))
             others = f", and {len(more)} more differ" if more else ""
-            lines.append(f"worker {rank} has the {subject} {own}, worker 0 has {chiefs}{others}")
+            lines.append(f"worker {rank} has the {subject} {value}, worker 0 has {chiefs}{others}")
         text = f"the workers have drifted apart: {'; '.join(lines)}."
         if self._on_drift == "restore" and not differ[:, :numbers].any():
             _logger.warning("%s All workers now take the weights of worker 0.", text)
@@ -145,13 +145,13 @@ def fingerprints(shared: Sequence[Shared]) -> tf.Tensor:
     NaNs with equal bits have equal checksums. The checksums are those of messages (`ops/wire.py`),
     which are equal on every backend and device. The native op reads the variables by their handles.
     """
-    variables = [one.copies[0] for one in shared]
-    words = all(one.read is None and one.copies[0].dtype.size in (4, 8) for one in shared)
+    variables = [s.copies[0] for s in shared]
+    words = all(s.read is None and s.copies[0].dtype.size in (4, 8) for s in shared)
     if words and native.are_on_cpus(variables) and native.runs_natively(variables):
         handles = [variable.handle for variable in variables]
         seals = native.load().redsync_seal_variables(variables=handles)[:, tf.newaxis]
     else:
-        seals = joined(*(_seal(one.value()) for one in shared))
+        seals = joined(*(_seal(s.value()) for s in shared))
     return moved(lambda s: tf.reshape(tf.pad(s, [[0, 0], [0, _WORDS - 1]]), [-1]), seals)
 
 

@@ -21,18 +21,18 @@ class FitSteps:
 
     Args:
         name: The name of the variable.
-        asked: The setting that is a fraction of the training, as the user wrote it.
+        setting: The setting that is a fraction of the training, as the user wrote it.
         steps: The number of steps; 0 if it is unknown.
 
     Attributes:
-        asked: As given.
+        setting: As given.
         steps: The number of steps, equal on all workers; 0 while it is unknown.
         variable: int64 variable with `steps`, for graphs and checkpoints; `None` before `create`.
     """
 
-    def __init__(self, name: str, asked: str, steps: int = 0):
-        self.asked, self.steps = asked, steps
-        self._name, self._given = name, steps
+    def __init__(self, name: str, setting: str, steps: int = 0):
+        self.setting, self.steps = setting, steps
+        self._name, self._configured_steps = name, steps
         self.variable: tf.Variable | None = None
         self._step: tf.Variable | None = None
 
@@ -67,7 +67,7 @@ class FitSteps:
     def restored(self, strategy: tf.distribute.Strategy) -> None:
         """Adopt the variable's restored value; 0 means that it was saved before `begin`."""
         if self.variable is not None:
-            self.steps = int(self.variable.numpy()) or self._given
+            self.steps = int(self.variable.numpy()) or self._configured_steps
             self._assign(strategy)
 
     def _assign(self, strategy: tf.distribute.Strategy) -> None:
@@ -86,7 +86,7 @@ class FitSteps:
         """
         if not self.steps:
             raise ValueError(
-                f"{self.asked} is a fraction of the steps of `fit`, but this step runs outside of "
+                f"{self.setting} is a fraction of the steps of `fit`, but this step runs outside "
                 "`fit`. In a custom loop, and with `train_on_batch`, pass a number of steps."
             )
 
@@ -100,11 +100,11 @@ class TrainingLength(FitSteps):
     """The length of the training in steps, for methods with settings that are fractions of it.
 
     Args:
-        asked: The method, as the user wrote it.
+        setting: The method, as the user wrote it.
     """
 
-    def __init__(self, asked: str):
-        super().__init__("exchange_training_steps", asked)
+    def __init__(self, setting: str):
+        super().__init__("exchange_training_steps", setting)
 
 
 class WarmUp(FitSteps):
@@ -140,8 +140,8 @@ class WarmUp(FitSteps):
 
     def describe(self) -> str:
         """Return a line for `explain()`."""
-        asked, steps = self.wanted.fraction, self.steps
-        part = "" if asked is None else f"{asked:.4g} of the steps of the first `fit`"
+        fraction, steps = self.wanted.fraction, self.steps
+        part = "" if fraction is None else f"{fraction:.4g} of the steps of the first `fit`"
         if not steps:
             return f"dense at first, for {part}"
         return f"dense for the first {steps:,} steps" + (f", {part}" if part else "")

@@ -36,8 +36,10 @@ def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) 
         )
     exchange.to_consensus()
     waiting = may_hold_residuals([s.variables_by_name for s in exchange.states])
-    own = [bucket.layout.specs for bucket in exchange.schedule.buckets]
-    served = sorted(s.position for specs, w in zip(own, waiting, strict=True) if w for s in specs)
+    specs_by_bucket = [bucket.layout.specs for bucket in exchange.schedule.buckets]
+    served = sorted(
+        s.position for specs, w in zip(specs_by_bucket, waiting, strict=True) if w for s in specs
+    )
     if not served:
         return
     step: Callable[[], None] = functools.partial(apply, served)

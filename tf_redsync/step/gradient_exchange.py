@@ -101,9 +101,9 @@ class GradientExchange(tf.Module):
         if self.schedule.per_worker_weights:
             collectives.check_one_replica(self.strategy, self.network)
             self.consensus = state_variables.Consensus(weights)
-        kept, number = tuple(weights), state_variables.random_number("exchange_run")
+        frozen, number = tuple(weights), state_variables.random_number("exchange_run")
         self.weights: Callable[[], tuple[tf.Variable, ...]]
-        self.weights = lambda: kept  # a list would be tracked, but the model saves its variables
+        self.weights = lambda: frozen  # a list would be tracked, but the model saves its variables
         self.run = int(state_variables.copies(number, self.strategy)[0].numpy())
         self.own_variables: tuple[tf.Variable, ...] = ()
         self._switched, self._switches = 0, state_variables.counter("exchange_switched")
@@ -192,7 +192,7 @@ class GradientExchange(tf.Module):
         grads = sums if whole else self._by_variable(positions, sums)
         schedule, step = self.schedule, self.step.read_value()
         flags = None if schedule.skips_locally else self.nonfinite.flags(grads)
-        by_bucket = [list(map(grads.__getitem__, own)) for own in self._positions]
+        by_bucket = [list(map(grads.__getitem__, places)) for places in self._positions]
         with tf.control_dependencies(checks):
             states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
         scale = self._clip_scale(by_bucket, self._clipping) if self._clipping else None
@@ -235,16 +235,16 @@ class GradientExchange(tf.Module):
         if self.consensus is not None:
             self.schedule.before_update(self.consensus)
         totals: dict[int, Any] = {}
-        for own, (of_bucket, _) in zip(self._positions, outcome.results, strict=True):
-            totals.update(zip(own, of_bucket, strict=True))
+        for places, (of_bucket, _) in zip(self._positions, outcome.results, strict=True):
+            totals.update(zip(places, of_bucket, strict=True))
         return list(map(totals.__getitem__, positions)), outcome.finite
 
     def _by_variable(self, positions: Sequence[int], grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return one gradient per variable, in order; zeros for variables without a gradient."""
-        found: list[Any] = [None] * len(self.specs)
+        ordered: list[Any] = [None] * len(self.specs)
         for position, grad in zip(positions, grads, strict=True):
-            found[position] = grad
-        return [tf.zeros(self.specs[i].shape) if g is None else g for i, g in enumerate(found)]
+            ordered[position] = grad
+        return [tf.zeros(self.specs[i].shape) if g is None else g for i, g in enumerate(ordered)]
 
     def _clip_scale(
         self, by_bucket: Sequence[Sequence[tf.Tensor]], method: Clipping
@@ -293,14 +293,14 @@ class GradientExchange(tf.Module):
         equal.
         """
         copies = [state_variables.copies(v, self.strategy)[0] for v in self.own_variables]
-        own = [v for v in copies if v.dtype.is_floating and v.shape.rank]
+        shared = [v for v in copies if v.dtype.is_floating and v.shape.rank]
 
         def share() -> None:
-            sums = self.network.all_reduce([tf.cast(v.read_value(), tf.float32) for v in own])
-            for variable, total in zip(own, sums, strict=True):
+            sums = self.network.all_reduce([tf.cast(v.read_value(), tf.float32) for v in shared])
+            for variable, total in zip(shared, sums, strict=True):
                 variable.assign(tf.cast(total / self.workers, variable.dtype))
 
-        if own and self.workers > 1:
+        if shared and self.workers > 1:
             with self.agreed("bring the optimizer's variables together (`disable()`)"):
                 tf.function(lambda: self.strategy.run(share))()
 
@@ -328,10 +328,10 @@ class GradientExchange(tf.Module):
             tensors = [tf.zeros([]) if g is None else tf.convert_to_tensor(g) for g in grads]
             return not_finite(tensors)
 
-        here = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
+        local_flags = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
         if self._ours:
             self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
-        return self.in_worker(count, [1.0 - tf.cast(finite, tf.float32), here])
+        return self.in_worker(count, [1.0 - tf.cast(finite, tf.float32), local_flags])
 
     def _skip(self, flags: tf.Tensor) -> None:
         """Count a step whose exchange is skipped; each worker stays at its own point."""
@@ -420,12 +420,13 @@ class GradientExchange(tf.Module):
         ):
             if new is old:
                 continue
-            kept = [s.position not in present for s in bucket.layout.specs]
+            absent = [s.position not in present for s in bucket.layout.specs]
             for name in set(old) - set(self.schedule.always_stored):
                 values = old[name]
-                if len(values) == len(kept):  # one for each variable
+                if len(values) == len(absent):  # one for each variable
                     new[name] = [
-                        o if keep else n for o, n, keep in zip(values, new[name], kept, strict=True)
+                        o if keep else n
+                        for o, n, keep in zip(values, new[name], absent, strict=True)
                     ]
 
     def finish_step(self, rate: tf.Tensor) -> None:

@@ -82,9 +82,9 @@ class LocalSteps(ChangingSteps):
         outer = bucket.method.sync_schedule.outer
         if outer is None:
             return values, kinds
-        own = {n: [tf.zeros(s.shape) for s in bucket.layout.specs] for n in outer.slots}
-        own = {_OUTER + n: v for n, v in {**own, "steps": [tf.zeros([], tf.int64)]}.items()}
-        return {**values, **own}, {**kinds, **dict.fromkeys(own, "shared")}
+        slots = {n: [tf.zeros(s.shape) for s in bucket.layout.specs] for n in outer.slots}
+        slots = {_OUTER + n: v for n, v in {**slots, "steps": [tf.zeros([], tf.int64)]}.items()}
+        return {**values, **slots}, {**kinds, **dict.fromkeys(slots, "shared")}
 
     @override
     def names_in_run(self, bucket: Bucket) -> Collection[str]:
@@ -120,9 +120,9 @@ class LocalSteps(ChangingSteps):
         everything = [total for bucket in totals for total in bucket]
         finite = all_finite([*everything, *self.plan.in_float16(totals)])
         results = []
-        for bucket, own, state in zip(self.buckets, totals, inputs.states, strict=True):
+        for bucket, sums, state in zip(self.buckets, totals, inputs.states, strict=True):
             update = capability(bucket.method, LocalMomentum)
-            results.append((own, state) if update is None else update.local_step(own, state))
+            results.append((sums, state) if update is None else update.local_step(sums, state))
         return Outcome(results, finite, 0.0)
 
     def _count(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
@@ -135,12 +135,12 @@ class LocalSteps(ChangingSteps):
 
     def _by_position(self, by_bucket: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Return the tensors of all buckets in the order of the variables."""
-        found = {
+        by_position = {
             spec.position: tensor
             for bucket, tensors in zip(self.buckets, by_bucket, strict=True)
             for spec, tensor in zip(bucket.layout.specs, tensors, strict=True)
         }
-        return [found[position] for position in sorted(found)]
+        return [by_position[position] for position in sorted(by_position)]
 
     @override
     def before_update(self, consensus: Consensus) -> None:
@@ -209,8 +209,8 @@ class LocalSteps(ChangingSteps):
                 totals, slots = outer_step(bucket, means, before)
                 variables.assign({**new, **slots})
                 for spec, total in zip(bucket.layout.specs, totals, strict=True):
-                    own = consensus.own[spec.position]
-                    own.assign(tf.cast(agreed[spec.position] + total, own.dtype))
+                    weight = consensus.own[spec.position]
+                    weight.assign(tf.cast(agreed[spec.position] + total, weight.dtype))
                 if bucket.method.sync_schedule.masks_local_momentum:
                     self._mask(bucket, change, before, new)
 
@@ -241,8 +241,8 @@ class LocalSteps(ChangingSteps):
             ):
                 variables.assign(new)
                 for spec, total in zip(bucket.layout.specs, totals, strict=True):
-                    own = consensus.own[spec.position]
-                    own.assign_add(tf.cast(total, own.dtype), read_value=False)
+                    weight = consensus.own[spec.position]
+                    weight.assign_add(tf.cast(total, weight.dtype), read_value=False)
 
         tf.cond(outcome.finite, add, lambda: None)
 
@@ -250,11 +250,11 @@ class LocalSteps(ChangingSteps):
         self, bucket: Bucket, changes: Sequence[tf.Tensor], before: State, after: State
     ) -> None:
         """Clear the optimizer's momentum where this worker's change was sent."""
-        kept = [
+        unsent = [
             tf.equal(change + old, new)
             for change, old, new in zip(changes, before["residual"], after["residual"], strict=True)
         ]
-        for spec, keep in zip(bucket.layout.specs, kept, strict=True):
+        for spec, keep in zip(bucket.layout.specs, unsent, strict=True):
             momentum = self._momenta.get(spec.position)
             if momentum is not None:
                 value = momentum.read_value()

@@ -57,8 +57,8 @@ def write(exchange: ExchangeOfMasked, masks: Mapping[int, np.ndarray]) -> None:
     exchange.expects_pruning = True
     for bucket, states in zip(exchange.schedule.buckets, exchange.states, strict=True):
         if has_masks(bucket.method):
-            own = [masks[spec.position] for spec in bucket.layout.specs]
-            states.assign(required(bucket.method, Masked).with_masks(bucket.layout, own))
+            bucket_masks = [masks[spec.position] for spec in bucket.layout.specs]
+            states.assign(required(bucket.method, Masked).with_masks(bucket.layout, bucket_masks))
 
 
 def warn_if_no_masks_come(exchange: ExchangeOfMasked) -> None:

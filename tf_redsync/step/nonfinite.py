@@ -152,12 +152,12 @@ class NonFiniteCounter:
 
     def exchange_counts(self, network: Network) -> None:
         """Gather the counts that all workers have stored, by a collective of `network`."""
-        kept = self._kept.read_value()
-        rows = tf.cast(gather(network, tf.cast(kept, tf.int32)), tf.int64)
+        counts = self._kept.read_value()
+        rows = tf.cast(gather(network, tf.cast(counts, tf.int32)), tf.int64)
         rows = tf.ensure_shape(rows, [network.workers, 3])
         longest, skipped = tf.reduce_max(rows[:, 0]), tf.reduce_sum(rows[:, 1])
         self._gathered.assign(tf.stack([longest, skipped]), read_value=False)
-        self._behind.assign(tf.reduce_max(rows[:, 2]) - kept[2], read_value=False)
+        self._behind.assign(tf.reduce_max(rows[:, 2]) - counts[2], read_value=False)
 
     def count_round(
         self,
@@ -202,8 +202,11 @@ class NonFiniteCounter:
             return (before < limit) & (streak >= limit)
 
         def suspect() -> tf.Tensor:
-            here, here_first = self.local_streak.read_value(), self._local_first.read_value()
-            return tf.cond(here > 0, lambda: here_first, lambda: first(not_finite(changes)))
+            local_streak = self.local_streak.read_value()
+            local_first = self._local_first.read_value()
+            return tf.cond(
+                local_streak > 0, lambda: local_first, lambda: first(not_finite(changes))
+            )
 
         too_many = streak >= self._limit if self._limit else tf.constant(False)
         self._report_when(reached(WARN_AFTER) | too_many, streak, suspect)
@@ -216,12 +219,12 @@ class NonFiniteCounter:
         self, due: tf.Tensor, streak: tf.Tensor, suspect: Callable[[], tf.Tensor]
     ) -> None:
         def report() -> None:
-            own, rank = tf.cast(suspect(), tf.int32), self._network.rank()
+            position, rank = tf.cast(suspect(), tf.int32), self._network.rank()
             if self._network.in_branches:
-                suspects = gather(self._network, own[tf.newaxis])[:, 0]
+                suspects = gather(self._network, position[tf.newaxis])[:, 0]
                 ranks = tf.range(self._network.workers)
             else:  # each replica issues its own warning
-                suspects, ranks = own[tf.newaxis], rank[tf.newaxis]
+                suspects, ranks = position[tf.newaxis], rank[tf.newaxis]
             tf.py_function(self._report, [streak, self.total.read_value(), ranks, suspects], [])
 
         tf.cond(due, report, lambda: None)
@@ -245,14 +248,14 @@ class NonFiniteCounter:
         _logger.warning("%s%s", text, limit)
 
     def _source(self, ranks: Any, suspects: Any) -> str:
-        found = [
+        places = [
             f"on worker {rank} in the gradient of {self._names[position]!r}"
             for rank, position in zip(ranks, suspects, strict=True)
             if position != NONE
         ]
-        if not found:
+        if not places:
             return "Each worker's own gradients are finite, but their sum overflows."
-        return f"First seen {', '.join(found)}."
+        return f"First seen {', '.join(places)}."
 
 
 def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -262,6 +265,6 @@ def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def first(flags: tf.Tensor) -> tf.Tensor:
     """Return the position of the first flag that is set, an int64 scalar, or `NONE`."""
-    found = tf.where(flags > 0.0, tf.range(tf.size(flags, tf.int64)), tf.int64.max)
-    position = tf.reduce_min(found)
+    positions = tf.where(flags > 0.0, tf.range(tf.size(flags, tf.int64)), tf.int64.max)
+    position = tf.reduce_min(positions)
     return tf.where(position < tf.int64.max, position, NONE)

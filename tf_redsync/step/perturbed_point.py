@@ -65,9 +65,9 @@ class PerturbedPoint(ChangingSteps):
         grads = self._grads = [widened(bucket) for bucket in inputs.grads]
         states, network = inputs.states, inputs.network
         warming, begun = self.begun(inputs.step)
-        own = begun < self.warm_up_steps if self.warm_up_steps else None  # of the methods
-        found = [flag for flag in (warming, own) if flag is not None]
-        self._warming = tf.reduce_any(found) if found else None
+        method_warming = begun < self.warm_up_steps if self.warm_up_steps else None
+        flags = [flag for flag in (warming, method_warming) if flag is not None]
+        self._warming = tf.reduce_any(flags) if flags else None
         if not self.delay:
             return super().run(dataclasses.replace(inputs, grads=grads))
         step = begun
@@ -144,9 +144,11 @@ class PerturbedPoint(ChangingSteps):
             else:
                 points = perturbed.point(weights, grads, variables.read(), rate, workers)
             for spec, weight, point in zip(specs, weights, points, strict=True):
-                own = consensus.own[spec.position]
+                variable = consensus.own[spec.position]
                 usable = tf.reduce_all(tf.math.is_finite(point))
-                own.assign(tf.cast(tf.where(usable, point, weight), own.dtype), read_value=False)
+                variable.assign(
+                    tf.cast(tf.where(usable, point, weight), variable.dtype), read_value=False
+                )
 
     @override
     def to_consensus(

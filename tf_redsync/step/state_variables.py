@@ -146,13 +146,13 @@ class Consensus(tf.Module):
     def __init__(self, weights: Sequence[tf.Variable]):
         super().__init__(name="consensus")
         strategy = tf.distribute.get_strategy()
-        own = tuple(strategy.experimental_local_results(v)[0] for v in weights)
+        variables = tuple(strategy.experimental_local_results(v)[0] for v in weights)
         # `tf.Module` would track and save a list, but the model already saves its variables.
-        self._own: Callable[[], tuple[Any, ...]] = lambda: own
+        self._own: Callable[[], tuple[Any, ...]] = lambda: variables
         with initial_values.own():  # no broadcast, because the values are stale
             self.agreed = [
                 tf.Variable(v.read_value(), trainable=False, name=f"agreed_{i}")
-                for i, v in enumerate(own)
+                for i, v in enumerate(variables)
             ]
         self.steps = counter("steps_since_consensus")
         self.rounds = counter("consensus_rounds")
@@ -216,12 +216,12 @@ def copies(variable: Any, strategy: tf.distribute.Strategy) -> tuple[tf.Variable
 
 def counter(name: str, start: int = 0) -> tf.Variable:
     """Create an int64 variable that is equal on all replicas."""
-    return _equal(tf.constant(start, tf.int64), name)
+    return _create_equal(tf.constant(start, tf.int64), name)
 
 
 def counters(name: str, size: int) -> tf.Variable:
     """Create an int64 variable `[size]` that starts at 0 and is equal on all replicas."""
-    return _equal(tf.zeros([size], tf.int64), name)
+    return _create_equal(tf.zeros([size], tf.int64), name)
 
 
 def random_number(name: str) -> tf.Variable:
@@ -232,10 +232,10 @@ def random_number(name: str) -> tf.Variable:
 
 def float_counter(name: str) -> tf.Variable:
     """Create a float64 variable that is equal on all replicas and starts at 0."""
-    return _equal(tf.zeros([], tf.float64), name)
+    return _create_equal(tf.zeros([], tf.float64), name)
 
 
-def _equal(value: tf.Tensor, name: str) -> tf.Variable:
+def _create_equal(value: tf.Tensor, name: str) -> tf.Variable:
     """Create a variable whose initial value is equal on all workers, without a broadcast."""
     with initial_values.own():
         return tf.Variable(value, trainable=False, name=name)

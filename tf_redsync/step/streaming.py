@@ -135,7 +135,7 @@ class Streaming(LocalSteps):
         """Exchange the fragments that are due."""
         before = consensus.steps.read_value()
         pairs = list(zip(self.fragments, states, strict=True))
-        background = self._ready(consensus, states, network)
+        background = self._background_thread(consensus, states, network)
         outcomes = []
         for index, (fragment, state) in enumerate(pairs):
             if fragment.sync_schedule.delay:
@@ -162,7 +162,7 @@ class Streaming(LocalSteps):
         sent, finite = zip(*outcomes, strict=True)
         return tf.add_n(sent), tf.reduce_all(finite)
 
-    def _ready(
+    def _background_thread(
         self, consensus: Consensus, states: Sequence[StateVariables], network: Network
     ) -> Background | None:
         """Return the background thread of delayed exchanges.
@@ -209,9 +209,9 @@ class Streaming(LocalSteps):
         rounds: tf.Tensor,
     ) -> tuple[list[tf.Tensor], State, Outcome]:
         """Exchange changes; return their means over the workers, the new state and the outcome."""
-        own = state.read(fragment.bucket.method.traits.state_kinds)
+        old = state.read(fragment.bucket.method.traits.state_kinds)
         parts = [c / network.workers for c in changes]
-        inputs = Inputs([parts], [own], None, rounds, network, self.meter)
+        inputs = Inputs([parts], [old], None, rounds, network, self.meter)
         outcome = fragment.exchange.run(inputs, None)
         ((means, new),) = outcome.results
         return means, new, outcome
@@ -293,9 +293,9 @@ class Streaming(LocalSteps):
             state.assign({**new, **slots})
             for (agreed, own), total in zip(pairs, totals, strict=True):
                 renewed = tf.cast(agreed.read_value(), tf.float32) + total
-                kept = tf.cast(own.read_value(), tf.float32) if mixing else renewed
+                local = tf.cast(own.read_value(), tf.float32) if mixing else renewed
                 agreed.assign(tf.cast(renewed, agreed.dtype), read_value=False)
-                own.assign(tf.cast(mixing * kept + (1.0 - mixing) * renewed, own.dtype))
+                own.assign(tf.cast(mixing * local + (1.0 - mixing) * renewed, own.dtype))
 
         def restore() -> None:
             for agreed, own in pairs:

@@ -84,14 +84,14 @@ class Trial(ChangingSteps):
         inputs = dataclasses.replace(inputs, step=step)
         outcomes = []
         for group in self.groups:
-            own = inputs.of(group.positions)
-            compressed = functools.partial(group.run, own, is_dense)
+            group_inputs = inputs.of(group.positions)
+            compressed = functools.partial(group.run, group_inputs, is_dense)
             if group.dense is None:
                 outcomes.append(compressed())
             else:
                 plan = _residual_plan([self.buckets[i] for i in group.positions], delivered)
                 outcomes.append(
-                    choose(dense, functools.partial(plan.run, own), compressed, network)
+                    choose(dense, functools.partial(plan.run, group_inputs), compressed, network)
                 )
         outcome = merge_outcomes(self.groups, outcomes)
         done = dense & (outcome.finite | tf.equal(delivered, 1))
@@ -120,10 +120,10 @@ class Trial(ChangingSteps):
         with tf.control_dependencies([grads[0][0]]):  # the last layer's gradient, computed first
             now = tf.timestamp()
         passed = now - times.last.read_value()
-        again = (count > 0) & (count <= self.end) & tf.math.is_nan(passed)
-        count -= tf.cast(again, tf.int64)
-        here = tf.equal(tf.range(self.measured, dtype=tf.int64), count - 1 - START_UP_STEPS)
-        seconds = tf.where(here & ~again, passed, times.seconds.read_value())
+        repeated = (count > 0) & (count <= self.end) & tf.math.is_nan(passed)
+        count -= tf.cast(repeated, tf.int64)
+        is_current = tf.equal(tf.range(self.measured, dtype=tf.int64), count - 1 - START_UP_STEPS)
+        seconds = tf.where(is_current & ~repeated, passed, times.seconds.read_value())
         times.seconds.assign(seconds, read_value=False)
         times.last.assign(now, read_value=False)
         before = times.verdict.read_value()
@@ -137,7 +137,7 @@ class Trial(ChangingSteps):
             _report(network.rank(), compressed, dense)
             return tf.cast(verdict, tf.int64)
 
-        due = tf.equal(count, self.end) & ~again
+        due = tf.equal(count, self.end) & ~repeated
         verdict = tf.cond(due, judge, lambda: tf.identity(before))
         times.verdict.assign(verdict, read_value=False)
         following = (

@@ -118,8 +118,8 @@ class ZeroOne(LocalSteps):
         steps = tf.cast(self._clock.read_value(), tf.float32)
         for method, state in zip(self._methods, states, strict=True):
             (rates,) = state.read()["rates"]
-            own = method.rate_of_step(rate, steps)
-            state.assign({"rates": [rates + tf.where(is_local, own, 0.0)]})
+            method_rate = method.rate_of_step(rate, steps)
+            state.assign({"rates": [rates + tf.where(is_local, method_rate, 0.0)]})
         due = is_local & (consensus.steps.read_value() >= self.intervals.length(begun, self.steps))
         return tf.cond(due, lambda: self.exchange_changes(consensus, states, network), nothing_sent)
 
