@@ -39,8 +39,8 @@ KEPT = re.compile(r".+\.[0-9a-f]{32}\.(o|cc|\d+\.partial)")
 
 def find_pattern(pattern):
     """Return the files under custom_ops/ that match `pattern`, relative to ROOT."""
-    found = (ROOT / "custom_ops").glob(pattern)
-    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+    paths = (ROOT / "custom_ops").glob(pattern)
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
 
 
 def find(*lists):
@@ -176,7 +176,7 @@ class NativeBuild(CoreBuild):
 
     Args:
         folder: For objects, where there is no cache folder.
-        found: Result of `installed.tensorflow`; `None` to call it.
+        tensorflow: Result of `installed.tensorflow`; `None` to call it.
         cuda: Result of `installed.cuda`; `None` to call it.
 
     Attributes:
@@ -184,14 +184,14 @@ class NativeBuild(CoreBuild):
         gpu: GPUs of the kernels, as text, or "none: " and the reason.
     """
 
-    def __init__(self, folder, found=None, cuda=None):
+    def __init__(self, folder, tensorflow=None, cuda=None):
         super().__init__(folder)  # first, because it fails faster than the search for TensorFlow
-        found = found or installed.tensorflow()
-        self.version, self._link_flags = found["version"], found["link_flags"]
-        self._flags_of_ops = [*found["compile_flags"], *self._flags]
+        tensorflow = tensorflow or installed.tensorflow()
+        self.version, self._link_flags = tensorflow["version"], tensorflow["link_flags"]
+        self._flags_of_ops = [*tensorflow["compile_flags"], *self._flags]
         # -isystem suppresses warnings in TensorFlow's headers.
-        self._folders = ["-isystem", found["include"], "-I."]
-        self._made_with_tensorflow = [*self._made_with, found["version"], found["commit"]]
+        self._folders = ["-isystem", tensorflow["include"], "-I."]
+        self._made_with_tensorflow = [*self._made_with, tensorflow["version"], tensorflow["commit"]]
         if not CUDA_SOURCES:
             cuda = {"missing": "there are no sources"}
         self._cuda = cuda or installed.cuda()

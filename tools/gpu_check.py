@@ -31,7 +31,7 @@ from tests.gpu import device as d
 BUDGET = 570.0  # seconds
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 QUICK = "chunks or checksum or ties or batch or bad"  # tests, under a sanitizer
-KERNELS = ("Accumulate", "Finish", "AddRanks")
+KERNELS = ("Accumulate", "SelectCandidates", "AddRanks")
 # At most these times the plain pass, by the exponent of the size; and of a copy's speed.
 LIMITS = {24: 1.45, 26: 1.2}
 PASS_OF_COPY = 0.85

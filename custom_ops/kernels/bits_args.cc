@@ -48,10 +48,10 @@ tensorflow::Status UnpackCall::ReadAttributes(OpKernelConstruction* context) {
 }
 
 tensorflow::Status UnpackCall::Prepare(OpKernelContext* context) {
-  const Tensor& given = context->input(0);
-  TF_RETURN_IF_ERROR(CheckMatrix("words", given, kAnyRows, words()));
-  rows = given.dim_size(0);
-  in = Words(given);
+  const Tensor& input = context->input(0);
+  TF_RETURN_IF_ERROR(CheckMatrix("words", input, kAnyRows, words()));
+  rows = input.dim_size(0);
+  in = Words(input);
   return AllocateMatrix(context, "codes", rows, count, &out);
 }
 
@@ -60,11 +60,11 @@ tensorflow::Status WriteBitsCall::ReadAttributes(OpKernelConstruction* context) 
 }
 
 tensorflow::Status WriteBitsCall::Prepare(OpKernelContext* context) {
-  const Tensor &given = context->input(0), &of_each = context->input(1);
-  count = given.NumElements();
-  TF_RETURN_IF_ERROR(CheckVector("codes", given, count));
+  const Tensor &input = context->input(0), &of_each = context->input(1);
+  count = input.NumElements();
+  TF_RETURN_IF_ERROR(CheckVector("codes", input, count));
   TF_RETURN_IF_ERROR(CheckVector("lengths", of_each, count));
-  codes = given.flat<int64_t>().data();
+  codes = input.flat<int64_t>().data();
   lengths = of_each.flat<int32_t>().data();
   return AllocateOutput(context, "words", TensorShape({size}), &words);
 }
@@ -74,11 +74,11 @@ tensorflow::Status BitmapCall::ReadAttributes(OpKernelConstruction* context) {
 }
 
 tensorflow::Status BitmapCall::Prepare(OpKernelContext* context) {
-  const Tensor &given = context->input(0), *number;
-  slots = given.NumElements();
-  TF_RETURN_IF_ERROR(CheckVector("positions", given, slots));
+  const Tensor &input = context->input(0), *number;
+  slots = input.NumElements();
+  TF_RETURN_IF_ERROR(CheckVector("positions", input, slots));
   TF_RETURN_IF_ERROR(ReadScalar(context, "count", &number));
-  positions = Words(given);
+  positions = Words(input);
   count = number->flat<int32_t>().data();
   return AllocateOutput(context, "words", TensorShape({size}), &words);
 }
@@ -88,14 +88,14 @@ tensorflow::Status SetBitsCall::ReadAttributes(OpKernelConstruction* context) {
 }
 
 tensorflow::Status SetBitsCall::Prepare(OpKernelContext* context) {
-  const Tensor& given = context->input(0);
-  if (given.dims() != 2 || given.dim_size(1) > kMaxListedWords) {
+  const Tensor& input = context->input(0);
+  if (input.dims() != 2 || input.dim_size(1) > kMaxListedWords) {
     return InvalidArgument("`words` must have shape [rows, words], with at most ", kMaxListedWords,
-                           " words. Received: ", given.shape().DebugString(), ".");
+                           " words. Received: ", input.shape().DebugString(), ".");
   }
-  rows = given.dim_size(0);
-  size = given.dim_size(1);
-  words = Words(given);
+  rows = input.dim_size(0);
+  size = input.dim_size(1);
+  words = Words(input);
   TF_RETURN_IF_ERROR(AllocateMatrix(context, "positions", rows, slots, &positions));
   return AllocateMatrix(context, "counts", rows, 1, &counts);
 }
@@ -105,10 +105,10 @@ tensorflow::Status RiceEncodeCall::ReadAttributes(OpKernelConstruction* context)
 }
 
 tensorflow::Status RiceEncodeCall::Prepare(OpKernelContext* context) {
-  const Tensor& given = context->input(0);
-  format.count = given.NumElements();
-  TF_RETURN_IF_ERROR(CheckVector("numbers", given, format.count));
-  numbers = given.flat<int32_t>().data();
+  const Tensor& input = context->input(0);
+  format.count = input.NumElements();
+  TF_RETURN_IF_ERROR(CheckVector("numbers", input, format.count));
+  numbers = input.flat<int32_t>().data();
   return AllocateOutput(context, "code", TensorShape({format.words()}), &code);
 }
 
@@ -118,10 +118,10 @@ tensorflow::Status RiceDecodeCall::ReadAttributes(OpKernelConstruction* context)
 }
 
 tensorflow::Status RiceDecodeCall::Prepare(OpKernelContext* context) {
-  const Tensor& given = context->input(0);
-  TF_RETURN_IF_ERROR(CheckMatrix("codes", given, kAnyRows, format.words()));
-  rows = given.dim_size(0);
-  codes = given.flat<int32_t>().data();
+  const Tensor& input = context->input(0);
+  TF_RETURN_IF_ERROR(CheckMatrix("codes", input, kAnyRows, format.words()));
+  rows = input.dim_size(0);
+  codes = input.flat<int32_t>().data();
   return AllocateMatrix(context, "numbers", rows, format.count, &numbers);
 }
 

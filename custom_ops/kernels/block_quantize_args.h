@@ -71,9 +71,9 @@ struct BlockDequantizeCall {
   }
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
-    const tensorflow::Tensor* given;
-    TF_RETURN_IF_ERROR(ReadScalar(context, "size", &given));
-    size = given->scalar<int64_t>()();
+    const tensorflow::Tensor* scalar;
+    TF_RETURN_IF_ERROR(ReadScalar(context, "size", &scalar));
+    size = scalar->scalar<int64_t>()();
     TF_RETURN_IF_ERROR(CheckRowSize(size));
     const tensorflow::Tensor& input = context->input(0);
     TF_RETURN_IF_ERROR(CheckMatrix("messages", input, kAnyRows, format.words(size)));

@@ -17,7 +17,7 @@ tensorflow::Status DescendAlong(OpKernelContext* context, const DescendInputs& i
   const int64_t bad = Descend({in.indices, in.values, in.entries}, *in.learning_rate, size,
                               IntraOpThreads(context), tensor->flat<float>().data());
   if (bad < 0) return tensorflow::OkStatus();
-  return in.OutOfRange(size, bad, Shown(in.indices[bad], size));
+  return in.OutOfRange(size, bad, ReportedIndex(in.indices[bad], size));
 }
 
 // Updates the variable in place.

@@ -120,7 +120,7 @@ struct HalfReduceCall : HalfCall {
   }
 };
 
-tensorflow::Status AddUpHalves(OpKernelContext* context, const HalfReduceCall& call) {
+tensorflow::Status SumHalfMessages(OpKernelContext* context, const HalfReduceCall& call) {
   ReduceHalves(call.half, call.messages, call.blocks, call.size, call.block, call.tensors,
                IntraOpThreads(context), call.message);
   return tensorflow::OkStatus();
@@ -161,7 +161,7 @@ tensorflow::Status DecodeFromHalves(OpKernelContext* context, const HalfDecodeCa
 REGISTER_KERNEL_BUILDER(Name("RedsyncHalfEncode").Device(tensorflow::DEVICE_CPU),
                         CallOp<HalfEncodeCall, EncodeToHalves>);
 REGISTER_KERNEL_BUILDER(Name("RedsyncHalfReduce").Device(tensorflow::DEVICE_CPU),
-                        CallOp<HalfReduceCall, AddUpHalves>);
+                        CallOp<HalfReduceCall, SumHalfMessages>);
 REGISTER_KERNEL_BUILDER(Name("RedsyncHalfDecode").Device(tensorflow::DEVICE_CPU),
                         CallOp<HalfDecodeCall, DecodeFromHalves>);
 

@@ -72,10 +72,10 @@ tensorflow::Status GolombDecodeCall::ReadAttributes(OpKernelConstruction* contex
 }
 
 tensorflow::Status GolombDecodeCall::Prepare(OpKernelContext* context) {
-  const Tensor& given = context->input(0);
-  TF_RETURN_IF_ERROR(CheckMatrix("messages", given, kAnyRows, words));
-  messages = given.flat<int32_t>().data();
-  ranks = given.dim_size(0);
+  const Tensor& input = context->input(0);
+  TF_RETURN_IF_ERROR(CheckMatrix("messages", input, kAnyRows, words));
+  messages = input.flat<int32_t>().data();
+  ranks = input.dim_size(0);
   return out.Allocate(context, ranks, slots);
 }
 
@@ -115,11 +115,11 @@ tensorflow::Status BloomQueryCall::ReadAttributes(OpKernelConstruction* context)
 }
 
 tensorflow::Status BloomQueryCall::Prepare(OpKernelContext* context) {
-  const Tensor& given = context->input(0);
+  const Tensor& input = context->input(0);
   TF_RETURN_IF_ERROR(ReadSeed(context));
-  TF_RETURN_IF_ERROR(CheckMatrix("filters", given, kAnyRows, words));
-  filters = given.flat<int32_t>().data();
-  ranks = given.dim_size(0);
+  TF_RETURN_IF_ERROR(CheckMatrix("filters", input, kAnyRows, words));
+  filters = input.flat<int32_t>().data();
+  ranks = input.dim_size(0);
   return out.Allocate(context, ranks, slots);
 }
 

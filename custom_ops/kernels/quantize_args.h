@@ -77,14 +77,14 @@ struct QuantizeCall : QuantizedLayout {
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
     tensorflow::OpInputList inputs;
-    const tensorflow::Tensor *given, *numbers;
+    const tensorflow::Tensor *scales_tensor, *numbers;
     TF_RETURN_IF_ERROR(context->input_list("tensors", &inputs));
-    TF_RETURN_IF_ERROR(context->input("scales", &given));
+    TF_RETURN_IF_ERROR(context->input("scales", &scales_tensor));
     TF_RETURN_IF_ERROR(context->input("stream", &numbers));
     ComputeOffsets(inputs);
-    TF_RETURN_IF_ERROR(CheckVector("scales", *given, scales()));
+    TF_RETURN_IF_ERROR(CheckVector("scales", *scales_tensor, scales()));
     TF_RETURN_IF_ERROR(CheckVector("stream", *numbers, 3));
-    scales_in = given->flat<float>().data();
+    scales_in = scales_tensor->flat<float>().data();
     stream = numbers->flat<int32_t>().data();
     TF_RETURN_IF_ERROR(
         AllocateOutput(context, "message", tensorflow::TensorShape({words}), &message));
@@ -105,12 +105,12 @@ struct DequantizeSumCall : QuantizedLayout {
 
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context) {
     tensorflow::OpInputList like;
-    const tensorflow::Tensor& given = context->input(0);
+    const tensorflow::Tensor& input = context->input(0);
     TF_RETURN_IF_ERROR(context->input_list("like", &like));
     ComputeOffsets(like);
-    TF_RETURN_IF_ERROR(CheckMatrix("messages", given, kAnyRows, words));
-    messages = given.flat<int32_t>().data();
-    ranks = given.dim_size(0);
+    TF_RETURN_IF_ERROR(CheckMatrix("messages", input, kAnyRows, words));
+    messages = input.flat<int32_t>().data();
+    ranks = input.dim_size(0);
     totals.resize(count());
     for (int i = 0; i < count(); ++i) {
       TF_RETURN_IF_ERROR(ForwardOrAllocate(context, 1 + i, i, &totals[i]));

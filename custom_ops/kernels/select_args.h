@@ -21,25 +21,27 @@ inline bool IsBfloat16(const tensorflow::Tensor& tensor) {
 // `U`, as many or, without `nesterov`, none. Also in shape functions.
 template <class Context>
 tensorflow::Status CheckVelocities(Context* context) {
-  int n, given, kept;
+  int n, velocities, new_velocities;
   float momentum;
   bool nesterov;
   TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
-  TF_RETURN_IF_ERROR(context->GetAttr("M", &given));
-  TF_RETURN_IF_ERROR(context->GetAttr("U", &kept));
+  TF_RETURN_IF_ERROR(context->GetAttr("M", &velocities));
+  TF_RETURN_IF_ERROR(context->GetAttr("U", &new_velocities));
   TF_RETURN_IF_ERROR(context->GetAttr("momentum", &momentum));
   TF_RETURN_IF_ERROR(context->GetAttr("nesterov", &nesterov));
-  if (given != (momentum == 0 ? 0 : n)) {
+  if (velocities != (momentum == 0 ? 0 : n)) {
     return tensorflow::errors::InvalidArgument(
         "`velocities` must have one tensor per residual if momentum is used, and be empty without. "
         "Received: ",
-        given, " velocities, ", n, " residuals, momentum=", momentum, ".");
+        velocities, " velocities, ", n, " residuals, momentum=", momentum, ".");
   }
-  if (kept == given || (kept == 0 && !nesterov)) return tensorflow::OkStatus();
+  if (new_velocities == velocities || (new_velocities == 0 && !nesterov)) {
+    return tensorflow::OkStatus();
+  }
   return tensorflow::errors::InvalidArgument(
       "`U`, the number of new velocities, must be that of `velocities`, or 0 without `nesterov`. "
       "Received: U=",
-      kept, " for ", given, " velocities, nesterov=", nesterov, ".");
+      new_velocities, " for ", velocities, " velocities, nesterov=", nesterov, ".");
 }
 
 // Accumulation of float or bfloat16 gradients into residuals and velocities.

@@ -20,8 +20,9 @@ from tests.gpu import device as d
 SYNCHRONIZATION = re.compile(r"__(syncthreads|syncwarp|threadfence)\(\);")
 # Tests that cover each source, the quick ones first; headers are in all.
 TESTS = {
-    "accumulate": "select", "choose": "select", "digits": "select", "keep": "select",
-    "place": "select", "select": "select", "finish": "select", "source": "select",
+    "accumulate": "select", "cut_search": "select", "digits": "select", "merge_select": "merge",
+    "compaction": "select", "select": "select", "select_candidates": "select",
+    "selection_source": "select",
     "descend": "decode", "runs": "decode", "sum_messages": "decode",
     "dequantize": "quantize", "quantized_format": "quantize",
     "bloom_build": "bloom", "bloom_query": "bloom", "golomb": "golomb",
@@ -113,7 +114,7 @@ def detect(mutant: Mutant) -> str:
     return ""
 
 
-SHARED = ("block", "four", "batch", "merge", "chunks", "checksum", "quantize")
+SHARED = ("block", "vector_access", "batch", "merge", "chunks", "checksum", "quantize")
 
 
 def main(names: list[str]) -> None:

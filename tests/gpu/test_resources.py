@@ -30,7 +30,7 @@ KERNEL = re.compile(
 # mangled ones; the kernel with `ILi1E` has momentum.
 INSTRUCTIONS = {
     "accumulate": {"AccumulateILi0E": 2900, "AccumulateILi1E": 3150, "AccumulateILi2E": 3170},
-    "finish": {"Finish": 6620},
+    "select_candidates": {"SelectCandidates": 6620},
     "sum_messages": {"AddRanks": 1330},
 }
 

@@ -112,7 +112,7 @@ void BlockQuantize(const BlockFormat& format, const float* x, int64_t rows, int6
     alignas(64) int8_t codes[kPiece];
     int32_t* message = messages + row * stride;
     auto* packed = reinterpret_cast<uint8_t*>(message + first_code);
-    const float* given = x + row * size;
+    const float* values = x + row * size;
     for (int64_t pair = first; pair < last; ++pair) {
       uint32_t word = 0;
       for (int64_t side = 0; side < 2; ++side) {
@@ -121,17 +121,17 @@ void BlockQuantize(const BlockFormat& format, const float* x, int64_t rows, int6
         if (begin >= end) continue;
         int32_t largest = 0;
         ForPieces(begin, end, [&](int64_t at, int n) {
-          largest = std::max(largest, loops.largest(given + at, n));
+          largest = std::max(largest, loops.largest(values + at, n));
         });
         if (largest >= kTooLarge) {
           usable = false;
           return;
         }
-        const float scale = ScaleOf(format, loops, given + begin, end - begin, FloatOf(largest));
+        const float scale = ScaleOf(format, loops, values + begin, end - begin, FloatOf(largest));
         word |= static_cast<uint32_t>(BitsOf(scale)) >> 16 << 16 * side;
         const Step step = StepOf(format, scale);
         ForPieces(begin, end, [&](int64_t at, int n) {
-          loops.encode(bits, given + at, n, step, codes,
+          loops.encode(bits, values + at, n, step, codes,
                        errors ? errors + row * size + at : nullptr);
           loops.pack(bits, codes, n, packed + at * bits / 8);
         });

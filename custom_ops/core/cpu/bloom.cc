@@ -62,7 +62,7 @@ Status BloomBuild(const BloomFormat& format, const uint32_t* positions, int64_t 
   const uint64_t bits = 32 * static_cast<uint64_t>(format.words);
   for (int64_t i = 0; i < count; ++i) {
     if (positions[i] >= format.size) {
-      const int64_t shown = Shown(positions[i], format.size);
+      const int64_t shown = ReportedIndex(positions[i], format.size);
       *error = {"index", -1, -1, i, static_cast<double>(shown), nullptr, format.size - 1};
       return Status::kInvalidMessage;
     }

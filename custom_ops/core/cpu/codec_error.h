@@ -37,7 +37,8 @@ inline Status Fail(const char* field, int64_t slot, double value, int64_t limit,
 inline Status CheckAscending(uint32_t position, int64_t last, int64_t size, int64_t i,
                              CodecError* error) {
   if (position >= size) {
-    return Fail("index", i, static_cast<double>(Shown(position, size)), size - 1, nullptr, error);
+    return Fail("index", i, static_cast<double>(ReportedIndex(position, size)), size - 1, nullptr,
+                error);
   }
   if (position <= last) return Fail("index", i, position, 0, "ascending", error);
   return Status::kOk;

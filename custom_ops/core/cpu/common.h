@@ -32,7 +32,7 @@ constexpr int64_t kMaxElements = UINT32_MAX;
 
 // Returns the number that an error shows for an invalid position: signed for tensors below 2^31
 // elements, where a negative index is the likely mistake.
-inline int64_t Shown(uint32_t position, int64_t size) {
+inline int64_t ReportedIndex(uint32_t position, int64_t size) {
   return size > INT32_MAX ? int64_t{position} : int64_t{static_cast<int32_t>(position)};
 }
 

@@ -20,7 +20,7 @@ Status ValidateRank(const SparseBlocks& blocks, int64_t rank, CodecError* error)
   if (count < 0 || count > blocks.slots) return fail("count", 0, count, blocks.slots, nullptr);
   for (int32_t i = 0; i < count; ++i) {
     if (indices[i] >= blocks.size) {
-      const int64_t shown = Shown(indices[i], blocks.size);
+      const int64_t shown = ReportedIndex(indices[i], blocks.size);
       return fail("index", i, static_cast<double>(shown), blocks.size - 1, nullptr);
     }
     if (i > 0 && indices[i] <= indices[i - 1]) return fail("index", i, indices[i], 0, "ascending");

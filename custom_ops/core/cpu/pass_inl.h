@@ -94,7 +94,7 @@ static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& a
 }
 
 // Buffer of keys to be appended to the pool.
-struct Waiting {
+struct KeyBuffer {
   CandidatePool* pool;
   int32_t threshold;
   int64_t count = 0;
@@ -108,23 +108,24 @@ struct Waiting {
 };
 
 // Collects the candidates among kGroup elements.
-static inline void Pick(const float* values, Magnitude magnitude, int64_t index, Waiting* waiting) {
+static inline void Pick(const float* values, Magnitude magnitude, int64_t index,
+                        KeyBuffer* buffer) {
   static_assert(kGroup == 64, "one bit of `mask` per element");
   uint64_t mask = 0;
   for (int j = 0; j < kGroup; j += REDSYNC_LANES) {
     const I bits = Load<I>(values + j);
     const I magnitudes = (bits & magnitude.keep) ^ magnitude.flip;
-    mask |= static_cast<uint64_t>(MaskAbove(magnitudes, waiting->threshold)) << j;
+    mask |= static_cast<uint64_t>(MaskAbove(magnitudes, buffer->threshold)) << j;
   }
   // Usually one iteration, so the branch is predicted.
-  int64_t count = waiting->count;
+  int64_t count = buffer->count;
   for (; mask != 0; mask &= mask - 1) {
     const int lane = __builtin_ctzll(mask);
     const int32_t bits = BitsOf(values[lane]);
-    waiting->keys[count++] = MakeKey(magnitude(bits), index + lane, bits < 0);
+    buffer->keys[count++] = MakeKey(magnitude(bits), index + lane, bits < 0);
   }
-  waiting->count = count;
-  if (count >= CandidatePool::kFlush) waiting->Flush();
+  buffer->count = count;
+  if (count >= CandidatePool::kFlush) buffer->Flush();
 }
 
 // Returns the gradient's kGroup elements from `begin` on; bfloat16 is widened into `wide`.
@@ -142,7 +143,7 @@ static inline __attribute__((always_inline)) const float* GroupOf(const PassArgs
 // The last elements of a tensor, fewer than kGroup, padded with zeros.
 template <Momentum kMomentum, bool kSum>
 static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, Lanes* lanes,
-                           Waiting* waiting) {
+                           KeyBuffer* buffer) {
   float g[kGroup] = {}, v[kGroup] = {}, u[kGroup] = {};
   if (args.bfloat16_grad) {
     for (int64_t i = 0; i < size; ++i) g[i] = Widened(args.bfloat16_grad[begin + i]);
@@ -154,12 +155,12 @@ static void AccumulateTail(const PassArgs& args, int64_t begin, int64_t size, La
   AccumulateGroup<kMomentum, kSum, false>(args, g, v, u, v, u, nullptr, lanes);
   std::memcpy(args.new_residual + begin, v, size * sizeof(float));
   if (Keeps(kMomentum)) std::memcpy(args.new_velocity + begin, u, size * sizeof(float));
-  Pick(v, args.magnitude, begin, waiting);  // Padding is never above the threshold.
+  Pick(v, args.magnitude, begin, buffer);  // Padding is never above the threshold.
 }
 
 template <Momentum kMomentum, bool kSum, bool kStream, bool kBfloat16>
 static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, BlockStats* stats,
-                            Waiting* waiting) {
+                            KeyBuffer* buffer) {
   Lanes lanes = {};
   lanes.max += INT32_MIN;
   alignas(64) float copy[kGroup], wide[kGroup];
@@ -170,11 +171,11 @@ static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, Bl
         args, GroupOf<kBfloat16>(args, i, wide), args.residual + i,
         has_u ? args.velocity + i : nullptr, args.new_residual + i,
         Keeps(kMomentum) ? args.new_velocity + i : nullptr, copy, &lanes);
-    if (AnyAbove(group_max, waiting->threshold)) {
-      Pick(kStream ? copy : args.new_residual + i, args.magnitude, i, waiting);
+    if (AnyAbove(group_max, buffer->threshold)) {
+      Pick(kStream ? copy : args.new_residual + i, args.magnitude, i, buffer);
     }
   }
-  if (i < end) AccumulateTail<kMomentum, kSum>(args, i, end - i, &lanes, waiting);
+  if (i < end) AccumulateTail<kMomentum, kSum>(args, i, end - i, &lanes, buffer);
   stats->max = MaxLane(lanes.max);
   stats->max_absolute = MaxLane(lanes.max_absolute);
   stats->sum = 0;
@@ -186,16 +187,16 @@ static void AccumulateBlock(const PassArgs& args, int64_t begin, int64_t end, Bl
 template <Momentum kMomentum, bool kSum, bool kStream>
 static void AccumulateBlocks(const PassArgs& args, int64_t begin, int64_t end, BlockStats* stats,
                              CandidatePool* pool) {
-  Waiting waiting;
-  waiting.pool = pool;
-  waiting.threshold = args.threshold;
+  KeyBuffer buffer;
+  buffer.pool = pool;
+  buffer.threshold = args.threshold;
   for (int64_t i = begin; i < end; i += kBlock) {
     const auto accumulate = args.bfloat16_grad ? AccumulateBlock<kMomentum, kSum, kStream, true>
                                                : AccumulateBlock<kMomentum, kSum, kStream, false>;
-    accumulate(args, i, i + kBlock < end ? i + kBlock : end, stats++, &waiting);
+    accumulate(args, i, i + kBlock < end ? i + kBlock : end, stats++, &buffer);
   }
   if (kStream) FenceStreams();
-  waiting.Flush();
+  buffer.Flush();
 }
 
 // Returns whether stores bypass the caches: the outputs are separate from the inputs and large.
@@ -229,9 +230,9 @@ static void Accumulate(const PassArgs& args, int64_t begin, int64_t end, BlockSt
 
 static void Scan(const float* values, Magnitude magnitude, int32_t threshold, int64_t begin,
                  int64_t end, CandidatePool* pool) {
-  Waiting waiting;
-  waiting.pool = pool;
-  waiting.threshold = threshold;
+  KeyBuffer buffer;
+  buffer.pool = pool;
+  buffer.threshold = threshold;
   int64_t i = begin;
   for (; i + kGroup <= end; i += kGroup) {
     I group_max = I{} + INT32_MIN;
@@ -239,12 +240,12 @@ static void Scan(const float* values, Magnitude magnitude, int32_t threshold, in
       const I bits = Load<I>(values + i + j);
       group_max = Max(group_max, (bits & magnitude.keep) ^ magnitude.flip);
     }
-    if (AnyAbove(group_max, waiting.threshold)) Pick(values + i, magnitude, i, &waiting);
+    if (AnyAbove(group_max, buffer.threshold)) Pick(values + i, magnitude, i, &buffer);
   }
   if (i < end) {
     float tail[kGroup] = {};  // Padding is never above the threshold.
     std::memcpy(tail, values + i, (end - i) * sizeof(float));
-    Pick(tail, magnitude, i, &waiting);
+    Pick(tail, magnitude, i, &buffer);
   }
-  waiting.Flush();
+  buffer.Flush();
 }

@@ -70,7 +70,7 @@ Levels MakeLevels(const QuantizeFormat& format, const float* scales, int64_t buc
   Levels levels = {0, scale[0], scale[0] / static_cast<float>(format.levels), format.levels,
                    format.quantizer == Quantizer::kUniform ? 1 : 0};
   // A scale of 0 becomes infinite, so that a division by it gives 0.
-  const bool divides = DrawsNumbers(format.quantizer);
+  const bool divides = IsStochastic(format.quantizer);
   if (divides && !(scale[0] > 0)) levels.high = std::numeric_limits<float>::infinity();
   return levels;
 }
@@ -126,7 +126,7 @@ int32_t MaxLevels(Quantizer quantizer) {
   return quantizer == Quantizer::kStochastic ? 32767 : quantizer == Quantizer::kUniform ? 65535 : 1;
 }
 
-bool DrawsNumbers(Quantizer quantizer) { return quantizer >= Quantizer::kStochastic; }
+bool IsStochastic(Quantizer quantizer) { return quantizer >= Quantizer::kStochastic; }
 
 int QuantizeFormat::bits() const {
   int bits = 1;
@@ -168,7 +168,7 @@ bool QuantizeTensor(const QuantizeFormat& format, const float* x, const float* s
                     int32_t* words, float* errors) {
   const Loops& loops = BestLoops();
   const int bits = format.bits();
-  const bool random_bits = DrawsNumbers(format.quantizer);
+  const bool random_bits = IsStochastic(format.quantizer);
   const int64_t scales_count = size == 0 ? 0 : format.scales(size);
   std::atomic<bool> finite{
       std::all_of(scales, scales + scales_count, [](float c) { return std::isfinite(c); })};

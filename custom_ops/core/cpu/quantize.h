@@ -25,7 +25,7 @@ enum class Quantizer { kSign, kTwoLevel, kThreshold, kStochastic, kUniform, kNat
 
 // Returns the largest s, limited by codes of 16 bits; 1 for modes without s.
 int32_t MaxLevels(Quantizer quantizer);
-bool DrawsNumbers(Quantizer quantizer);
+bool IsStochastic(Quantizer quantizer);
 
 constexpr int64_t kBucketUnit = 32;  // Bucket sizes are multiples, so that buckets start at words.
 constexpr int64_t kMaxBucket = INT32_MAX;  // A size plus this fits int64.

@@ -37,14 +37,15 @@ void CountBins(const float* values, int64_t size, Magnitude magnitude, Level lev
   }
 }
 
-struct Found {
+struct RefinedThreshold {
   int32_t threshold = 0;
   int64_t above = 0;  // Elements above the threshold, which fit the pool.
   int64_t floor = 0;  // Elements above threshold - 1.
 };
 
-Found FindThreshold(const float* values, int64_t size, Magnitude magnitude, const Plan& plan,
-                    const Scratch& scratch, const ParallelFor& parallel_for) {
+RefinedThreshold FindThreshold(const float* values, int64_t size, Magnitude magnitude,
+                               const Plan& plan, const Scratch& scratch,
+                               const ParallelFor& parallel_for) {
   int32_t prefix = 0;  // Bits of the threshold found so far.
   int64_t above = 0;   // Elements above all elements with this prefix.
   int64_t total = 0;
@@ -108,12 +109,13 @@ Candidates Refine(const float* values, int64_t size, Magnitude magnitude, int64_
       return candidates;
     }
   }
-  const Found found = FindThreshold(values, size, magnitude, plan, scratch, parallel_for);
-  collect(found.threshold);
+  const RefinedThreshold refined =
+      FindThreshold(values, size, magnitude, plan, scratch, parallel_for);
+  collect(refined.threshold);
   pool->CopyInOrder(scratch.ordered_keys);
-  Candidates candidates = {scratch.ordered_keys, pool->used(), found.threshold, found.floor};
-  if (found.floor > plan.pool && found.above < k) {
-    AddTies(values, size, magnitude, found.threshold, k - found.above, &candidates);
+  Candidates candidates = {scratch.ordered_keys, pool->used(), refined.threshold, refined.floor};
+  if (refined.floor > plan.pool && refined.above < k) {
+    AddTies(values, size, magnitude, refined.threshold, k - refined.above, &candidates);
   }
   return candidates;
 }

@@ -62,8 +62,8 @@ struct Plan {
 
 class Scratch {
  public:
-  explicit Scratch(const Plan& plan) { Lay(plan, nullptr); }
-  Scratch(const Plan& plan, void* memory) { Lay(plan, static_cast<char*>(memory)); }
+  explicit Scratch(const Plan& plan) { AssignParts(plan, nullptr); }
+  Scratch(const Plan& plan, void* memory) { AssignParts(plan, static_cast<char*>(memory)); }
 
   int64_t bytes() const { return bytes_; }
 
@@ -76,7 +76,7 @@ class Scratch {
   int64_t* histograms;  // [shards, kBins]
 
  private:
-  void Lay(const Plan& plan, char* memory) {
+  void AssignParts(const Plan& plan, char* memory) {
     bytes_ = 0;
     auto take = [this, memory](auto** pointer, int64_t count) {
       *pointer = reinterpret_cast<std::decay_t<decltype(*pointer)>>(memory + bytes_);

@@ -12,7 +12,7 @@ constexpr int64_t kMaxShards = 64;
 bool IsFinite(int32_t bits) { return (bits & 0x7f800000) != 0x7f800000; }
 
 // Returns whether indices ascend below `size` and values are finite; a branch-free vector loop.
-bool IsRight(const uint32_t* indices, const int32_t* values, int64_t count, int64_t size) {
+bool IsValidPart(const uint32_t* indices, const int32_t* values, int64_t count, int64_t size) {
   uint32_t wrong = count > 0 && indices[count - 1] >= size;
   for (int64_t i = 1; i < count; ++i) wrong |= uint32_t{indices[i] <= indices[i - 1]};
   for (int64_t i = 0; i < count; ++i) wrong |= uint32_t{!IsFinite(values[i])};
@@ -31,11 +31,11 @@ Status ValidatePart(const int32_t* row, const Part& part, DecodeError* error) {
   if (count < 0 || count > part.capacity) return fail("count", 0, count, part.capacity);
   const uint32_t* indices = part.indices(row);
   const int32_t* values = part.values(row);
-  if (!part.quantized && IsRight(indices, values, count, part.size)) return Status::kOk;
+  if (!part.quantized && IsValidPart(indices, values, count, part.size)) return Status::kOk;
   int64_t last = -1;
   for (int32_t slot = 0; slot < count; ++slot) {
     if (indices[slot] <= last || indices[slot] >= part.size) {
-      return fail("index", slot, Shown(indices[slot], part.size), part.size);
+      return fail("index", slot, ReportedIndex(indices[slot], part.size), part.size);
     }
     last = indices[slot];
   }

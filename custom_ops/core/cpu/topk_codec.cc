@@ -157,8 +157,8 @@ Status DecodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t c
     Share& share = left[t.stream];
     const auto end = static_cast<uint32_t>(share.start + t.size);
     const uint32_t* last = std::lower_bound(share.begin, share.end, end);
-    const int64_t found = last - share.begin, used = std::min(found, t.slots);
-    plain[0] = static_cast<int32_t>(found);
+    const int64_t received = last - share.begin, used = std::min(received, t.slots);
+    plain[0] = static_cast<int32_t>(received);
     int32_t *indices = plain + IndicesAt(false), *values = plain + ValuesAt(false, t.slots);
     for (int64_t j = 0; j < used; ++j) {
       indices[j] = static_cast<int32_t>(share.begin[j] - share.start);

@@ -1,6 +1,6 @@
 // Prediction of a threshold, and the single pass over memory.
-#include "custom_ops/core/gpu/four.cuh"
-#include "custom_ops/core/gpu/source.cuh"
+#include "custom_ops/core/gpu/selection_source.cuh"
+#include "custom_ops/core/gpu/vector_access.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -113,7 +113,7 @@ __device__ inline void Decide(const Batch& batch, const Tensor& tensor) {
 
 // Loads a thread's vectors of the gradient from `begin` on.
 template <class Number>
-__device__ inline void LoadGradient(const Tensor& tensor, uint32_t begin, Four* g) {
+__device__ inline void LoadGradient(const Tensor& tensor, uint32_t begin, Vec4* g) {
   const Number* grad = static_cast<const Number*>(tensor.grad);
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
@@ -130,7 +130,7 @@ __device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tens
   const int32_t threshold = tensor.fixed ? FixedThreshold(*tensor.ratio) : tensor.state->threshold;
   uint32_t candidates = 0;
   for (int row = 0; row < kRows; row += kAtOnce) {
-    Four g[kAtOnce], v[kAtOnce], u[kAtOnce];
+    Vec4 g[kAtOnce], v[kAtOnce], u[kAtOnce];
     if (tensor.bfloat16) {
       LoadGradient<uint16_t>(tensor, begin + row * 128, g);
     } else {
@@ -172,16 +172,16 @@ __device__ inline uint32_t AccumulateRows(const Batch& batch, const Tensor& tens
 __device__ inline void Append(const Tensor& tensor, Magnitude magnitude, uint32_t candidates,
                               uint32_t begin, uint64_t* keys, uint32_t* bins) {
   for (int row = 0; row < kRows; ++row) {
-    const uint32_t mine = candidates >> (4 * row) & 15;
-    if (__ballot_sync(kAllLanes, mine != 0) == 0) continue;
+    const uint32_t row_bits = candidates >> (4 * row) & 15;
+    if (__ballot_sync(kAllLanes, row_bits != 0) == 0) continue;
     uint32_t before = 0, all = 0;
     for (int c = 0; c < 4; ++c) {
-      const uint32_t ballot = __ballot_sync(kAllLanes, mine >> c & 1);
+      const uint32_t ballot = __ballot_sync(kAllLanes, row_bits >> c & 1);
       before += RankIn(ballot);
       all += __popc(ballot);
     }
     for (int c = 0; c < 4; ++c) {
-      if (!(mine >> c & 1)) continue;
+      if (!(row_bits >> c & 1)) continue;
       const uint32_t at = begin + row * 128 + c;
       const int32_t m = magnitude(tensor.new_residual[at]);
       keys[before++] = MakeKey(m, at);
@@ -199,9 +199,9 @@ constexpr int kBlocksAtOnce = kMode == kNoMomentum ? 4 : 3;
 template <int kMode>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kMode>)
     Accumulate(REDSYNC_PARAMETER Batch batch) {
-  const int which = FindItem(batch.first_chunk, batch.count, blockIdx.x);
-  const Tensor& tensor = batch.tensors[which];
-  const uint32_t chunk = blockIdx.x - batch.first_chunk[which];
+  const int item_index = FindItem(batch.first_chunk, batch.count, blockIdx.x);
+  const Tensor& tensor = batch.tensors[item_index];
+  const uint32_t chunk = blockIdx.x - batch.first_chunk[item_index];
   const uint32_t begin = chunk * kChunk + Warp() * kPerWarp + Lane() * 4;
   Stats stats = {0, INT32_MIN, 0};
   const uint32_t candidates = AccumulateRows<kMode>(batch, tensor, begin, &stats);

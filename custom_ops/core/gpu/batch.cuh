@@ -119,7 +119,7 @@ __device__ inline float Accumulated(float scale, float factor, float g, float v,
 // The kernels, in the order of their launches.
 void LaunchPredict(const Batch& batch, int mode, cudaStream_t stream);
 void LaunchAccumulate(const Batch& batch, int mode, cudaStream_t stream);
-void LaunchFinish(const Batch& batch, cudaStream_t stream);
+void LaunchSelectCandidates(const Batch& batch, cudaStream_t stream);
 
 }  // namespace gpu
 }  // namespace redsync

@@ -108,7 +108,7 @@ int redsync_gpu_explain_bitmap(const RedsyncGpuBitmap* call, const RedsyncGpuRec
     *error = {"count", -1, -1, 0, static_cast<double>(record->value), nullptr, call->slots};
     return 1;
   }
-  const int64_t size = 32 * call->size, index = Shown(record->value, size);
+  const int64_t size = 32 * call->size, index = ReportedIndex(record->value, size);
   const bool in_range = index >= 0 && index < size;
   *error = {"index", -1, -1, slot, static_cast<double>(index), in_range ? "ascending" : nullptr,
             size - 1};

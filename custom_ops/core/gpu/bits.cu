@@ -22,20 +22,20 @@ bool IsValid(const RedsyncGpuPackedCodes& call) {
 }
 
 // Codes with given lengths. Words are initially zero, and several threads set bits of a word.
-struct GivenLengths {
+struct VariableCodes {
   RedsyncGpuWriteBits call;
   int64_t count;
   RedsyncGpuRecord* record;
 
-  __device__ bool IsGood(int64_t i) const {
+  __device__ bool IsValidLength(int64_t i) const {
     return static_cast<uint32_t>(call.lengths[i]) <= kMaxCodeBits;
   }
   __device__ Wide Length(int64_t i) const {
-    if (!IsGood(i)) Report(record, i);
-    return IsGood(i) ? call.lengths[i] : 0;
+    if (!IsValidLength(i)) Report(record, i);
+    return IsValidLength(i) ? call.lengths[i] : 0;
   }
   __device__ void Put(int64_t i, Wide at) const {
-    if (!IsGood(i)) return;
+    if (!IsValidLength(i)) return;
     const uint64_t code = call.codes[i] & ((uint64_t{1} << call.lengths[i]) - 1);
     const auto size = static_cast<Wide>(call.size);
     const auto low = static_cast<uint32_t>(code << (at % 32));
@@ -46,7 +46,7 @@ struct GivenLengths {
 };
 
 // Reads the length at the position in the record.
-__global__ void ReadBad(REDSYNC_PARAMETER GivenLengths source) {
+__global__ void ReadBad(REDSYNC_PARAMETER VariableCodes source) {
   RedsyncGpuRecord* record = source.record;
   if (threadIdx.x == 0 && !IsClear(*record)) record->value = source.call.lengths[record->position];
 }
@@ -87,7 +87,7 @@ int redsync_gpu_write_bits(const RedsyncGpuWriteBits* call, RedsyncGpuRecord* re
   ClearRecord(record, stream);
   cudaMemsetAsync(call->words, 0, call->size * sizeof(uint32_t), stream);
   Divider divider(scratch);
-  const GivenLengths source = {*call, call->count, record};
+  const VariableCodes source = {*call, call->count, record};
   LaunchWrite(source, Lengths(call->count, &divider), stream);
   REDSYNC_LAUNCH(ReadBad, 1, 32, stream, source);
   return LaunchStatus();

@@ -91,19 +91,19 @@ __device__ inline Tally<kCounts, T> ScanTallies(Tally<kCounts, T>* tallies, uint
   Tally<kCounts, T> total = {};
   for (uint32_t first = 0; first < count; first += kAhead * blockDim.x) {
     const uint32_t begin = first + kAhead * threadIdx.x;
-    Tally<kCounts, T> here[kAhead];
+    Tally<kCounts, T> local[kAhead];
 #pragma unroll
     for (uint32_t i = 0; i < kAhead; ++i) {
-      here[i] = begin + i < count ? tallies[begin + i] : Tally<kCounts, T>{};
+      local[i] = begin + i < count ? tallies[begin + i] : Tally<kCounts, T>{};
     }
     for (int c = 0; c < kCounts; ++c) {
       T sum = 0, all;
 #pragma unroll
-      for (const Tally<kCounts, T>& tally : here) sum += tally.at[c];
+      for (const Tally<kCounts, T>& tally : local) sum += tally.at[c];
       sum = total.at[c] + BlockScan(sum, &all);
       total.at[c] += all;
 #pragma unroll
-      for (Tally<kCounts, T>& tally : here) {
+      for (Tally<kCounts, T>& tally : local) {
         const T value = tally.at[c];
         tally.at[c] = sum;
         sum += value;
@@ -111,7 +111,7 @@ __device__ inline Tally<kCounts, T> ScanTallies(Tally<kCounts, T>* tallies, uint
     }
 #pragma unroll
     for (uint32_t i = 0; i < kAhead; ++i) {
-      if (begin + i < count) tallies[begin + i] = here[i];
+      if (begin + i < count) tallies[begin + i] = local[i];
     }
   }
   return total;

@@ -2,8 +2,8 @@
 // eight neighbours at a time.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/c_api.h"
-#include "custom_ops/core/gpu/four.cuh"
 #include "custom_ops/core/gpu/records.cuh"
+#include "custom_ops/core/gpu/vector_access.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -51,8 +51,8 @@ __device__ inline Step StepOf(const Format& format, float scale) {
 }
 
 // Eight neighbours, which a thread loads and stores together.
-struct Eight {
-  Four half[2];
+struct Vec8 {
+  Vec4 half[2];
 
   __device__ float& operator[](int i) { return half[i / 4].at[i % 4]; }
   __device__ float operator[](int i) const { return half[i / 4].at[i % 4]; }
@@ -61,14 +61,13 @@ constexpr uint32_t kEach = 8;
 constexpr uint32_t kTile = 32 * kEach;  // Elements that a warp handles at a time.
 
 // Loads eight neighbours, zeros beyond the end.
-__device__ inline Eight LoadEight(const float* x, uint32_t at, uint32_t n, bool aligned) {
+__device__ inline Vec8 LoadVec8(const float* x, uint32_t at, uint32_t n, bool aligned) {
   return {{Load(x, at, n, aligned), Load(x, at + 4, n, aligned)}};
 }
 
-__device__ inline void StoreEight(float* x, uint32_t at, uint32_t n, bool aligned,
-                                  const Eight& eight) {
-  Store(x, at, n, aligned, eight.half[0]);
-  Store(x, at + 4, n, aligned, eight.half[1]);
+__device__ inline void StoreVec8(float* x, uint32_t at, uint32_t n, bool aligned, const Vec8& vec) {
+  Store(x, at, n, aligned, vec.half[0]);
+  Store(x, at + 4, n, aligned, vec.half[1]);
 }
 
 constexpr int64_t kMostBlocks = 1 << 20;  // Items are large: fewer blocks would leave some idle.
@@ -85,8 +84,8 @@ __device__ inline void Saved(const float* x, uint32_t n, const float* scales, fl
     const float magnitude = __int_as_float(MagnitudeBits(x[i]));
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const float here = magnitude + magnitude - scale[s];
-      sum[s] += magnitude > 0.5f * scale[s] ? here : 0.0f;
+      const float term = magnitude + magnitude - scale[s];
+      sum[s] += magnitude > 0.5f * scale[s] ? term : 0.0f;
     }
   }
 #pragma unroll
@@ -151,7 +150,7 @@ __device__ inline int32_t Units(uint32_t word) {
 
 // Codes eight neighbours, and replaces them by their errors. Returns the codes as low bits.
 template <int kBits>
-__device__ inline uint64_t Encode(const Format& format, const Step& step, Eight* x) {
+__device__ inline uint64_t Encode(const Format& format, const Step& step, Vec8* x) {
   const auto most = static_cast<float>(format.limit);
   uint64_t codes = 0;
 #pragma unroll
@@ -183,7 +182,7 @@ __device__ inline void StoreCodes(int32_t* words, uint32_t at, uint32_t n, uint6
   if (kBits == 8) place[1] = static_cast<int32_t>(static_cast<uint32_t>(codes >> 32));
 }
 
-__device__ inline int32_t LargestOf(const Eight& x) {
+__device__ inline int32_t LargestOf(const Vec8& x) {
   int32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < static_cast<int>(kEach); ++i) {
@@ -192,22 +191,22 @@ __device__ inline int32_t LargestOf(const Eight& x) {
   return largest;
 }
 
-// A block of a row, with this lane's first eight elements, `here`, and its codes in the message.
+// A block of a row, with this lane's first eight elements, `values`, and its codes in the message.
 struct Block {
   const float* x;
   float* errors;
   int32_t* codes;
   uint32_t n;
-  Eight here;
+  Vec8 values;
 };
 
 // Codes a block with all lanes of a warp; returns its scale, or -1 if a value is too large.
 template <int kBits>
 __device__ inline float QuantizeBlock(const Format& format, bool aligned, Block block) {
   const uint32_t first = Lane() * kEach;
-  int32_t largest = LargestOf(block.here);
+  int32_t largest = LargestOf(block.values);
   for (uint32_t at = first + kTile; at < block.n; at += kTile) {
-    largest = Max()(largest, LargestOf(LoadEight(block.x, at, block.n, aligned)));
+    largest = Max()(largest, LargestOf(LoadVec8(block.x, at, block.n, aligned)));
   }
   largest = WarpReduce(largest, Max());
   if (largest >= kTooLarge) return -1;
@@ -216,9 +215,9 @@ __device__ inline float QuantizeBlock(const Format& format, bool aligned, Block 
   __syncwarp();  // `errors` may be `x`, which all lanes have read.
   for (uint32_t base = 0; base < block.n; base += kTile) {
     const uint32_t at = base + first;
-    if (base != 0) block.here = LoadEight(block.x, at, block.n, aligned);
-    StoreCodes<kBits>(block.codes, at, block.n, Encode<kBits>(format, step, &block.here));
-    StoreEight(block.errors, at, block.n, aligned, block.here);
+    if (base != 0) block.values = LoadVec8(block.x, at, block.n, aligned);
+    StoreCodes<kBits>(block.codes, at, block.n, Encode<kBits>(format, step, &block.values));
+    StoreVec8(block.errors, at, block.n, aligned, block.values);
   }
   return scale;
 }
@@ -227,9 +226,9 @@ template <int kBits>
 __global__ void __launch_bounds__(kThreads)
     Quantize(Format format, const float* values, int32_t* messages, float* errors, bool aligned) {
   const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
-  const int64_t mine = static_cast<int64_t>(blockIdx.x) * kWarps + Warp();
+  const int64_t first_item = static_cast<int64_t>(blockIdx.x) * kWarps + Warp();
   bool usable = true;
-  for (int64_t item = mine; item < format.rows * format.pairs; item += warps) {
+  for (int64_t item = first_item; item < format.rows * format.pairs; item += warps) {
     const int64_t row = item / format.pairs, pair = item % format.pairs;
     int32_t* message = messages + row * format.words;
     Block blocks[2];
@@ -240,7 +239,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t at = row * format.size + (n == 0 ? 0 : begin);
       int32_t* codes = message + 1 + format.pairs + begin / 32 * format.bits;
       blocks[side] = {values + at, errors + at, codes, static_cast<uint32_t>(n), {}};
-      blocks[side].here = LoadEight(values + at, Lane() * kEach, blocks[side].n, aligned);
+      blocks[side].values = LoadVec8(values + at, Lane() * kEach, blocks[side].n, aligned);
     }
     uint32_t word = 0;
 #pragma unroll
@@ -296,7 +295,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t item = first; item < items; item += stride) {
     const int64_t row = sum ? 0 : item / of_row, at = (item - row * of_row) * kEach;
     const int64_t block = at / format.block;
-    Eight total = {};
+    Vec8 total = {};
     for (int64_t r = row; r < (sum ? format.rows : row + 1); ++r) {
       const int32_t* message = messages + r * format.words;
       const auto scales = static_cast<uint32_t>(message[1 + block / 2]);
@@ -310,7 +309,7 @@ __global__ void __launch_bounds__(kThreads)
         total[i] = sum ? total[i] + value : value;
       }
     }
-    StoreEight(values + item * kEach, 0, kEach, aligned, total);
+    StoreVec8(values + item * kEach, 0, kEach, aligned, total);
   }
 }
 

@@ -23,15 +23,15 @@ struct Call : Group<Item, 40> {
 };
 
 __global__ void __launch_bounds__(kThreads) Insert(REDSYNC_PARAMETER Call call) {
-  const int which = call.Find();
-  const Item& item = call.items[which];
+  const int item_index = call.Find();
+  const Item& item = call.items[item_index];
   const RedsyncGpuFilter& filter = item.filter;
   const int64_t count = *item.count;
   if (count < 0 || count > filter.slots) {
     if (threadIdx.x == 0) Report(call.record, item.at);
     return;
   }
-  const int64_t begin = int64_t{call.Block(which)} * kTile;
+  const int64_t begin = int64_t{call.Block(item_index)} * kTile;
   const int64_t end = begin + kTile < count ? begin + kTile : count;
   for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
     const uint32_t position = filter.in[i];
@@ -102,7 +102,7 @@ int redsync_gpu_explain_bloom_build(const RedsyncGpuBloomBuild* call,
   const double count = static_cast<double>(record->value);
   *error = {"count", -1, tensor, 0, count, nullptr, f.slots};
   if (at > 0) {
-    const double index = static_cast<double>(Shown(record->value, f.size));
+    const double index = static_cast<double>(ReportedIndex(record->value, f.size));
     *error = {"index", -1, tensor, at - 1, index, nullptr, f.size - 1};
   }
   return 1;

@@ -42,11 +42,11 @@ __device__ inline bool Holds(const Call& call, const Item& item, const uint32_t*
 }
 
 __global__ void __launch_bounds__(kThreads) Look(REDSYNC_PARAMETER Call call) {
-  const int which = call.Find();
-  const Item& item = call.items[which];
+  const int item_index = call.Find();
+  const Item& item = call.items[item_index];
   const auto* filter =
       reinterpret_cast<const uint32_t*>(call.filters + blockIdx.y * call.words + item.offset);
-  const uint32_t tile = call.Block(which), rank = blockIdx.y;
+  const uint32_t tile = call.Block(item_index), rank = blockIdx.y;
   uint32_t* map = item.map + int64_t{rank} * item.words();
   Tally<1>* before = item.before + int64_t{rank} * item.tiles();
   uint32_t positives = 0;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) Look(REDSYNC_PARAMETER Call call) {
   }
   positives = BlockReduce(positives, Add());
   if (threadIdx.x == 0 && tile < item.tiles()) before[tile] = {{positives}};
-  if (!IsLastBlock(item.ticket + rank, call.Blocks(which))) return;
+  if (!IsLastBlock(item.ticket + rank, call.Blocks(item_index))) return;
   const Tally<1> total = ScanTallies(before, item.tiles());
   const auto slots = static_cast<uint32_t>(item.filter.slots);
   const uint32_t listed = total.at[0] < slots ? total.at[0] : slots;
@@ -67,13 +67,13 @@ __global__ void __launch_bounds__(kThreads) Look(REDSYNC_PARAMETER Call call) {
 }
 
 __global__ void __launch_bounds__(kThreads) List(REDSYNC_PARAMETER Call call) {
-  const int which = call.Find();
-  const Item& item = call.items[which];
-  const uint32_t tile = call.Block(which), rank = blockIdx.y;
+  const int item_index = call.Find();
+  const Item& item = call.items[item_index];
+  const uint32_t tile = call.Block(item_index), rank = blockIdx.y;
   const auto slots = static_cast<uint32_t>(item.filter.slots);
   uint32_t* positions = item.filter.out + rank * item.filter.slots;
   const auto listed = static_cast<uint32_t>(item.counts[rank * call.tensors]);
-  const uint32_t stride = call.Blocks(which) * kThreads;
+  const uint32_t stride = call.Blocks(item_index) * kThreads;
   for (uint32_t i = listed + tile * kThreads + threadIdx.x; i < slots; i += stride)
     positions[i] = 0;
   if (tile >= item.tiles()) return;
@@ -86,13 +86,13 @@ __global__ void __launch_bounds__(kThreads) List(REDSYNC_PARAMETER Call call) {
 }
 
 // Creates the items in order; a copy starts again at the first one.
-struct Maker {
+struct ItemMaker {
   const RedsyncGpuBloomQuery& call;
   Divider divider;
   uint32_t* tickets;
   int64_t offset = 0;
 
-  Maker(const RedsyncGpuBloomQuery& call, void* scratch)
+  ItemMaker(const RedsyncGpuBloomQuery& call, void* scratch)
       : call(call), divider(scratch), tickets(divider.Take<uint32_t>(call.ranks * call.count)) {}
 
   Item operator()(int64_t i) {
@@ -117,7 +117,7 @@ using namespace redsync::gpu;  // NOLINT: the C interface below is this file's o
 int64_t redsync_gpu_bloom_query_scratch_bytes(const RedsyncGpuBloomQuery* call) {
   const int64_t words = FilterWords(call->tensors, call->count);
   if (words < 0 || call->words != words || call->ranks < 0 || call->ranks > 65535) return -1;
-  Maker make(*call, nullptr);
+  ItemMaker make(*call, nullptr);
   for (int64_t i = 0; i < call->count; ++i) make(i);
   return make.divider.bytes();
 }
@@ -129,7 +129,7 @@ int redsync_gpu_bloom_query(const RedsyncGpuBloomQuery* call, void* scratch, int
   if (scratch_bytes < bytes) return REDSYNC_GPU_SCRATCH_TOO_SMALL;
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
   if (call->ranks == 0) return LaunchStatus();
-  const Maker make(*call, scratch);
+  const ItemMaker make(*call, scratch);
   cudaMemsetAsync(make.tickets, 0, call->ranks * call->count * sizeof(uint32_t), stream);
   Call group = {};
   group.filters = call->filters;

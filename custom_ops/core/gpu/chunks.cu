@@ -40,10 +40,10 @@ __device__ inline Cut FindCut(const int32_t* chunk, uint32_t size, uint32_t k) {
 
 __global__ void __launch_bounds__(kThreads) TopOfChunks(REDSYNC_PARAMETER RedsyncGpuChunks call) {
   const auto size = static_cast<uint32_t>(call.size), k = static_cast<uint32_t>(call.k);
-  const int64_t which = blockIdx.x;
-  const int32_t* chunk = reinterpret_cast<const int32_t*>(call.chunks) + which * size;
-  int32_t* positions = call.positions + which * k;
-  int32_t* values = reinterpret_cast<int32_t*>(call.values) + which * k;
+  const int64_t chunk_index = blockIdx.x;
+  const int32_t* chunk = reinterpret_cast<const int32_t*>(call.chunks) + chunk_index * size;
+  int32_t* positions = call.positions + chunk_index * k;
+  int32_t* values = reinterpret_cast<int32_t*>(call.values) + chunk_index * k;
   const Cut cut = FindCut(chunk, size, k);
   uint32_t above = 0, ties = 0;  // Counts before the threads' elements.
   for (uint32_t first = 0; first < size; first += kThreads) {

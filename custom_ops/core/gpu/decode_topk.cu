@@ -40,8 +40,8 @@ __device__ inline int32_t ValueAt(const Call& call, const Item& item, const int3
 
 // One block per tile of a tensor's slots, for each rank.
 __global__ void __launch_bounds__(kThreads) Separate(REDSYNC_PARAMETER Call call) {
-  const int which = call.Find();
-  const Item& item = call.items[which];
+  const int item_index = call.Find();
+  const Item& item = call.items[item_index];
   const int64_t rank = blockIdx.y;
   const int32_t* row = call.messages + rank * call.words;
   int32_t* plain = call.plain + rank * call.plain_words;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) Separate(REDSYNC_PARAMETER Call call
   __shared__ Bounds bounds;
   const int64_t start = item.start;
   FindBounds(start, start + item.size, 1, &bounds, [&](int) { return run; });
-  const uint32_t count = bounds.end - bounds.begin, tile = call.Block(which) * kSlotTile;
+  const uint32_t count = bounds.end - bounds.begin, tile = call.Block(item_index) * kSlotTile;
   if (tile == 0 && threadIdx.x == 0) {
     part[0] = static_cast<int32_t>(count);
     if (item.part == kHeaderWords) plain[0] = row[0];
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) Separate(REDSYNC_PARAMETER Call call
 }
 
 // Divides scratch memory.
-struct Maker {
+struct ItemMaker {
   const RedsyncGpuDecodeTopK& call;
   TopKPlan plan;
   Divider divider;
@@ -74,7 +74,7 @@ struct Maker {
   int64_t golomb_bytes;
   char* golomb_scratch;
 
-  Maker(const RedsyncGpuDecodeTopK& call, void* scratch)
+  ItemMaker(const RedsyncGpuDecodeTopK& call, void* scratch)
       : call(call), plan(call.format), divider(scratch) {
     if (!is_valid()) return;
     const int64_t streams = call.format.streams;
@@ -117,13 +117,13 @@ struct Maker {
 using namespace redsync::gpu;  // NOLINT: the C interface below is this file's other half.
 
 int64_t redsync_gpu_decode_topk_scratch_bytes(const RedsyncGpuDecodeTopK* call) {
-  const Maker make(*call, nullptr);
+  const ItemMaker make(*call, nullptr);
   return make.is_valid() ? make.divider.bytes() : -1;
 }
 
 int redsync_gpu_decode_topk(const RedsyncGpuDecodeTopK* call, RedsyncGpuRecord* record,
                             void* scratch, int64_t scratch_bytes, void* stream_pointer) {
-  Maker make(*call, scratch);
+  ItemMaker make(*call, scratch);
   if (!make.is_valid()) return REDSYNC_GPU_INVALID_ARGUMENT;
   if (scratch_bytes < make.divider.bytes()) return REDSYNC_GPU_SCRATCH_TOO_SMALL;
   const auto stream = static_cast<cudaStream_t>(stream_pointer);

@@ -37,15 +37,15 @@ __device__ inline Levels ReadLevels(const Call& call, const int32_t* row, int64_
 }
 
 __global__ void __launch_bounds__(kThreads) AddCodes(REDSYNC_PARAMETER Call call) {
-  const int which = call.Find();
-  const Coded& from = call.items[which];
-  const int64_t base = int64_t{call.Block(which)} * kTile;
+  const int item_index = call.Find();
+  const Coded& from = call.items[item_index];
+  const int64_t base = int64_t{call.Block(item_index)} * kTile;
   const uint32_t at = threadIdx.x * 4, size = PartSize(from.size, base, kTile);
   const auto most = static_cast<uint32_t>(MaxCode(call.quantizer));
   // A 64-bit division is a call, so it comes first, while few registers are in use.
   const int64_t scales_at =
       from.scales_at + ScalesPerBucket(call.quantizer) * from.BucketOf(base + at);
-  Four sum = {};
+  Vec4 sum = {};
   for (int64_t rank = 0; rank < call.ranks; ++rank) {
     const int32_t* row = call.messages + rank * call.words;
     if (row[0] != 1) {

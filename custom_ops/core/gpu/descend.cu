@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kLoneThreads)
     SortRuns(REDSYNC_PARAMETER RedsyncGpuDescend call, RedsyncGpuRecord* record, Table* table) {
   if (!IsClear(*record)) {
-    if (threadIdx.x == 0) record->value = Shown(call.indices[record->position], call.size);
+    if (threadIdx.x == 0) record->value = ReportedIndex(call.indices[record->position], call.size);
     return;
   }
   const uint32_t runs = table->begins;

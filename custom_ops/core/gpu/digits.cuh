@@ -51,20 +51,20 @@ struct Bin {
 };
 
 __device__ inline Bin FindBin(const uint32_t* bins, uint32_t rank) {
-  __shared__ Bin found;
+  __shared__ Bin result;
   const int strip = kBins / blockDim.x;  // A thread's bins; the first thread has the highest.
   const int highest = kBins - 1 - static_cast<int>(threadIdx.x) * strip;
-  uint32_t mine = 0, total;
-  for (int i = 0; i < strip; ++i) mine += bins[highest - i];
-  uint32_t above = BlockScan(mine, &total);
-  if (threadIdx.x == 0 && total < rank) found = {false, 0, total, 0};
-  if (above < rank && rank <= above + mine) {
+  uint32_t strip_sum = 0, total;
+  for (int i = 0; i < strip; ++i) strip_sum += bins[highest - i];
+  uint32_t above = BlockScan(strip_sum, &total);
+  if (threadIdx.x == 0 && total < rank) result = {false, 0, total, 0};
+  if (above < rank && rank <= above + strip_sum) {
     int bin = highest;
     while (above + bins[bin] < rank) above += bins[bin--];
-    found = {true, bin, above, bins[bin]};
+    result = {true, bin, above, bins[bin]};
   }
   __syncthreads();
-  return found;  // The next call writes `found` after the barriers of its scan.
+  return result;  // The next call writes `result` after the barriers of its scan.
 }
 
 // State that the blocks of one selection share; initially zero.

@@ -50,13 +50,13 @@ __device__ inline double PowerOfTwo(int exponent) {
 
 // Computes the offsets of the tensors' positions in the streams. One lane per tensor.
 __global__ void __launch_bounds__(32) Order(REDSYNC_PARAMETER Call call) {
-  const int which = static_cast<int>(threadIdx.x);
-  const bool is_there = which < call.count;
-  const Item& item = call.items[is_there ? which : 0];
+  const int item_index = static_cast<int>(threadIdx.x);
+  const bool is_there = item_index < call.count;
+  const Item& item = call.items[is_there ? item_index : 0];
   uint32_t before = is_there ? static_cast<uint32_t>(*item.total) : 0;
   for (int other = 0; other < call.count; ++other) {
     const Item& from = call.items[other];
-    if (other < which && from.total == item.total) before += from.count();
+    if (other < item_index && from.total == item.total) before += from.count();
   }
   __syncwarp();  // All lanes have read the totals.
   if (!is_there) return;
@@ -66,9 +66,9 @@ __global__ void __launch_bounds__(32) Order(REDSYNC_PARAMETER Call call) {
 
 // Copies positions to the stream, and finds the largest magnitude.
 __global__ void __launch_bounds__(kThreads) Collect(REDSYNC_PARAMETER Call call) {
-  const int which = call.Find();
-  const Item& item = call.items[which];
-  const uint32_t begin = call.Block(which) * kSlotTile, count = item.count();
+  const int item_index = call.Find();
+  const Item& item = call.items[item_index];
+  const uint32_t begin = call.Block(item_index) * kSlotTile, count = item.count();
   int32_t largest = 0;
   for (uint32_t i = begin + threadIdx.x; i < begin + kSlotTile && i < item.slots; i += kThreads) {
     item.codes[i] = 0;
@@ -82,11 +82,11 @@ __global__ void __launch_bounds__(kThreads) Collect(REDSYNC_PARAMETER Call call)
 
 // Divides each cell at its mean, except at the first level, and finds the means of the new cells.
 __global__ void __launch_bounds__(kThreads) FindMeans(REDSYNC_PARAMETER Call call, int level) {
-  const int which = call.Find();
-  const Item& item = call.items[which];
+  const int item_index = call.Find();
+  const Item& item = call.items[item_index];
   Magnitudes& m = *item.magnitudes;
   const int cells = 1 << level;
-  const uint32_t begin = call.Block(which) * kSlotTile, count = item.count();
+  const uint32_t begin = call.Block(item_index) * kSlotTile, count = item.count();
   const int shift = 157 - (m.largest >> 23);  // Magnitudes are below 2^(31 - shift).
   const double unit = PowerOfTwo(shift);
   Wide sums[kMaxCells] = {}, members[kMaxCells] = {};
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) FindMeans(REDSYNC_PARAMETER Call cal
       atomicAdd(&m.members[c], of);
     }
   }
-  if (!IsLastBlock(&m.ticket, call.Blocks(which))) return;
+  if (!IsLastBlock(&m.ticket, call.Blocks(item_index))) return;
   const int c = static_cast<int>(threadIdx.x);
   if (c >= cells) return;
   const Wide of = m.members[c] > 0 ? m.members[c] : 1;
@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(kThreads) FindMeans(REDSYNC_PARAMETER Call cal
 
 // Adds the signs to the codes, and stores the errors in the residuals.
 __global__ void __launch_bounds__(kThreads) Sign(REDSYNC_PARAMETER Call call) {
-  const int which = call.Find();
-  const Item& item = call.items[which];
-  const uint32_t begin = call.Block(which) * kSlotTile, count = item.count();
+  const int item_index = call.Find();
+  const Item& item = call.items[item_index];
+  const uint32_t begin = call.Block(item_index) * kSlotTile, count = item.count();
   for (uint32_t i = begin + threadIdx.x; i < begin + kSlotTile && i < count; i += kThreads) {
     const uint32_t cell = item.codes[i], negative = __int_as_float(item.value(i)) < 0;
     const float level = item.magnitudes->means[cell];
@@ -138,9 +138,9 @@ __global__ void __launch_bounds__(kThreads) Sign(REDSYNC_PARAMETER Call call) {
 
 // Rounds to the nearest bfloat16, ties to even; two values per thread.
 __global__ void __launch_bounds__(kThreads) Round(REDSYNC_PARAMETER Call call) {
-  const int which = call.Find();
-  const Item& item = call.items[which];
-  const uint32_t begin = call.Block(which) * kSlotTile, count = item.count();
+  const int item_index = call.Find();
+  const Item& item = call.items[item_index];
+  const uint32_t begin = call.Block(item_index) * kSlotTile, count = item.count();
   for (uint32_t i = begin + 2 * threadIdx.x; i < begin + kSlotTile && i < item.slots;
        i += 2 * kThreads) {
     uint32_t word = 0;
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Divides scratch memory; zero-initialized parts come first.
-struct Maker {
+struct ItemMaker {
   const RedsyncGpuEncodeTopK& call;
   TopKPlan plan;
   Divider divider;
@@ -178,7 +178,7 @@ struct Maker {
   int64_t golomb_bytes;
   char* golomb_scratch;
 
-  Maker(const RedsyncGpuEncodeTopK& call, void* scratch)
+  ItemMaker(const RedsyncGpuEncodeTopK& call, void* scratch)
       : call(call), plan(call.format), divider(scratch) {
     if (plan.words < 0) return;
     totals = divider.Take<int32_t>(call.format.streams);
@@ -227,13 +227,13 @@ int64_t redsync_gpu_plain_words(const RedsyncGpuTopKFormat* format) {
 }
 
 int64_t redsync_gpu_encode_topk_scratch_bytes(const RedsyncGpuEncodeTopK* call) {
-  const Maker make(*call, nullptr);
+  const ItemMaker make(*call, nullptr);
   return make.plan.words < 0 ? -1 : make.divider.bytes();
 }
 
 int redsync_gpu_encode_topk(const RedsyncGpuEncodeTopK* call, void* scratch, int64_t scratch_bytes,
                             void* stream_pointer) {
-  Maker make(*call, scratch);
+  ItemMaker make(*call, scratch);
   if (make.plan.words < 0) return REDSYNC_GPU_INVALID_ARGUMENT;
   if (scratch_bytes < make.divider.bytes()) return REDSYNC_GPU_SCRATCH_TOO_SMALL;
   const auto stream = static_cast<cudaStream_t>(stream_pointer);

@@ -53,8 +53,8 @@ struct EncodeItem {
   __device__ uint32_t* bitmap() const { return low() + format.low_words; }
   // Returns the count; 0 if it is out of range.
   __device__ uint32_t used() const {
-    const auto given = static_cast<uint32_t>(*count);
-    return given <= format.slots ? given : 0;
+    const auto received = static_cast<uint32_t>(*count);
+    return received <= format.slots ? received : 0;
   }
   // Returns the gap before a position minus 1.
   __device__ uint32_t Rest(int64_t slot) const {
@@ -69,9 +69,9 @@ struct Encoding : Group<EncodeItem, 48> {
 
 // Packs low bits, clears the bitmap, checks the positions, and counts their bits in the bitmap.
 __global__ void __launch_bounds__(kThreads) MeasureGaps(REDSYNC_PARAMETER Encoding call) {
-  const int which = call.Find();
-  const EncodeItem& item = call.items[which];
-  const uint32_t tile = call.Block(which), tiles = call.Blocks(which), used = item.used();
+  const int item_index = call.Find();
+  const EncodeItem& item = call.items[item_index];
+  const uint32_t tile = call.Block(item_index), tiles = call.Blocks(item_index), used = item.used();
   const uint32_t first = tile * kThreads + threadIdx.x, stride = tiles * kThreads;
   if (first == 0) {
     item.part[0] = *item.count;
@@ -97,9 +97,9 @@ __global__ void __launch_bounds__(kThreads) MeasureGaps(REDSYNC_PARAMETER Encodi
 
 // Sets the ones, or reads the value at the position in the record.
 __global__ void __launch_bounds__(kThreads) MarkGaps(REDSYNC_PARAMETER Encoding call) {
-  const int which = call.Find();
-  const EncodeItem& item = call.items[which];
-  const uint32_t tile = call.Block(which), used = item.used();
+  const int item_index = call.Find();
+  const EncodeItem& item = call.items[item_index];
+  const uint32_t tile = call.Block(item_index), used = item.used();
   if (!IsClear(*call.record)) {
     const int64_t at = static_cast<int64_t>(call.record->position) - item.at;
     if (tile == 0 && threadIdx.x == 0 && at >= 0 && at <= item.format.slots) {
@@ -198,10 +198,10 @@ struct Received {
 
 // Counts ones and sums low bits; the last block checks the number of ones.
 __global__ void __launch_bounds__(kThreads) CountOnes(REDSYNC_PARAMETER Decoding call) {
-  const int which = call.Find();
-  const DecodeItem& item = call.items[which];
+  const int item_index = call.Find();
+  const DecodeItem& item = call.items[item_index];
   const Received received(call, item);
-  const uint32_t tile = call.Block(which), tiles = call.Blocks(which);
+  const uint32_t tile = call.Block(item_index), tiles = call.Blocks(item_index);
   const int32_t count = received.part[0];
   const bool is_count = static_cast<uint32_t>(count) <= item.format.slots;
   const uint32_t used = is_count ? static_cast<uint32_t>(count) : 0;
@@ -224,9 +224,9 @@ __global__ void __launch_bounds__(kThreads) CountOnes(REDSYNC_PARAMETER Decoding
 
 // Writes the position of the one of each slot.
 __global__ void __launch_bounds__(kThreads) ListOnes(REDSYNC_PARAMETER Decoding call) {
-  const int which = call.Find();
-  const Received received(call, call.items[which]);
-  const uint32_t tile = call.Block(which), first = tile * kThreads + threadIdx.x;
+  const int item_index = call.Find();
+  const Received received(call, call.items[item_index]);
+  const uint32_t tile = call.Block(item_index), first = tile * kThreads + threadIdx.x;
   const uint32_t word = received.Word(first);
   uint32_t all;
   const uint32_t before = BlockScan(static_cast<uint32_t>(__popc(word)), &all);
@@ -236,10 +236,10 @@ __global__ void __launch_bounds__(kThreads) ListOnes(REDSYNC_PARAMETER Decoding 
 
 // Converts positions of ones to positions. Those out of range become 2^32 - 1, so that all ascend.
 __global__ void __launch_bounds__(kThreads) AddLowBits(REDSYNC_PARAMETER Decoding call) {
-  const int which = call.Find();
-  const DecodeItem& item = call.items[which];
+  const int item_index = call.Find();
+  const DecodeItem& item = call.items[item_index];
   const Received received(call, item);
-  const uint32_t tile = call.Block(which), slots = item.format.slots;
+  const uint32_t tile = call.Block(item_index), slots = item.format.slots;
   const auto count = static_cast<uint32_t>(*received.count);
   Wide before = received.before[tile].at[1];
   for (uint32_t i = tile * kTile; i < (tile + 1) * kTile && i < slots; i += kThreads) {
@@ -352,7 +352,7 @@ int redsync_gpu_explain_golomb_encode(const RedsyncGpuGolombEncode* call,
   int64_t tensor = 0, at = static_cast<int64_t>(record->position);
   for (; at > call->tensors[tensor].slots; ++tensor) at -= 1 + call->tensors[tensor].slots;
   const RedsyncGpuPositions& p = call->tensors[tensor];
-  const int64_t index = Shown(record->value, p.size);
+  const int64_t index = ReportedIndex(record->value, p.size);
   const bool in_range = index >= 0 && index < p.size;
   if (at == 0) {
     const double count = static_cast<double>(record->value);

@@ -1,6 +1,6 @@
 // The sum of sparse blocks, reduced to its largest elements. An entry finds its place among all
 // entries by bisection in the other ranks' indices, and the first entry of an index computes the
-// sum. keep.cu selects the largest sums.
+// sum. merge_select.cu selects the largest sums.
 #include "custom_ops/core/gpu/divider.cuh"
 #include "custom_ops/core/gpu/merge.cuh"
 #include "custom_ops/core/gpu/records.cuh"
@@ -20,11 +20,11 @@ __host__ __device__ inline int64_t Positions(const RedsyncGpuBlocks& blocks, int
 
 // Clears the outputs and records the first error in the blocks.
 __global__ void __launch_bounds__(kThreads) Begin(REDSYNC_PARAMETER MergeGroup call) {
-  const int which = call.Find();
-  const MergeItem& item = call.items[which];
+  const int item_index = call.Find();
+  const MergeItem& item = call.items[item_index];
   const RedsyncGpuBlocks& b = item.blocks;
-  const uint32_t first = call.Block(which) * kThreads + threadIdx.x;
-  const uint32_t stride = call.Blocks(which) * kThreads;
+  const uint32_t first = call.Block(item_index) * kThreads + threadIdx.x;
+  const uint32_t stride = call.Blocks(item_index) * kThreads;
   for (uint32_t i = first; i < sizeof(MergeState) / sizeof(uint32_t); i += stride) {
     reinterpret_cast<uint32_t*>(item.state)[i] = 0;
   }
@@ -77,23 +77,23 @@ __device__ inline void AddEntry(const MergeGroup& call, const MergeItem& item, u
     const int64_t row = other * b.slots;
     const Run run = {b.indices + row, 0, static_cast<uint32_t>(call.Count(item, other))};
     const uint32_t at = other == rank ? static_cast<uint32_t>(slot) : LowerBound(run, index);
-    const bool found = at < run.end && run.indices[at] == index;
-    if (found && other < rank) return;  // That rank's entry has the sum.
+    const bool is_present = at < run.end && run.indices[at] == index;
+    if (is_present && other < rank) return;  // That rank's entry has the sum.
     place += at;
-    if (found) sum += b.values[row + at];
+    if (is_present) sum += b.values[row + at];
   }
   const uint64_t bits = static_cast<uint32_t>(__float_as_int(sum));
   if (sum != 0) item.sums[place] = static_cast<uint64_t>(index) << 32 | bits;
 }
 
 __global__ void __launch_bounds__(kThreads) AddEntries(REDSYNC_PARAMETER MergeGroup call) {
-  const int which = call.Find();
-  const MergeItem& item = call.items[which];
+  const int item_index = call.Find();
+  const MergeItem& item = call.items[item_index];
   if (!IsClear(*call.record)) {
-    if (call.Block(which) == 0 && threadIdx.x == 0) ReadBad(call, item);
+    if (call.Block(item_index) == 0 && threadIdx.x == 0) ReadBad(call, item);
     return;
   }
-  const uint32_t begin = call.Block(which) * kMergeTile;
+  const uint32_t begin = call.Block(item_index) * kMergeTile;
   for (uint32_t i = begin + threadIdx.x; i < begin + kMergeTile && i < item.entries;
        i += kThreads) {
     AddEntry(call, item, i);
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) AddEntries(REDSYNC_PARAMETER MergeGr
 }
 
 // Creates the items in order; a copy starts again at the first one.
-struct Maker {
+struct ItemMaker {
   const RedsyncGpuMerge& call;
   Divider divider;
   int64_t at = 0;
@@ -142,7 +142,7 @@ using namespace redsync::gpu;  // NOLINT: the C interface below is this file's o
 
 int64_t redsync_gpu_merge_scratch_bytes(const RedsyncGpuMerge* call) {
   if (!IsValid(*call)) return -1;
-  Maker make = {*call, Divider(nullptr)};
+  ItemMaker make = {*call, Divider(nullptr)};
   for (int64_t i = 0; i < call->count; ++i) make(i);
   return make.divider.bytes();
 }
@@ -158,12 +158,12 @@ int redsync_gpu_merge(const RedsyncGpuMerge* call, RedsyncGpuRecord* record, voi
   group.ranks = call->ranks;
   group.tensors = call->count;
   group.record = record;
-  const Maker make = {*call, Divider(scratch)};
+  const ItemMaker make = {*call, Divider(scratch)};
   auto tiles = [](const MergeItem& item) { return CeilDiv(item.entries, kMergeTile); };
   ForGroups(group, call->count, make, tiles, [&](const MergeGroup& part, uint32_t blocks) {
     REDSYNC_LAUNCH(Begin, blocks, kThreads, stream, part);
     REDSYNC_LAUNCH(AddEntries, blocks, kThreads, stream, part);
-    LaunchKeep(part, blocks, stream);
+    LaunchMergeSelect(part, blocks, stream);
   });
   return LaunchStatus();
 }
@@ -177,7 +177,7 @@ int redsync_gpu_explain_merge(const RedsyncGpuMerge* call, const RedsyncGpuRecor
   }
   const RedsyncGpuBlocks& b = call->tensors[tensor];
   const int64_t rank = at / 2 / (b.slots + 1), slot = at / 2 % (b.slots + 1) - 1;
-  const int64_t index = Shown(record->value, b.size);
+  const int64_t index = ReportedIndex(record->value, b.size);
   const bool in_range = index >= 0 && index < b.size;
   if (slot < 0) {
     const double count = static_cast<double>(record->value);

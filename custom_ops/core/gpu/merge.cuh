@@ -41,7 +41,7 @@ struct MergeGroup : Group<MergeItem, 24> {
 };
 
 // Selects among the sums, and writes them.
-void LaunchKeep(const MergeGroup& group, uint32_t blocks, cudaStream_t stream);
+void LaunchMergeSelect(const MergeGroup& group, uint32_t blocks, cudaStream_t stream);
 
 }  // namespace gpu
 }  // namespace redsync

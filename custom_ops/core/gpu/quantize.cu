@@ -71,10 +71,10 @@ __device__ inline int32_t Encode(const RedsyncGpuQuantizer& q, float x, const Le
 }
 
 // Copies the scales to the message; returns whether this thread's scales are finite.
-__device__ inline bool CopyScales(const Call& call, const Coded& to, int which) {
+__device__ inline bool CopyScales(const Call& call, const Coded& to, int item_index) {
   bool finite = true;
-  const int64_t stride = int64_t{call.Blocks(which)} * kThreads;
-  for (int64_t i = int64_t{call.Block(which)} * kThreads + threadIdx.x; i < to.scales;
+  const int64_t stride = int64_t{call.Blocks(item_index)} * kThreads;
+  for (int64_t i = int64_t{call.Block(item_index)} * kThreads + threadIdx.x; i < to.scales;
        i += stride) {
     const float scale = to.size == 0 ? 0 : call.scales[to.scales_at - 1 + i];
     call.message[to.scales_at + i] = __float_as_int(scale);
@@ -94,13 +94,13 @@ __device__ inline uint64_t EncodeFour(const Call& call, const Coded& to, int64_t
   const int64_t first = ScalesPerBucket(q) * to.BucketOf(base + at);
   const Levels levels = MakeLevels(q, call.scales + to.scales_at - 1 + first);
   Words4 random = {};
-  if (DrawsNumbers(q)) {
+  if (IsStochastic(q)) {
     const int32_t* stream = call.stream;
     const auto number = static_cast<uint64_t>(base + at) / 4;
     random = Philox(stream[0], stream[1], static_cast<uint32_t>(number),
                     static_cast<uint32_t>(number >> 32), to.number, stream[2]);
   }
-  Four x = Load(to.in + base, at, size, to.aligned);
+  Vec4 x = Load(to.in + base, at, size, to.aligned);
   uint64_t codes = 0;
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
@@ -125,13 +125,13 @@ __device__ inline void OrBits(uint32_t* words, uint32_t at, uint64_t bits) {
 }
 
 __global__ void __launch_bounds__(kThreads) Quantize(REDSYNC_PARAMETER Call call) {
-  const int which = call.Find();
-  const Coded& to = call.items[which];
+  const int item_index = call.Find();
+  const Coded& to = call.items[item_index];
   __shared__ uint32_t of_warp[kWarps][4 * kMaxBits];
   uint32_t* packed = of_warp[Warp()];
   const int words = 4 * call.bits;  // Words of a warp's codes.
-  bool finite = CopyScales(call, to, which);
-  const int64_t base = int64_t{call.Block(which)} * kTile;
+  bool finite = CopyScales(call, to, item_index);
+  const int64_t base = int64_t{call.Block(item_index)} * kTile;
   const uint32_t size = PartSize(to.size, base, kTile);
   for (uint32_t begin = Warp() * kPerWarp; begin < size; begin += kRound) {
     const uint64_t codes = EncodeFour(call, to, base, begin + Lane() * 4, size, &finite);

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "custom_ops/core/gpu/compression_api.h"
-#include "custom_ops/core/gpu/four.cuh"
 #include "custom_ops/core/gpu/groups.cuh"
+#include "custom_ops/core/gpu/vector_access.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -16,7 +16,7 @@ constexpr int kMaxBits = 16;  // Maximum bits of a code.
 __host__ __device__ inline bool IsBinary(const RedsyncGpuQuantizer& q) {
   return q.mode == REDSYNC_GPU_SIGN || q.mode == REDSYNC_GPU_TWO_LEVEL;
 }
-__host__ __device__ inline bool DrawsNumbers(const RedsyncGpuQuantizer& q) {
+__host__ __device__ inline bool IsStochastic(const RedsyncGpuQuantizer& q) {
   return q.mode >= REDSYNC_GPU_STOCHASTIC;
 }
 inline int32_t MaxLevels(const RedsyncGpuQuantizer& q) {
@@ -123,7 +123,7 @@ __device__ inline Levels MakeLevels(const RedsyncGpuQuantizer& q, const float* s
   Levels levels = {0, first, first / static_cast<float>(q.levels), q.levels,
                    q.mode == REDSYNC_GPU_UNIFORM ? 1 : 0};
   // A scale of 0 becomes infinite, so that a division by it gives 0.
-  if (DrawsNumbers(q) && !(first > 0)) levels.high = __int_as_float(0x7f800000);
+  if (IsStochastic(q) && !(first > 0)) levels.high = __int_as_float(0x7f800000);
   return levels;
 }
 

@@ -27,7 +27,7 @@ __host__ __device__ inline bool IsClear(const RedsyncGpuRecord& record) {
 
 // Returns the number that an error shows for an invalid position, `word` in the record: signed for
 // tensors below 2^31 elements, where a negative index is the likely mistake.
-__host__ __device__ inline int64_t Shown(int64_t word, int64_t size) {
+__host__ __device__ inline int64_t ReportedIndex(int64_t word, int64_t size) {
   const auto bits = static_cast<uint32_t>(word);
   return size > INT32_MAX ? int64_t{bits} : int64_t{static_cast<int32_t>(bits)};
 }

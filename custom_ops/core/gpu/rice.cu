@@ -86,13 +86,13 @@ __global__ void ReadBad(REDSYNC_PARAMETER Decoding d) {
 }
 
 // Divides scratch memory. The bitmaps follow the low bits.
-struct Maker {
+struct ItemMaker {
   Divider divider;
   uint32_t* places;
   int32_t* ones;
   Bitmaps bitmaps;
 
-  Maker(const RedsyncGpuRiceDecode& call, void* scratch)
+  ItemMaker(const RedsyncGpuRiceDecode& call, void* scratch)
       : divider(scratch),
         places(divider.Take<uint32_t>(call.rows * call.count)),
         ones(divider.Take<int32_t>(call.rows)),
@@ -145,7 +145,7 @@ int redsync_gpu_explain_rice_encode(const RedsyncGpuRiceEncode* call,
 int64_t redsync_gpu_rice_decode_scratch_bytes(const RedsyncGpuRiceDecode* call) {
   const RedsyncGpuRiceEncode code = {nullptr, call->count, call->rice, call->bitmap_words, nullptr};
   if (!IsValid(code)) return -1;
-  const Maker make(*call, nullptr);
+  const ItemMaker make(*call, nullptr);
   return IsValid(make.bitmaps.call) ? make.divider.bytes() : -1;
 }
 
@@ -157,7 +157,7 @@ int redsync_gpu_rice_decode(const RedsyncGpuRiceDecode* call, RedsyncGpuRecord* 
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
   ClearRecord(record, stream);
   if (call->rows == 0) return LaunchStatus();
-  const Maker make(*call, scratch);
+  const ItemMaker make(*call, scratch);
   List(make.bitmaps, stream);
   const Decoding decoding = {*call, make.places, make.ones, record};
   const int64_t places = call->rows * decoding.row();

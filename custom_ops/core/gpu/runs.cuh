@@ -77,20 +77,20 @@ __device__ inline void ForEntries(const Bounds* bounds, int runs, Load load, App
   __shared__ uint32_t ends[kRunsAtOnce];
   const auto run = static_cast<int>(threadIdx.x);
   uint32_t all;
-  uint32_t mine = run < runs ? bounds[run].end - bounds[run].begin : 0;
-  mine += BlockScan(mine, &all);
-  if (run < runs) ends[run] = mine;
+  uint32_t entries_up_to = run < runs ? bounds[run].end - bounds[run].begin : 0;
+  entries_up_to += BlockScan(entries_up_to, &all);
+  if (run < runs) ends[run] = entries_up_to;
   __syncthreads();
   for (uint32_t first = 0; first < all; first += kAhead * kThreads) {
-    int of[kAhead];
+    int run_of_entry[kAhead];
     Entry entries[kAhead];
 #pragma unroll
     for (uint32_t j = 0; j < kAhead; ++j) {
       const uint32_t i = first + j * kThreads + threadIdx.x;
-      of[j] = -1;
+      run_of_entry[j] = -1;
       if (i >= all) continue;
-      of[j] = RunOf(ends, runs, i);
-      entries[j] = load(of[j], bounds[of[j]].end - (ends[of[j]] - i));
+      run_of_entry[j] = RunOf(ends, runs, i);
+      entries[j] = load(run_of_entry[j], bounds[run_of_entry[j]].end - (ends[run_of_entry[j]] - i));
     }
     const uint32_t left = all - first;
     const uint32_t last = first + (left < kAhead * kThreads ? left : kAhead * kThreads) - 1;
@@ -99,7 +99,7 @@ __device__ inline void ForEntries(const Bounds* bounds, int runs, Load load, App
       if (r > 0 && ends[r] == ends[r - 1]) continue;
 #pragma unroll
       for (uint32_t j = 0; j < kAhead; ++j) {
-        if (of[j] == r) apply(entries[j]);
+        if (run_of_entry[j] == r) apply(entries[j]);
       }
       __syncthreads();
     }

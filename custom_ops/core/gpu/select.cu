@@ -5,8 +5,8 @@
 #include "custom_ops/core/gpu/batch.cuh"
 #include "custom_ops/core/gpu/c_api.h"
 #include "custom_ops/core/gpu/divider.cuh"
-#include "custom_ops/core/gpu/four.cuh"
 #include "custom_ops/core/gpu/records.cuh"
+#include "custom_ops/core/gpu/vector_access.cuh"
 #include "custom_ops/core/message_layout.h"
 
 namespace redsync {
@@ -126,7 +126,7 @@ void RunBatch(const Batch& batch, int mode, cudaStream_t stream) {
   for (int i = 0; i < batch.count; ++i) predicts |= batch.tensors[i].samples != 0;
   if (predicts) LaunchPredict(batch, mode, stream);
   LaunchAccumulate(batch, mode, stream);
-  LaunchFinish(batch, stream);
+  LaunchSelectCandidates(batch, stream);
 }
 
 // Runs tensors [first, last) of the call, whose parts begin at word `offset` of the message.

@@ -31,8 +31,8 @@ __device__ inline float Value(const RedsyncGpuPart& part, const int32_t* row, in
 // Records the first invalid word of all messages: indices must ascend and be in range, values must
 // be finite. One block per tile of slots and rank.
 __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
-  const int which = all.Find();
-  const RedsyncGpuPart& part = all.items[which];
+  const int item_index = all.Find();
+  const RedsyncGpuPart& part = all.items[item_index];
   const int32_t* row = all.messages + blockIdx.y * all.words;
   auto report = [&](const int32_t* word) { Report(all.record, word - all.messages); };
   if (row[0] != 1) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) Check(REDSYNC_PARAMETER Parts all) {
   }
   const uint32_t* indices = Indices(part, row);
   const auto* words = reinterpret_cast<const int32_t*>(indices);  // The values follow.
-  const int64_t begin = static_cast<int64_t>(all.Block(which)) * kTile;
+  const int64_t begin = static_cast<int64_t>(all.Block(item_index)) * kTile;
   const int64_t end = begin + kTile < count ? begin + kTile : count;
   for (int64_t slot = begin + threadIdx.x; slot < end; slot += kThreads) {
     const bool ascends = slot == 0 || indices[slot] > indices[slot - 1];
@@ -67,9 +67,9 @@ __global__ void __launch_bounds__(kThreads) AddRanks(REDSYNC_PARAMETER Parts all
     }
     return;
   }
-  const int which = all.Find();
-  const RedsyncGpuPart& part = all.items[which];
-  const int64_t begin = static_cast<int64_t>(all.Block(which)) * kSpan;
+  const int item_index = all.Find();
+  const RedsyncGpuPart& part = all.items[item_index];
+  const int64_t begin = static_cast<int64_t>(all.Block(item_index)) * kSpan;
   const int64_t end = begin + kSpan < part.size ? begin + kSpan : part.size;
   __shared__ float sums[kSpan];
   __shared__ Bounds bounds[kRunsAtOnce];
@@ -143,7 +143,7 @@ int redsync_gpu_explain_sum_messages(const RedsyncGpuSumMessages* call,
     const int64_t at = word - part.offset, first_index = redsync::IndicesAt(part.quantized != 0);
     const bool is_index = at >= first_index && at < first_index + part.capacity;
     error->tensor = i;
-    error->value = is_index ? Shown(record->value, part.size) : record->value;
+    error->value = is_index ? ReportedIndex(record->value, part.size) : record->value;
     error->limit = at == 0 ? part.capacity : part.size;
     error->field = at == 0 ? "count" : at < first_index ? "mean" : is_index ? "index" : "value";
     error->slot = at < first_index ? 0

@@ -31,7 +31,7 @@ tensorflow::Status ListBits(OpKernelContext* context, const SetBitsCall& bits) {
 }
 
 struct WriteBits {
-  static constexpr const char* kWhat = "Writing bits";
+  static constexpr const char* kWork = "Writing bits";
   static constexpr const char* kName = "lengths";
   static constexpr auto Bytes = redsync_gpu_write_bits_scratch_bytes;
   static constexpr auto Function = redsync_gpu_write_bits;
@@ -46,7 +46,7 @@ struct WriteBits {
 };
 
 struct MakeBitmap {
-  static constexpr const char* kWhat = "Making a bitmap";
+  static constexpr const char* kWork = "Making a bitmap";
   static constexpr const char* kName = "positions";
   static constexpr auto Bytes = nullptr;
   static constexpr auto Function = redsync_gpu_bitmap;
@@ -61,7 +61,7 @@ struct MakeBitmap {
 };
 
 struct EncodeRice {
-  static constexpr const char* kWhat = "Rice encoding";
+  static constexpr const char* kWork = "Rice encoding";
   static constexpr const char* kName = "numbers";
   static constexpr auto Bytes = redsync_gpu_rice_encode_scratch_bytes;
   static constexpr auto Function = redsync_gpu_rice_encode;
@@ -78,7 +78,7 @@ struct EncodeRice {
 };
 
 struct DecodeRice {
-  static constexpr const char* kWhat = "Rice decoding";
+  static constexpr const char* kWork = "Rice decoding";
   static constexpr const char* kName = "codes";
   static constexpr auto Bytes = redsync_gpu_rice_decode_scratch_bytes;
   static constexpr auto Function = redsync_gpu_rice_decode;

@@ -56,7 +56,7 @@ class CheckedOp : public tensorflow::AsyncOpKernel {
 // The work of a codec. `Codec` owns the struct `call` of the C interface and the memory to which it
 // points, and has
 //
-//   static constexpr const char* kWhat;  // Name of the work, for errors.
+//   static constexpr const char* kWork;  // Name of the work, for errors.
 //   static constexpr const char* kName;  // Name of the checked argument.
 //   static constexpr auto Bytes;         // The size query of scratch memory, or nullptr.
 //   static constexpr auto Function;      // Queues the work.
@@ -69,9 +69,9 @@ struct CodecWork : Codec {
                            RedsyncGpuRecord* record) {
     TF_RETURN_IF_ERROR(this->Fill(from));
     if constexpr (std::is_null_pointer_v<std::remove_const_t<decltype(Codec::Bytes)>>) {
-      return FromCode(Codec::Function(&this->call, record, StreamOf(context)), Codec::kWhat);
+      return FromCode(Codec::Function(&this->call, record, StreamOf(context)), Codec::kWork);
     } else {
-      return WithScratch(context, Codec::Bytes(&this->call), Codec::kWhat,
+      return WithScratch(context, Codec::Bytes(&this->call), Codec::kWork,
                          [&](void* scratch, int64_t bytes, void* stream) {
                            return Codec::Function(&this->call, record, scratch, bytes, stream);
                          });

@@ -8,7 +8,7 @@ namespace redsync {
 namespace {
 
 struct Merge {
-  static constexpr const char* kWhat = "The merge";
+  static constexpr const char* kWork = "The merge";
   static constexpr const char* kName = "blocks";
   static constexpr auto Bytes = redsync_gpu_merge_scratch_bytes;
   static constexpr auto Function = redsync_gpu_merge;

@@ -17,7 +17,7 @@ int64_t Count(const std::vector<T>& list) {
 }
 
 struct EncodeGolomb {
-  static constexpr const char* kWhat = "Golomb encoding";
+  static constexpr const char* kWork = "Golomb encoding";
   static constexpr const char* kName = "indices";
   static constexpr auto Bytes = redsync_gpu_golomb_encode_scratch_bytes;
   static constexpr auto Function = redsync_gpu_golomb_encode;
@@ -37,7 +37,7 @@ struct EncodeGolomb {
 };
 
 struct DecodeGolomb {
-  static constexpr const char* kWhat = "Golomb decoding";
+  static constexpr const char* kWork = "Golomb decoding";
   static constexpr const char* kName = "messages";
   static constexpr auto Bytes = redsync_gpu_golomb_decode_scratch_bytes;
   static constexpr auto Function = redsync_gpu_golomb_decode;
@@ -58,7 +58,7 @@ struct DecodeGolomb {
 };
 
 struct BuildBloom {
-  static constexpr const char* kWhat = "Building Bloom filters";
+  static constexpr const char* kWork = "Building Bloom filters";
   static constexpr const char* kName = "indices";
   static constexpr auto Bytes = nullptr;
   static constexpr auto Function = redsync_gpu_bloom_build;

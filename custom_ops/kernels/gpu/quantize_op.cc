@@ -35,7 +35,7 @@ struct QuantizedTensors {
 };
 
 struct Quantize : QuantizedTensors {
-  static constexpr const char* kWhat = "Quantization";
+  static constexpr const char* kWork = "Quantization";
   static constexpr const char* kName = "scales";
   static constexpr auto Function = redsync_gpu_quantize;
   static constexpr auto Explain = redsync_gpu_explain_quantize;
@@ -52,7 +52,7 @@ struct Quantize : QuantizedTensors {
 };
 
 struct SumQuantized : QuantizedTensors {
-  static constexpr const char* kWhat = "The sum of codes";
+  static constexpr const char* kWork = "The sum of codes";
   static constexpr const char* kName = "messages";
   static constexpr auto Bytes = nullptr;
   static constexpr auto Function = redsync_gpu_dequantize;

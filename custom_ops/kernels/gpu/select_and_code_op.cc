@@ -51,7 +51,7 @@ tensorflow::Status SelectAndCode(OpKernelContext* context, const SelectAndCodeCa
 }
 
 struct DecodeMessages {
-  static constexpr const char* kWhat = "Decoding of coded messages";
+  static constexpr const char* kWork = "Decoding of coded messages";
   static constexpr const char* kName = "messages";
   static constexpr auto Bytes = redsync_gpu_decode_topk_scratch_bytes;
   static constexpr auto Function = redsync_gpu_decode_topk;

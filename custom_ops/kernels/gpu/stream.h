@@ -20,23 +20,23 @@ inline void* StreamOf(tensorflow::OpKernelContext* context) {
 }
 
 // Converts a code of the C interface to a status.
-inline tensorflow::Status FromCode(int code, const char* what) {
+inline tensorflow::Status FromCode(int code, const char* work) {
   if (code == REDSYNC_GPU_OK) return tensorflow::OkStatus();
   const char* why = code == REDSYNC_GPU_CUDA_ERROR ? redsync_gpu_last_error() : "wrong arguments";
-  return tensorflow::errors::Internal(what, " failed on the GPU with code ", code, ": ", why, ".");
+  return tensorflow::errors::Internal(work, " failed on the GPU with code ", code, ": ", why, ".");
 }
 
 // Calls function(scratch, bytes, stream) of the C interface with `bytes` of scratch memory, which
 // may be freed once the work is queued. `bytes` is the result of a size query, which is negative if
-// an argument is out of range. `what` names the work in errors.
+// an argument is out of range. `work` names the work in errors.
 template <class Function>
 tensorflow::Status WithScratch(tensorflow::OpKernelContext* context, int64_t bytes,
-                               const char* what, const Function& function) {
-  if (bytes < 0) return FromCode(REDSYNC_GPU_INVALID_ARGUMENT, what);
+                               const char* work, const Function& function) {
+  if (bytes < 0) return FromCode(REDSYNC_GPU_INVALID_ARGUMENT, work);
   tensorflow::Tensor scratch;
   TF_RETURN_IF_ERROR(
       context->allocate_temp(tensorflow::DT_UINT8, tensorflow::TensorShape({bytes}), &scratch));
-  return FromCode(function(scratch.data(), bytes, StreamOf(context)), what);
+  return FromCode(function(scratch.data(), bytes, StreamOf(context)), work);
 }
 
 // Memory for a record on the device, and for its copy on the host.

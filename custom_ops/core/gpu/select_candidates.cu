@@ -1,6 +1,6 @@
 // The steps after the pass, in one launch of co-resident blocks with grid barriers.
-#include "custom_ops/core/gpu/choose.cuh"
-#include "custom_ops/core/gpu/place.cuh"
+#include "custom_ops/core/gpu/compaction.cuh"
+#include "custom_ops/core/gpu/cut_search.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -8,7 +8,7 @@ namespace {
 
 // Blocks handle the groups of all tensors in turn. All blocks reach the same barriers, because the
 // conditions depend only on state from before the launch.
-__global__ void __launch_bounds__(kThreads) Finish(REDSYNC_PARAMETER Batch batch) {
+__global__ void __launch_bounds__(kThreads) SelectCandidates(REDSYNC_PARAMETER Batch batch) {
   __shared__ uint32_t bins[kBins];
   bool refines = false, searches = false, counts = false;
   for (int i = 0; i < batch.count; ++i) {
@@ -19,9 +19,9 @@ __global__ void __launch_bounds__(kThreads) Finish(REDSYNC_PARAMETER Batch batch
   }
   auto for_groups = [&](auto step) {
     for (uint32_t b = blockIdx.x; b < batch.first_group[batch.count]; b += gridDim.x) {
-      const int which = FindItem(batch.first_group, batch.count, b);
+      const int item_index = FindItem(batch.first_group, batch.count, b);
       if (b != blockIdx.x) __syncthreads();  // Shared memory may still be read.
-      step(batch.tensors[which], b - batch.first_group[which]);
+      step(batch.tensors[item_index], b - batch.first_group[item_index]);
     }
   };
   auto sync = [&] { SyncGrid(&batch.tensors[0].state->arrived); };
@@ -57,9 +57,10 @@ __global__ void __launch_bounds__(kThreads) Finish(REDSYNC_PARAMETER Batch batch
 
 }  // namespace
 
-void LaunchFinish(const Batch& batch, cudaStream_t stream) {
-  const uint32_t blocks = std::min(batch.first_group[batch.count], BlocksTogether(Finish));
-  REDSYNC_LAUNCH_TOGETHER(Finish, blocks, kThreads, stream, batch);
+void LaunchSelectCandidates(const Batch& batch, cudaStream_t stream) {
+  const uint32_t blocks =
+      std::min(batch.first_group[batch.count], BlocksTogether(SelectCandidates));
+  REDSYNC_LAUNCH_TOGETHER(SelectCandidates, blocks, kThreads, stream, batch);
 }
 
 }  // namespace gpu

@@ -21,12 +21,12 @@ struct Source {
 
 __global__ void __launch_bounds__(kThreads)
     FindDigit(REDSYNC_PARAMETER MergeGroup call, int level) {
-  const int which = call.Find();
-  const MergeItem& item = call.items[which];
+  const int item_index = call.Find();
+  const MergeItem& item = call.items[item_index];
   if (!IsClear(*call.record) || item.blocks.k == 0 || item.state->digits.done) return;
-  const Range part = Part(item.entries, call.Block(which), call.Blocks(which));
+  const Range part = Part(item.entries, call.Block(item_index), call.Blocks(item_index));
   __shared__ uint32_t bins[kBins];
-  NextDigit(Source{item}, part, level, call.Blocks(which), bins, &item.state->histogram,
+  NextDigit(Source{item}, part, level, call.Blocks(item_index), bins, &item.state->histogram,
             &item.state->digits);
 }
 
@@ -61,10 +61,10 @@ __device__ inline Range Slice(const MergeItem& item, uint32_t slice) {
 
 // One warp per slice; the last block computes prefix sums.
 __global__ void __launch_bounds__(kThreads) Count(REDSYNC_PARAMETER MergeGroup call) {
-  const int which = call.Find();
-  const MergeItem& item = call.items[which];
+  const int item_index = call.Find();
+  const MergeItem& item = call.items[item_index];
   if (!IsClear(*call.record)) return;
-  const uint32_t slice = call.Block(which) * kWarps + Warp();
+  const uint32_t slice = call.Block(item_index) * kWarps + Warp();
   if (slice < item.slices()) {
     const Range part = Slice(item, slice);
     Tally<3> tally = {};
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) Count(REDSYNC_PARAMETER MergeGroup c
     }
     if (Lane() == 0) item.before[slice] = tally;
   }
-  if (!IsLastBlock(&item.state->histogram.ticket, call.Blocks(which))) return;
+  if (!IsLastBlock(&item.state->histogram.ticket, call.Blocks(item_index))) return;
   const Tally<3> total = ScanTallies(item.before, item.slices());
   if (threadIdx.x != 0) return;
   const uint32_t kept = Kept(item, total.at[0], total.at[1]);
@@ -85,10 +85,10 @@ __global__ void __launch_bounds__(kThreads) Count(REDSYNC_PARAMETER MergeGroup c
 }
 
 __global__ void __launch_bounds__(kThreads) Place(REDSYNC_PARAMETER MergeGroup call) {
-  const int which = call.Find();
-  const MergeItem& item = call.items[which];
+  const int item_index = call.Find();
+  const MergeItem& item = call.items[item_index];
   const RedsyncGpuBlocks& b = item.blocks;
-  const uint32_t slice = call.Block(which) * kWarps + Warp();
+  const uint32_t slice = call.Block(item_index) * kWarps + Warp();
   if (!IsClear(*call.record) || slice >= item.slices()) return;
   const Range part = Slice(item, slice);
   Tally<3> before = item.before[slice];
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) Place(REDSYNC_PARAMETER MergeGroup c
 
 }  // namespace
 
-void LaunchKeep(const MergeGroup& group, uint32_t blocks, cudaStream_t stream) {
+void LaunchMergeSelect(const MergeGroup& group, uint32_t blocks, cudaStream_t stream) {
   for (int level = 0; level < kLevels; ++level) {
     REDSYNC_LAUNCH(FindDigit, blocks, kThreads, stream, group, level);
   }

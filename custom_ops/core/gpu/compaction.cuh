@@ -1,8 +1,8 @@
 // Writes selected elements in the order of the indices: count, prefix sum, write.
-#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLACE_CUH_
-#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLACE_CUH_
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_COMPACTION_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_COMPACTION_CUH_
 
-#include "custom_ops/core/gpu/source.cuh"
+#include "custom_ops/core/gpu/selection_source.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -84,4 +84,4 @@ __device__ inline void Place(const Batch& batch, const Tensor& tensor, uint32_t 
 }  // namespace gpu
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_PLACE_CUH_
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_COMPACTION_CUH_

@@ -1,7 +1,7 @@
 // The two sources of selections, as keys: the tensor, from which the pool is filled again after a
 // wrong prediction, and the pool, from which the message is filled.
-#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SOURCE_CUH_
-#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SOURCE_CUH_
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SELECTION_SOURCE_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SELECTION_SOURCE_CUH_
 
 #include "custom_ops/core/gpu/batch.cuh"
 #include "custom_ops/core/message_layout.h"
@@ -108,4 +108,4 @@ struct FromPool {
 }  // namespace gpu
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SOURCE_CUH_
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_SELECTION_SOURCE_CUH_

@@ -1,8 +1,8 @@
 // Choice of the cut: radix selection by histograms, and the threshold search.
-#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CHOOSE_CUH_
-#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CHOOSE_CUH_
+#ifndef TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CUT_SEARCH_CUH_
+#define TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CUT_SEARCH_CUH_
 
-#include "custom_ops/core/gpu/source.cuh"
+#include "custom_ops/core/gpu/selection_source.cuh"
 
 namespace redsync {
 namespace gpu {
@@ -98,9 +98,9 @@ __device__ inline void Search(const Batch& batch, const Tensor& tensor, uint32_t
   // highest first.
   constexpr int kStrip = kSteps / kThreads;
   const int highest = kSteps - 1 - static_cast<int>(threadIdx.x) * kStrip;
-  uint32_t mine = 0, total;
-  for (int i = 0; i < kStrip; ++i) mine += state.histogram.bins[highest - i];
-  uint32_t sum = BlockScan(mine, &total);
+  uint32_t strip_sum = 0, total;
+  for (int i = 0; i < kStrip; ++i) strip_sum += state.histogram.bins[highest - i];
+  uint32_t sum = BlockScan(strip_sum, &total);
   for (int i = 0; i < kStrip; ++i) bins[highest - i] = sum += state.histogram.bins[highest - i];
   __syncthreads();
   ClearBins(state.histogram.bins);
@@ -110,4 +110,4 @@ __device__ inline void Search(const Batch& batch, const Tensor& tensor, uint32_t
 }  // namespace gpu
 }  // namespace redsync
 
-#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CHOOSE_CUH_
+#endif  // TF_REDSYNC_CUSTOM_OPS_CORE_GPU_CUT_SEARCH_CUH_
