@@ -1,4 +1,4 @@
-"""C++ of the tests, compiled once for all clones, as the library itself is."""
+"""Compiles C++ code for tests; results are cached for all clones."""
 
 import os
 import pathlib
@@ -12,14 +12,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Compiler:
-    """Compiles with some flags what is not compiled yet, in the root of the project.
+    """Runs the C++ compiler in the project's root and caches its outputs.
 
     Args:
-        flags: Of all calls.
+        flags: Compiler flags of all calls.
     """
 
     def __init__(self, flags):
-        sys.path.insert(0, str(ROOT / "custom_ops"))  # it is no package
+        sys.path.insert(0, str(ROOT / "custom_ops"))  # not a package
         import build_library
 
         sys.path.remove(str(ROOT / "custom_ops"))
@@ -30,11 +30,11 @@ class Compiler:
         self._objects = build_library.Objects(fallback=ROOT / "build" / "tests")
 
     def make(self, *words, objects=()) -> pathlib.Path:
-        """Returns what comes of flags and sources, all of which are named by `words`.
+        """Returns the compiler's output for flags and sources.
 
         Args:
-            *words: Arguments of the compiler; those that are files are read.
-            objects: What earlier calls have returned, to link with.
+            *words: Arguments of the compiler. Existing files among them are hashed for the cache.
+            objects: Results of earlier calls to link with.
         """
         sources = [word for word in words if (ROOT / word).is_file()]
         made_of = [self._version, *self._command, *words, *(path.name for path in objects)]

@@ -1,4 +1,4 @@
-"""Settings for all tests; they must stand before TensorFlow is imported anywhere."""
+"""Pytest settings for all tests; environment variables are set before TensorFlow is imported."""
 
 import os
 import pathlib
@@ -11,33 +11,32 @@ from tests.patience import PATIENCE
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-# A few processes share the machine in the distributed tests; with one thread each they do not
-# starve one another.
+# Distributed tests run several processes on one machine; one thread each prevents oversubscription.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
-# A TF_CONFIG of the shell would turn every test process into a worker waiting for its peers.
+# With the shell's TF_CONFIG, every test process would be a worker that waits for its peers.
 os.environ.pop("TF_CONFIG", None)
 
 _TESTS = pathlib.Path(__file__).parent
-# What takes long comes first, so that no test process is left with it in the end.
+# Slow folders run first, so that no test process ends with a long test.
 _ORDER = ("distributed", "chaos", "examples", "gpu", "conformance", "kernels", "unit")
 
 
 def pytest_addoption(parser):
-    """The one switch: with it everything, without it what a commit needs."""
+    """Adds `--deep`, which runs all tests."""
     parser.addoption("--deep", action="store_true", help="test everything: hours")
 
 
 def pytest_configure(config):
-    """Hands `--deep` on to the modules, which ask when they are imported, and to workers."""
+    """Exports `--deep` to workers and to modules, which read it at import time."""
     if config.getoption("deep"):
         os.environ[VARIABLE] = "1"
-    if not hasattr(config, "workerinput"):  # the process that starts the others, if any
+    if not hasattr(config, "workerinput"):  # the controller of pytest-xdist, or the only process
         forks.keep_servers()
 
 
 def pytest_collection_modifyitems(config, items):
-    """Marks everything under tests/distributed; leaves out what is for `--deep` alone."""
+    """Marks tests under tests/distributed and deselects tests that need `--deep`."""
     for item in items:
         if _TESTS / "distributed" in item.path.parents:
             item.add_marker(pytest.mark.distributed)
@@ -51,13 +50,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """What is there by now is no garbage."""
+    """Excludes all objects that exist so far from garbage collection."""
     forks.freeze_garbage()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With several test processes, a file stays together in one of them, for its fixtures."""
+    """Runs all tests of a file in one pytest-xdist process, so that they share fixtures."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

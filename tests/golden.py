@@ -1,13 +1,14 @@
-"""Golden values: hashes of every method's results, which hold a restructuring to the bit.
+"""Golden values: hashes of every method's results, to verify that a refactoring keeps all bits.
 
-    python -m tests.golden record golden.json     before the change; goes on with what is missing
+    python -m tests.golden record golden.json     before the change; resumes a partial file
     python -m tests.golden compare golden.json    after it; prints differences, exit status 1
 
-Two tables. `loopback`: each descriptor of the conformance table, `STEPS` steps on three workers in
-one process; totals and states of all workers, bytes sent. `workers`: each public method in each
-Keras family, as many steps on two worker processes; the weights after each step, the variables
-that the optimizer keeps at the end, bytes sent. The values hold for one machine and one TensorFlow,
-so a file records both and is not part of the repository.
+The file has two tables. `loopback`: each descriptor of the conformance table, `STEPS` steps on
+three
+workers in one process; totals and states of all workers, bytes sent. `workers`: each public method
+in each Keras family, `STEPS` steps on two worker processes; the weights after each step, the final
+optimizer variables, bytes sent. Values depend on the machine and the TensorFlow version. A file
+records both and is not part of the repository.
 """
 
 import argparse
@@ -22,11 +23,11 @@ import numpy as np
 
 STEPS = 30
 FAMILIES = ("keras3", "tf_keras", "legacy")
-METHODS_A_JOB = 12  # a process of TensorFlow keeps memory maps and threads of every model
+METHODS_A_JOB = 12  # TensorFlow keeps memory maps and threads of every model of a process
 
 
 def digest(arrays):
-    """A hash of arrays in their order: dtypes, shapes and bits."""
+    """Hash of a sequence of arrays: dtypes, shapes and bits."""
     found = hashlib.sha256()
     for array in map(np.asarray, arrays):
         found.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
@@ -34,7 +35,7 @@ def digest(arrays):
 
 
 def on_loopback(name):
-    """One descriptor's run: a hash of totals and states of all steps, and the bytes of each."""
+    """Runs one descriptor; returns a hash of all totals and states, and the bytes of each step."""
     import tensorflow as tf
 
     from tests.conformance import harness
@@ -59,12 +60,12 @@ def on_loopback(name):
 
 
 def sorted_states(states):
-    """States as lists of names and tensors, whatever the order of the names."""
+    """States as lists of (name, tensor), sorted by name."""
     return [[state[name] for name in sorted(state)] for state in states]
 
 
 def on_workers(family, names):
-    """In a worker: trains a model with each method in turn."""
+    """Trains a model with each method in turn; runs in a worker."""
     import traceback
 
     import tf_redsync as rs
@@ -82,7 +83,7 @@ def on_workers(family, names):
             kept = [np.asarray(v) for v in (kept() if callable(kept) else kept)]
             results[name] = {
                 "weights": hashlib.sha256("".join(weights).encode()).hexdigest()[:16],
-                # In any order: names and order of variables may change.
+                # Sorted: names and order of variables may change.
                 "variables": digest(sorted(kept, key=lambda a: digest([a]))),
                 "bytes": float(optimizer.exchange.bytes_in_all.numpy()),
             }
@@ -118,7 +119,7 @@ def missing(found):
 
 
 def main(argv=None):
-    """Records or compares; returns the exit status."""
+    """Records or compares golden values; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("command", choices=("record", "compare"))
     parser.add_argument("file", type=Path)

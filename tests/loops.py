@@ -1,7 +1,7 @@
-"""Many cases in one test.
+"""Runs many cases in one test.
 
-A test of its own for each of a thousand seeds costs more than the seeds do: it is collected in
-every process, set up and reported. A loop reports those that fail, with their tracebacks.
+A thousand parametrized seeds cost more to collect, set up and report than to run. A loop reports
+the failing cases with their tracebacks.
 """
 
 import functools
@@ -10,23 +10,23 @@ import traceback
 
 import pytest
 
-SHOWN = 3  # tracebacks; of the other cases that fail their names
+SHOWN = 3  # number of tracebacks; further failures are listed by name
 
 
 def loop(names, cases):
-    """As `pytest.mark.parametrize`, but of one test that runs all cases and names what fails.
+    """Like `pytest.mark.parametrize`, but runs all cases in one test and names those that fail.
 
-    A fixture is set up once for all of them.
+    A fixture is set up once for all cases.
 
     Args:
         names: Parameters of the test, "a, b" or a tuple.
-        cases: A value, or a tuple of them, for each case.
+        cases: One value, or one tuple of values, per case.
     """
     names = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
     cases = [tuple(case) if len(names) > 1 else (case,) for case in cases]
-    assert cases, "a loop over nothing tests nothing"
+    assert cases, "a loop needs at least one case"
     marked = [v for case in cases for v in case if hasattr(v, "marks")]
-    assert not marked, f"no case of a loop can have a mark: {marked}"
+    assert not marked, f"cases of a loop cannot have marks: {marked}"
 
     def decorate(test):
         @functools.wraps(test)
@@ -45,7 +45,7 @@ def loop(names, cases):
         signature = inspect.signature(test)
         left = [p for n, p in signature.parameters.items() if n not in names]
         run.__signature__ = signature.replace(parameters=left)
-        del run.__wrapped__  # pytest would take its parameters for fixtures
+        del run.__wrapped__  # otherwise pytest takes the parameters for fixtures
         return run
 
     return decorate

@@ -1,4 +1,4 @@
-"""All methods that a user may name, by name: those of `rs` and those of `rs.contrib`."""
+"""All public methods by name: those of `rs` and `rs.contrib`."""
 
 from tf_redsync.methods.catalogue import methods_in
 

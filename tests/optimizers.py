@@ -1,13 +1,13 @@
-"""Every optimizer that is installed, found in the namespaces of its library, not in a list here.
+"""All installed optimizers, found in the namespaces of their libraries.
 
-So the tests meet those of a new version of Keras.
+Tests therefore include the new optimizers of a new Keras version.
 """
 
 import functools
 
 FAMILIES = ("keras3", "tf_keras", "legacy", "addons")
 
-# What a constructor needs; all others do with their defaults.
+# Required constructor arguments; all other optimizers are built with their defaults.
 _KERAS_3 = {"LossScaleOptimizer": lambda o: o.LossScaleOptimizer(o.SGD(0.01), initial_scale=4.0)}
 _ADDONS = {
     "SWA": lambda o, legacy: o.SWA(legacy.SGD(0.01), start_averaging=4, average_period=2),
@@ -17,7 +17,7 @@ _ADDONS = {
     "SGDW": lambda o, legacy: o.SGDW(weight_decay=1e-4, learning_rate=0.01),
     "ConditionalGradient": lambda o, legacy: o.ConditionalGradient(0.99, 0.5, ord="fro"),
 }
-# Those that have optimizers of their own for parts of the model, and what isn't an optimizer.
+# Optimizers that contain optimizers for parts of the model, and names that are no optimizers.
 NOT_WRAPPED = {"Optimizer", "MultiOptimizer", "KerasLegacyOptimizer", "AveragedOptimizerWrapper"}
 
 
@@ -30,7 +30,7 @@ def library_of(family):
 
 
 def all_of(family):
-    """Every optimizer of a family, by name, as functions that make one."""
+    """Constructors of all optimizers of a family, by name."""
     import keras
     import tf_keras
 

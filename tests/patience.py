@@ -1,5 +1,4 @@
-"""Time limits of tests end what hangs, and slow machines are no hang."""
+"""A factor for the time limits of tests on slow machines."""
 
-# The limits beside the tests are for two cores of some 3 GHz that nothing else uses. All are
-# multiplied by this.
+# Limits in tests assume two idle cores at about 3 GHz. All are multiplied by this factor.
 PATIENCE = 2

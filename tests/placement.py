@@ -1,7 +1,7 @@
-"""Which tensors would go between a GPU's memory and the host's, were a function placed on a GPU.
+"""Finds tensors that would cross between GPU and host memory if a function were placed on a GPU.
 
-There is no GPU here, but TensorFlow's registry knows which kernel a GPU takes for each op, and
-which of its arguments lie in host memory: of int32 tensors, which are mostly shapes, nearly all.
+This needs no GPU: TensorFlow's registry knows the GPU kernel of each op and which of its arguments
+are in host memory. That holds for nearly all int32 tensors, which are mostly shapes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from tensorflow.python.framework import function_def_to_graph, kernels
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 BRANCHES = ("If", "StatelessIf", "While", "StatelessWhile")
-FUNCTIONS = ("f", "then_branch", "else_branch", "cond", "body")  # attributes of those
-FREE = ("Placeholder", "Const", "_Arg")  # wherever they are wanted
+FUNCTIONS = ("f", "then_branch", "else_branch", "cond", "body")  # attributes that name functions
+FREE = ("Placeholder", "Const", "_Arg")  # ops that can run on either device
 HANDLES = (tf.resource, tf.variant, tf.string)
 
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """A tensor that one op leaves on one side and another one wants on the other side."""
+    """A tensor produced on one device and consumed on the other."""
 
-    producer: str  # kinds of the ops
+    producer: str  # op types
     consumer: str
-    elements: int | None  # None if only the run knows
+    elements: int | None  # None if unknown at trace time
     what: str
 
 
@@ -46,7 +46,7 @@ def _registered(kind: str):
 
 
 def kernel_on_gpu(op):
-    """The kernel that a GPU takes for an op; None if the op stays on the host."""
+    """The GPU kernel of an op; None if the op stays on the host."""
     for device in ("GPU", "DEFAULT"):
         for kernel in _registered(op.type):
             if kernel.device_type == device and _fits(kernel, op):
@@ -55,7 +55,7 @@ def kernel_on_gpu(op):
 
 
 def _argument_names(arguments, op) -> list[str]:
-    """For each tensor of an op the name of its argument, which may be a list."""
+    """The argument name of each tensor of an op; an argument may be a list."""
     names = []
     for argument in arguments:
         count = 1
@@ -68,12 +68,12 @@ def _argument_names(arguments, op) -> list[str]:
 
 
 def _are_on_host(op, tensors, arguments) -> list[bool | None]:
-    """Whether inputs, or outputs, of an op lie in host memory; None: wherever they come from."""
+    """Whether each input or output of an op is in host memory; None means the producer's device."""
     if op.type in CALLS:
-        return [None] * len(tensors)  # it is inlined
+        return [None] * len(tensors)  # inlined
     names = _argument_names(arguments, op)
     if op.type in BRANCHES:
-        # Numbers and the condition go through kernels of int32 and bool.
+        # The condition and int32 or bool values pass through host memory.
         kinds = (tf.int32, tf.bool)
         return [
             n == "cond" or t.dtype in kinds or None for n, t in zip(names, tensors, strict=True)
@@ -85,7 +85,7 @@ def _are_on_host(op, tensors, arguments) -> list[bool | None]:
 
 
 def _graphs(graph):
-    """A function's graph and those of all functions that it calls."""
+    """Graphs of a function and of all functions that it calls."""
     known, waiting = {"": graph}, [graph]
     while waiting:
         one = waiting.pop()
@@ -102,7 +102,7 @@ def _graphs(graph):
 
 
 def crossings(function) -> list[Crossing]:
-    """Every tensor of a concrete function, and of what it calls, that changes sides."""
+    """All tensors that cross between devices in a concrete function and its callees."""
     found = []
     for graph in _graphs(function.graph):
         sides = {}

@@ -1,4 +1,4 @@
-"""Processes that tests start and end."""
+"""Helpers for processes that tests start."""
 
 
 def alive(pid):
@@ -6,5 +6,5 @@ def alive(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or read
+    except (FileNotFoundError, ProcessLookupError):  # the process ended before or during the read
         return False

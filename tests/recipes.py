@@ -1,4 +1,4 @@
-"""The pods of the recipes in examples/cluster, as the controllers of each kind make them."""
+"""Pods of the recipes in examples/cluster, as each kind's controller creates them."""
 
 import copy
 from pathlib import Path
@@ -10,7 +10,7 @@ CLUSTER = ROOT / "examples" / "cluster"
 
 
 def documents(name):
-    """The resources in a recipe by their kind."""
+    """The resources of a recipe by kind."""
     return {part["kind"]: part for part in yaml.safe_load_all((CLUSTER / name).read_text())}
 
 
@@ -18,7 +18,7 @@ def indexed_job(name):
     """The Job that runs the workers of a recipe.
 
     Returns:
-        The Job, as a dict; the host names of its pods, with {} for the index; their subdomain.
+        The Job as a dict; the host names of its pods, with {} for the index; their subdomain.
     """
     parts = documents(name)
     if "Job" in parts:
@@ -40,7 +40,7 @@ def indexed_job(name):
 
 
 def _trainer(parts):
-    """Name and spec of the JobSet that Kubeflow's Trainer makes of a TrainJob and its runtime."""
+    """Name and spec of the JobSet that Kubeflow Trainer creates from a TrainJob and its runtime."""
     job, runtime = parts["TrainJob"], parts["TrainingRuntime"]
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     spec = copy.deepcopy(runtime["spec"]["template"]["spec"])

@@ -1,11 +1,11 @@
-"""The road of a step: which functions of the package one traced step runs through.
+"""Lists the functions of the package that one traced step runs through (the step's code path).
 
-    python -m tests.road          prints the road of `CASES["TopK"]` as docs/architecture.md has it
-    python -m tests.road --write  writes it there
+    python -m tests.road          prints the path of `CASES["TopK"]` as in docs/architecture.md
+    python -m tests.road --write  updates docs/architecture.md
 
 Two workers trace `optimizer.apply_gradients` once, in a custom loop with Keras 3, and a profile
-function records every call. A function counts once, as does a comprehension. Its lines are those of
-its source without docstrings and blank lines.
+function records every call. Each function and each comprehension counts once. Its lines are those
+of its source without docstrings and blank lines.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "architecture.md"
 BEGIN, END = "<!-- road: begin -->\n", "<!-- road: end -->\n"
-# The inner optimizer, the method, and the budget: files, functions, lines.
+# Inner optimizer, method, and budget: files, functions, lines.
 CASES = {
     "TopK": ("SGD(0.1)", "TopK(density=0.01)", (16, 110, 600)),
     "CodedGMC": ("SGD(0.1)", "CodedGMC()", (18, 130, 700)),
@@ -25,7 +25,7 @@ CASES = {
 
 
 def walk(names):
-    """In a worker: the road of each case, as `[[file, function, first line, lines], ...]`."""
+    """Code path of each case as `[[file, function, first line, lines], ...]`; runs in a worker."""
     import json
 
     import keras
@@ -36,7 +36,7 @@ def walk(names):
     package = Path(rs.__file__).parent
     strategy = rs.MultiWorkerMirroredStrategy()
 
-    def road_of(inner, method):
+    def path_of(inner, method):
         with strategy.scope():
             layers = [keras.layers.Dense(n) for n in (256, 256, 10)]
             model = keras.Sequential([keras.layers.Input((64,)), *layers])
@@ -68,11 +68,11 @@ def walk(names):
             for file, first, name in seen
         ]
 
-    return {"roads": json.dumps({n: road_of(*CASES[n][:2]) for n in names})}
+    return {"roads": json.dumps({n: path_of(*CASES[n][:2]) for n in names})}
 
 
 def lines(file, first):
-    """The numbers of the lines of a function that begins at a line, without its docstring."""
+    """Line numbers of the function that begins at line `first`, without its docstring."""
     text = Path(file).read_text()
     found = None
     for node in ast.walk(ast.parse(text)):
@@ -82,7 +82,7 @@ def lines(file, first):
                 found is None or node.end_lineno >= found.end_lineno
             ):
                 found = node
-    if found is None:  # a comprehension, whose lines are its function's
+    if found is None:  # a comprehension: its lines belong to the function
         return set()
     numbers = set(range(found.lineno, found.end_lineno + 1))
     if isinstance(found, ast.FunctionDef) and ast.get_docstring(found) is not None:
@@ -93,7 +93,7 @@ def lines(file, first):
 
 
 def size(road):
-    """Files, functions and lines of a road."""
+    """Number of files, functions and lines of a code path."""
     by_file = {}
     for file, _, _, numbers in road:
         by_file.setdefault(file, set()).update(numbers)
@@ -101,11 +101,11 @@ def size(road):
 
 
 def as_list(road):
-    """The road as Markdown: its files in the order in which a step comes to them."""
+    """The code path as a Markdown list, files in the order of their first call."""
     by_file = {}
     for file, name, _, _ in road:
         functions = by_file.setdefault(file, [])
-        if "<" not in name and name not in functions:  # no comprehension, no lambda
+        if "<" not in name and name not in functions:  # no comprehensions or lambdas
             functions.append(name)
     files, functions, counted = size(road)
     rows = [f"1. `{file}`: {', '.join(f'`{n}`' for n in found)}" for file, found in by_file.items()]
@@ -115,12 +115,12 @@ def as_list(road):
 
 
 def in_document(text):
-    """The road that a page has, between its marks."""
+    """The code path between the page's markers."""
     return text.partition(BEGIN)[2].partition(END)[0]
 
 
 def main(argv=None):
-    """Prints the road, or writes it."""
+    """Prints the code path or writes it into the page."""
     import json
 
     from tests.distributed.cluster import run_workers

@@ -1,6 +1,6 @@
-"""An exchange's state as sums over the workers: for tests that compare it.
+"""An exchange's state as totals over the workers, for comparison in tests.
 
-It goes through the variables' own `total` and `restore_total`, as TensorFlow's checkpoints do.
+Uses the variables' own `total` and `restore_total`, as TensorFlow checkpoints do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tf_redsync.step.state_variables import HostVariable
 
 
 def total(exchange: Any) -> dict[str, Any]:
-    """Return the state by name, as sums or means over the workers. All of them must call it."""
+    """Return the state by name, as sums or means over the workers; a collective call."""
     with exchange.agreed("save the exchange's state"):
         return {
             name: (v.total() if isinstance(v, HostVariable) else v).numpy()
@@ -25,10 +25,10 @@ def total(exchange: Any) -> dict[str, Any]:
 
 
 def restore(exchange: Any, arrays: dict[str, Any]) -> None:
-    """Assign what `total` returned; sums are given to the workers in equal shares.
+    """Assign the result of `total`; each worker gets an equal share of a sum.
 
-    Where `Auto` has chosen other methods than in the run that saved, the saved residuals have no
-    place, which is a warning; any other difference is an error.
+    If `Auto` has chosen other methods than in the saved run, the saved residuals are dropped with a
+    warning. Any other difference is an error.
     """
     with exchange.agreed("restore the exchange's state"):
         _restore(exchange, arrays)
@@ -42,12 +42,12 @@ def _restore(exchange: Any, arrays: dict[str, Any]) -> None:
     if shapes != found:
         if exchange.resolved is exchange.policy:
             raise ValueError(
-                "the saved state of the exchange is that of another model or method. Expected "
-                f"{shapes}. Received: {found}. Load with compile=False and compile anew."
+                "the saved exchange state belongs to another model or method. Expected "
+                f"{shapes}. Received: {found}. Load with compile=False and compile again."
             )
         warnings.warn(
             f"{type(exchange.policy).__name__} has chosen other methods than in the run that was "
-            "saved, so the saved residuals (what was not delivered yet) are dropped.",
+            "saved, so the saved residuals are dropped.",
             stacklevel=5,
         )
         variables = {name: variables[name] for name in ("step", "skipped")}
