@@ -9,8 +9,8 @@
         a, b = run_workers(train, args=(3,))
         np.testing.assert_array_equal(a["weights"], b["weights"])
 
-A script or a source text instead ends with `save(...)` from this module. Every run ends: by itself,
-or by SIGKILL after `timeout` seconds. Workers are forks of one process, see `forks.py`.
+A script or a source text ends with `save(...)` from this module instead. SIGKILL ends workers that
+still run after `timeout` seconds. Workers are forks of one process, see `forks.py`.
 """
 
 import faulthandler
@@ -28,8 +28,8 @@ from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT_VARIABLE = "TF_REDSYNC_TEST_RESULT"
-_STACKS_VARIABLE = "TF_REDSYNC_TEST_STACKS"  # after how many seconds a worker prints its stacks
-LEGACY = {"TF_USE_LEGACY_KERAS": "1"}  # of programs with tf_keras: it must stand before the imports
+_STACKS_VARIABLE = "TF_REDSYNC_TEST_STACKS"  # seconds after which a worker prints its stack traces
+LEGACY = {"TF_USE_LEGACY_KERAS": "1"}  # for programs with tf_keras: must be set before the imports
 TAIL_LINES = 60
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
@@ -43,11 +43,11 @@ def run_workers(program, workers=2, args=(), env=None, timeout=120, grace=10, ch
     """Runs `program` on every worker and returns what each of them saved.
 
     Args:
-      program: a function at module level of its file (called with `args`, which JSON can hold; it
+      program: a function at module level of its file (called with `args`, which must be JSON; it
         returns a dict), the path of a script (`args` become its command line), or a source text.
       workers: number of processes.
       args: arguments, equal for all workers.
-      env: additional environment variables. Each set of them costs the imports once.
+      env: additional environment variables. Each distinct set repeats the imports once.
       timeout: seconds until the workers are ended, for a fast machine; see `tests/patience.py`.
       grace: seconds the others get after one has failed.
       chief: whether the first worker is the task "chief" and the others are "worker".
@@ -56,8 +56,9 @@ def run_workers(program, workers=2, args=(), env=None, timeout=120, grace=10, ch
       One dict per worker, in task order: arrays, and Python values for scalars and strings.
 
     Raises:
-      AssertionError: a worker failed, saved nothing, or the timeout was reached. It holds the last
-        lines of every worker.
+      AssertionError: a worker failed, saved nothing, or the timeout was reached. The message has
+          the
+        last lines of every worker.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = _launch(program, workers, args, env, timeout, grace, Path(folder), chief)
@@ -69,9 +70,9 @@ def run_workers(program, workers=2, args=(), env=None, timeout=120, grace=10, ch
 
 
 def fail_workers(program, workers=2, args=(), env=None, timeout=120, grace=75):
-    """Runs a `program` that has to fail on every worker of itself, that is without SIGKILL.
+    """Runs a `program` that must fail on every worker without SIGKILL.
 
-    The grace is longer than an iterator of tf.data may take to end while it tunes itself: a minute.
+    The default grace covers tf.data: an iterator may take a minute to stop while autotuning.
 
     Returns:
       The last lines of each worker, in task order.
@@ -90,7 +91,7 @@ def kill_workers(program, workers=2, args=(), env=None, timeout=120):
     """Runs a `program` that ends by `die_together` on every worker.
 
     Returns:
-      What each of them saved before, as `run_workers` does.
+      What each worker saved before, as `run_workers` does.
 
     Raises:
       AssertionError: a worker ended in another way, or saved nothing.
@@ -106,7 +107,7 @@ def kill_workers(program, workers=2, args=(), env=None, timeout=120):
 
 
 def save(**values):
-    """In a worker: hands arrays, numbers and strings to the test, once."""
+    """Passes arrays, numbers and strings from a worker to the test; call it once."""
     import numpy as np
 
     arrays = {name: np.asarray(value) for name, value in values.items()}
@@ -120,10 +121,10 @@ def save(**values):
 
 
 def die_together():
-    """In a worker: ends all of them by SIGKILL, once all are here.
+    """Ends all workers by SIGKILL when all have called this function.
 
-    One that went at once would take the others' last messages with it: they would fail, with an
-    error of the step in which they still are.
+    If one worker ended earlier, the others would lose its last messages and fail with an error of
+    their current step.
     """
     own = Path(os.environ[RESULT_VARIABLE])
     count = sum(len(hosts) for hosts in json.loads(os.environ["TF_CONFIG"])["cluster"].values())
@@ -133,7 +134,7 @@ def die_together():
     mine.with_suffix(".part").rename(mine)
     while not all(path.exists() for path in here):
         time.sleep(0.001)
-    for path in sorted(here, key=lambda path: path == mine):  # this one last
+    for path in sorted(here, key=lambda path: path == mine):  # the caller last
         os.kill(int(path.read_text()), signal.SIGKILL)
 
 
@@ -157,7 +158,7 @@ def _launch(program, workers, args, env, timeout, grace, folder, chief=False):
 
 
 def _tasks(workers):
-    """Each worker's TF_CONFIG in a cluster with a chief."""
+    """TF_CONFIG of each worker in a cluster with a chief."""
     from tf_redsync import launch
 
     chief, *others = [f"127.0.0.1:{port}" for port in launch.free_ports(workers)]
@@ -167,7 +168,7 @@ def _tasks(workers):
 
 
 def _script(program, args, folder):
-    """The path of a script, and its arguments."""
+    """Path of a script, and its arguments."""
     if callable(program):
         if "." in program.__qualname__:
             raise ValueError(f"{program.__qualname__} is not at module level: workers import it.")
@@ -181,7 +182,7 @@ def _script(program, args, folder):
 
 
 def _load(path):
-    """An archive of arrays, or the JSON that a script has written itself."""
+    """Loads an archive of arrays, or JSON written by the script."""
     import numpy as np
 
     if path.read_bytes()[:2] != b"PK":
@@ -199,7 +200,7 @@ def _report(job, missing):
 
 
 def _work(file, name, args):
-    """The worker's side of `run_workers(function)`."""
+    """Entry point of a worker under `run_workers(function)`."""
     if seconds := os.environ.get(_STACKS_VARIABLE):
         faulthandler.dump_traceback_later(float(seconds))
     spec = importlib.util.spec_from_file_location("distributed_test", file)
@@ -210,5 +211,5 @@ def _work(file, name, args):
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder: its files must not hide installed modules
+    sys.path.pop(0)  # this folder, whose files must not shadow installed modules
     _work(*sys.argv[1:])

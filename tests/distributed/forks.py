@@ -1,9 +1,9 @@
-"""Worker processes as forks of one process that has imported everything and started nothing.
+"""Forks worker processes from one server process that has imported everything.
 
-Imports take longer than most programs of the tests. `command` makes a light process that asks a
-server for a fork, hands over its output, environment, network and signals, and ends as the fork
-does: who started it sees a worker like any other. TensorFlow starts its threads when it is first
-used, hence in the fork. Test processes side by side share the servers, see `keep_servers`.
+Imports take longer than most test programs. `command` returns a light process that asks a server
+for a fork, forwards its output, environment, network and signals, and exits with the fork's status.
+To the test it looks like a normal worker. TensorFlow starts its threads on first use, hence in the
+fork. Parallel test processes share the servers, see `keep_servers`.
 """
 
 import atexit
@@ -28,18 +28,19 @@ from pathlib import Path
 _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
 _NETWORK = "/proc/self/ns/net"
-_LENGTH = 8  # digits of the length of a request
-_FOLDER_VARIABLE = "TF_REDSYNC_TEST_FORKS"  # where the servers of all test processes are
-_ALIVE = "alive"  # a FIFO there: it ends with the process that made the folder
+_LENGTH = 8  # digits of a request's length field
+_FOLDER_VARIABLE = "TF_REDSYNC_TEST_FORKS"  # folder of the servers of all test processes
+_ALIVE = "alive"  # FIFO in that folder; reads end when the process that created it exits
 _GARBAGE_THRESHOLDS = (50_000, 20, 50)
 _KEPT = []
 
 
 def freeze_garbage():
-    """What is there by now is no garbage, and what comes is seldom searched.
+    """Excludes existing objects from garbage collection and raises its thresholds.
 
-    A search through TensorFlow takes half a second, and in a fork copies its pages; a graph under
-    way is not garbage either.
+    A full collection takes half a second in a process with TensorFlow. In a fork it also copies
+    memory
+    pages.
     """
     gc.collect()
     gc.freeze()
@@ -47,24 +48,23 @@ def freeze_garbage():
 
 
 def keep_servers():
-    """Makes the folder of servers for this process and those that inherit its environment.
+    """Creates the folder of servers for this process and all that inherit its environment.
 
-    The servers end with this process, whichever process has started them.
+    The servers end with this process, even if another one started them.
     """
     folder = tempfile.mkdtemp(prefix="forks")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     alive = Path(folder, _ALIVE)
     os.mkfifo(alive)
-    os.open(alive, os.O_RDWR)  # kept until the process ends; who reads it sees the end
+    os.open(alive, os.O_RDWR)  # open until the process ends; then readers see the end of file
     os.environ[_FOLDER_VARIABLE] = folder
 
 
 def command(environment, script, *args):
-    """The words that run `script` with `args` in a fork.
+    """The command that runs `script` with `args` in a fork.
 
     Args:
-      environment: variables that must stand when TensorFlow is imported. There is one server for
-        each set of them.
+      environment: variables that must be set when TensorFlow is imported. Each set has its server.
       script: path of a Python file.
       *args: its command line.
     """
@@ -72,7 +72,7 @@ def command(environment, script, *args):
 
 
 def python(environment, folder):
-    """The path of a program in `folder` that runs `-m MODULE ...` or `SCRIPT ...` in a fork."""
+    """Path of a program in `folder` that runs `-m MODULE ...` or `SCRIPT ...` in a fork."""
     path = Path(folder, "python")
     path.write_text(f'#!/bin/sh\nexec {shlex.join(_asking(environment))} "$@"\n')
     path.chmod(0o755)
@@ -110,7 +110,7 @@ def _server(environment):
 
 
 def _ask(address, *argv):
-    """Asks for a fork that runs `argv`, passes signals on to it, and ends as it does."""
+    """Requests a fork that runs `argv`, forwards signals to it, and exits with its status."""
     request = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
     network = os.open(_NETWORK, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as connection:
@@ -130,7 +130,7 @@ def _ask(address, *argv):
 
 
 def _serve(address):
-    """Forks for every request. Returns in the forks alone, with the words to run."""
+    """Forks for every request. Returns only in the forks, with the command to run."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
@@ -151,10 +151,10 @@ def _serve(address):
                     return _become(request)
                 children[child] = connection
                 selector.register(connection, selectors.EVENT_READ, child)
-            elif key.data:  # who asked for it is gone
+            elif key.data:  # the client is gone
                 selector.unregister(key.fileobj)
                 os.kill(key.data, signal.SIGKILL)
-            else:  # the tests are over
+            else:  # the test run is over
                 for child in children:
                     os.kill(child, signal.SIGKILL)
                 os._exit(0)
@@ -169,7 +169,7 @@ def _serve(address):
 
 
 def _fork(connection):
-    """Forks; returns 0 in the fork, as `os.fork`, and the request."""
+    """Forks; returns (0 in the fork, as `os.fork`, and the request)."""
     length, files, _, _ = socket.recv_fds(connection, _LENGTH, 3)
     text = b""
     while len(text) < int(length):
@@ -187,7 +187,7 @@ def _fork(connection):
 
 
 def _become(request):
-    """In the fork: takes on the files, the environment, the folder and the network of who asked."""
+    """Takes over the client's files, environment, folder and network; runs in the fork."""
     import numpy as np
 
     wanted, (out, error, network) = request
@@ -204,19 +204,19 @@ def _become(request):
     os.environ.clear()
     os.environ.update(wanted["env"])
     os.chdir(wanted["cwd"])
-    np.random.seed()  # it has no hook for forks, as `random` has
+    np.random.seed()  # numpy has no fork hook, unlike `random`
     return wanted["argv"]
 
 
 def _import():
-    """Imports what most programs of the tests do."""
+    """Imports what most test programs import."""
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
     import tf_keras  # noqa: F401
 
     import tf_redsync
 
-    for name in tf_redsync.__all__:  # these are imported when they are asked for
+    for name in tf_redsync.__all__:  # imported lazily
         getattr(tf_redsync, name)
     freeze_garbage()
 

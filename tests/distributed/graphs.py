@@ -1,7 +1,7 @@
-"""What depends on what in a traced step, through branches and functions.
+"""Dependencies between operations of a traced step, through branches and functions.
 
-TensorFlow runs a conditional's branches as parts of the graph around it: an operation in a branch
-waits for its own inputs and for the predicate, and not for what the rest of the branch needs.
+TensorFlow runs a conditional's branches as parts of the surrounding graph: an operation in a branch
+waits for its own inputs and the predicate, not for the inputs of the rest of the branch.
 """
 
 import functools
@@ -12,16 +12,16 @@ _FUNCTIONS = {
     "PartitionedCall": ("f",),
     "StatefulPartitionedCall": ("f",),
 }
-BACKWARD = "gradient_tape"  # in the names of what a tape has recorded
+BACKWARD = "gradient_tape"  # part of the names of operations recorded by a tape
 
 
 class Operation:
-    """An operation, in the place where it stands.
+    """An operation and its position.
 
     Attributes:
         node: its definition.
-        body: the function, or the graph, that it stands in.
-        path: the calls around it, from the outermost one: `(operation, attribute)`.
+        body: the function or graph that contains it.
+        path: the enclosing calls, outermost first: `(operation, attribute)`.
     """
 
     def __init__(self, node, body):
@@ -50,7 +50,7 @@ class Operation:
 
     @functools.cached_property
     def called(self):
-        """The functions that it calls, each in this place."""
+        """The functions that it calls, each with this operation in its path."""
         library = self.body.library
         return [
             Body(
@@ -63,7 +63,7 @@ class Operation:
 
 
 class Body:
-    """Operations that stand beside each other: those of a graph, or of a function in one place."""
+    """The operations of a graph, or of a function at one call site."""
 
     def __init__(self, definition, library, path=()):
         self.definition, self.library, self.path = definition, library, path
@@ -72,15 +72,15 @@ class Body:
         arguments = definition.signature.input_arg if path else ()
         self.arguments = {argument.name: i for i, argument in enumerate(arguments)}
 
-    def everything(self):
-        """All operations in it, and in what it calls."""
+    def all_operations(self):
+        """All operations of this body and of the functions that it calls."""
         for operation in self.operations.values():
             yield operation
             for body in operation.called:
-                yield from body.everything()
+                yield from body.all_operations()
 
     def source(self, text):
-        """The operation that an input comes from, and the number of its output."""
+        """The operation that produces an input, and the number of its output."""
         name, *number = text.split(":")
         if name in self.arguments:
             call, _ = self.path[-1]
@@ -89,13 +89,13 @@ class Body:
         return self.operations[name], int(number[-1]) if number else 0
 
     def result(self, number):
-        """Where an output of this function comes from."""
+        """The operation that produces an output of this function."""
         name = self.definition.signature.output_arg[number].name
         return self.source(self.definition.ret[name])
 
 
 class Step:
-    """A traced step: its operations, and what each waits for.
+    """The operations of a traced step and their dependencies.
 
     Args:
         concrete: a concrete function.
@@ -105,7 +105,7 @@ class Step:
         graph = concrete.graph
         definition = graph.as_graph_def()
         self.top = Body(definition, {f.signature.name: f for f in definition.library.function})
-        self.operations = list(self.top.everything())
+        self.operations = list(self.top.all_operations())
         self._captured = {id(outer): inner.op.name for outer, inner in graph.captures}
 
     @property
@@ -113,25 +113,25 @@ class Step:
         return [o for o in self.operations if o.type.startswith(("Collective", "Nccl"))]
 
     def capture(self, variable):
-        """The name of the placeholder of a variable, or `None` if the step does not use it."""
+        """Name of a variable's placeholder, or `None` if the step does not use it."""
         return self._captured.get(id(variable.handle))
 
     def assigned(self, variables):
-        """The operations that assign to some variables."""
+        """Operations that assign to any of the variables."""
         names = {self.capture(v) for v in variables} - {None}
         found = [o for o in self.operations if o.type.startswith("Assign") and o.data]
         return [o for o in found if o.body.source(o.data[0])[0].name in names]
 
     def waits_for(self, operation):
-        """All that has to be done before an operation begins."""
+        """All operations that must finish before `operation` starts."""
         return self._closure(operation, self._inputs(operation, control=True), control=True)
 
     def computed_from(self, operation):
-        """All that an operation's values come from."""
+        """All operations that an operation's values depend on."""
         return self._closure(operation, self._inputs(operation, control=False), control=False)
 
     def decided_by(self, conditional):
-        """All that the predicate of a conditional comes from."""
+        """All operations that the predicate of a conditional depends on."""
         source = conditional.body.source(conditional.data[0])
         return {source[0]} | self._closure(None, [source], control=False)
 
@@ -148,7 +148,7 @@ class Step:
         return found
 
     def _before(self, operation, number, control):
-        """What an output comes from; without a number, what all of the operation waits for."""
+        """Dependencies of an output; without a number, of the whole operation."""
         if not operation.called or number is None:
             yield from self._inputs(operation, control)
             if number is None:

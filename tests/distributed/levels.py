@@ -1,4 +1,4 @@
-"""For tests of two levels: worker processes with one or two replicas, on logical CPUs."""
+"""Helpers for tests of two levels: processes with one or two replicas on logical CPUs."""
 
 import functools
 
@@ -13,7 +13,7 @@ HOSTS, REPLICAS, ROWS = 2, 2, 6
 
 
 def start():
-    """Split the CPU, before anything else; call it once."""
+    """Split the CPU into logical devices; call it once, before TensorFlow initializes."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS
@@ -22,14 +22,14 @@ def start():
 
 @functools.cache
 def strategy(replicas):
-    """Our strategy with so many replicas in this process."""
+    """The library's strategy with `replicas` replicas in this process."""
     extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
     kept = extended._initialize_local_devices
 
-    def local_devices(self, resolver, worker_device):  # TensorFlow takes one CPU, or all GPUs
+    def local_devices(self, resolver, worker_device):  # TensorFlow takes one CPU or all GPUs
         return tuple(f"{worker_device}/device:CPU:{i}" for i in range(replicas)), "CPU"
 
-    # Two strategies of one process must not number their groups alike, and share one server.
+    # Two strategies of one process need different group keys, because they share a server.
     numbered = type(
         "Numbered", (rs.MultiWorkerMirroredStrategy,), {"_collective_key_base": 1000 * replicas}
     )
@@ -53,8 +53,8 @@ class Training:
     """One model and its optimizer in a custom loop.
 
     Args:
-        replicas: Of this process. The batches of a host's replicas together are its batch.
-        optimizer: Makes the optimizer.
+        replicas: Number of replicas of this process. Together they process the host's batch.
+        optimizer: Returns the optimizer.
         keras: Keras 3 or tf_keras.
     """
 
@@ -67,7 +67,7 @@ class Training:
         self._step = tf.function(self._all_replicas)
 
     def step(self, x, y):
-        """One step with `[replicas of all hosts, rows, columns]`; returns `weights`."""
+        """One step on `[replicas of all hosts, rows, columns]`; returns `weights`."""
         count = self.strategy.num_replicas_in_sync
         x, y = (a.reshape(count, -1, a.shape[-1]) for a in (x, y))
         values = self.strategy.experimental_distribute_values_from_function
@@ -75,7 +75,7 @@ class Training:
         return weights(self.strategy, self.model)
 
     def train(self, x, y):
-        """All steps of `batches`; returns the weights after each, `[steps, elements]`."""
+        """Runs all steps of `batches`; returns the weights after each, `[steps, elements]`."""
         return np.stack([self.step(*pair) for pair in zip(x, y, strict=True)])
 
     def _all_replicas(self, x, y):
@@ -93,7 +93,7 @@ class Training:
 
 
 def weights(strategy, model):
-    """All weights as one vector; fails if this process's replicas have not the same bits."""
+    """All weights as one vector; fails if this process's replicas differ in any bit."""
     first, *others = (
         np.concatenate([np.ravel(_local(strategy, w)[i]) for w in model.weights])
         for i in range(len(strategy.extended.worker_devices))
@@ -103,6 +103,6 @@ def weights(strategy, model):
 
 
 def _local(strategy, variable):
-    """The copies of a variable of Keras 3 or tf_keras."""
+    """The per-replica copies of a variable of Keras 3 or tf_keras."""
     variable = variable if isinstance(variable, tf.Variable) else variable.value
     return [copy.numpy() for copy in strategy.experimental_local_results(variable)]

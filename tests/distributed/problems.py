@@ -29,10 +29,10 @@ def dataset(rows: int, batch: int):
 
 
 def sharded(data):
-    """`data` with options for tests: every worker gets its rows of each batch.
+    """`data` with options for tests: each worker gets its rows of each batch.
 
-    An iterator that goes while tf.data tunes itself waits for the tuning thread, which may sleep
-    for as long as the iterator has lived: nothing is tuned here.
+    Autotuning is off. An iterator that is deleted while tf.data tunes waits for the tuning thread,
+    which may sleep for as long as the iterator has lived.
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -56,7 +56,7 @@ def digest(model) -> str:
 
 
 def step_of(strategy, model, optimizer):
-    """A step of a custom loop with mean squared error: a function of a batch, of the loss."""
+    """A training step of a custom loop with mean squared error; maps a batch to its loss."""
     with strategy.scope():
         optimizer.build(model.trainable_variables)
 
@@ -77,7 +77,7 @@ def step_of(strategy, model, optimizer):
 
 
 def train_loop(strategy, model, optimizer, data, epochs: int) -> tuple[list[float], list[str]]:
-    """A custom loop with mean squared error; returns losses and the weights' hash of each step."""
+    """A custom loop with mean squared error; returns losses and weight hashes of all steps."""
     step, losses, digests = step_of(strategy, model, optimizer), [], []
     for batch in strategy.experimental_distribute_dataset(data.repeat(epochs)):
         losses.append(float(step(batch)))

@@ -1,7 +1,7 @@
-"""Training that is saved, and goes on in other processes; imported inside the workers.
+"""Training that is saved and resumed in other processes; imported inside the workers.
 
-`straight` trains `STEPS` steps and saves after `SAVED` of them, in all formats; `resumed` loads in
-other processes and goes on. What both leave behind of each step is compared by the tests.
+`straight` trains `STEPS` steps and saves after `SAVED` of them, in all formats. `resumed` loads in
+other processes and continues. Tests compare the hashes that both return for each step.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import numpy as np
 from tests.deep import DEEP
 
 STEPS, SAVED, BATCH = 30, 13, 8
-PRUNED = 4  # before this step, where weights are pruned
+PRUNED = 4  # weights are pruned before this step
 FORMATS = {
     "keras3": ("checkpoint", "keras", "weights"),
     "tf_keras": ("checkpoint", "keras", "weights", "tf_weights"),
@@ -23,7 +23,7 @@ FORMATS = {
 }
 
 
-# Formats to try with a case; all of them without an entry, or with `pytest --deep`.
+# Formats to test for a case; all formats if the case is missing here, or with `pytest --deep`.
 SOME = {
     "redsync": ("weights",),
     "auto": ("keras",),
@@ -35,13 +35,13 @@ SOME = {
 def formats(family, name):
     """The formats in which a family saves the exchange's state."""
     found = FORMATS[family]
-    if name not in cases():  # what a method keeps is arrays, in any format
+    if name not in cases():  # a method's state is arrays in any format
         return [f for f in found if f in ("checkpoint", "weights")][: 1 + (family == "keras3")]
     return found if DEEP else [f for f in found if f in SOME.get(name, found)]
 
 
 def cases():
-    """Methods of each kind: what is saved of them, and when they exchange."""
+    """One method for each kind of state and schedule."""
     import tf_redsync as rs
 
     small = {"dense_below": 16}
@@ -55,7 +55,7 @@ def cases():
         ),
         "cd_sgd": rs.CDSGD(full_every=3, warm_up=rs.DenseWarmUp(5), **small),
         "local_sgd": rs.LocalSGD(steps=4),
-        # Saved with a part of a message on its way, and in either stage.
+        # Saved while part of a message is in flight, and in either stage.
         "streaming": rs.StreamingDiLoCo(steps=6, fragments=2, overlap=3),
         "in_blocks": rs.BlockQuantized(bits=4, block=32),
         "streaming_in_blocks": rs.BlockQuantized(
@@ -80,7 +80,7 @@ def cases():
         ),
         "auto": rs.Auto(candidates=(rs.RedSync(density=0.1, **small),), trial_steps=2),
         "auto with local steps": rs.Auto(
-            # So many that a busy machine measures no all-reduce as faster, in either run.
+            # So many trials that no measurement on a busy machine makes dense win, in either run.
             candidates=(rs.LocalSGD(steps=12),),
             max_overhead=1e-9,
             step_seconds=1e-3,
@@ -92,7 +92,7 @@ def cases():
 
 
 def named(name):
-    """A case, or a method of the table by its name."""
+    """A case, or a method of the conformance table, by name."""
     from benchmarks import method_settings
 
     found = cases()
@@ -102,10 +102,10 @@ def named(name):
 
 
 class Training:
-    """One model with its optimizer on this worker, and what it leaves of every step."""
+    """One model with its optimizer on this worker, and a record of every step."""
 
     def __init__(self, strategy, family, name, load=None):
-        """`load(training)` is called between the compilation and the first step."""
+        """`load(training)` is called between compilation and the first step."""
         import tensorflow as tf
 
         import tf_redsync as rs
@@ -176,7 +176,7 @@ class Training:
         return self.keras.__name__ == "keras"
 
     def state(self):
-        """Hashes of this worker's part of the state, without what is the run's."""
+        """Hashes of this worker's part of the state, without what belongs to the run."""
         part = self.model.optimizer.exchange.worker_state()
         passing = ("about", "trial/seconds")
         return {
@@ -198,7 +198,7 @@ class Training:
 
 
 class Load:
-    """Loads what `Training.save` has written."""
+    """Loads files written by `Training.save`."""
 
     def __init__(self, folder, form):
         self.folder, self.form = folder, form
@@ -231,7 +231,7 @@ def library(family):
 
 
 def fitted(strategy, family, folder=None, epochs=3):
-    """Fits with a backup of each epoch, if there is a folder for it; returns what it leaves."""
+    """Fits, with a backup of each epoch if `folder` is given; returns hashes."""
     from tests.distributed import problems
 
     training = Training(strategy, family, "redsync")
@@ -249,10 +249,10 @@ def fitted(strategy, family, folder=None, epochs=3):
 
 
 def straight(folder, family, names, together):
-    """Trains each case without a break, with a save on the way.
+    """Trains each case without interruption and saves on the way.
 
-    Methods with weights of each worker's own save files of the consensus: with `together` they go
-    there at the same step.
+    Methods with individual weights on each worker save files of the consensus. With `together`, the
+    workers synchronize at the same step.
     """
     import tf_redsync as rs
     from tf_redsync.auto import auto
@@ -261,7 +261,7 @@ def straight(folder, family, names, together):
         methods = self.methods
         return auto.Choice(specs, methods, (1.0, 0.5), methods[1])
 
-    auto.Auto._choice = compressed  # what a measurement here would not choose
+    auto.Auto._choice = compressed  # a method that a measurement here would not choose
     strategy = rs.MultiWorkerMirroredStrategy()
 
     def run(name):
@@ -290,7 +290,7 @@ def straight(folder, family, names, together):
 
 
 def resumed(folder, family, names, forms, together):
-    """Loads each case, in each format that there is, and goes on."""
+    """Loads each case in each existing format, and continues."""
     import tf_redsync as rs
 
     strategy = rs.MultiWorkerMirroredStrategy()
@@ -324,7 +324,7 @@ def _each(names, run):
 
 
 def alone(folder):
-    """What the chief saves alone, and what both make of it; returns what they have seen."""
+    """The chief saves alone; returns what each worker restored."""
     import warnings
 
     import tensorflow as tf
@@ -342,7 +342,7 @@ def alone(folder):
             problems.dataset(64, 16), epochs=2, verbose=0, callbacks=callbacks if chief else []
         )
 
-    # The chief alone has callbacks that save, and saves by itself.
+    # Only the chief has saving callbacks.
     fit(
         first,
         [
@@ -359,7 +359,7 @@ def alone(folder):
     third = Training(strategy, "keras3", "local_sgd")
     fit(third, [keras.callbacks.ModelCheckpoint(str(folder / "local.keras"))])
 
-    # Both load the chief's: his part counts once.
+    # Both load the chief's files: its part counts once.
     def loaded(load):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
@@ -373,7 +373,7 @@ def alone(folder):
 
     results["loaded"] = loaded(load_model)
 
-    # The chief has both parts, the other one has none: they cross the network.
+    # The chief has both parts, the other worker has none: they cross the network.
     second = Training(strategy, "keras3", "redsync")
     parts = [dict(np.load(folder / f"part_{r}.npz")) for r in (0, 1)] if chief else []
     second.model.optimizer.exchange.restore_worker_states(parts)
@@ -381,14 +381,14 @@ def alone(folder):
     results["shared"] = _residuals(found)
     results["counted"] = int(found["step"])
 
-    # One worker's part is damaged, so nobody goes on with it.
+    # One worker's part is damaged, so no worker resumes from it.
     damaged = dict(own)
     if not chief:
         damaged["step"] = np.float32(1)
     results["damaged"] = _raised(
         lambda: second.model.optimizer.exchange.restore_worker_states([damaged])
     )
-    # In the middle of a round the weights are each worker's own, and the chief has not all of them.
+    # In the middle of a round weights differ between workers, and the chief has only its own.
     third.train(0, 1)
     results["apart"] = third.model.optimizer.exchange.weights_differ
     if chief:

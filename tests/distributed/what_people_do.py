@@ -1,8 +1,8 @@
-"""What people do with Keras, row by row; test_what_people_do.py runs the rows on real workers.
+"""Typical Keras user code, row by row; test_what_people_do.py runs the rows on real workers.
 
-A row is a function of a `Trainer` that says what a user would write: a model, data, and how to
-train. The `Trainer` knows the library, whether it is trained by `fit`, by a `train_step` of the
-user's own, or by a loop, and what the optimizer is wrapped in. A row says which of these it can do.
+A row is a function of a `Trainer` with code that a user would write: a model, data, and training.
+The `Trainer` knows the library, the way (`fit`, a custom `train_step` or a loop), and the
+optimizer's wrapper. A row lists the libraries and ways that it supports.
 """
 
 import functools
@@ -13,21 +13,21 @@ import tensorflow as tf
 
 from tests.distributed import problems
 
-# By name: the function, libraries, ways, and the rest.
+# By name: function, libraries, ways, and extra options.
 ROWS = {}
 BATCH, BATCHES = 16, 4
-PASSES = 3  # over the data in an epoch: to start one takes as long as twenty steps
+PASSES = 3  # passes over the data per epoch: starting an epoch takes as long as twenty steps
 
 
 def row(function=None, *, libraries=("keras3", "tf_keras", "addons"), fit_only=False, **extra):
-    """Enter a row into the table.
+    """Register a row.
 
     Args:
         function: The row.
-        libraries: That can do it.
-        fit_only: Whether it uses what only `fit` has.
-        extra: `slow`: left to long runs; `alone`: not to be compared with the plain optimizer, by
-            chance or because Keras alone cannot do it. `falls`: whether the loss has to.
+        libraries: Supported libraries.
+        fit_only: Whether the row needs `fit`.
+        extra: `slow`: only with `--deep`. `alone`: no comparison with the plain optimizer, because
+            of random numbers or because Keras alone fails. `falls`: whether the loss must fall.
     """
     if function is None:
         return functools.partial(row, libraries=libraries, fit_only=fit_only, **extra)
@@ -40,10 +40,10 @@ class Trainer:
     """Builds, wraps and trains, in one library and one way.
 
     Args:
-        strategy: Our strategy.
+        strategy: The library's strategy.
         library: `"keras3"`, `"tf_keras"` or `"addons"`.
         way: `"fit"`, `"train_step"` or `"loop"`.
-        wrap: What becomes of an optimizer, by a function.
+        wrap: Function that wraps an optimizer.
     """
 
     def __init__(self, strategy, library, way, wrap):
@@ -70,16 +70,16 @@ class Trainer:
         return problems.regression(BATCH * BATCHES)
 
     def train(self, build, data, loss="mse", optimizer=None, epochs=2, options=None, **fit):
-        """Build and train a model; return the losses of the epochs.
+        """Build and train a model; returns the loss of each epoch.
 
         Args:
             build: Returns the inputs and outputs of a model; or a model.
-            data: Arrays, by rows: inputs, targets, and perhaps weights.
+            data: Arrays, by rows: inputs, targets, and optionally weights.
             loss: For `compile`.
-            optimizer: Makes the optimizer; `adam` if not given.
-            epochs: How many.
-            options: Further ones of `compile`.
-            fit: Further ones of `fit`.
+            optimizer: Makes the optimizer; the default is `adam`.
+            epochs: Number of epochs.
+            options: Further arguments of `compile`.
+            fit: Further arguments of `fit`.
         """
         with self.strategy.scope():
             made = build()
@@ -106,7 +106,7 @@ class Trainer:
         return model.fit(dataset, epochs=epochs, verbose=0, **fit).history["loss"]
 
     def _loop(self, model, dataset, loss_of, epochs):
-        """As TensorFlow's tutorial has it: nothing is built beforehand."""
+        """A loop as in TensorFlow's tutorial, without `build`."""
         replicas = self.strategy.num_replicas_in_sync
 
         def replica_step(x, y):
@@ -167,7 +167,7 @@ class Trainer:
 
 
 def classes(rows=BATCH * BATCHES, count=4, dtype="int64"):
-    """Inputs `[rows, 12]` and which of a few classes they are of."""
+    """Inputs `[rows, 12]` and class labels."""
     x, _ = problems.regression(rows)
     return x, (np.argmax(x[:, :count], axis=1)).astype(dtype)
 
@@ -227,7 +227,7 @@ def attention(t):
 
 @row
 def zipf_embedding(t):
-    """Words as they are distributed in a text: most rows never occur."""
+    """Word frequencies as in a text: most rows never occur."""
     generator = np.random.RandomState(0)
     words = np.minimum(generator.zipf(1.3, (64, 8)), 499)
 
@@ -320,7 +320,7 @@ def _application(name, size, **options):
     return application
 
 
-_LARGE = {"fit_only": True, "slow": True, "alone": True, "falls": False}  # in three steps
+_LARGE = {"fit_only": True, "slow": True, "alone": True, "falls": False}  # trained for three steps
 row(_application("MobileNetV2", 32, alpha=0.35), **_LARGE)
 row(_application("ResNet50", 32), **_LARGE)
 
@@ -343,7 +343,7 @@ def ema(t):
 
 @row(libraries=("keras3", "tf_keras"), alone=True)
 def ema_in_the_weights(t):
-    """Keras 3 alone fails: it brings the replicas together in a branch."""
+    """Keras 3 alone fails: it aggregates the replicas in a branch."""
     options = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3}
     return t.train(t.mlp(), t.regression(), optimizer=lambda: t.adam(**options))
 
@@ -372,7 +372,7 @@ def weight_decay(t):
 
 @row(libraries=("keras3",))
 def ema_and_weight_decay(t):
-    """Both write to the weights, and not by gradients."""
+    """Both change the weights without gradients."""
     options = {"weight_decay": 0.1, "use_ema": True, "ema_momentum": 0.5}
     return t.train(t.mlp(), t.regression(), optimizer=lambda: t.adam(**options))
 
@@ -464,7 +464,7 @@ def rate_on_a_plateau(t):
 
 @row
 def uneven_data(t):
-    """59 rows: the last batch is short, and odd for two workers."""
+    """59 rows: the last batch is short and its rows are odd for two workers."""
     return t.train(t.mlp(), problems.regression(59))
 
 
@@ -485,7 +485,7 @@ def three_thousand_steps(t):
 
 
 def run(strategy, library, way, name, wrap):
-    """Train a row; return its losses, the weights of its models, and an error's text."""
+    """Train a row; returns its losses, its models' weights, and an error text."""
     trainer = Trainer(strategy, library, way, wrap)
     trainer.keras.utils.set_random_seed(7)
     try:
