@@ -1,7 +1,7 @@
-"""`gradient_accumulation_steps`: workers exchange in the steps that update, and in no other.
+"""`gradient_accumulation_steps`: workers exchange only in steps that update the weights.
 
-The references are trainings without accumulation on the same rows in batches as many times as
-large, and Keras's own accumulation in one process.
+The references are trainings without accumulation on the same rows in proportionally larger batches,
+and Keras's own accumulation in one process.
 """
 
 import shutil
@@ -12,11 +12,11 @@ import pytest
 from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
-STEPS, MICRO, UPDATES, WORKERS = 3, 4, 4, 2  # a window; rows of a worker; windows; workers
+STEPS, MICRO, UPDATES, WORKERS = 3, 4, 4, 2  # steps per window; rows per worker; windows; workers
 
 
 def rows():
-    """By window, step and worker: `[updates, steps, workers, rows]`."""
+    """Inputs and targets by window, step and worker: `[updates, steps, workers, rows]`."""
     from tests.distributed import problems
 
     x, y = problems.regression(UPDATES * STEPS * WORKERS * MICRO)
@@ -25,7 +25,7 @@ def rows():
 
 
 def batches(accumulated, rank):
-    """A worker's own batches: a step each, or a window each."""
+    """A worker's own batches: one per step, or one per window."""
     import tensorflow as tf
 
     x, y = (a[:, :, rank] for a in rows())
@@ -37,7 +37,7 @@ def batches(accumulated, rank):
 
 
 def make(keras, kind, steps):
-    """The inner optimizer, and a method that goes with it."""
+    """The inner optimizer and a matching method."""
     import tf_redsync as rs
 
     small = {"dense_below": 16}
@@ -60,12 +60,12 @@ def make(keras, kind, steps):
 
 USUAL = ("dense, Adam with averages", "redsync")
 KINDS = (*USUAL, "global momentum", "local steps", "scaled") if DEEP else USUAL
-# Windows, and their rows at once; the averages of the first kind move in every step of a window.
+# Accumulation steps of each run (None: whole windows at once). Averages move in every step.
 WINDOWS = {kind: (STEPS, None) if DEEP or kind != USUAL[0] else (STEPS,) for kind in KINDS}
 
 
 def train():
-    """Both trainings with everything; and what goes wrong if one worker has another window."""
+    """Trains with and without accumulation; also the error of workers with different windows."""
     import keras
     import tensorflow as tf
 
@@ -90,7 +90,7 @@ def train():
             found[f"{name}, exchanges"] = int(optimizer.exchange.step.numpy())
             found[f"{name}, iterations"] = int(optimizer.iterations.numpy())
 
-    # A value that is not finite in one step of a window, on one worker: the window is skipped.
+    # A non-finite gradient in one step of a window on one worker skips the window.
     with strategy.scope():
         model = problems.network(keras)
         inner = keras.optimizers.SGD(0.05, gradient_accumulation_steps=STEPS)
@@ -101,13 +101,13 @@ def train():
         x[STEPS + 1] = np.inf
     before = []
 
-    class Look(keras.callbacks.Callback):
+    class RecordWeights(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             before.append(np.concatenate([np.ravel(w) for w in model.get_weights()]))
 
     data = tf.data.Dataset.from_tensor_slices((x, y))
     data = strategy.distribute_datasets_from_function(lambda _: data)
-    model.fit(data, steps_per_epoch=len(x), verbose=0, callbacks=[Look()])
+    model.fit(data, steps_per_epoch=len(x), verbose=0, callbacks=[RecordWeights()])
     found["moved"] = [bool((a != b).any()) for a, b in zip(before[1:], before[:-1], strict=True)]
     found["skipped"] = int(optimizer.exchange.skipped.numpy())
     found.update(flushed(strategy, model, data))
@@ -124,11 +124,11 @@ def train():
 
 
 def flushed(strategy, model, data):
-    """Weights, residuals and sums before and after `flush()` in the middle of a window."""
+    """Weights, residuals and accumulators before and after `flush()` in the middle of a window."""
     optimizer, found = model.optimizer, {}
     model.fit(data, steps_per_epoch=1, verbose=0)
 
-    def look(when):
+    def record(when):
         exchange, residuals = optimizer.exchange, {}
         for bucket, states in zip(exchange.schedule.buckets, exchange.states, strict=True):
             own = states.variables_by_name.get("residual", ())
@@ -142,14 +142,14 @@ def flushed(strategy, model, data):
         found[f"updates {when}"] = int(optimizer.iterations.numpy())
         found[f"position {when}"] = int(optimizer.variables[0].numpy()) % STEPS
 
-    look("before")
+    record("before")
     optimizer.flush()
-    look("after")
+    record("after")
     return found
 
 
 def resumed(folder, first):
-    """A training that is stopped within a window, or goes on from there; and its accumulators."""
+    """A training that is stopped within a window or resumed there, and its accumulators."""
     import keras
 
     import tf_redsync as rs
@@ -160,8 +160,8 @@ def resumed(folder, first):
 
     found = {}
 
-    class Stop(keras.callbacks.Callback):
-        """Notes the accumulators at the second step of a window, and may stop there."""
+    class RecordAndStop(keras.callbacks.Callback):
+        """Records the accumulators at the second step of a window, and may stop there."""
 
         def on_train_batch_begin(self, batch, logs=None):
             if batch == STEPS + 1 and "sums" not in found:
@@ -186,17 +186,17 @@ def resumed(folder, first):
         return model
 
     uninterrupted = trained()
-    model = trained(rs.callbacks.Checkpoint(folder, every=STEPS + 1), Stop())
+    model = trained(rs.callbacks.Checkpoint(folder, every=STEPS + 1), RecordAndStop())
     for name, one in (("uninterrupted", uninterrupted), ("resumed", model)):
         found[name] = np.concatenate([np.ravel(w) for w in one.get_weights()])
     path = f"{folder}/{workers}-{rank}.keras"
     model.save(path)
     with strategy.scope():
-        keras.saving.load_model(path)  # its schedule has an address in Keras's config
+        keras.saving.load_model(path)  # Keras's config contains the schedule
     return found
 
 
-def test_a_checkpoint_within_a_window_has_the_sums_of_all_workers(tmp_path):
+def test_checkpoint_within_window_has_sums_of_all_workers(tmp_path):
     stopped = run_workers(resumed, args=(str(tmp_path), True), timeout=120)
     assert (stopped[0]["sums"] != stopped[1]["sums"]).any()
     alone = tmp_path / "alone"
@@ -208,7 +208,7 @@ def test_a_checkpoint_within_a_window_has_the_sums_of_all_workers(tmp_path):
 
 
 def plain(kind):
-    """Keras alone, in this process: all workers' rows of a step are one batch."""
+    """Plain Keras in this process: all workers' rows of a step form one batch."""
     import keras
     import tensorflow as tf
 
@@ -227,7 +227,7 @@ def trained():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_window_is_one_step_of_a_larger_batch(trained, kind):
+def test_window_equals_step_with_larger_batch(trained, kind):
     for worker in trained:
         accumulated = worker[f"{kind}, accumulated"]
         if kind != USUAL[0]:
@@ -238,15 +238,15 @@ def test_a_window_is_one_step_of_a_larger_batch(trained, kind):
         assert worker[f"{kind}, accumulated, iterations"] == UPDATES  # as in Keras
 
 
-def test_dense_is_what_keras_does_alone(trained):
+def test_dense_equals_plain_keras(trained):
     kind = "dense, Adam with averages"
     np.testing.assert_allclose(trained[0][f"{kind}, accumulated"], plain(kind), atol=2e-5)
 
 
-def test_a_window_with_a_value_that_is_not_finite(trained):
+def test_nonfinite_gradient_skips_window(trained):
     for worker in trained:
         updates = [s for s in range(1, UPDATES * STEPS) if worker["moved"][s - 1]]
-        assert updates == [2, 8, 11]  # the window that ends at step 5 is left out
+        assert updates == [2, 8, 11]  # the window that ends at step 5 is skipped
         assert worker["skipped"] == 1
 
 

@@ -1,4 +1,4 @@
-"""What each of two workers is warned of."""
+"""Accuracy warnings on two workers."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def train():
             with strategy.scope():
                 model = problems.network(keras)
                 model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.02), method), "mse")
-            for _ in range(2):  # 4 steps an epoch
+            for _ in range(2):  # 4 steps per epoch
                 model.fit(problems.dataset(64, 16), epochs=2, verbose=0)
         texts = [str(w.message) for w in caught if issubclass(w.category, rs.AccuracyWarning)]
         found[name] = "\n".join(texts)
@@ -40,7 +40,7 @@ def test_all_workers_are_warned_once():
         rounds, waiting = found["wrapped"].split("\n")
         assert "SBC exchanges the workers' changes every 16 steps" in rounds
         assert found["wrapped/hints"] == rounds
-        # An epoch has four steps, so that of sixteen steps each round ends with it.
+        # An epoch has four steps, so each round of sixteen steps ends with an epoch.
         assert "rounds of 16 steps on average" in waiting and "has 2 of them" in waiting
         (waiting,) = found["short"].split("\n")
         assert "rounds of 2 steps on average" in waiting and "has 4 of them" in waiting

@@ -8,7 +8,7 @@ from tests.distributed.cluster import LEGACY, run_workers
 
 
 def train_families(families, plain):
-    """Train each family with `fit` and, if asked, a loop: `FAMILY.losses`, `FAMILY.digests` ..."""
+    """Train each family with `fit` and, for `plain`, a loop; returns `FAMILY.losses` and so on."""
     import tensorflow as tf
 
     import tf_redsync as rs
@@ -19,12 +19,12 @@ def train_families(families, plain):
         trained = train_family(strategy, family, looped)
         found |= {f"{family}.{key}": value for key, value in trained.items()}
     if plain:
-        found["disagreement"] = differ(strategy)
+        found["disagreement"] = train_with_different_methods(strategy)
     return found
 
 
 def train_family(strategy, family, looped):
-    """Losses and the weights' hashes after every step."""
+    """Losses and weight hashes of every step."""
     import tf_redsync as rs
     from tests.distributed import problems
 
@@ -55,7 +55,7 @@ def train_family(strategy, family, looped):
     with strategy.scope():
         model = problems.network(keras, normalized=True)
         model.compile(optimizer=optimizer(), loss="mse")
-    # 59 rows in global batches of 16: the last batch is short, and odd for two workers.
+    # 59 rows in global batches of 16: the last batch is short and its rows are odd for two workers.
     data = problems.dataset(59, 16).repeat(3)
     history = model.fit(data, epochs=2, verbose=0, callbacks=[Digest()])
     if looped:
@@ -78,8 +78,8 @@ def train_family(strategy, family, looped):
     }
 
 
-def differ(strategy):
-    """What is said where the workers' methods differ, although the strategy is not ours."""
+def train_with_different_methods(strategy):
+    """Error text for workers with different methods under TensorFlow's strategy."""
     import tf_keras as keras
 
     import tf_redsync as rs
@@ -115,7 +115,8 @@ def test_families_train_with_equal_weights_on_all_workers(families, plain):
             for worker in (first, second)
         )
         assert list(one["digests"]) == list(other["digests"]), family
-        assert len(set(one["digests"])) == len(one["digests"]), family  # every step is a change
+        # every step changes the weights
+        assert len(set(one["digests"])) == len(one["digests"]), family
         np.testing.assert_array_equal(one["losses"], other["losses"], family)
         for losses in [one["losses"], one["loop_losses"]] if looped else [one["losses"]]:
             assert np.isfinite(losses).all(), family

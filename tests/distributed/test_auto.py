@@ -17,8 +17,9 @@ FAMILIES = ("keras3", "tf_keras") if DEEP else ("keras3",)
 def fit_with_auto(family, strategy=None):
     """Fit a small model with the default method, and with a dense exchange, from one seed.
 
-    The network is measured, and then taken for a fast one: on a busy machine a latency of
-    milliseconds may be measured for one collective and not for another.
+    The network is measured and then replaced by a fast one: on a busy machine a latency of
+    milliseconds
+    may be measured for one collective only.
     """
 
     import tensorflow as tf
@@ -77,7 +78,7 @@ def test_a_small_model_stays_dense_in_other_families(family):
 
 
 def train_with_trials(trials):
-    """A small model, then training in each trial; what was found by the trial's number."""
+    """Train a small model, then run each trial; results are keyed by the trial's number."""
     import tf_redsync as rs
     from tf_redsync.auto import probe
 
@@ -92,7 +93,7 @@ def train_with_trials(trials):
 
 
 def train_with_moved_momentum(strategy):
-    """A plain SGD's momentum in the exchange, on the network on which everything gains."""
+    """Plain SGD whose momentum moves to the exchange, where compression always wins."""
     import tf_redsync as rs
     from tests.distributed import problems
     from tf_redsync.auto import cost, probe
@@ -134,11 +135,12 @@ def train_with_moved_momentum(strategy):
 
 
 def train_with_trial(strategy, slow_phase, bad=None):
-    """Train what `Auto` compresses, one phase of which sleeps; the loss is linear in the weights.
+    """Train with `Auto` and a method with one slow phase; the loss is linear in the weights.
 
-    So gradients do not depend on the weights, and weights tell the sum of what was delivered. With
-    `bad`, numbers of steps in which a gradient of worker 1 overflows, a `LossScaleOptimizer` skips
-    these before the exchange.
+    Gradients therefore do not depend on the weights, and the weights show the sum of the delivered
+    gradients. `bad` lists steps in which a gradient of worker 1 overflows; a `LossScaleOptimizer`
+    skips
+    them before the exchange.
     """
     import dataclasses
     import time
@@ -151,14 +153,14 @@ def train_with_trial(strategy, slow_phase, bad=None):
     from tf_redsync.auto import cost, probe
 
     def sleep(tensors):
-        def late(value):
+        def wait(value):
             time.sleep(0.1)
             return value
 
-        return [tf.ensure_shape(tf.py_function(late, [t], t.dtype), t.shape) for t in tensors]
+        return [tf.ensure_shape(tf.py_function(wait, [t], t.dtype), t.shape) for t in tensors]
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Sleepy(rs.TopK):
+    class SlowTopK(rs.TopK):
         def exchange(self, grads, state, ctx):
             grads = sleep(grads) if slow_phase == "exchange" else grads
             return (yield from super().exchange(grads, state, ctx))
@@ -167,10 +169,10 @@ def train_with_trial(strategy, slow_phase, bad=None):
             grads = sleep(grads) if slow_phase == "dense_exchange" else grads
             return (yield from super().dense_exchange(grads, state, ctx))
 
-    # A network on which everything is predicted to gain, whatever it is.
+    # On this network every method is predicted to win.
     probe.link = lambda *_: cost.Link.of(rate=1e3, latency=0.0)
     probe.work = lambda *_: cost.Work(0.0, 0.0, 0.0)
-    auto = rs.Auto(candidates=(Sleepy(density=0.01, dense_below=0),), trial_steps=3)
+    auto = rs.Auto(candidates=(SlowTopK(density=0.01, dense_below=0),), trial_steps=3)
     with strategy.scope():
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(48, use_bias=False)])
@@ -215,17 +217,17 @@ def train_with_trial(strategy, slow_phase, bad=None):
 
 
 def check_trial(first, second, phases="ccccdcdcd"):
-    """What holds whatever the verdict: the phases take turns, nothing is lost."""
-    assert "Sleepy" in first["table"] and first["table"] == second["table"]
+    """Checks that phases alternate and no gradient is lost; returns the phases after the trial."""
+    assert "SlowTopK" in first["table"] and first["table"] == second["table"]
     np.testing.assert_array_equal(first["moved"], second["moved"])
     delivered = first["gradients"] + second["gradients"] - first["residual"] - second["residual"]
     np.testing.assert_allclose(first["moved"], delivered, rtol=1e-3, atol=1e-3)
-    dense = first["sent"] > 1000  # 576 elements of 4 bytes, against 6 of 8 and a header
+    dense = first["sent"] > 1000  # 576 elements of 4 bytes, against 6 of 8 bytes and a header
     assert "".join("d" if d else "c" for d in dense[: len(phases)]) == phases
     return dense[len(phases) :]
 
 
-BAD = (2, 6, 9)  # in the first steps, after a compressed one, and after a dense one
+BAD = (2, 6, 9)  # in the first steps, after a compressed step, and after a dense one
 TRIALS = [("exchange", None), ("dense_exchange", None), ("exchange", BAD)]
 TRIALS += [("dense_exchange", BAD)] if DEEP else []
 
@@ -243,8 +245,8 @@ def of_part(both, part):
 
 
 @pytest.fixture(scope="module")
-def tried(both):
-    """What both workers found, by slow phase and bad steps."""
+def trial_results(both):
+    """Results of both workers by slow phase and bad steps."""
     return {trial: of_part(both, number) for number, trial in enumerate(TRIALS)}
 
 
@@ -252,41 +254,41 @@ def test_a_small_model_stays_dense(both):
     assert_dense(*of_part(both, "small"))
 
 
-def test_trial_falls_back_to_dense(tried):
-    first, second = tried["exchange", None]
+def test_trial_falls_back_to_dense(trial_results):
+    first, second = trial_results["exchange", None]
     assert check_trial(first, second).all()
     assert not first["residual"].any() and not second["residual"].any()
     assert first["bytes_per_step"] == 576 * 4
 
 
-def test_trial_keeps_compression(tried):
-    first, second = tried["dense_exchange", None]
+def test_trial_keeps_compression(trial_results):
+    first, second = trial_results["dense_exchange", None]
     assert not check_trial(first, second).any()
     assert first["residual"].any()
     assert first["bytes_per_step"] < 100
 
 
 @pytest.mark.parametrize("slow_phase", [phase for phase, bad in TRIALS if bad])
-def test_trial_with_a_loss_scale_that_overflows(tried, slow_phase):
-    """A step before one that is skipped has no time; it is tried again."""
-    first, second = tried[slow_phase, BAD]
+def test_trial_with_a_loss_scale_that_overflows(trial_results, slow_phase):
+    """A step before a skipped one has no time; the trial repeats it."""
+    first, second = trial_results[slow_phase, BAD]
     left = check_trial(first, second, "ccccccddcdcd")
     assert left.all() == (slow_phase == "exchange") and left.any() == left.all()
     assert first["skipped"] == second["skipped"] == 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_plain_sgds_momentum_is_applied_in_the_exchange(both, family):
-    """Once: as by an optimizer without it, and, while all is dense, as by Keras."""
+def test_momentum_of_plain_sgd_moves_to_exchange(both, family):
+    """The momentum is applied once: by the exchange if compressed, by Keras if dense."""
     first, second = of_part(both, family)
     np.testing.assert_array_equal(first["moved"], second["moved"])
     assert "CodedGMC" in first["methods"]
-    np.testing.assert_allclose(first["kept"], [0.9, 0.9])  # for users and files
+    np.testing.assert_allclose(first["kept"], [0.9, 0.9])  # shown to users and saved in files
     np.testing.assert_allclose(first["moved"], first["exchanged"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(first["dense"], first["plain"], rtol=1e-4, atol=1e-6)
     assert np.abs(first["plain"] - first["without"]).max() > 1e-3
 
 
-def test_a_run_that_goes_on_keeps_the_momentum_where_it_was(both):
-    """On a network on which all would be dense."""
+def test_resumed_run_keeps_momentum_in_exchange(both):
+    """Even on a network where the resumed run would choose dense exchanges."""
     assert all("CodedGMC" in worker["goes_on/methods"] for worker in both)

@@ -1,7 +1,7 @@
-"""Fragments that are exchanged in the background, on two real workers.
+"""Fragments exchanged in the background, on two real workers.
 
-The oracle is the same schedule with the exchange in the step that begins it: equal bits in every
-step, however late a message is. Failures must end every worker, and name the one that failed.
+The reference is the same schedule with the exchange in the step that begins it: equal bits in every
+step, however late a message is. A failure must end every worker and name the one that failed.
 """
 
 import json
@@ -23,8 +23,8 @@ METHODS = {
     ),
 }
 BAD = (4, 5, 11)  # steps that worker 1 skips in the form "skips"
-# Each step of a loop; the same with a snapshot after each step, which waits; a loop of which one
-# worker skips steps; `fit` in each Keras.
+# Each step of a loop; the same with a snapshot after each step, which waits for the exchange; a
+# loop in which one worker skips steps; `fit` in each Keras.
 FORMS = {
     "4 bits": ("loop", "saved", "skips", "fit", "tf_keras"),
     "16 bits, one step late": ("loop",),
@@ -32,8 +32,8 @@ FORMS = {
 }
 
 
-def built(strategy, method, beside, keras, **compiled):
-    """A model, compiled if there are options, and its optimizer."""
+def make_model(strategy, method, in_background, keras, **compiled):
+    """A model, compiled if options are given, and its optimizer."""
     import tf_redsync as rs
     from tests.distributed import problems
 
@@ -42,14 +42,14 @@ def built(strategy, method, beside, keras, **compiled):
         inner = keras.optimizers.SGD(0.01, momentum=0.9)
         optimizer = rs.DistributedOptimizer(inner, eval(method, {"rs": rs}))
         optimizer.build(model.trainable_variables)
-        optimizer.exchange.schedule.in_background = beside
+        optimizer.exchange.schedule.in_background = in_background
         if compiled:
             model.compile(optimizer, "mse", **compiled)
     return model, optimizer
 
 
-def followed(strategy, method, beside, form):
-    """What each step leaves, or each epoch of `fit`, and in the end the whole state, as hashes."""
+def hashes_of_steps(strategy, method, in_background, form):
+    """Hashes after each step, or each epoch of `fit`, and of the final state."""
     import keras
     import tf_keras
 
@@ -57,7 +57,7 @@ def followed(strategy, method, beside, form):
 
     family = tf_keras if form == "tf_keras" else keras
     compiled = {} if form in ("loop", "saved", "skips") else {"steps_per_execution": 3}
-    model, optimizer = built(strategy, method, beside, family, **compiled)
+    model, optimizer = make_model(strategy, method, in_background, family, **compiled)
     exchange, found = optimizer.exchange, []
 
     def note(whole):
@@ -81,7 +81,7 @@ def followed(strategy, method, beside, form):
         if form == "skips":
             assert int(exchange.skipped.numpy()) == len(BAD)
             assert int(optimizer.iterations.numpy()) == STEPS
-    assert (exchange.schedule._background is not None) == beside
+    assert (exchange.schedule._background is not None) == in_background
     return found
 
 
@@ -91,7 +91,7 @@ def compare():
     strategy, found = rs.MultiWorkerMirroredStrategy(), {}
     for name, method in METHODS.items():
         for form in FORMS[name]:
-            both = [followed(strategy, method, beside, form) for beside in (False, True)]
+            both = [hashes_of_steps(strategy, method, flag, form) for flag in (False, True)]
             equal = [
                 [a == b for a, b in zip(*pair, strict=True)] for pair in zip(*both, strict=True)
             ]
@@ -105,17 +105,17 @@ def compared():
 
 
 @loop("name", METHODS)
-def test_the_same_arrives_at_the_same_steps(compared, name):
+def test_background_exchange_equals_synchronous_exchange(compared, name):
     for rank, worker in enumerate(compared):
         for form in FORMS[name]:
             equal, different = worker[f"{name}, {form}"]
             skipped = len(BAD) if form == "skips" and rank == 1 else 0
-            assert len(equal) - skipped <= different  # the weights change in each other step
+            assert len(equal) - skipped <= different  # the weights change in every other step
             assert all(map(all, equal)), (form, equal)
 
 
-def late():
-    """The seconds of each step of worker 0, where worker 1 joins each exchange `LATE` s later."""
+def step_times():
+    """Step times of worker 0; worker 1 joins each exchange `LATE` seconds later."""
     import keras
     import tensorflow as tf
 
@@ -130,7 +130,7 @@ def late():
         run(self, index, number)
 
     Background.run = delayed
-    model, optimizer = built(strategy, METHODS["4 bits"], True, keras)
+    model, optimizer = make_model(strategy, METHODS["4 bits"], True, keras)
     step, seconds = problems.step_of(strategy, model, optimizer), []
     for number in range(STEPS):
         batch = problems.regression(8, seed=2 * number + rank)
@@ -141,15 +141,15 @@ def late():
     return {"seconds": np.array(seconds)}
 
 
-def test_only_the_step_of_its_arrival_waits_for_a_late_message():
-    seconds = run_workers(late)[0]["seconds"]
+def test_late_message_delays_only_step_that_applies_it():
+    seconds = run_workers(step_times)[0]["seconds"]
     waits = [number + 1 for number, s in enumerate(seconds) if s > LATE / 2 and number > 6]
-    # Begun at the third step of a round of six and at its end, applied three steps later.
+    # Exchanges begin at the third and sixth step of a round and are applied three steps later.
     assert waits == [9, 12, 15, 18, 21, 24]
 
 
 def compared_counts():
-    """Sizes of what the workers gather to count skipped steps, and if in the steps' own group."""
+    """Sizes of the gathers that count skipped steps, and whether they use the steps' group."""
     import keras
     import tensorflow as tf
 
@@ -164,7 +164,7 @@ def compared_counts():
         return gather(network, values)
 
     nonfinite.gather = counting
-    model, optimizer = built(strategy, METHODS["4 bits"], True, keras)
+    model, optimizer = make_model(strategy, METHODS["4 bits"], True, keras)
     batch = tuple(map(tf.constant, problems.regression(8, seed=problems.rank())))
     step = problems.step_of(strategy, model, optimizer)
     for _ in range(4):  # the first fragment begins
@@ -175,13 +175,13 @@ def compared_counts():
 
 
 def test_no_step_waits_for_a_round_trip_to_count_skipped_steps():
-    """The other collectives name a worker in a report: one number of each, in a branch."""
+    """Other collectives gather one number per worker, in a branch, to name a worker in a report."""
     counts = run_workers(compared_counts)[0]["counts"].tolist()
     assert [[in_step, size] for in_step, size in counts if size > 1] == [[False, 3]]
 
 
 def fail(how):
-    """Trainings of which worker 1 fails within an exchange in the background."""
+    """A training in which worker 1 fails within a background exchange."""
     import os
     import signal
 
@@ -199,18 +199,18 @@ def fail(how):
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "stopped":
                 time.sleep(600)
-            raise ValueError("no exchange today")
+            raise ValueError("injected failure")
         run(self, index, number)
 
     Background.run = failing
-    model, optimizer = built(strategy, METHODS["4 bits"], True, keras, steps_per_execution=2)
+    model, optimizer = make_model(strategy, METHODS["4 bits"], True, keras, steps_per_execution=2)
     model.fit(problems.dataset(8 * 2 * 600, 16), epochs=1, verbose=0)
 
 
 def test_a_worker_whose_exchange_fails_is_named():
     first, second = fail_workers(fail, args=("raises",))
-    assert "ValueError: no exchange today" in second
-    assert "worker 1 has failed: ValueError: no exchange today" in first
+    assert "ValueError: injected failure" in second
+    assert "worker 1 has failed: ValueError: injected failure" in first
 
 
 def test_a_worker_that_dies_within_an_exchange_is_named():
@@ -218,8 +218,8 @@ def test_a_worker_that_dies_within_an_exchange_is_named():
     assert "worker 1" in first and "DistributedError" in first
 
 
-def leave():
-    """Trainings that end while an exchange is under way, which worker 1 never joins."""
+def end_during_exchange():
+    """A training that ends during an exchange which worker 1 never joins."""
     import keras
 
     import tf_redsync as rs
@@ -228,19 +228,19 @@ def leave():
 
     strategy, run = rs.MultiWorkerMirroredStrategy(), Background.run
 
-    def parked(self, index, number):
+    def blocked(self, index, number):
         time.sleep(600 if problems.rank() else 0)
         run(self, index, number)
 
-    Background.run = parked
-    model, optimizer = built(strategy, METHODS["4 bits"], True, keras)
+    Background.run = blocked
+    model, optimizer = make_model(strategy, METHODS["4 bits"], True, keras)
     step = problems.step_of(strategy, model, optimizer)
-    for number in range(5):  # begins in the fourth step, and is due in the sixth
+    for number in range(5):  # begins in the fourth step, due in the sixth
         step(problems.regression(8, seed=number))
     return {"under_way": bool(optimizer.exchange.schedule._background._under_way.numpy())}
 
 
-def test_a_program_ends_during_an_exchange():
+def test_program_can_end_during_exchange():
     before = time.monotonic()
-    assert all(worker["under_way"] for worker in run_workers(leave, timeout=90))
+    assert all(worker["under_way"] for worker in run_workers(end_during_exchange, timeout=90))
     assert time.monotonic() - before < 85

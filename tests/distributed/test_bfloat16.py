@@ -1,4 +1,4 @@
-"""Models that compute in bfloat16: the selection reads their gradients without a cast."""
+"""Models that compute in bfloat16: the selection reads bfloat16 gradients without a cast."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.kernels.common import needs_native
 
 pytestmark = pytest.mark.distributed
 
-METHODS = (  # the first two are what a commit needs: the others call the same ops
+METHODS = (  # a commit tests the first two: the others call the same ops
     "RedSync(density=0.05, dense_below=0, momentum=0.9)",
     "Scheduled(method=rs.CodedTopK(), stages=rs.DensityStages((0, 2), (0.1, 0.05)))",  # branches
     "RedSync(density=0.05, dense_below=0, warm_up=rs.DenseWarmUp(2))",  # in a branch
@@ -29,7 +29,7 @@ RUNS = [
 
 
 def trained(runs):
-    """Trains in each run twice, the second time with all casts made."""
+    """Trains twice in each run, the second time with explicit casts."""
     import json
 
     import keras
@@ -53,9 +53,9 @@ def trained(runs):
         mine = [n for n in nodes if n.op in ("RedsyncAccumulateAndSelect", "RedsyncSelectAndCode")]
         return [tf.as_dtype(t).name for n in mine for t in n.attr["T"].list.type]
 
-    def run(policy, text, looking):
+    def run(policy, text, with_casts):
         for module, look in looks.items():
-            module.before_cast = look if looking else lambda tensor: tensor
+            module.before_cast = look if with_casts else lambda tensor: tensor
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
         keras.config.set_dtype_policy(policy)
@@ -104,7 +104,7 @@ def trained(runs):
 
 
 @needs_native
-def test_gradients_of_bfloat16_are_read_as_such():
+def test_bfloat16_gradients_are_read_without_cast():
     workers = run_workers(trained, args=(RUNS,), timeout=280)
     first, second = (json.loads(str(worker["found"])) for worker in workers)
     assert first == second and len(first) == len(RUNS)

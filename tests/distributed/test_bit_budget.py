@@ -1,4 +1,4 @@
-"""`BitBudget` on two real workers: one choice for all, kept by a run that goes on."""
+"""`BitBudget` on two real workers: all workers make one choice, and a resumed run keeps it."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.distributed.cluster import run_workers
 
 
 def train(folder):
-    """Train with a budget, save, and load into an optimizer that would choose otherwise."""
+    """Train with a budget, save, and load into an optimizer that would choose differently."""
     import os
 
     import keras
@@ -20,7 +20,7 @@ def train(folder):
     x, y = problems.regression(24)
     path = os.path.join(folder, f"worker-{problems.rank()}.weights.h5")
 
-    def made(sample, bits):
+    def make_optimizer(sample, bits):
         with strategy.scope():
             model = problems.network(keras)
 
@@ -43,8 +43,8 @@ def train(folder):
     def chosen(optimizer):
         return repr([a.method for a in optimizer.exchange.assignments])
 
-    # Each worker knows another part of the gradient best.
-    model, optimizer = made(
+    # Each worker has better measurements of another part of the gradient.
+    model, optimizer = make_optimizer(
         lambda g: [(1 + 9 * (problems.rank() == i % 2)) * t for i, t in enumerate(g)], 1.2
     )
     found = {"first": chosen(optimizer), "explained": optimizer.explain().decision}
@@ -52,7 +52,7 @@ def train(folder):
     model.save_weights(path)
     found["weights"] = problems.digest(model)
 
-    model, optimizer = made(lambda g: [tf.ones_like(t) for t in g], 2.2)
+    model, optimizer = make_optimizer(lambda g: [tf.ones_like(t) for t in g], 2.2)
     found["other"] = chosen(optimizer)
     model.load_weights(path)
     found["kept"] = chosen(optimizer)
@@ -65,12 +65,12 @@ def found(tmp_path_factory):
     return run_workers(train, args=(str(tmp_path_factory.mktemp("budget")),), timeout=200)
 
 
-def test_all_workers_choose_the_same(found):
+def test_all_workers_make_same_choice(found):
     for key in ("first", "explained", "weights", "other", "kept", "later"):
         assert found[0][key] == found[1][key], key
     assert "of 1.2 bits per element" in found[0]["explained"]
 
 
-def test_a_run_that_goes_on_keeps_its_choice(found):
+def test_resumed_run_keeps_choice(found):
     assert found[0]["other"] != found[0]["first"]
     assert found[0]["kept"] == found[0]["first"]

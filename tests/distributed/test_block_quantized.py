@@ -26,7 +26,7 @@ METHODS = {
         "value_bits=32), bits=4)"
     ),
 }
-if not DEEP:  # gradients, factors, selected values, and what is sent of weights; late
+if not DEEP:  # gradients, factors, selected values, weight changes; delayed
     METHODS = {n: METHODS[n] for n in ("dense, 2 bits", "factors", "RedSync", "fragments")}
 
 
@@ -60,7 +60,7 @@ def trained():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_trains_with_equal_weights(trained, name):
+def test_trains_with_equal_weights_on_all_workers(trained, name):
     assert len({worker[f"{name}/weights"] for worker in trained}) == 1
     assert not any(worker[f"{name}/skipped"] for worker in trained)
     losses = np.mean([worker[f"{name}/losses"] for worker in trained], axis=0)

@@ -1,4 +1,4 @@
-"""`Checkpoint` on real workers that are killed: training goes on to the bit."""
+"""`Checkpoint` on real workers that are killed: the resumed training has equal bits."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from tests.distributed import cluster
 from tests.distributed.cluster import LEGACY, run_workers
 
 EPOCHS, STEPS, BATCH = 3, 6, 12
-DIES_AT = 9  # steps, in the second epoch
+DIES_AT = 9  # a step in the second epoch
 
 
 def _family(name):
@@ -39,7 +39,7 @@ def _model(family, method, strategy):
     keras.utils.set_random_seed(7)
     with strategy.scope():
         layers = [keras.layers.Input([12]), keras.layers.Dense(16, activation="relu")]
-        if family == "keras3":  # of tf_keras, a dropout cannot be restored
+        if family == "keras3":  # tf_keras cannot restore a dropout's generator
             layers.append(keras.layers.Dropout(0.3, seed=5))
         layers += [keras.layers.BatchNormalization(), keras.layers.Dense(4)]
         model = keras.Sequential(layers)
@@ -60,7 +60,7 @@ def _data():
 
 
 def _dies(keras, at, once):
-    """Ends all workers after a step, once a function says so."""
+    """A callback that ends all workers after step `at`, once `once()` is true."""
 
     class Dies(keras.callbacks.Callback):
         steps = 0
@@ -76,7 +76,7 @@ def _dies(keras, at, once):
 
 
 def _stalls(number):
-    """Makes the writing thread of worker 1 wait for ever in a checkpoint; returns where it is."""
+    """Blocks worker 1's writing thread in checkpoint `number`; returns an event-like check."""
     import threading
 
     from tests.distributed.problems import rank
@@ -132,7 +132,7 @@ def _fit(family, method, strategy, directory, dies=False, stalls=False):
 
 METHODS = {
     "RedSync": lambda rs: rs.RedSync(density=0.05, dense_below=1),
-    "LocalSGD": lambda rs: rs.LocalSGD(steps=3),  # weights of each worker's own
+    "LocalSGD": lambda rs: rs.LocalSGD(steps=3),  # individual weights on each worker
 }
 
 
@@ -150,14 +150,14 @@ def trained_and_then_killed(family, method, directory, stalls=False):
     _fit(family, _method(method), strategy, f"{directory}/killed", dies=True, stalls=stalls)
 
 
-def went_on(family, method, directory):
+def resumed(family, method, directory):
     import tf_redsync as rs
 
     return _fit(family, _method(method), rs.MultiWorkerMirroredStrategy(), directory)
 
 
 def _sums_are_kept(directory, found, method):
-    """What all workers together begin with is what the checkpoint's had."""
+    """Checks that the restored sums over all workers equal those in the checkpoint."""
     from tf_redsync.state.checkpoint_store import Store
 
     store = Store(directory)
@@ -181,7 +181,7 @@ def _sums_are_kept(directory, found, method):
         pytest.param("keras3", "LocalSGD", marks=pytest.mark.deep),
     ],
 )
-def test_a_killed_run_goes_on_to_the_bit(family, method, tmp_path):
+def test_killed_run_resumes_bit_for_bit(family, method, tmp_path):
     env = LEGACY if family != "keras3" else None
     arguments = (family, method, str(tmp_path))
     whole = cluster.kill_workers(trained_and_then_killed, args=arguments, env=env)
@@ -190,23 +190,23 @@ def test_a_killed_run_goes_on_to_the_bit(family, method, tmp_path):
         for workers in (1, 3):
             shutil.copytree(tmp_path / "killed", tmp_path / str(workers))
             others = (family, method, str(tmp_path / str(workers)))
-            found = run_workers(went_on, workers=workers, args=others, env=env)
+            found = run_workers(resumed, workers=workers, args=others, env=env)
             _sums_are_kept(tmp_path / "killed", found, method)
             for after in found:
                 assert after["batches"].tolist()[:5] == [2, 3, 4, 5, 0]
                 assert np.isfinite(after["epochs"]).all()
-    rest = run_workers(went_on, args=arguments, env=env)
+    rest = run_workers(resumed, args=arguments, env=env)
     for before, after in zip(whole, rest, strict=True):
         for name in before:
             if name.startswith("weight"):
                 np.testing.assert_array_equal(before[name], after[name], name)
-        first = 1 if family == "keras3" else 2  # metrics of tf_keras begin anew
+        first = 1 if family == "keras3" else 2  # tf_keras does not restore metrics
         np.testing.assert_array_equal(before["epochs"][first:], after["epochs"][first - 1 :])
         assert after["batches"].tolist()[:5] == [2, 3, 4, 5, 0]  # after 8 steps
 
 
-def test_workers_killed_while_a_save_stalls_go_on_from_the_one_before_to_the_bit(tmp_path):
-    """Worker 0 has written its part, and worker 1 has not."""
+def test_workers_killed_in_stalled_save_resume_from_previous_bit_for_bit(tmp_path):
+    """Worker 0 has written its part, worker 1 has not."""
     from tf_redsync.state.checkpoint_store import Store
 
     arguments = ("keras3", "RedSync", str(tmp_path), True)
@@ -214,7 +214,7 @@ def test_workers_killed_while_a_save_stalls_go_on_from_the_one_before_to_the_bit
     store = Store(tmp_path / "killed")
     assert store.numbers() == [1]
     assert [p.name for p in store.path(2).iterdir()] == ["part-00000.npz"]
-    rest = run_workers(went_on, args=("keras3", "RedSync", str(tmp_path / "killed")))
+    rest = run_workers(resumed, args=("keras3", "RedSync", str(tmp_path / "killed")))
     for before, after in zip(whole, rest, strict=True):
         assert after["batches"].tolist()[:3] == [4, 5, 0]
         for name in [n for n in before if n.startswith("weight")]:
@@ -222,11 +222,11 @@ def test_workers_killed_while_a_save_stalls_go_on_from_the_one_before_to_the_bit
     assert store.numbers()[0] > 2 and not store.path(2).exists()
 
 
-# ------------------------------------------------------------------- what goes wrong on one worker
+# -------------------------------------------------------------------------- failures of one worker
 
 
 def _warned(action):
-    """What an action warns of, and the exception that it ends by."""
+    """Warnings and the exception of an action."""
     import warnings
 
     with warnings.catch_warnings(record=True) as warned:
@@ -239,13 +239,13 @@ def _warned(action):
     return "\n".join(str(w.message) for w in warned), error
 
 
-def what_one_worker_does(directory):
-    """Everything that must be the same on all workers, in one job; returns what each has seen."""
+def failures_of_one_worker(directory):
+    """Failures of one worker, all in one job; returns what each worker observed."""
     import tf_redsync as rs
     from tests.distributed.problems import rank
     from tf_redsync.state.checkpoint_store import Store
 
-    strategy, me, seen = rs.MultiWorkerMirroredStrategy(), rank(), {}
+    strategy, task, seen = rs.MultiWorkerMirroredStrategy(), rank(), {}
     keras, model = _model("keras3", _method(), strategy)
     callbacks = keras.callbacks
 
@@ -255,11 +255,11 @@ def what_one_worker_does(directory):
     def steps():
         return int(model.optimizer.exchange.step.numpy())
 
-    # Only the chief has one, and then a directory that one worker cannot write to.
-    seen["chief"] = fit(*[rs.callbacks.Checkpoint(f"{directory}/chief")][: 1 - me])[1]
-    seen["proc"] = fit(rs.callbacks.Checkpoint("/proc/x" if me else f"{directory}/proc"))[1]
+    # Only the chief has the callback; then one worker cannot write to the directory.
+    seen["chief"] = fit(*[rs.callbacks.Checkpoint(f"{directory}/chief")][: 1 - task])[1]
+    seen["proc"] = fit(rs.callbacks.Checkpoint("/proc/x" if task else f"{directory}/proc"))[1]
 
-    # A disk that is full on one worker for one save. As soon as there is another one it is whole.
+    # A full disk on one worker for one save. A committed checkpoint must be complete.
     write_part, replace, seen["commits"], seen["too early"] = Store.write_part, os.replace, 0, ""
 
     def replaced(source, target):
@@ -271,7 +271,7 @@ def what_one_worker_does(directory):
             seen["too early"] += _warned(verify)[1]
 
     def full(store, number, *args, **kwargs):
-        if me and number == 2:
+        if task and number == 2:
             raise OSError(28, f"cannot write {store.path(number)}: no space. Make room")
         return write_part(store, number, *args, **kwargs)
 
@@ -280,25 +280,25 @@ def what_one_worker_does(directory):
     seen["full left"] = " ".join(sorted(os.listdir(f"{directory}/full")))
     Store.write_part, os.replace = write_part, replace
 
-    # A directory for each worker, then a damaged part on one of them.
-    own = f"{directory}/own{me}"
+    # A directory per worker, then a damaged part on one of them.
+    own = f"{directory}/own{task}"
     before = steps()
     seen["own"] = "".join(fit(rs.callbacks.Checkpoint(own, every=4)))
-    if me:
+    if task:
         os.truncate(f"{own}/checkpoint-000002/part-00001.npz", 100)
     seen["damaged"], seen["damaged error"] = fit(rs.callbacks.Checkpoint(own, every=4))
-    seen["damaged steps"] = steps() - before  # 4 of 6, and the other 2 again
+    seen["damaged steps"] = steps() - before  # 4 of 6, then the other 2 again
 
-    # One worker asks, in a thread; one gets a signal.
+    # One worker requests a save from a thread; one receives a signal.
     asked, at = rs.callbacks.Checkpoint(f"{directory}/asked", every=10**6), []
     asked.when_saved = lambda reason, saved: at.append([reason, saved, steps()])
 
     def ask(batch, logs):
-        if me and batch == 20:
+        if task and batch == 20:
             asked.save_now("worker 1 has asked")
 
     def kill(batch, logs):
-        if me and batch == 20:
+        if task and batch == 20:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     long = _data().repeat(100)
@@ -318,50 +318,50 @@ def what_one_worker_does(directory):
     seen["signal"] = _warned(lambda: model.fit(long, verbose=0, callbacks=signalled))[1]
     seen["signal step"] = steps() - first
 
-    # By the chief's clock, while the other one's runs wild.
+    # Saves follow the chief's clock; the other worker's clock runs ten times too fast.
     import datetime
     import time
 
-    if me:
+    if task:
         time.monotonic, real = lambda: 10.0 * real(), time.monotonic
     timer = rs.callbacks.Checkpoint(f"{directory}/timer", every=datetime.timedelta(seconds=0.2))
     model.fit(long.take(150), verbose=0, callbacks=[timer])
-    if me:
+    if task:
         time.monotonic = real
 
-    # Keras's own.
+    # Keras's own callbacks.
     def backup(path):
         return callbacks.BackupAndRestore(path, delete_checkpoint=False)
 
-    seen["backup of one"] = fit(*[backup(f"{directory}/b")][: 1 - me])[1]
+    seen["backup of one"] = fit(*[backup(f"{directory}/b")][: 1 - task])[1]
     seen["backup of all"] = fit(backup(f"{directory}/b"))[1]
-    seen["backup of each"] = fit(backup(f"{directory}/b{me}"))[1]
+    seen["backup of each"] = fit(backup(f"{directory}/b{task}"))[1]
     seen["models of all"] = fit(callbacks.ModelCheckpoint(f"{directory}/m.weights.h5"))[1]
-    each = callbacks.ModelCheckpoint(f"{directory}/m{me}.weights.h5", save_weights_only=True)
+    each = callbacks.ModelCheckpoint(f"{directory}/m{task}.weights.h5", save_weights_only=True)
     seen["models of each"] = fit(each)[1]
     seen["table of all"] = fit(callbacks.CSVLogger(f"{directory}/log.csv"))[1]
     seen["table there"] = os.path.exists(f"{directory}/log.csv")
-    for name in (f"{directory}/log{me}.csv", os.devnull):
+    for name in (f"{directory}/log{task}.csv", os.devnull):
         seen[f"table of each {name == os.devnull}"] = fit(callbacks.CSVLogger(name))[1]
-    for name, path in {"file of all": "m.keras", "file of each": f"m{me}.keras"}.items():
+    for name, path in {"file of all": "m.keras", "file of each": f"m{task}.keras"}.items():
         seen[name] = _warned(lambda path=path: model.save(f"{directory}/{path}"))[0]
-    if not me:
+    if not task:
         seen["file of one"] = "".join(_warned(lambda: model.save(f"{directory}/one.keras")))
-    seen["table of one"] = fit(*[callbacks.CSVLogger(f"{directory}/one.csv")][: 1 - me])[1]
-    if not me:  # one backup is lost, then another one is of other weights
+    seen["table of one"] = fit(*[callbacks.CSVLogger(f"{directory}/one.csv")][: 1 - task])[1]
+    if not task:  # one backup is lost, then one has other weights
         os.rename(f"{directory}/b0", f"{directory}/old")
-    seen["lost"] = fit(backup(f"{directory}/b{me}"), epochs=2)[1]
-    if not me:
+    seen["lost"] = fit(backup(f"{directory}/b{task}"), epochs=2)[1]
+    if not task:
         os.rename(f"{directory}/old", f"{directory}/b0")
         model.layers[0].kernel.assign(model.layers[0].kernel + 1)
         model.save_weights(f"{directory}/b0/latest.weights.h5")
-    seen["torn"] = fit(backup(f"{directory}/b{me}"), epochs=2)[1]
+    seen["torn"] = fit(backup(f"{directory}/b{task}"), epochs=2)[1]
     return seen
 
 
-def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
-    both = run_workers(what_one_worker_does, args=(str(tmp_path),), timeout=240)
-    for me, seen in enumerate(both):
+def test_workers_agree_on_failure_of_one_worker(tmp_path):
+    both = run_workers(failures_of_one_worker, args=(str(tmp_path),), timeout=240)
+    for task, seen in enumerate(both):
         assert "worker 0: keep 2 checkpoints" in seen["chief"], seen["chief"]
         assert seen["proc"].startswith("OSError") and "cannot write /proc/x" in seen["proc"]
 
@@ -370,10 +370,10 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert seen["full error"] == "" and seen["full left"] == (
             "checkpoint-000001 checkpoint-000003"
         )
-        assert seen["commits"] == 2 * (me == 0) and seen["too early"] == ""
+        assert seen["commits"] == 2 * (task == 0) and seen["too early"] == ""
         assert "checkpoint" not in seen["own"].lower()
         assert seen["damaged error"] == ""
-        assert f"from {tmp_path}/own{me}/checkpoint-000001" in seen["damaged"]
+        assert f"from {tmp_path}/own{task}/checkpoint-000001" in seen["damaged"]
         assert "checkpoint-000002: worker 1: part-00001.npz has 100 bytes" in seen["damaged"]
 
         assert seen["asked"] == "worker 1 has asked" and seen["asked saved"]
@@ -388,16 +388,16 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
         assert "would write the same file with `ModelCheckpoint`" in seen["models of all"]
         assert seen["models of each"] == ""
         assert "workers 0, 1 would write the same file with `CSVLogger`" in seen["table of all"]
-        assert not seen["table there"], "it was opened before it was refused"
+        assert not seen["table there"], "the file was opened before the error"
         for name in ("table of each False", "table of each True", "table of one"):
             assert seen[name] == ""
         assert "several" not in seen["file of each"]
-    # Of two that save at once the one that publishes last is told.
+    # Of two workers that save at once, the later one raises.
     assert sum("m.keras' with `save`" in s["file of all"] for s in both) == 1
     assert "overwrite" not in both[0]["file of one"]
     for name in ("asked step", "signal step", "damaged steps"):
         assert both[0][name] == both[1][name]
-    # Looked at when both are done: the chief deletes what is not kept while the other one goes on.
+    # Counted at the end: the chief deletes old checkpoints while the other worker continues.
     assert len(os.listdir(tmp_path / "timer")) == 2
 
 
@@ -406,8 +406,8 @@ def test_workers_agree_on_what_goes_wrong_on_one_of_them(tmp_path):
 LONG = 40  # epochs of `STEPS` steps
 
 
-def saves_after_the_chief_has_ended(directory):
-    """Builds a model on all workers; worker 1 saves it when the chief's process has ended."""
+def save_after_chief_has_ended(directory):
+    """Builds a model on all workers; worker 1 saves it after the chief's process has ended."""
     import json
     import socket
     import time
@@ -431,12 +431,12 @@ def saves_after_the_chief_has_ended(directory):
 
 
 def test_a_worker_saves_after_the_chief_has_ended(tmp_path):
-    run_workers(saves_after_the_chief_has_ended, args=(str(tmp_path),), grace=100)
+    run_workers(save_after_chief_has_ended, args=(str(tmp_path),), grace=100)
     assert (tmp_path / "late.keras").stat().st_size > 1000
 
 
-def dies_at_random(directory, seed):
-    """Saves after each step, and is killed at some moment in one of the first fifty."""
+def die_at_random(directory, seed):
+    """Saves after each step, and is killed at a random moment in one of the first fifty."""
     import random
     import threading
 
@@ -466,14 +466,14 @@ def dies_at_random(directory, seed):
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_workers_killed_at_random_moments_of_200_saves(tmp_path):
-    """Never without a usable checkpoint, never a torn one; and the weights at the end are equal."""
+    """A complete checkpoint always exists, and the final weights are equal."""
     from tf_redsync.state.checkpoint_store import Store
 
     store, saves, kills = Store(tmp_path / "killed"), 0, 0
     while saves < 200 or not kills:
         (tmp_path / str(kills)).mkdir()
         job = cluster._launch(
-            dies_at_random, 2, (str(store.directory), kills), None, 100, 1, tmp_path / str(kills)
+            die_at_random, 2, (str(store.directory), kills), None, 100, 1, tmp_path / str(kills)
         )
         if not any(worker.returncode for worker in job.workers):
             break
@@ -488,8 +488,8 @@ def test_workers_killed_at_random_moments_of_200_saves(tmp_path):
             } == {found.step}
         saves, kills = numbers[0], kills + 1
     print(f"{kills} kills in {saves} saves")
-    rest = run_workers(dies_at_random, args=(str(store.directory), None))
-    whole = run_workers(dies_at_random, args=(str(tmp_path / "whole"), None))
+    rest = run_workers(die_at_random, args=(str(store.directory), None))
+    whole = run_workers(die_at_random, args=(str(tmp_path / "whole"), None))
     for name, value in whole[0].items():
         np.testing.assert_array_equal(rest[0][name], value, name)
         np.testing.assert_array_equal(rest[1][name], value, name)

@@ -1,7 +1,7 @@
-"""The hint for NCCL reaches every collective where all workers tell of GPUs of their own.
+"""The NCCL hint reaches every collective if all workers report GPUs of their own.
 
-There is no GPU here: workers say that they have one, and TensorFlow takes its ring on CPUs for any
-hint. What a worker hands to TensorFlow is what is looked at.
+This needs no GPU: workers pretend to have one, and TensorFlow uses its ring on CPUs for any hint.
+The tests inspect what a worker passes to TensorFlow.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from tests.distributed.cluster import fail_workers, run_workers
 pytestmark = pytest.mark.distributed
 
 
-# By name: each worker's GPUs, and whether its launcher runs on one.
+# Case name: each worker's GPUs, and whether its launcher runs on one.
 CASES = {
     "plain": ([[], []], False),
     "own": ([["a"], ["b"]], True),
@@ -21,7 +21,7 @@ CASES = {
 
 
 def train(names):
-    """Train in each case; return the graph's hints and tokens, and `explain()`'s line about it."""
+    """Train in each case; returns the graph's hints and tokens, and `explain()`'s line about it."""
     import json
     import os
 
@@ -43,7 +43,7 @@ def train(names):
     for name in names:
         gpus, as_gpu = CASES[name]
         transport.own_gpus = lambda gpus=gpus: gpus[rank]
-        # The device's name is all that says where a launcher runs.
+        # Only the device's name tells where a launcher runs.
         on = "GPU" if as_gpu else ""
         transport.by_nccl = lambda options, device, on=on: by_nccl(options, device + on)
         handed.clear()
@@ -81,15 +81,15 @@ def of_case(trained, name):
     ]
 
 
-def test_nccl_is_asked_for_and_chained(trained):
+def test_nccl_is_requested_with_ordered_collectives(trained):
     plain, with_gpus = of_case(trained, "plain"), of_case(trained, "own")
     for found in plain:
         assert found["hints"] == "AUTO"
-        assert found["tokens"] == found["calls"] > 1, "over gRPC every collective is on its own"
+        assert found["tokens"] == found["calls"] > 1, "collectives over gRPC need no order"
         assert found["said"] == "collectives: TensorFlow's ring, over gRPC"
     for found, other in zip(with_gpus, plain, strict=True):
         assert found["hints"] == "NCCL"
-        assert found["tokens"] == 1, "NCCL wants one order"
+        assert found["tokens"] == 1, "NCCL needs one order"
         assert found["said"] == "collectives: NCCL"
         assert (found["weights"] == other["weights"]).all()
 

@@ -51,11 +51,11 @@ def train(folder):
         (residual,) = (v for n, v in part.items() if "/residual/" in n)
         out |= {"norm": np.linalg.norm(residual), "found": history["residual_norm"][-1]}
         out |= {"expected": model.optimizer.bytes_per_step(), "loss": history["loss"]}
-        # 2. on the chief alone, which must ask the others for nothing
+        # 2. on the chief alone, without requests to other workers
         alone = [rs.callbacks.CompressionMetrics(f"{folder}/chief", every=3)] if chief else []
         _, history = _train(rs, keras, topk, alone)
         out |= {"loss_of_chief": history["loss"], "has": "density" in history}
-        # 3. rounds of local steps, where nothing is sent in most steps; two of them at a time
+        # 3. rounds of local steps, most of which send nothing; two steps per execution
         local = rs.LocalSGD(steps=5)
         metrics = rs.callbacks.CompressionMetrics(every=1, time_split=False)
         model, history = _train(rs, keras, local, [metrics], per_execution=2)
@@ -87,7 +87,7 @@ def test_on_all_workers(trained):
 
 
 def test_on_the_chief_alone(trained):
-    """Nobody waits, and the training is the same."""
+    """No worker waits, and the training is unchanged."""
     folder, workers = trained
     assert [bool(out["has"]) for out in workers] == [True, False]
     for out in workers:
@@ -98,14 +98,14 @@ def test_on_the_chief_alone(trained):
 
 
 def test_local_steps(trained):
-    """Rounds of five steps; the third of each epoch of twelve ends early, with the epoch."""
+    """Rounds of five steps; an epoch of twelve steps ends its third round early."""
     for out in trained[1]:
         exchange = 5 * out["per_step"]
         assert list(out["local"]) == pytest.approx([3 * exchange, 6 * exchange])
         assert math.isfinite(out["per_step"]) and out["per_step"] > 0
 
 
-def test_the_report_reads_both(trained):
+def test_report_reads_files_of_both_workers(trained):
     from tf_redsync.metrics import records
 
     found = records.load(pathlib.Path(trained[0]) / "all")

@@ -11,19 +11,20 @@ from tests.distributed.cluster import run_workers
 SPARSE = "density=0.05, momentum=0.9, dense_below=0, warm_up=DenseWarmUp(4)"
 ADAMW = ("--optimizer", "adamw", "--learning_rate", "0.01")
 TURNS = "steps=4, fragments=2, overlap=1, mixing=0.5, value_bits=32"
-ROWS = (  # BatchNormalization, clipping, a rate that falls; the inner optimizer's momentum, a code
+# BatchNormalization, clipping, a learning-rate schedule; the inner optimizer's momentum, a code
+ROWS = (
     ("cifar10", ["--clip_norm", "0.5", "--schedule", "cosine"], f"RedSync({SPARSE})"),
     ("digits", [*ADAMW, "--evaluations", "1"], "DiLoCo(steps=3)"),  # an evaluation ends a round
     ("digits", [*ADAMW, "--evaluations", "1"], f"StreamingDiLoCo({TURNS})"),
     ("digits", [], "CodedGMC(density=0.05)"),
 )
-# What is sent before the last step's callbacks. At the end of an epoch all agree: of four rounds of
-# DiLoCo the last one ends there; of fragments all are sent there for the third time.
+# Bytes sent before the last step's callbacks. Every worker agrees at the end of an epoch: of
+# DiLoCo's four rounds the last one ends there; all fragments are sent there for the third time.
 BEFORE_THE_END = {"DiLoCo": 3 / 4, "StreamingDiLoCo": 2 / 3}
 
 
 def problem(task, flags, workers):
-    """The settings of ten steps, and data made on the spot where the task's are not installed."""
+    """Settings of ten steps, and synthetic data where the task's data are not installed."""
     if task == "digits":
         found = data.digits(None)
     else:
@@ -54,13 +55,13 @@ def train_rows(workers, first, end):
 @pytest.mark.parametrize(
     ("workers", "begin", "end"),
     [
-        # tests/unit/test_convergence.py and test_ranks.py are what a commit needs
+        # a commit runs tests/unit/test_convergence.py and test_ranks.py instead
         pytest.param(2, 1, 2, marks=pytest.mark.deep),
         pytest.param(2, 0, 3, marks=pytest.mark.deep),
         pytest.param(4, 0, 4, marks=pytest.mark.deep),
     ],
 )
-def test_processes_end_as_the_loopback(workers, begin, end):
+def test_processes_end_with_weights_of_loopback(workers, begin, end):
     from benchmarks.accuracy import local_training
     from benchmarks.method_expressions import exchanged
 

@@ -1,4 +1,4 @@
-"""Workers with different amounts of data get an error that names them, or end together."""
+"""Workers with different amounts of data raise an error that names them, or end together."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.distributed.cluster import LEGACY, run_workers
 
 
 def differ(family):
-    """Train, evaluate and predict with unlike amounts of data, in one job."""
+    """Train, evaluate and predict with different amounts of data, in one job."""
     import keras
     import numpy as np
     import tf_keras
@@ -58,7 +58,7 @@ def differ(family):
 
 
 @pytest.mark.parametrize("family", ["keras3", pytest.param("tf_keras", marks=pytest.mark.deep)])
-def test_unlike_amounts_of_data_are_named_when_a_method_begins(family):
+def test_error_names_different_amounts_of_data(family):
     both = run_workers(differ, args=(family,), env=LEGACY if family == "tf_keras" else None)
     fine = ["enough", "enough for validation", "unknown"]
     for seen in both:

@@ -1,4 +1,4 @@
-"""What goes wrong between workers ends with an exception on all of them, and never hangs."""
+"""Disagreements between workers raise an exception on all of them, without a deadlock."""
 
 import json
 import socket
@@ -30,7 +30,7 @@ def build_differently(strategy, what):
 
 
 def start_differently(what):
-    """Nothing goes on after it: a variable's broadcast fails."""
+    """The strategy or a variable's broadcast fails; the job cannot continue."""
     import tf_redsync as rs
 
     build_differently(rs.MultiWorkerMirroredStrategy(), what)
@@ -44,7 +44,7 @@ def start_differently(what):
         ("fewer layers", ("(48, 1)", "(48, 48)")),
     ],
 )
-def test_workers_with_variables_that_differ_say_how_on_all_workers(what, both):
+def test_all_workers_report_different_variables(what, both):
     outputs = fail_workers(start_differently, args=(what,), timeout=100)
     for output in outputs:
         assert_differ(output, both)
@@ -75,7 +75,7 @@ def leave_out_one_step():
     problems.train_loop(strategy, model, optimizer, problems.dataset(16, 8), 1)
 
 
-def test_a_worker_that_stays_away_is_named_after_the_limit():
+def test_missing_worker_is_named_after_timeout():
     with pytest.raises(AssertionError) as error:
         run_workers(leave_out_one_step, timeout=90, grace=1)
     text = str(error.value)
@@ -85,8 +85,8 @@ def test_a_worker_that_stays_away_is_named_after_the_limit():
     assert "worker 0 is at step 2 and waits for all workers to: reduce int64 by SUM" in text
 
 
-def go_wrong():
-    """Everything after which a job goes on, in one job; returns what each worker has seen."""
+def disagree():
+    """All disagreements after which a job continues, in one job; returns each worker's results."""
     import keras
 
     import tf_redsync as rs
@@ -109,7 +109,7 @@ def go_wrong():
 
 
 def fit_with_other_losses(strategy):
-    """Compile with another loss on worker 1; no collective would notice it."""
+    """Compile with another loss on worker 1; no collective would detect it."""
     import keras
 
     import tf_redsync as rs
@@ -123,7 +123,7 @@ def fit_with_other_losses(strategy):
 
 
 def train_with_bad_values(strategy, precision):
-    """Worker 1 alone gets one batch of NaN (or inf) in the middle of training."""
+    """Worker 1 alone gets one batch of NaN (inf in float16) in the middle of training."""
     import keras
     import tensorflow as tf
 
@@ -173,29 +173,29 @@ def train_with_bad_values(strategy, precision):
 
 
 @pytest.fixture(scope="module")
-def wrong():
-    return run_workers(go_wrong, timeout=200)
+def results_of_workers():
+    return run_workers(disagree, timeout=200)
 
 
-def test_workers_whose_methods_differ_say_so_on_all_workers(wrong):
-    for worker in wrong:
+def test_all_workers_report_different_methods(results_of_workers):
+    for worker in results_of_workers:
         assert_differ(worker["method"], ("0.1", "0.2"))
 
 
-def test_workers_whose_losses_differ_say_so_on_all_workers(wrong):
-    for worker in wrong:
+def test_all_workers_report_different_losses(results_of_workers):
+    for worker in results_of_workers:
         assert_differ(worker["loss"], ("compile.loss.Huber.delta=0.5", "delta=1.5"))
 
 
-def of_precision(wrong, precision):
+def of_precision(results_of_workers, precision):
     return (
         {k.split("/")[1]: v for k, v in worker.items() if k.startswith(f"{precision}/")}
-        for worker in wrong
+        for worker in results_of_workers
     )
 
 
-def test_nan_on_one_worker_skips_the_step_on_all(wrong):
-    first, second = of_precision(wrong, "float32")
+def test_nan_on_one_worker_skips_step_on_all(results_of_workers):
+    first, second = of_precision(results_of_workers, "float32")
     assert list(first["digests"]) == list(second["digests"])
     assert first["digests"][3] == first["digests"][2] != first["digests"][4]
     np.testing.assert_array_equal(first["states"][3], first["states"][2])
@@ -204,8 +204,8 @@ def test_nan_on_one_worker_skips_the_step_on_all(wrong):
     assert first["steps"] == 8
 
 
-def test_mixed_precision_agrees_on_the_loss_scale(wrong):
-    first, second = of_precision(wrong, "mixed_float16")
+def test_mixed_precision_agrees_on_the_loss_scale(results_of_workers):
+    first, second = of_precision(results_of_workers, "mixed_float16")
     assert list(first["digests"]) == list(second["digests"])
     assert first["digests"][3] == first["digests"][2] != first["digests"][4]
     np.testing.assert_array_equal(first["states"][3], first["states"][2])
@@ -214,7 +214,7 @@ def test_mixed_precision_agrees_on_the_loss_scale(wrong):
 
 
 def make_strategy(config):
-    """Only start the cluster, from a TF_CONFIG that the launcher did not write."""
+    """Only start the cluster, with a TF_CONFIG that was not written by the launcher."""
     import os
 
     import tf_redsync as rs

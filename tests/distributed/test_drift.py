@@ -1,4 +1,4 @@
-"""Workers that drift apart find out, and say how, instead of training different models."""
+"""Workers whose weights or settings drift apart raise an error."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.distributed.cluster import run_workers
 
 
 def train_differently():
-    """Whatever differs on worker 1 alone, one after the other; returns what both were told."""
+    """Changes one thing at a time on worker 1; returns the errors of both workers."""
     import logging
 
     import keras
@@ -24,8 +24,8 @@ def train_differently():
     redsync = rs.RedSync(density=0.2, dense_below=16)
     sgd = keras.optimizers.SGD
 
-    def told(name, function):
-        """What `function` raises, as a text."""
+    def record_error(name, function):
+        """Records the error that `function` raises, as text."""
         try:
             function()
             result[name] = "nothing"
@@ -39,17 +39,17 @@ def train_differently():
             model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
         model.fit(problems.dataset(32, 8), epochs=3, verbose=0, **options)
 
-    mine = 0.8 if rank else 0.9
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, mine)
+    value_of_worker = 0.8 if rank else 0.9
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, value_of_worker)
     plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=100.0)
-    told("momentum", lambda: fit(lambda: sgd(0.1, momentum=mine)))
+    record_error("momentum", lambda: fit(lambda: sgd(0.1, momentum=value_of_worker)))
     if DEEP:
-        told("schedule", lambda: fit(lambda: sgd(schedule)))
+        record_error("schedule", lambda: fit(lambda: sgd(schedule)))
         scaled = keras.optimizers.LossScaleOptimizer
-        told("wrapped", lambda: fit(lambda: scaled(sgd(0.1, weight_decay=mine))))
-    told("execution", lambda: fit(lambda: sgd(0.1), 1 + rank))
-    told("plateau", lambda: fit(lambda: sgd(0.1), callbacks=[] if rank else [plateau]))
-    told("nothing", lambda: fit(lambda: sgd(0.1), 2, callbacks=[plateau]))
+        record_error("wrapped", lambda: fit(lambda: scaled(sgd(0.1, weight_decay=value_of_worker))))
+    record_error("execution", lambda: fit(lambda: sgd(0.1), 1 + rank))
+    record_error("plateau", lambda: fit(lambda: sgd(0.1), callbacks=[] if rank else [plateau]))
+    record_error("nothing", lambda: fit(lambda: sgd(0.1), 2, callbacks=[plateau]))
 
     def load_on_one_worker():
         with strategy.scope():
@@ -60,9 +60,9 @@ def train_differently():
             model.set_weights([0.5 * w for w in model.get_weights()])
         model.fit(problems.dataset(32, 8), verbose=0)
 
-    told("loaded", load_on_one_worker)
+    record_error("loaded", load_on_one_worker)
     version, rs.__version__ = rs.__version__, rs.__version__ + ("+local" if rank else "")
-    told("version", lambda: fit(lambda: sgd(0.1)))
+    record_error("version", lambda: fit(lambda: sgd(0.1)))
     rs.__version__ = version
 
     class Training:
@@ -99,13 +99,13 @@ def train_differently():
                 bits[-1] ^= 1
                 own.assign(value)
 
-        def until_found(self, name):
-            told(name, lambda: self.train(20))
+        def train_until_error(self, name):
+            record_error(name, lambda: self.train(20))
             result[f"{name}/step"] = self.steps
 
-    warned = []
+    messages = []
     handler = logging.Handler()
-    handler.emit = lambda record: warned.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("tf_redsync").addHandler(handler)
     restored = Training(keras, lambda: keras.optimizers.Adam(0.02), on_drift="restore")
     restored.train(2)
@@ -115,7 +115,7 @@ def train_differently():
     result["restore/before"] = problems.digest(restored.model)
     restored.train(9)
     result["restore/after"] = problems.digest(restored.model)
-    result["restore/told"] = "\n".join(warned)
+    result["restore/warned"] = "\n".join(messages)
     slots = [v.numpy().ravel() for v in restored.optimizer.inner_optimizer.variables]
     result["restore/slots"] = np.concatenate(slots)
 
@@ -123,21 +123,21 @@ def train_differently():
     training.train(2)
     if rank == 1:
         training.optimizer.learning_rate = 0.05
-    training.until_found("rate")
+    training.train_until_error("rate")
     training = Training(tf_keras, lambda: tf_keras.optimizers.Adam(0.02))
     training.train(2)
     training.perturb(training.model.layers[0].kernel)
-    training.until_found("weight")
+    training.train_until_error("weight")
     if not DEEP:
         return result
     training = Training(keras, lambda: sgd(0.1), normalized=True)
     training.train(2)
     training.perturb(training.model.layers[1].moving_variance)
-    training.until_found("statistic")
+    training.train_until_error("statistic")
     training = Training(keras, lambda: sgd(0.1), rs.LocalSGD(steps=3))
     training.train(2)
     training.perturb(training.optimizer.exchange.consensus.agreed[0])
-    training.until_found("local")
+    training.train_until_error("local")
     return result
 
 
@@ -157,15 +157,15 @@ def trained():
         ("version", ("versions.tf_redsync", "+local")),
     ],
 )
-def test_what_differs_at_the_start_or_between_epochs(trained, what, both):
+def test_different_settings_raise_at_start_or_between_epochs(trained, what, both):
     for worker in trained:
         assert "Disagreement" in worker[what] and "the workers disagree" in worker[what]
         for text in both:
             assert text in worker[what], worker[what]
-        assert "trainable_variables" not in worker[what]  # what is equal is not shown
+        assert "trainable_variables" not in worker[what]  # equal settings are not shown
 
 
-def test_nothing_is_found_where_nothing_differs(trained):
+def test_equal_workers_raise_nothing(trained):
     for worker in trained:
         assert worker["nothing"] == "nothing"
 
@@ -181,26 +181,26 @@ def test_nothing_is_found_where_nothing_differs(trained):
         pytest.param("local", ("worker 1 has the bits of", "kernel"), marks=pytest.mark.deep),
     ],
 )
-def test_what_drifts_apart_stops_all_workers(trained, what, texts):
+def test_drift_stops_all_workers(trained, what, texts):
     for worker in trained:
         assert "the workers have drifted apart" in worker[what]
         for text in texts:
             assert text in worker[what], worker[what]
-        assert worker[f"{what}/step"] == 4  # the fifth one compared, and raised
+        assert worker[f"{what}/step"] == 4  # detected at the fifth step
 
 
-def test_weights_that_one_worker_has_loaded_between_two_fits(trained):
+def test_weights_loaded_on_one_worker_between_fits_raise(trained):
     for worker in trained:
         assert "the workers have drifted apart" in worker["loaded"], worker["loaded"]
         assert "worker 1 has the bits of" in worker["loaded"] and "kernel" in worker["loaded"]
 
 
-def test_worker_0_is_taken_over(trained):
+def test_restore_copies_weights_of_worker_0(trained):
     first, second = trained
     assert first["restore/before"] != second["restore/before"]
     assert first["restore/after"] == second["restore/after"]
     np.testing.assert_array_equal(first["restore/slots"], second["restore/slots"])
     for worker in trained:
-        assert "worker 1 has the bits of" in worker["restore/told"]
-        assert "the weights of worker 0" in worker["restore/told"]
-        assert worker["restore/told"].count("drifted") == 1
+        assert "worker 1 has the bits of" in worker["restore/warned"]
+        assert "the weights of worker 0" in worker["restore/warned"]
+        assert worker["restore/warned"].count("drifted") == 1

@@ -1,4 +1,4 @@
-"""Batches of every dtype and kind under Keras, and reductions of users themselves."""
+"""Batches of every dtype and kind under Keras, and the user's own reductions."""
 
 import itertools
 import json
@@ -11,30 +11,31 @@ from tests.distributed.cluster import run_workers
 
 INTEGERS = ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 LABELS = (*INTEGERS, "bool", "float16", "float64")
-# Of batches: what TensorFlow's collectives take, and what they don't.
+# Dtypes of batches: those that TensorFlow's collectives support, and others.
 BATCHED = LABELS if DEEP else ("uint8", "uint16", "bool", "float64")
-# Of outputs, of sums, and of sums outside of a function: natively, in a wider dtype, not at all.
-# The whole table of dtypes: `test_every_dtype_travels_in_one_that_collectives_take`.
+# Dtypes of outputs, of sums, and of sums outside of a function: native, widened, unsupported. The
+# whole table of dtypes: `test_unsupported_dtypes_travel_as_supported_dtypes`.
 OUTPUTS = (*LABELS, "bfloat16", "string")
 OUTPUTS = OUTPUTS if DEEP else ("uint8", "bool", "uint32", "float64", "bfloat16", "string")
 REDUCED = LABELS if DEEP else ("uint8", "uint64", "int32", "float16", "bool")
 EAGERLY = LABELS if DEEP else ("float16", "uint8", "bool")
 WORDS = [b"red", b"", b"green", b"ultramarine"]
-# Who forgets the scope, and who enters it too late; all of them: unit/test_forgotten_scope.py.
-FORGETFUL = ("keras3", "tf_keras", "legacy") if DEEP else ("keras3",)
-INSIDE = ("keras3 fit in scope", "loop") if DEEP else ("keras3 fit in scope",)
+# Trainings without the scope, and trainings that enter it too late. All cases:
+# unit/test_forgotten_scope.py.
+WITHOUT_SCOPE = ("keras3", "tf_keras", "legacy") if DEEP else ("keras3",)
+SCOPE_TOO_LATE = ("keras3 fit in scope", "loop") if DEEP else ("keras3 fit in scope",)
 ROWS, BATCH = 11, 4  # the last batch has 2 rows for one worker and 1 for the other
 
 
 def all_batches():
-    """What became of every kind of batch and every reduction, under Keras 3 (and tf_keras)."""
+    """Results of every kind of batch and every reduction, under Keras 3 (and tf_keras)."""
     import keras
     import tensorflow as tf
 
     import tf_redsync as rs
 
     strategy = rs.MultiWorkerMirroredStrategy()
-    found = {}
+    results = {}
     for name, (model, x, y, metrics) in cases(keras, strategy).items():
         keras.utils.set_random_seed(7)  # of a model that is built by its first batch
         with strategy.scope():
@@ -43,16 +44,16 @@ def all_batches():
         inputs = tf.data.Dataset.from_tensor_slices(x)
         both = tf.data.Dataset.zip((inputs, tf.data.Dataset.from_tensor_slices(y)))
         fitted = model.fit(both.batch(BATCH), epochs=2, verbose=0).history["loss"]
-        # The first batch is not the same on both workers either: 2 rows, and 1.
+        # The first batch also differs in size: 2 rows on one worker, 1 on the other.
         evaluated = model.evaluate(both.take(3).batch(BATCH), verbose=0)
         predicted = model.predict(inputs.batch(2 * BATCH), verbose=0)
-        found[f"{name}/loss"] = fitted
-        found[f"{name}/evaluated"] = evaluated
+        results[f"{name}/loss"] = fitted
+        results[f"{name}/evaluated"] = evaluated
         for key, value in (predicted if isinstance(predicted, dict) else {"": predicted}).items():
-            found[f"{name}/predicted/{key}"] = np.asarray(value)
-    found |= outputs(keras, strategy) | reductions(strategy)
-    found["forgotten"] = json.dumps(forgotten_scopes(strategy))
-    return found | (under_tf_keras(strategy) if DEEP else {})
+            results[f"{name}/predicted/{key}"] = np.asarray(value)
+    results |= outputs(keras, strategy) | reductions(strategy)
+    results["forgotten"] = json.dumps(forgotten_scopes(strategy))
+    return results | (under_tf_keras(strategy) if DEEP else {})
 
 
 def under_tf_keras(strategy):
@@ -66,14 +67,14 @@ def under_tf_keras(strategy):
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tf_keras
 
-    found = {}
+    results = {}
     with strategy.scope():
         model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
         model.compile(rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense()), "mse")
     data = tf.data.Dataset.from_tensor_slices((numbers(), numbers(1)[:, 0].astype("uint8")))
-    found["tf_keras/loss"] = model.fit(data.batch(BATCH), verbose=0).history["loss"]
-    found["tf_keras/predicted/"] = model.predict(data.batch(BATCH), verbose=0)
-    return found
+    results["tf_keras/loss"] = model.fit(data.batch(BATCH), verbose=0).history["loss"]
+    results["tf_keras/predicted/"] = model.predict(data.batch(BATCH), verbose=0)
+    return results
 
 
 def numbers(seed=0):
@@ -139,13 +140,13 @@ def cases(keras, strategy):
 
 
 def outputs(keras, strategy):
-    """`predict` of models whose outputs have other dtypes."""
+    """`predict` of models with outputs of other dtypes."""
     import tensorflow as tf
 
     class Outputs(keras.Model):
         def call(self, x):
-            found = {n: tf.cast(x[:, 0], n) for n in OUTPUTS if n != "string"}
-            return {**found, "string": tf.gather(tf.constant(WORDS), x[:, 0])}
+            results = {n: tf.cast(x[:, 0], n) for n in OUTPUTS if n != "string"}
+            return {**results, "string": tf.gather(tf.constant(WORDS), x[:, 0])}
 
     with strategy.scope():
         model = Outputs()
@@ -156,9 +157,9 @@ def outputs(keras, strategy):
 
 
 def reductions(strategy):
-    """A user's own reductions: `[sum, mean]`, and what is refused.
+    """The user's own reductions: `[sum, mean]`, and errors.
 
-    Outside of a function each is a function of TensorFlow's own, hence of a few dtypes only.
+    Outside of a function each uses a function of TensorFlow, which supports few dtypes only.
     """
     import tensorflow as tf
 
@@ -167,7 +168,7 @@ def reductions(strategy):
             lambda context: values[context.replica_id_in_sync_group]
         )
 
-    found, errors = {}, {}
+    results, errors = {}, {}
     values = {name: of([tf.cast([3, 1], name), tf.cast([4, 0], name)]) for name in REDUCED}
     summable = {name: value for name, value in values.items() if name != "bool"}
 
@@ -181,12 +182,12 @@ def reductions(strategy):
         if name in summable:
             result = results[op][name]
             assert result.dtype.name == name or (op == "MEAN" and result.dtype == tf.float64)
-            found[f"{op}/{name}"] = result.numpy().astype("f8")
+            results[f"{op}/{name}"] = result.numpy().astype("f8")
         if name in EAGERLY:
             try:
                 eager = strategy.reduce(op, {"a": [value]}, axis=None)["a"][0]
                 assert result.dtype == eager.dtype and np.array_equal(result, eager)
-                found[f"{op}/{name}/rows"] = float(strategy.reduce(op, value, axis=0))
+                results[f"{op}/{name}/rows"] = float(strategy.reduce(op, value, axis=0))
             except TypeError as error:
                 errors[f"{op}/{name}"] = str(error)
     rows = tf.RaggedTensor.from_row_lengths([1, 2, 3], [1, 2])
@@ -205,11 +206,11 @@ def reductions(strategy):
     except tf.errors.InvalidArgumentError as error:
         errors["overflow"] = str(error)
     assert strategy.reduce("SUM", [None], axis=None) == [None]
-    return {**found, "errors": json.dumps(errors)}
+    return {**results, "errors": json.dumps(errors)}
 
 
 def forgotten_scopes(strategy):
-    """What is raised where a model or its optimizer is made outside of the strategy's scope."""
+    """Errors for a model or an optimizer created outside of the strategy's scope."""
     import keras
     import tensorflow as tf
     import tf_keras
@@ -230,7 +231,7 @@ def forgotten_scopes(strategy):
         optimizer = rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense())
         strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))
 
-    def measured():
+    def train_with_metric():
         with strategy.scope():
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse", metrics=["mae", keras.metrics.AUC()])
@@ -242,10 +243,10 @@ def forgotten_scopes(strategy):
         "legacy": fitted(tf_keras, legacy.SGD(0.1)),
         "keras3 fit in scope": lambda: in_scope(fitted(keras, keras.optimizers.SGD(0.1))),
         "loop": loop,
-        "metric": measured,
+        "metric": train_with_metric,
     }
     errors = {}
-    for name in (*FORGETFUL, *INSIDE, "metric"):
+    for name in (*WITHOUT_SCOPE, *SCOPE_TOO_LATE, "metric"):
         try:
             trainings[name]()
         except ValueError as error:
@@ -254,7 +255,7 @@ def forgotten_scopes(strategy):
 
 
 @pytest.fixture(scope="module")
-def found():
+def results():
     first, second = run_workers(all_batches, timeout=280)
     assert set(first) == set(second)
     for name, value in first.items():
@@ -263,48 +264,48 @@ def found():
 
 
 @pytest.mark.parametrize("name", ["inputs", "ragged", "unbuilt"])
-def test_batches_of_every_kind(found, name):
-    loss = found[f"{name}/loss"]
+def test_batches_of_every_kind(results, name):
+    loss = results[f"{name}/loss"]
     assert np.isfinite(loss).all() and loss[1] < loss[0]
-    assert np.isfinite(found[f"{name}/evaluated"]).all()
-    predicted = [v for n, v in found.items() if n.startswith(f"{name}/predicted/")]
+    assert np.isfinite(results[f"{name}/evaluated"]).all()
+    predicted = [v for n, v in results.items() if n.startswith(f"{name}/predicted/")]
     assert predicted and all(p.shape == (ROWS, 1) for p in predicted)
 
 
-@pytest.mark.deep  # the strategy hands out the batches, whichever Keras asks
-def test_tf_keras(found):
-    assert np.isfinite(found["tf_keras/loss"]).all()
-    assert found["tf_keras/predicted/"].shape == (ROWS, 1)
+@pytest.mark.deep  # the strategy distributes the batches, for either Keras
+def test_tf_keras(results):
+    assert np.isfinite(results["tf_keras/loss"]).all()
+    assert results["tf_keras/predicted/"].shape == (ROWS, 1)
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_outputs_of_every_dtype(found, name):
+def test_outputs_of_every_dtype(results, name):
     column = numbers()[:, 0]
     wanted = {"string": np.array(WORDS)[column], "bool": column > 0}.get(name, column)
-    np.testing.assert_array_equal(found[f"outputs/{name}"], wanted)
+    np.testing.assert_array_equal(results[f"outputs/{name}"], wanted)
 
 
 @pytest.mark.parametrize("name", [n for n in REDUCED if n != "bool"])
-def test_sums_and_means_of_numbers(found, name):
-    np.testing.assert_array_equal(found[f"SUM/{name}"], [7, 1])
-    np.testing.assert_array_equal(found[f"MEAN/{name}"], [3.5, 0.5])
+def test_sums_and_means_of_numbers(results, name):
+    np.testing.assert_array_equal(results[f"SUM/{name}"], [7, 1])
+    np.testing.assert_array_equal(results[f"MEAN/{name}"], [3.5, 0.5])
     if name in EAGERLY:
-        assert (found[f"SUM/{name}/rows"], found[f"MEAN/{name}/rows"]) == (8, 2)
+        assert (results[f"SUM/{name}/rows"], results[f"MEAN/{name}/rows"]) == (8, 2)
 
 
-def test_every_dtype_travels_in_one_that_collectives_take():
+def test_unsupported_dtypes_travel_as_supported_dtypes():
     import tensorflow as tf
 
     from tf_redsync.network import dtypes
 
-    taken = ("float16", "float32", "float64", "int32", "int64")
+    supported = ("float16", "float32", "float64", "int32", "int64")
 
     def gather(value):
-        assert value.dtype.name in taken
+        assert value.dtype.name in supported
         return tf.concat([value, value], 0)
 
-    def add_up(value):
-        assert value.dtype.name in (*taken, "bfloat16")
+    def add(value):
+        assert value.dtype.name in (*supported, "bfloat16")
         return value + value
 
     for name in (*LABELS, "float32", "bfloat16"):
@@ -312,12 +313,12 @@ def test_every_dtype_travels_in_one_that_collectives_take():
         rows = dtypes.gathered(gather, lambda f, v: f(v), part, part)
         assert rows.dtype == part.dtype and rows.numpy().tolist() == 2 * part.numpy().tolist()
         if name != "bool":
-            total = dtypes.summed(add_up, lambda f, v: f(v), part, part)
+            total = dtypes.summed(add, lambda f, v: f(v), part, part)
             assert total.dtype == part.dtype and total.numpy().tolist() == [6, 0, 2]
 
 
-def test_what_has_no_sum_is_refused(found):
-    errors = json.loads(found["errors"])
+def test_values_without_sum_raise(results):
+    errors = json.loads(results["errors"])
     kinds = {"SUM/bool": "bool", "MEAN/bool": "bool", "string": "string"}
     kinds |= {"ragged": "RaggedTensor", "sparse": "SparseTensor"}
     assert set(errors) == {*kinds, "overflow"}
@@ -326,17 +327,17 @@ def test_what_has_no_sum_is_refused(found):
     assert "overflows uint8" in errors["overflow"]
 
 
-@pytest.mark.parametrize("name", FORGETFUL)
-def test_a_forgotten_scope_is_an_error(found, name):
-    error = json.loads(found["forgotten"])[name]
+@pytest.mark.parametrize("name", WITHOUT_SCOPE)
+def test_training_without_scope_raises(results, name):
+    error = json.loads(results["forgotten"])[name]
     assert "TF_CONFIG names 2 workers" in error and "was not built in its scope" in error
 
 
-@pytest.mark.parametrize("name", INSIDE)
-def test_variables_from_outside_of_the_scope_are_an_error(found, name):
-    assert "in the strategy's scope" in json.loads(found["forgotten"])[name]
+@pytest.mark.parametrize("name", SCOPE_TOO_LATE)
+def test_variables_from_outside_scope_raise(results, name):
+    assert "in the strategy's scope" in json.loads(results["forgotten"])[name]
 
 
-def test_a_metric_from_outside_of_the_scope_is_an_error(found):
-    error = json.loads(found["forgotten"])["metric"]
+def test_metric_from_outside_scope_raises(results):
+    error = json.loads(results["forgotten"])["metric"]
     assert "`metrics`" in error and "AUC" in error

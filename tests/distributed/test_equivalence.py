@@ -1,6 +1,6 @@
 """On two real workers: equal to the plain optimizer at density 1, deterministic, transport-free.
 
-What is only asked with `--deep` is asked of replicas of one process by unit/test_mirrored.py.
+unit/test_mirrored.py covers the cases of `--deep` on replicas of one process.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def train_pairs():
     from tests.distributed import problems
 
     class OtherSGD(keras.optimizers.SGD):
-        """The same rule in a class that is not known to be plain, so that it gets dense totals."""
+        """The same rule in a class that is not known as plain SGD, so it gets dense totals."""
 
     strategy = rs.MultiWorkerMirroredStrategy()
     inner = {
@@ -50,7 +50,7 @@ def train_pairs():
     sparse = rs.RedSync(density=0.1, dense_below=16, momentum=0.5)
     runs["sparse_buckets"] = wrap("sgd", sparse, bucket_bytes=64)
     runs["sparse_public"] = wrap("sgd", sparse, direct_collectives=False)
-    # So sparse that plain SGD takes the totals as coordinates, after two dense steps.
+    # So sparse that plain SGD gets the totals as coordinates, after two dense steps.
     switching = rs.RedSync(density=0.01, dense_below=16, warm_up=rs.DenseWarmUp(steps=2))
     runs["switching"] = wrap("sgd", switching)
     runs["switching_dense"] = wrap("other_sgd", switching)
@@ -80,11 +80,11 @@ def test_density_one_is_the_plain_optimizer(weights, name):
     np.testing.assert_allclose(wrapped, plain, rtol=2e-4, atol=2e-5)
 
 
-def test_public_collectives_and_bucket_size_do_not_change_a_bit(weights):
+def test_public_collectives_and_bucket_size_keep_all_bits(weights):
     np.testing.assert_array_equal(weights["sparse_buckets"], weights["sparse_public"])
 
 
-def test_totals_that_are_dense_at_first_and_coordinates_later(weights):
+def test_totals_switch_from_dense_to_coordinates(weights):
     np.testing.assert_allclose(
         weights["switching"], weights["switching_dense"], rtol=1e-5, atol=1e-6
     )

@@ -9,7 +9,7 @@ from tests.distributed.cluster import run_workers
 
 
 def fit_and_save(folder):
-    """Fit with everything that Keras users combine; save, load, restore."""
+    """Fit with a combination of common Keras features; save, load, restore."""
     import pathlib
 
     import keras
@@ -37,7 +37,7 @@ def fit_and_save(folder):
     history = model.fit(train, validation_data=test, epochs=4, verbose=0)
     result["loss"], result["val_loss"] = history.history["loss"], history.history["val_loss"]
     norm = model.layers[1]
-    # The local copies, not an aggregate: what this worker would normalise with.
+    # The local copies, not an aggregate: this worker normalizes with them.
     local = strategy.experimental_local_results(norm.moving_mean.value)[0]
     result["moving_mean"] = local.numpy()
     evaluated = model.evaluate(test, verbose=0, return_dict=True)
@@ -122,7 +122,7 @@ def test_checkpoint_keeps_residuals(fitted):
 
 
 def test_file_loads_into_the_plain_optimizer(fitted):
-    """What `docs/saving.md` says for readers without the wrapper, in this process, one worker."""
+    """As `docs/saving.md` says for readers without the wrapper: in one process, with one worker."""
     import keras
 
     path = fitted[0] / "worker_0" / "model.keras"
@@ -139,7 +139,7 @@ LIBRARIES = ("keras", "tf_keras") if DEEP else ("keras",)
 
 
 def fit_with_changing_sizes():
-    """Weights and bytes of a warm-up of densities, one or four steps per call of the function."""
+    """Weights and bytes of a warm-up of densities, with one and four steps per execution."""
     import importlib
 
     import tf_redsync as rs
@@ -165,7 +165,7 @@ def fit_with_changing_sizes():
     return found
 
 
-def test_messages_that_change_their_size_within_one_call():
+def test_message_size_changes_within_one_execution():
     first, second = run_workers(fit_with_changing_sizes, timeout=200)
     for family in LIBRARIES:
         weights = [w[f"{family}/{n}/weights"] for w in (first, second) for n in (1, 4)]

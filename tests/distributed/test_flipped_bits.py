@@ -1,4 +1,4 @@
-"""A bit that flips on its way between two workers ends the training, and names the sender."""
+"""A bit flipped between two workers ends the training and names the sender."""
 
 import sys
 
@@ -11,7 +11,7 @@ GOOD_STEPS, STEPS = 5, 10
 
 
 def train(kind, victim, sender, checked):
-    """Trains until a bit flips in what `victim` gets from `sender`; returns what each is told."""
+    """Trains until a bit flips in a message of `sender` to `victim`; returns weights and errors."""
     import keras
     import tensorflow as tf
 
@@ -22,10 +22,10 @@ def train(kind, victim, sender, checked):
     rank, network = problems.rank(), collectives.DirectCollectives
     strategy = rs.MultiWorkerMirroredStrategy()
     flips = tf.Variable(0)
-    sound, network.checked = getattr(network, kind), checked
+    original, network.checked = getattr(network, kind), checked
 
     def faulty(self, messages, *distance):
-        rows = sound(self, messages, *distance)
+        rows = original(self, messages, *distance)
         bit = tf.scatter_nd([[sender, rows.shape[1] - 1]], [1 << 20], rows.shape)
         return tf.bitwise.bitwise_xor(rows, flips.read_value() * bit)
 
@@ -50,7 +50,7 @@ def train(kind, victim, sender, checked):
         return np.concatenate([w.ravel() for w in model.get_weights()])
 
     step = tf.function(lambda *a: strategy.run(replica_step, args=a))
-    found, told = [], "nothing"
+    found, error_text = [], "nothing"
     try:
         while len(found) < STEPS:
             if rank == victim and len(found) == GOOD_STEPS:
@@ -58,9 +58,10 @@ def train(kind, victim, sender, checked):
             step(*problems.regression(8, seed=10 * len(found) + rank))
             found.append(weights())
     except tf.errors.OpError as error:
-        told = f"{type(error).__name__}: {error}"
-        sys.last_value = error  # as if nobody had caught it: the others are told when this one ends
-    return {"told": told, "steps": np.stack(found), "end": weights()}
+        error_text = f"{type(error).__name__}: {error}"
+        # as if the error was not caught: this worker tells the others when it ends
+        sys.last_value = error
+    return {"error_text": error_text, "steps": np.stack(found), "end": weights()}
 
 
 deep = pytest.mark.deep
@@ -75,26 +76,26 @@ deep = pytest.mark.deep
         pytest.param("pair_gather", 2, 0, marks=deep),
     ],
 )
-def test_who_gets_a_changed_message_stops_before_its_update(kind, workers, sender):
-    """The others, which cannot go on without it, end too; they are a step ahead at most."""
+def test_corrupted_message_stops_worker_before_update(kind, workers, sender):
+    """The others end as well, at most one step later, because they cannot continue without it."""
     found = run_workers(train, workers, args=(kind, 1, sender, True))
     victim = found[1]
     assert (
-        "arrived changed" in victim["told"]
-        and f"by worker 1 from worker {sender}." in (victim["told"])
+        "arrived changed" in victim["error_text"]
+        and f"by worker 1 from worker {sender}." in (victim["error_text"])
     )
     assert len(victim["steps"]) == GOOD_STEPS
     np.testing.assert_array_equal(victim["end"], victim["steps"][-1])
     for other in found:
-        assert "Error" in other["told"] and len(other["steps"]) <= GOOD_STEPS + 1
+        assert "Error" in other["error_text"] and len(other["steps"]) <= GOOD_STEPS + 1
         common = other["steps"][:GOOD_STEPS]
         np.testing.assert_array_equal(common, victim["steps"][: len(common)])
 
 
 @deep
-def test_without_checksums_nobody_notices():
-    """Until the workers' weights are compared: the test above can fail."""
+def test_without_checksums_workers_diverge_silently():
+    """They differ silently until weights are compared; shows that the test above can fail."""
     one, other = run_workers(train, args=("all_gather", 1, 0, False))
-    assert one["told"] == other["told"] == "nothing"
+    assert one["error_text"] == other["error_text"] == "nothing"
     same = [np.array_equal(a, b) for a, b in zip(one["steps"], other["steps"], strict=True)]
     assert same == [True] * GOOD_STEPS + [False] * (STEPS - GOOD_STEPS)

@@ -1,15 +1,15 @@
-"""Whoever forgets that weights are each worker's own still gets the same ones on all workers."""
+"""Without `to_consensus()`, Keras still sees equal weights on all workers."""
 
 import pytest
 
 from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
 
-STEPS = 7  # an epoch; rounds have 4
+STEPS = 7  # steps per epoch; a round has 4
 CASES = ["keras3 LocalSGD", "tf_keras SBC", *(["legacy LocalSGD"] if DEEP else [])]
 
 
-def use_as_always(folder, cases):
+def train_and_save(folder, cases):
     """Fit, stop early, save and evaluate as with any other optimizer, in each case."""
     import pathlib
 
@@ -23,8 +23,8 @@ def use_as_always(folder, cases):
     results = {}
     for case in cases:
         family, method = case.split()
-        mine = pathlib.Path(folder) / f"{family}_{method}_{problems.rank()}"
-        mine.mkdir()
+        own_folder = pathlib.Path(folder) / f"{family}_{method}_{problems.rank()}"
+        own_folder.mkdir()
         library = keras if family == "keras3" else tf_keras
         optimizers = library.optimizers.legacy if family == "legacy" else library.optimizers
         if method == "LocalSGD":
@@ -35,13 +35,13 @@ def use_as_always(folder, cases):
             model = problems.network(library, normalized=True)
             wrapped = rs.DistributedOptimizer(optimizers.SGD(0.02, momentum=0.5), method)
             model.compile(wrapped, loss="mse")
-        found = use(library, strategy, model, mine)
+        found = train_case(library, strategy, model, own_folder)
         results.update({f"{case}/{key}": value for key, value in found.items()})
     return results
 
 
-def use(keras, strategy, model, mine):
-    """What `use_as_always` does in one case; returns what this worker saw."""
+def train_case(keras, strategy, model, own_folder):
+    """One case of `train_and_save`; returns this worker's results."""
     import tensorflow as tf
 
     from tests.distributed import problems
@@ -56,52 +56,52 @@ def use(keras, strategy, model, mine):
         copy.load_weights(str(path))
         return problems.digest(copy)
 
-    class Unwilling(keras.callbacks.EarlyStopping):
-        """Stops after the second epoch, and takes the first one's weights back."""
+    class StopAfterSecondEpoch(keras.callbacks.EarlyStopping):
+        """Stops after the second epoch and restores the weights of the first."""
 
         def _is_improvement(self, value, reference):
             return self.best_weights is None
 
     def saver(name, **options):
         return keras.callbacks.ModelCheckpoint(
-            str(mine / f"{name}.weights.h5"), save_weights_only=True, **options
+            str(own_folder / f"{name}.weights.h5"), save_weights_only=True, **options
         )
 
     class Saver(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 4:
-                self.model.save_weights(str(mine / "own.weights.h5"))
+                self.model.save_weights(str(own_folder / "own.weights.h5"))
 
-    stop = Unwilling("loss", patience=1, restore_best_weights=True)
+    stop = StopAfterSecondEpoch("loss", patience=1, restore_best_weights=True)
     callbacks = [stop, saver("epoch_{epoch}"), saver("batch", save_freq=2), Saver()]
     history = model.fit(train, epochs=4, verbose=0, callbacks=callbacks).history
     results["epochs"] = len(history["loss"])
     results["stopped"] = problems.digest(model)
     for name in ("epoch_1", "batch", "own"):
-        results[name] = digest_of(mine / f"{name}.weights.h5")
+        results[name] = digest_of(own_folder / f"{name}.weights.h5")
     model.fit(train, epochs=1, steps_per_epoch=1, verbose=0)
     results["next_fit"] = problems.digest(model)
 
-    loop = looped(tf, strategy, model, train)
+    loop = make_loop(tf, strategy, model, train)
     loop(2)
     results["evaluated"] = model.evaluate(train, verbose=0)
     results["evaluated_weights"] = problems.digest(model)
     loop(3)
     results["apart"] = problems.digest(model)
-    model.save_weights(str(mine / "loop.weights.h5"))
-    results["saved_in_a_loop"] = digest_of(mine / "loop.weights.h5")
+    model.save_weights(str(own_folder / "loop.weights.h5"))
+    results["saved_in_a_loop"] = digest_of(own_folder / "loop.weights.h5")
     loop(1)
-    model.save(str(mine / "loop.keras"))
+    model.save(str(own_folder / "loop.keras"))
     results["saved_model"] = problems.digest(model)
     loop(1)
     try:
-        keras.models.save_model(model, str(mine / "function.keras"))
+        keras.models.save_model(model, str(own_folder / "function.keras"))
     except ValueError as error:
         results["save_model"] = str(error)
     return results
 
 
-def looped(tf, strategy, model, data):
+def make_loop(tf, strategy, model, data):
     """A custom loop over a compiled model, as a function of the number of steps."""
 
     def replica_step(x, y):
@@ -123,11 +123,11 @@ def looped(tf, strategy, model, data):
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
-    return run_workers(use_as_always, args=(str(folder), CASES), env=LEGACY, timeout=200)
+    return run_workers(train_and_save, args=(str(folder), CASES), env=LEGACY, timeout=200)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_are_equal_wherever_keras_looks(workers, case):
+def test_keras_sees_equal_weights_on_all_workers(workers, case):
     first, second = (
         {k.split("/")[1]: v for k, v in worker.items() if k.startswith(f"{case}/")}
         for worker in workers
@@ -138,6 +138,6 @@ def test_weights_are_equal_wherever_keras_looks(workers, case):
         same += ["epoch_1", "batch"]
         assert "to_consensus()" in first["save_model"]
     assert [key for key in same if first[key] != second[key]] == []
-    assert first["apart"] != second["apart"]  # or nothing was tested
+    assert first["apart"] != second["apart"]  # otherwise the test is void
     assert first["stopped"] == first["epoch_1"]
     assert first["next_fit"] != first["stopped"]

@@ -1,4 +1,4 @@
-"""On a GPU a step's messages stay there, as far as TensorFlow's registry of kernels says it."""
+"""On a GPU a step's messages stay in GPU memory, by TensorFlow's kernel registry."""
 
 import json
 
@@ -10,8 +10,8 @@ from tf_redsync.ops import native
 
 pytestmark = pytest.mark.distributed
 
-SMALL = 32  # elements: flags, counts, the ranks of senders, fingerprints of four weights
-# What goes to the host after weights were found to differ.
+SMALL = 32  # elements: flags, counts, sender ranks, fingerprints of four weights
+# Ops that run on the host only after weights were found to differ.
 AFTER_ALL = ("EagerPyFunc",)
 WARM_UP = "warm_up=rs.DenseWarmUp(steps=3)"  # known without `fit`
 TOP_K = "Coded(method=rs.TopK(density=0.05), "
@@ -20,7 +20,7 @@ METHODS = {
     "RedSync(density=0.05, dense_below=64)": True,
     "RedSync(density=0.05, dense_below=64, selection='threshold', momentum=0.9)": True,
     "RedSync(density=0.05, dense_below=64, quantized=True)": True,
-    "RedSync(density=0.001, dense_below=64)": True,  # totals that are coordinates
+    "RedSync(density=0.001, dense_below=64)": True,  # totals are coordinates
     "RedSync(density=0.001, dense_below=64, quantized=True)": True,
     "TopK(density=0.05)": True,
     "DGC()": True,
@@ -80,12 +80,12 @@ METHODS = {
     f"{TOP_K} indices=rs.codings.Huffman())": False,  # codes are looked up and shifted as int32
     f"{TOP_K} values=rs.codings.SignedLevels())": False,
     "SphericalCompression()": False,
-    "PacTrain()": False,  # masks, which are bool
+    "PacTrain()": False,  # masks are bool
     "PowerSGD()": False,  # QR decompositions
     "ACPSGD()": False,
 }
-# A commit needs one of each way through the exchange, and two that are not clean.
-USUAL = [
+# A commit tests one method per kind of exchange, and two whose tensors cross.
+FEW = [
     "RedSync(density=0.05, dense_below=64, selection='threshold', momentum=0.9)",
     "RedSync(density=0.05, dense_below=64, quantized=True)",
     "RedSync(density=0.001, dense_below=64)",
@@ -100,13 +100,13 @@ USUAL = [
 ]
 HALF = ["RedSync(density=0.05, dense_below=64)", "CodedTopK(density=0.05)"]
 if DEEP:
-    USUAL, HALF = list(METHODS), list(METHODS)[:6] + HALF[1:]
+    FEW, HALF = list(METHODS), list(METHODS)[:6] + HALF[1:]
 
 
 def traced(methods, policy):
-    """Traces a step with each method as for a GPU; tells what crosses, where it is not small.
+    """Traces a step with each method as for a GPU; returns the large tensors that cross.
 
-    On a commit each worker traces every other method.
+    Without `--deep` each worker traces every other method.
     """
     import json
 
@@ -153,7 +153,7 @@ def traced(methods, policy):
 @pytest.mark.skipif(not native.has_gpu_kernels(), reason="the library was built without nvcc")
 @pytest.mark.parametrize(
     ("methods", "policy"),
-    [(USUAL, "float32"), (HALF, "bfloat16")],
+    [(FEW, "float32"), (HALF, "bfloat16")],
     ids=["float32", "bfloat16"],
 )
 def test_messages_stay_on_the_device(methods, policy):
@@ -164,4 +164,4 @@ def test_messages_stay_on_the_device(methods, policy):
         assert {m: not crossing for m, crossing in found.items()} == {
             m: METHODS[m] for m in mine
         }, found
-        assert min(seen.values()) > 0, "the ranks of senders cross, and they would be seen"
+        assert min(seen.values()) > 0, "the ranks of senders must cross"
