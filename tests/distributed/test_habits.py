@@ -1,7 +1,7 @@
-"""What people write around an optimizer, on two real workers: loops, several optimizers, dtypes.
+"""Common user code around an optimizer, on two real workers: loops, several optimizers, dtypes.
 
-Nothing here calls `optimizer.build`: a plain optimizer does not need it. One pair of workers runs
-all scenarios; each hands back what it found, or its error.
+No test calls `optimizer.build`: a plain optimizer does not need it. One pair of workers runs all
+scenarios and returns the results or the traceback of each.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ STEPS = 3
 
 
 def run_all(names):
-    """Run scenarios; `NAME.error` is the text of what one of them raised, or empty."""
+    """Run scenarios; `NAME.error` is the scenario's traceback, or empty."""
     import traceback
 
     import tf_redsync as rs
@@ -24,7 +24,7 @@ def run_all(names):
     for name in names:
         try:
             found, error = SCENARIOS[name](strategy), ""
-        except Exception:  # told to the test
+        except Exception:  # reported by the test
             found, error = {}, traceback.format_exc()
         results |= {f"{name}.{key}": value for key, value in found.items()}
         results[f"{name}.error"] = error
@@ -32,7 +32,7 @@ def run_all(names):
 
 
 def loop(strategy, model, optimizer, how):
-    """A custom loop without `build`; returns the hashes of the weights after every step."""
+    """A custom loop without `build`; returns weight hashes of every step."""
     import tensorflow as tf
 
     from tests.distributed import problems
@@ -41,7 +41,7 @@ def loop(strategy, model, optimizer, how):
         x, y = batch
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x, training=True) - y) ** 2) / 2
-            if loss > 1e3:  # AutoGraph makes an operation of it
+            if loss > 1e3:  # AutoGraph converts it
                 loss = tf.sqrt(loss)
         variables = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
@@ -69,7 +69,7 @@ def loop(strategy, model, optimizer, how):
 
 
 def looped(how, family="keras", method="redsync", dtype=None):
-    """A scenario: a custom loop of a family."""
+    """Scenario: a custom loop of a family."""
 
     def scenario(strategy):
         import keras
@@ -154,7 +154,7 @@ def gan(strategy):
 
 
 def no_call(parts_are_built):
-    """A scenario: a model as Keras's example of a VAE, with a `train_step` and without `call`."""
+    """Scenario: a model with a `train_step` and without `call`, as in Keras's VAE example."""
 
     def scenario(strategy):
         import keras
@@ -209,8 +209,8 @@ def no_call(parts_are_built):
     return scenario
 
 
-def rows_of_batches(strategy):
-    """Global batches that divide evenly among the workers, and others; `warned` by their sizes."""
+def batch_sizes(strategy):
+    """Global batches that divide evenly among the workers or not, and their warnings."""
     import warnings
 
     import keras
@@ -244,7 +244,7 @@ def rows_of_batches(strategy):
 
 
 def scalar_losses(strategy):
-    """Losses that return a mean instead of a value for each row: gradients of the same size."""
+    """Losses that return a mean instead of one value per row: gradients of equal size."""
     import keras
 
     import tf_redsync as rs
@@ -273,7 +273,7 @@ def scalar_losses(strategy):
 
 
 def dropout(strategy):
-    """A model with dropout, whose masks differ between the workers."""
+    """A model with dropout; masks differ between workers."""
     import keras
     import tensorflow as tf
 
@@ -314,7 +314,7 @@ def bfloat16(strategy):
 
 
 def mixed_float16(module):
-    """A scenario: tf_keras scales the loss, and one worker's gradients overflow once."""
+    """Scenario: tf_keras scales the loss, and one worker's gradients overflow once."""
 
     def scenario(strategy):
         import tensorflow as tf
@@ -335,7 +335,7 @@ def mixed_float16(module):
                 )
                 model.compile(optimizer, "mse")
             x, y = problems.regression(16 * STEPS)
-            x[0] = 1e38  # infinite in float16: of the first batch, and the first worker's
+            x[0] = 1e38  # infinite in float16: the first worker's rows of the first batch
             data = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
             model.fit(data, verbose=0)
         finally:
@@ -352,7 +352,7 @@ def mixed_float16(module):
 
 
 def forgotten_scope(strategy):
-    """Optimizers with slots that were made and compiled outside of the scope, and one inside."""
+    """Optimizers with slots, created and compiled outside of the scope, and one inside."""
     import contextlib
 
     import keras
@@ -399,7 +399,7 @@ def branching_layer(strategy):
 
 
 def several_trainings(strategy):
-    """Models of tf_keras without input shapes: the first with weights per worker, one after it."""
+    """tf_keras models without input shapes: with individual weights, then regular."""
     import tf_keras
 
     import tf_redsync as rs
@@ -433,16 +433,17 @@ SCENARIOS = {
     "branching layer": branching_layer,
     "forgotten scope": forgotten_scope,
     "gan": gan,
-    "rows": rows_of_batches,
+    "rows": batch_sizes,
     "scalar losses": scalar_losses,
     "dropout": dropout,
     "several trainings": several_trainings,
     "no call": no_call(True),
     "no call, unbuilt parts": no_call(False),
 }
-SELDOM = ("bfloat16", "mixed legacy", "auto", "tf_keras", "tf_keras eager", "legacy")
-if not DEEP:  # test_bfloat16.py, test_auto.py; loops of tf_keras: test_adapters.py and others
-    for name in (*SELDOM, "no call, unbuilt parts"):
+ONLY_DEEP = ("bfloat16", "mixed legacy", "auto", "tf_keras", "tf_keras eager", "legacy")
+# covered by test_bfloat16.py, test_auto.py; tf_keras loops by test_adapters.py and others
+if not DEEP:
+    for name in (*ONLY_DEEP, "no call, unbuilt parts"):
         del SCENARIOS[name]
 
 
@@ -461,13 +462,13 @@ def test_trains_with_equal_weights(found, name):
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name.startswith("mixed")])
-def test_an_overflow_of_one_worker_halves_the_scale_of_all(found, name):
+def test_overflow_on_one_worker_halves_scale_on_all(found, name):
     for result in found:
         assert result[f"{name}.scale"] == 32.0 and result[f"{name}.finite"]
         assert result[f"{name}.skipped"] == 1
 
 
-def test_workers_with_unlike_numbers_of_rows_are_told(found):
+def test_uneven_batches_warn(found):
     for result in found:
         even, short, uneven, less_than_workers = result["rows.warned"]
         assert even == "(48, 16): " and short == "(40, 16): ", (even, short)

@@ -1,4 +1,4 @@
-"""Which initial values the chief broadcasts, and which every worker has for itself."""
+"""Initial values that the chief broadcasts, and those that each worker creates locally."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def created():
 
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     strategy = rs.MultiWorkerMirroredStrategy()
-    sent = []  # the elements of each broadcast
+    sent = []  # number of elements of each broadcast
     for name in ("broadcast_send", "broadcast_recv"):
         count_elements(name, sent)
 
@@ -36,7 +36,7 @@ def created():
             found["own"] = tf.Variable(value(tf.bfloat16))
         found = {n: strategy.experimental_local_results(v)[0] for n, v in found.items()}
         found = {name: int(v.numpy()[0]) for name, v in found.items()}
-        # Selected from, and exchanged densely with a velocity that is shared.
+        # One tensor with a residual, one exchanged densely with a shared velocity.
         weights = [keras.Variable(tf.zeros([300, 300])), keras.Variable(tf.zeros([30]))]
         for method in (rs.RedSync(momentum=0.9), rs.GMC()):
             optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
@@ -54,7 +54,7 @@ def created():
 
 
 def inner(family):
-    """An optimizer whose slots begin with zeros, and one slot with ones."""
+    """An optimizer whose slots start at zero, and one slot that starts at one."""
     import importlib
 
     optimizers = importlib.import_module("tf_keras" if family == "legacy" else family).optimizers
@@ -72,7 +72,7 @@ def inner(family):
 
 
 def count_elements(name, sent):
-    """Record the elements of each broadcast of one kind."""
+    """Record the number of elements of each broadcast of one kind."""
     import math
 
     from tensorflow.python.ops import collective_ops
@@ -86,10 +86,10 @@ def count_elements(name, sent):
     setattr(collective_ops, name, counted)
 
 
-def test_the_state_of_a_worker_is_not_broadcast():
-    """Residuals, velocities and slots begin with zeros: a slow network need not carry them."""
+def test_zero_state_is_not_broadcast():
+    """Residuals, velocities and slots start at zero, so no broadcast is needed."""
     first, second = run_workers(created)
-    sent = {"RedSync": 1, "GMC": 1, "tf_keras": 1, "legacy": 1}  # numbers
-    sent |= {"keras": 7}  # a slot of ones
+    sent = {"RedSync": 1, "GMC": 1, "tf_keras": 1, "legacy": 1}  # scalars
+    sent |= {"keras": 7}  # the slot of ones
     assert first == {"mirrored": 1, "sum": 1, "mean": 1, "shared": 1, "own": 1, **sent}
     assert second == {"mirrored": 1, "sum": 2, "mean": 2, "shared": 1, "own": 2, **sent}

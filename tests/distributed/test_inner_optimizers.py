@@ -1,7 +1,7 @@
-"""Every optimizer of Keras 3, tf_keras and Addons over very sparse totals, on two real workers.
+"""Every optimizer of Keras 3, tf_keras and Addons with very sparse totals, on two real workers.
 
-At 0.1 % most rows and columns of a total hold nothing but zeros, which is more than an optimizer
-sees of a plain gradient. `pytest --deep` takes 300 steps in place of 12.
+At a density of 0.1 % most rows and columns of a total are zero, unlike plain gradients. `pytest
+--deep` trains 300 steps instead of 12.
 """
 
 import functools
@@ -21,8 +21,8 @@ VARIANTS = {
     "LossScaleOptimizer of Adafactor": lambda o: o.LossScaleOptimizer(o.Adafactor()),
 }
 
-# Trained in the normal run: those that take more of a tensor than element by element, or have
-# parts that others don't. test_adapters.py trains Adam, SGD and Lookahead.
+# Optimizers trained without `--deep`: those that use whole tensors, or have parts that others lack.
+# test_adapters.py trains Adam, SGD and Lookahead.
 FEW = {
     "keras3": (
         "Adafactor",
@@ -38,7 +38,7 @@ FEW = {
 
 
 def optimizers(family):
-    """The optimizers of a family that this run trains, as functions that make one."""
+    """Constructors of the family's optimizers that this run trains."""
     import keras
 
     made = all_of(family)
@@ -48,7 +48,7 @@ def optimizers(family):
 
 
 def train_each(families, steps):
-    """Train with each optimizer of some families; return weights and whether all is finite."""
+    """Train with each optimizer of some families; returns weight hashes and non-finite names."""
     import tensorflow as tf
 
     import tf_redsync as rs
@@ -78,7 +78,7 @@ def train_each(families, steps):
 
 
 def several_optimizers(strategy, rank):
-    """`MultiOptimizer` of Keras 3 inside of a wrapper, and around two of them."""
+    """Keras 3's `MultiOptimizer` inside of a wrapper, and around two wrapped optimizers."""
     import keras
     import tensorflow as tf
 
@@ -88,7 +88,7 @@ def several_optimizers(strategy, rank):
     def wrapped(inner):
         return rs.DistributedOptimizer(inner, rs.RedSync(density=0.01, dense_below=0))
 
-    def several(wrap):
+    def make_multi_optimizer(wrap):
         choice = keras.optimizers.OptimizerMap(
             wrap(keras.optimizers.SGD(0.01)), {".*kernel": wrap(keras.optimizers.Adam())}
         )
@@ -96,14 +96,14 @@ def several_optimizers(strategy, rank):
 
     keras.utils.set_random_seed(3)
     with strategy.scope():
-        refused = refusal(lambda: wrapped(several(lambda o: o)))
-        optimizer = several(wrapped)
+        wrapping_error = error_text(lambda: wrapped(make_multi_optimizer(lambda o: o)))
+        optimizer = make_multi_optimizer(wrapped)
         model = keras.Sequential([keras.Input((ROWS,)), keras.layers.Dense(COLUMNS)])
         optimizer.build(model.trainable_variables)
     error, bad = train(tf, strategy, model, optimizer, rank, 3)
     parts = optimizer.optimizers
     return {
-        "multi/outside": refused,
+        "multi/outside": wrapping_error,
         "multi/inside": error + bad,
         "multi/skipped": skipped_in_fit(tf, strategy, model, optimizer),
         "multi/bytes": [o.exchange.bytes_sent.numpy() for o in parts],
@@ -112,7 +112,7 @@ def several_optimizers(strategy, rank):
 
 
 def several_of_addons(strategy, rank):
-    """`MultiOptimizer` of Addons, through the shim: likewise."""
+    """Addons's `MultiOptimizer` through the shim, in the same two ways."""
     import tensorflow as tf
     import tf_keras
 
@@ -132,16 +132,16 @@ def several_of_addons(strategy, rank):
         ]
         model = tf_keras.Sequential(layers)
 
-        def several(wrap):
+        def make_multi_optimizer(wrap):
             parts = [wrap(addons.LAMB(0.01)), wrap(tf_keras.optimizers.legacy.Adam())]
             pairs = list(zip(parts, model.layers, strict=True))
             return parts, addons.MultiOptimizer(pairs)
 
-        refused = refusal(lambda: wrapped(several(lambda o: o)[1]))
-        parts, optimizer = several(wrapped)
+        wrapping_error = error_text(lambda: wrapped(make_multi_optimizer(lambda o: o)[1]))
+        parts, optimizer = make_multi_optimizer(wrapped)
     error, bad = train(tf, strategy, model, optimizer, rank, 3)
     return {
-        "multi_addons/outside": refused,
+        "multi_addons/outside": wrapping_error,
         "multi_addons/inside": error + bad,
         "multi_addons/skipped": skipped_in_fit(tf, strategy, model, optimizer),
         "multi_addons/bytes": [part.exchange.bytes_sent.numpy() for part in parts],
@@ -149,8 +149,8 @@ def several_of_addons(strategy, rank):
     }
 
 
-def refusal(make):
-    """The text of the error that making something ends in."""
+def error_text(make):
+    """The error text of `make()`, or an empty string."""
     try:
         make()
     except ValueError as error:
@@ -159,7 +159,7 @@ def refusal(make):
 
 
 def skipped_in_fit(tf, strategy, model, optimizer):
-    """What `fit` logs as `skipped_steps` of three steps, where one worker's second has a NaN."""
+    """`skipped_steps` that `fit` logs for three steps; the second has a NaN on one worker."""
     x = tf.random.stateless_normal([6 * BATCH, ROWS], [1, 2]).numpy()
     x[2 * BATCH, 0] = float("nan")
     with strategy.scope():
@@ -169,7 +169,7 @@ def skipped_in_fit(tf, strategy, model, optimizer):
 
 
 def train(tf, strategy, model, optimizer, rank, steps):
-    """Steps on batches of this worker's own; an error's text, and what isn't finite."""
+    """Trains on this worker's own batches; returns an error text and non-finite variables."""
 
     def replica_step(step):
         seed = tf.stack([rank, step])
@@ -220,12 +220,17 @@ def test_weights_stay_finite_and_equal(trained):
     assert wrong == {}
 
 
-def test_optimizers_of_optimizers(trained):
-    """One that never asks for sums is refused; one of wrapped optimizers trains."""
-    for several in ("multi", "multi_addons") if DEEP else ("multi",):
+def test_multi_optimizer(trained):
+    """Wrapping a `MultiOptimizer` raises; a `MultiOptimizer` of wrapped optimizers trains."""
+    for make_multi_optimizer in ("multi", "multi_addons") if DEEP else ("multi",):
         for worker in trained:
-            assert "Wrap each of its optimizers instead" in worker[f"{several}/outside"]
-            assert worker[f"{several}/inside"] == ""
-            assert worker[f"{several}/skipped"] == [1]
-            assert min(worker[f"{several}/bytes"]) > 0
-        assert trained[0][f"{several}/weights"] == trained[1][f"{several}/weights"]
+            assert (
+                "Wrap each of its optimizers instead" in worker[f"{make_multi_optimizer}/outside"]
+            )
+            assert worker[f"{make_multi_optimizer}/inside"] == ""
+            assert worker[f"{make_multi_optimizer}/skipped"] == [1]
+            assert min(worker[f"{make_multi_optimizer}/bytes"]) > 0
+        assert (
+            trained[0][f"{make_multi_optimizer}/weights"]
+            == trained[1][f"{make_multi_optimizer}/weights"]
+        )

@@ -1,6 +1,6 @@
-"""A local step sends nothing, and what begins in the background waits for no gradient.
+"""A local step sends nothing, and a background exchange waits for no gradient.
 
-Seen in the graphs of steps as two real workers trace them, and counted as they run.
+Checked in the graphs of steps that two real workers trace, and by counting collectives at run time.
 """
 
 import dataclasses
@@ -28,21 +28,21 @@ HABITS = {
         "warm_up": True, "scaled": True, "gradient_accumulation_steps": 2, "global_clipnorm": 1.0,
     },
 }  # fmt: skip
-# The whole table is for long runs.
+# The whole table runs with `--deep`.
 SHORT = [
     ("DiLoCo", "everything"),
     ("StreamingDiLoCo", "everything"),
     ("ZeroOneAdam", "everything"),
 ]
-ROUND, STEPS, BAD = 4, 14, (1, 8)  # in these steps the gradient of worker 1 is not finite
+ROUND, STEPS, BAD = 4, 14, (1, 8)  # in steps BAD the gradient of worker 1 is not finite
 WARM_UP, SCALE = 3, 64.0
-# The steps of a training in which anything crosses the network.
+# The steps of each training in which a collective runs.
 RUNS = {
     "LocalSGD, plain": (3, 7, 11),
     "DiLoCo, scaled": (3, 7, 11),
-    # Two steps an update; a warm-up of three updates, and a round of four.
+    # Two steps per update; a warm-up of three updates, and rounds of four.
     "DiLoCo, everything": (1, 3, 5, 13),
-    # Three steps together, then rounds of 1, 1, 2, 4 and 4 steps.
+    # Three synchronous steps, then rounds of 1, 1, 2, 4 and 4 steps.
     "ZeroOneAdam, scaled": (0, 1, 2, 3, 4, 6, 10),
 }
 if not DEEP:
@@ -117,7 +117,7 @@ class Training:
 
 
 def count_collectives():
-    """A variable with the number of collectives that have run, of those that are traced later."""
+    """A variable that counts executed collectives, of those traced from now on."""
     import tensorflow as tf
     from tensorflow.python.ops import collective_ops
 
@@ -140,7 +140,7 @@ def count_collectives():
 
 
 def follow(strategy, name, habit, counter):
-    """What each step of a training does, some of which overflow on worker 1 alone."""
+    """What each step of a training sends and changes; some steps overflow on worker 1 only."""
     from tests.distributed import problems
 
     training, rank, found = Training(strategy, name, **HABITS[habit]), problems.rank(), []
@@ -169,8 +169,8 @@ def follow(strategy, name, habit, counter):
     return found
 
 
-def look(cases, runs):
-    """Trainings, step by step; and on worker 0 what is wrong with the graph of each case."""
+def train_and_check_graphs(cases, runs):
+    """Trains step by step; returns each step's record, and on worker 0 the errors in each graph."""
     import tf_redsync as rs
     from tests.distributed import graphs, problems
 
@@ -182,7 +182,7 @@ def look(cases, runs):
         step, wrong = training.traced(), []
 
         def shared(conditional, step=step):
-            """Whether a predicate comes from counters, which are equal on all workers."""
+            """Whether a predicate depends only on counters, which are equal on all workers."""
             return not any(graphs.is_backward(o) for o in step.decided_by(conditional))
 
         def decided(operation, shared=shared):
@@ -192,7 +192,7 @@ def look(cases, runs):
         for operation in step.collectives:
             if not decided(operation):
                 wrong.append(f"{operation.name} is in no branch of some steps only")
-        if name != "ZeroOneAdam":  # whose momentum moves in each step
+        if name != "ZeroOneAdam":  # the momentum changes in each step
             written = step.assigned(training.state())
             wrong += [f"{o.name} writes state in each step" for o in written if not decided(o)]
         sends = [o for o in step.operations if o.type == "QueueEnqueueV2"]
@@ -212,7 +212,7 @@ def look(cases, runs):
 
 
 def rounds(names):
-    """Weights after two rounds that end within a step, and after two that `fit` ends instead."""
+    """Weights after two rounds that end within a step, and after two that `fit` ends."""
     import keras
     import tensorflow as tf
 
@@ -256,7 +256,7 @@ def ended():
 
 @pytest.mark.parametrize("backend", ["native", "tensorflow"])
 @pytest.mark.parametrize("name", IN_ROUNDS)
-def test_a_round_that_ends_within_a_step_is_one_that_fit_ends(ended, backend, name):
+def test_round_ended_by_step_equals_round_ended_by_fit(ended, backend, name):
     case = f"{backend}, {name}"
     for seen in ended:
         assert seen[f"{case}, moved"] > 0.01
@@ -266,7 +266,7 @@ def test_a_round_that_ends_within_a_step_is_one_that_fit_ends(ended, backend, na
 
 @pytest.fixture(scope="module")
 def seen():
-    return run_workers(look, args=(SHORT, list(RUNS)), timeout=300)
+    return run_workers(train_and_check_graphs, args=(SHORT, list(RUNS)), timeout=300)
 
 
 def check_graph(case, method):
@@ -276,15 +276,17 @@ def check_graph(case, method):
 
 
 @loop("method, habit", SHORT)
-def test_the_graph_of_a_step(seen, method, habit):
+def test_graph_of_step(seen, method, habit):
     check_graph(json.loads(seen[0]["graphs"])[f"{method}, {habit}"], method)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("method", METHODS)
-def test_the_graphs_of_all_steps(method):
+def test_graphs_of_all_steps(method):
     cases = [(method, habit) for habit in HABITS]
-    graphs = json.loads(run_workers(look, args=(cases, []), timeout=300)[0]["graphs"])
+    graphs = json.loads(
+        run_workers(train_and_check_graphs, args=(cases, []), timeout=300)[0]["graphs"]
+    )
     assert len(graphs) == len(cases)
     for case in graphs.values():
         check_graph(case, method)
@@ -296,7 +298,7 @@ def runs(seen):
 
 
 @loop("run", RUNS)
-def test_nothing_crosses_the_network_in_a_local_step(runs, run):
+def test_local_step_sends_nothing(runs, run):
     for worker in runs:
         sending = [i for i, step in enumerate(worker[run]) if step["collectives"]]
         assert sending == list(RUNS[run])
@@ -306,7 +308,7 @@ def test_nothing_crosses_the_network_in_a_local_step(runs, run):
 
 
 @loop("run", RUNS)
-def test_a_worker_skips_alone_and_all_agree_when_a_round_ends(runs, run):
+def test_worker_skips_alone_and_all_agree_at_end_of_round(runs, run):
     first, second = (worker[run] for worker in runs)
     ends = [i for i in RUNS[run] if first[i]["bytes"]]
     for i in ends:

@@ -1,4 +1,4 @@
-"""A `LossScaleOptimizer` may be on either side of the wrapper where a model is compiled."""
+"""A `LossScaleOptimizer` may be inside or outside of the wrapper."""
 
 import itertools
 
@@ -11,7 +11,7 @@ ORDERS = ("inside", "around", "by compile")
 
 
 def train(families):
-    """By family and order: weights after a few steps, one of them not finite on worker 1."""
+    """By family and order: weights after a few steps, one of which is non-finite on worker 1."""
     import keras
     import tensorflow as tf
     import tf_keras
@@ -21,7 +21,7 @@ def train(families):
 
     strategy, found = rs.MultiWorkerMirroredStrategy(), {}
     x, y = (a.copy() for a in problems.regression(64))
-    x[24:32] = 1e30  # the second batch's rows of worker 1
+    x[24:32] = 1e30  # worker 1's rows of the second batch
     data = problems.sharded(tf.data.Dataset.from_tensor_slices((x, y)).batch(16))
     for family in families:
         library = keras if family == "keras3" else tf_keras
@@ -57,11 +57,11 @@ def train(families):
 
 
 @pytest.mark.parametrize(
-    # tf_keras's own: test_habits.py
+    # tf_keras's own loss scale: test_habits.py
     "families",
     [["keras3"], pytest.param(["tf_keras", "legacy"], marks=pytest.mark.deep)],
 )
-def test_either_order_trains_the_same(families):
+def test_both_orders_train_alike(families):
     for seen in run_workers(train, args=(families,), env=LEGACY, timeout=200):
         for family in families:
             for order in ORDERS:
@@ -72,8 +72,8 @@ def test_either_order_trains_the_same(families):
                 assert seen[f"{key}, skipped"] == 2  # of 8 steps
 
 
-def own_points():
-    """Weights with and without a scaler, and those at the ends of steps, one not finite."""
+def train_methods_with_own_points():
+    """Weights with and without a loss scale, and whether each step moved them."""
     import keras
     import tensorflow as tf
 
@@ -104,20 +104,20 @@ def own_points():
             found[f"{name}, {scaled}"] = fit(x, y, model)
         points = []
 
-        class Look(keras.callbacks.Callback):
+        class RecordWeights(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None, points=points):
                 own = [keras.ops.convert_to_numpy(v) for v in self.model.trainable_variables]
                 points.append(np.concatenate(list(map(np.ravel, own))))
 
-        x[56:64] = np.inf  # the fourth batch's rows of worker 1
-        found[f"{name}, end"] = fit(x, y, model, Look())
+        x[56:64] = np.inf  # worker 1's rows of the fourth batch
+        found[f"{name}, end"] = fit(x, y, model, RecordWeights())
         found[f"{name}, moved"] = [bool(np.any(a != b)) for a, b in itertools.pairwise(points)]
     return found
 
 
-def test_points_of_their_own():
-    """They depend on gradients, which are in the scaler's branch."""
-    both = run_workers(own_points)
+def test_methods_with_own_points():
+    """The points depend on gradients, which the LossScaleOptimizer computes in a branch."""
+    both = run_workers(train_methods_with_own_points)
     for seen in both:
         for name in ("CDSGD", "GMCPlus"):
             np.testing.assert_array_equal(seen[f"{name}, True"], seen[f"{name}, False"], name)

@@ -1,12 +1,12 @@
 """Methods train on two real workers: one of each kind under Keras 3, fewer under tf_keras.
 
-A method's exchange does not know the Keras that it serves; when it is called, and what for, depends
-on the kind. With `pytest --deep` all methods train under both; that each of them can be traced is
-asked by `tests/conformance/test_claims.py`, and what it does by the laws.
+A method's exchange is independent of the Keras version; its schedule and its target depend on the
+kind. With `pytest --deep` all methods train under both. `tests/conformance/test_claims.py` traces
+each method, and the laws check what it computes.
 
-A pair of processes goes through many methods, one after the other, because its start takes longer
-than a method's training; not through all of them, because TensorFlow keeps some memory maps and
-threads of every model, of which a process may have so many.
+Starting processes takes longer than training a method, so each pair of processes trains many
+methods. It cannot train all: TensorFlow keeps memory maps and threads of every model, and their
+number per process is limited.
 """
 
 import json
@@ -21,21 +21,21 @@ from tests.distributed.cluster import LEGACY, run_workers
 from tests.methods import METHODS
 from tf_redsync.config import registered
 
-# Workers do not agree on anything, so their weights differ; all else holds.
-ON_THEIR_OWN = {"NoExchange"}
-# On a commit the only ones of their kind are trained by `fit` in other files.
-ELSEWHERE = {
+# These workers do not synchronize, so their weights differ; all other checks apply.
+INDEPENDENT = {"NoExchange"}
+# Without `--deep`, `fit` trains the only methods of these kinds in other test files.
+TESTED_ELSEWHERE = {
     "CDSGD": "test_own_weights.py",
     "PacTrain": "test_pruning.py",
     "SBC": "test_forgotten_consensus.py",
 }
-PARTS = 2 if DEEP else 1  # of the methods, each with processes of its own
-# In functions that are called from loops. That of two workers is a pair, in a group of its own.
+PARTS = 2 if DEEP else 1  # number of parts of the methods; each part has its own processes
+# Functions called from loops. The pair exchange of two workers uses a group of its own.
 STEPS_PER_EXECUTION = {"GTopK": 2}
 
 
 def kind(name):
-    """What the optimizer's wrapper looks at: when a method exchanges, what, and in which stages."""
+    """The features that the optimizer's wrapper distinguishes: schedule, target and stages."""
     method = registered()[name]()
     schedule = method.sync_schedule
     form = (bool(schedule.local_steps), schedule.delay, schedule.own_point)
@@ -53,14 +53,14 @@ def names_of(family):
     names = method_settings.names()
     if DEEP:
         return names
-    # Under tf_keras those that differ in what the adapter does: when, and whose weights. For local
-    # steps see test_forgotten_consensus.py, for the usual kind test_adapters.py.
+    # Under tf_keras, methods that use the adapter differently (schedule, target). Local steps are
+    # in test_forgotten_consensus.py, the usual kind is in test_adapters.py.
     told_apart = {name: kind(name)[: None if family == "keras3" else 4] for name in names}
     chosen = {of_a_kind: name for name, of_a_kind in told_apart.items()}
     if family == "tf_keras":
         return [name for k, name in chosen.items() if any(k) and not k[0]]
     chosen |= {told_apart[name]: name for name in STEPS_PER_EXECUTION}
-    return [name for name in chosen.values() if name not in ELSEWHERE]
+    return [name for name in chosen.values() if name not in TESTED_ELSEWHERE]
 
 
 RUNS = [
@@ -71,7 +71,7 @@ RUNS = [
 
 
 def train_methods(family, names):
-    """Fits one model with each method in turn; returns losses and hashes, or what was raised."""
+    """Fits one model with each method in turn; returns losses and hashes, or the error."""
     import time
     import traceback
 
@@ -95,7 +95,7 @@ def train_methods(family, names):
 
     def fitted(name):
         method = method_settings.make(name, threshold=0.5, density=0.1, dense_below=16)
-        rate = method_settings.learning_rate(method, dense=0.05, votes=0.02)  # 32 steps of it
+        rate = method_settings.learning_rate(method, dense=0.05, votes=0.02)  # 32 steps
         model.set_weights(start)
         with strategy.scope():
             optimizer = rs.DistributedOptimizer(inner(name, rate), method)
@@ -118,13 +118,13 @@ def train_methods(family, names):
             results[name] = fitted(name)
         except Exception:
             results[name] = {"error": traceback.format_exc()}
-        # For the report, should a later one hang.
+        # For the report, if a later method hangs.
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
     return {"results": json.dumps(results)}
 
 
-def complaints(name, first, second):
-    """Yields what is wrong with one method's results on both workers."""
+def errors_in(name, first, second):
+    """Yields the errors in one method's results on both workers."""
     for rank, result in enumerate((first, second)):
         if "error" in result:
             yield f"worker {rank} raised\n{result['error']}"
@@ -134,8 +134,8 @@ def complaints(name, first, second):
         yield f"the loss does not fall: {losses}"
     if losses != second["losses"]:
         yield f"workers report different losses: {losses}, {second['losses']}"
-    if (first["digest"] == second["digest"]) == (name in ON_THEIR_OWN):
-        yield f"weights are {'equal' if name in ON_THEIR_OWN else 'not equal'} on both workers"
+    if (first["digest"] == second["digest"]) == (name in INDEPENDENT):
+        yield f"weights are {'equal' if name in INDEPENDENT else 'not equal'} on both workers"
     for result in (first, second):
         if (result["steps"], result["skipped"]) != (32, 0):
             yield f"{result['steps']} steps, {result['skipped']} of them skipped"
@@ -151,21 +151,21 @@ def test_methods_train_with_equal_weights(family, part):
     saved = run_workers(train_methods, args=(family, names), env=env, timeout=280)
     first, second = (json.loads(worker["results"]) for worker in saved)
     assert set(first) == set(second) == set(names)
-    found = {name: list(complaints(name, first[name], second[name])) for name in names}
+    found = {name: list(errors_in(name, first[name], second[name])) for name in names}
     report = [f"{name}: {text}" for name, texts in found.items() for text in texts]
     assert not report, "\n\n".join(report)
 
 
-def test_no_kind_is_left_out():
+def test_all_kinds_are_tested():
     assert set(method_settings.names()) == METHODS.keys()
     parts = [names_of("keras3")[part::PARTS] for part in range(PARTS)]
     chosen = [name for part in parts for name in part]
     assert sorted(chosen) == sorted(names_of("keras3"))
-    assert {kind(name) for name in (*chosen, *ELSEWHERE)} == {kind(name) for name in METHODS}
+    assert {kind(name) for name in (*chosen, *TESTED_ELSEWHERE)} == {kind(name) for name in METHODS}
     assert {"CDSGD", "CodedTopK"} < set(names_of("tf_keras"))
 
 
-GOOD = {"losses": [2.0, 1.0], "digest": "a", "served": 1, "steps": 32, "skipped": 0}
+VALID_RESULT = {"losses": [2.0, 1.0], "digest": "a", "served": 1, "steps": 32, "skipped": 0}
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,10 @@ GOOD = {"losses": [2.0, 1.0], "digest": "a", "served": 1, "steps": 32, "skipped"
         ({"error": "ValueError: no"}, "worker 0 raised"),
     ],
 )
-def test_what_is_wrong_is_found(changes, words):
-    assert not list(complaints("TopK", GOOD, GOOD))
-    found = list(complaints("TopK", {**GOOD, **changes}, GOOD))
+def test_errors_in_detects_each_error(changes, words):
+    assert not list(errors_in("TopK", VALID_RESULT, VALID_RESULT))
+    found = list(errors_in("TopK", {**VALID_RESULT, **changes}, VALID_RESULT))
     assert any(words in text for text in found)
-    assert list(complaints("NoExchange", GOOD, GOOD)) == ["weights are equal on both workers"]
+    assert list(errors_in("NoExchange", VALID_RESULT, VALID_RESULT)) == [
+        "weights are equal on both workers"
+    ]

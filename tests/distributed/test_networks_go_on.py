@@ -1,6 +1,6 @@
-"""`Checkpoint` on networks as people train them: killed within an epoch, they go on to the bit.
+"""`Checkpoint` on typical networks: killed within an epoch, training resumes bit for bit.
 
-One job of workers trains without a break, and then again until it is killed; another one goes on.
+One job of workers trains to the end, then trains again until it is killed. Another job resumes.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ CLASSES, TOKENS = 4, 3000
 
 
 def residual_network(keras, rs):
-    """With BatchNormalization, whose statistics each worker moves."""
+    """With BatchNormalization: each worker updates its own statistics."""
     model = keras.applications.ResNet50(
         weights=None, input_shape=(32, 32, 3), classes=CLASSES, classifier_activation=None
     )
@@ -43,7 +43,7 @@ def attention(keras, rs):
 
 
 def embedding(keras, rs):
-    """Of a few rows each step has many looks, and of most rows none."""
+    """A few rows are looked up many times in each step, most rows never."""
     layers = keras.layers
     rows = layers.Input([12], dtype="int32")
     x = layers.GlobalAveragePooling1D()(layers.Embedding(TOKENS, 16)(rows))
@@ -55,7 +55,7 @@ def embedding(keras, rs):
 
 
 def mixed_precision(keras, rs):
-    """With a loss scale that is too large in some steps, which are skipped."""
+    """With a loss scale that overflows in some steps, which are skipped."""
     keras.mixed_precision.set_global_policy("mixed_float16")
     layers = keras.layers
     x = layers.Input([12])
@@ -81,26 +81,26 @@ def small(keras, rs):
 
 
 def with_global_momentum(build):
-    """The same network, whose momentum is that of `CodedGMC`, and not Adam's."""
+    """The same network; `CodedGMC` applies the momentum instead of Adam."""
 
-    def changed(keras, rs):
+    def build_changed(keras, rs):
         model, optimizer, _ = build(keras, rs)
         if hasattr(optimizer, "beta_1"):
             optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.05, beta_1=0.0)
         return model, optimizer, rs.CodedGMC(dense_below=16)
 
-    return changed
+    return build_changed
 
 
-def by(build, method, optimizer=None):
-    """The same network by another method, and perhaps another optimizer."""
+def with_method(build, method, optimizer=None):
+    """The same network with another method and optionally another optimizer."""
 
-    def changed(keras, rs):
+    def build_changed(keras, rs):
         model, own, _ = build(keras, rs)
         chosen = own if optimizer is None else optimizer(keras.optimizers)
         return model, chosen, eval(method, {"rs": rs})
 
-    return changed
+    return build_changed
 
 
 def sgd(optimizers):
@@ -121,7 +121,7 @@ ONE_BIT = "rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(4), dense_below=64)"
 ZERO_ONE = "rs.contrib.ZeroOneAdam(start=4, steps=2, double_after=3, variance_updates=2)"
 
 
-# The network, its inputs, how many workers, and what else is asked for.
+# Network, kind of inputs, number of workers, options.
 CASES = {
     "residual network": (residual_network, "images", 2, {}),
     "attention": (attention, "tokens", 2, {"compiled": {"steps_per_execution": 2}}),
@@ -138,27 +138,27 @@ CASES = {
     ),
     "embedding, global momentum": (with_global_momentum(embedding), "tokens", 2, {}),
     "eleven workers, global momentum": (with_global_momentum(small), "numbers", 11, {}),
-    "residual network, streaming": (by(residual_network, STREAMING), "images", 2, {}),
-    "residual network, 0/1 Adam": (by(residual_network, ZERO_ONE, adam), "images", 2, {}),
-    "attention, SparseLoCo": (by(attention, SPARSE), "tokens", 3, {}),
+    "residual network, streaming": (with_method(residual_network, STREAMING), "images", 2, {}),
+    "residual network, 0/1 Adam": (with_method(residual_network, ZERO_ONE, adam), "images", 2, {}),
+    "attention, SparseLoCo": (with_method(attention, SPARSE), "tokens", 3, {}),
     "attention, 0/1 Adam": (
-        by(attention, ZERO_ONE), "tokens", 2, {"compiled": {"steps_per_execution": 2}},
+        with_method(attention, ZERO_ONE), "tokens", 2, {"compiled": {"steps_per_execution": 2}},
     ),
-    "embedding, DeMo": (by(embedding, "rs.DeMo()", sgd), "tokens", 2, {}),
-    "embedding, 1-bit Adam": (by(embedding, ONE_BIT), "tokens", 3, {}),
-    "eleven workers, streaming": (by(small, STREAMING), "numbers", 11, {}),
-    "eleven workers, SparseLoCo": (by(small, SPARSE), "numbers", 11, {}),
-    "eleven workers, 0/1 Adam": (by(small, ZERO_ONE), "numbers", 11, {}),
-    "eleven workers, 1-bit Adam": (by(small, ONE_BIT), "numbers", 11, {}),
-    "eleven workers, DeMo": (by(small, "rs.DeMo()", sgd), "numbers", 11, {}),
-    "residual network, 4 bits": (by(residual_network, FOUR_BITS), "images", 2, {}),
+    "embedding, DeMo": (with_method(embedding, "rs.DeMo()", sgd), "tokens", 2, {}),
+    "embedding, 1-bit Adam": (with_method(embedding, ONE_BIT), "tokens", 3, {}),
+    "eleven workers, streaming": (with_method(small, STREAMING), "numbers", 11, {}),
+    "eleven workers, SparseLoCo": (with_method(small, SPARSE), "numbers", 11, {}),
+    "eleven workers, 0/1 Adam": (with_method(small, ZERO_ONE), "numbers", 11, {}),
+    "eleven workers, 1-bit Adam": (with_method(small, ONE_BIT), "numbers", 11, {}),
+    "eleven workers, DeMo": (with_method(small, "rs.DeMo()", sgd), "numbers", 11, {}),
+    "residual network, 4 bits": (with_method(residual_network, FOUR_BITS), "images", 2, {}),
     "attention, low rank in 4 bits": (
-        by(attention, LOW_RANK), "tokens", 3, {"compiled": {"steps_per_execution": 2}},
+        with_method(attention, LOW_RANK), "tokens", 3, {"compiled": {"steps_per_execution": 2}},
     ),
-    "embedding, values in 4 bits": (by(embedding, VALUES), "tokens", 2, {}),
-    "eleven workers, 4 bits": (by(small, FOUR_BITS), "numbers", 11, {}),
+    "embedding, values in 4 bits": (with_method(embedding, VALUES), "tokens", 2, {}),
+    "eleven workers, 4 bits": (with_method(small, FOUR_BITS), "numbers", 11, {}),
     "eleven workers, streaming in 4 bits": (
-        by(small, f"rs.BlockQuantized(method={IN_FLOATS}, bits=4)"), "numbers", 11, {},
+        with_method(small, f"rs.BlockQuantized(method={IN_FLOATS}, bits=4)"), "numbers", 11, {},
     ),
 }  # fmt: skip
 
@@ -167,7 +167,7 @@ def inputs(kind, rows):
     rng = np.random.default_rng(3)
     if kind == "images":
         return rng.normal(size=[rows, 32, 32, 3]).astype(np.float32)
-    if kind == "tokens":  # by Zipf's law: 1 in two of five places
+    if kind == "tokens":  # by Zipf's law: two of five tokens are 1
         return np.minimum(rng.zipf(1.5, [rows, 12]), TOKENS - 1).astype(np.int32)
     return rng.normal(size=[rows, 12]).astype(np.float32)
 
@@ -181,7 +181,7 @@ def data(name):
     y = np.random.default_rng(4).integers(0, CLASSES, [rows])
     made = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(rows, seed=11)
     if "every" in options:
-        made = made.filter(lambda x, y: True)  # nobody knows how many pass
+        made = made.filter(lambda x, y: True)  # its size is unknown
     return made.batch(4 * workers, drop_remainder=True)
 
 
@@ -189,19 +189,19 @@ def digest(array):
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
 
 
-def left(model):
-    """Hashes of all that training has changed: by name, on this worker."""
+def final_state(model):
+    """Hashes of all state that training has changed, by name, on this worker."""
     from tf_redsync.keras import training_state
 
     state = training_state.per_worker(model, with_metrics=False)
     shared = {name: read() for name, read in training_state.shared(model).items()}
-    if model.optimizer.exchange.own_variables:  # each worker's own, and in its state
+    if model.optimizer.exchange.own_variables:  # individual weights are in the worker's state
         shared = {n: a for n, a in shared.items() if not n.startswith("optimizer/")}
     return {n: digest(a) for n, a in {**shared, **state}.items() if n != "exchange/about"}
 
 
 def fit(name, strategy, directory, killed=False):
-    """Trains, and returns what is left; or is killed."""
+    """Trains and returns hashes of the final state; with `killed` it ends by SIGKILL."""
     import tf_redsync as rs
 
     build, _, _, options = CASES[name]
@@ -223,7 +223,7 @@ def fit(name, strategy, directory, killed=False):
     saves = (DIES_AFTER[0] * STEPS + DIES_AFTER[1]) // every
     last = pathlib.Path(directory) / f"checkpoint-{saves:06d}" / "manifest.json"
 
-    class Notes(keras.callbacks.Callback):
+    class Recorder(keras.callbacks.Callback):
         epoch, batches, epochs = 0, (), ()
 
         def on_epoch_begin(self, epoch, logs=None):
@@ -239,22 +239,22 @@ def fit(name, strategy, directory, killed=False):
         def on_epoch_end(self, epoch, logs=None):
             self.epochs += ([epoch, float(logs["loss"]), float(logs["accuracy"])],)
 
-    notes = Notes()
+    recorder = Recorder()
     checkpoint = rs.callbacks.Checkpoint(directory, every=every)
-    model.fit(data(name), epochs=EPOCHS, verbose=0, callbacks=[notes, checkpoint])
+    model.fit(data(name), epochs=EPOCHS, verbose=0, callbacks=[recorder, checkpoint])
     exchange = model.optimizer.exchange
     own = exchange.worker_state().items()
     residuals = [a for n, a in own if n.split("/")[1:2] in (["residual"], ["velocity"])]
     return {
-        "left": json.dumps(left(model)),
-        "batches": list(notes.batches),
-        "epochs": np.array(notes.epochs),
+        "final_state": json.dumps(final_state(model)),
+        "batches": list(recorder.batches),
+        "epochs": np.array(recorder.epochs),
         "residual": max((float(np.abs(a).max(initial=0.0)) for a in residuals), default=0.0),
         "skipped": int(exchange.skipped.numpy()),
     }
 
 
-def trained_and_then_killed(name, directory):
+def train_then_die(name, directory):
     import tf_redsync as rs
 
     strategy = rs.MultiWorkerMirroredStrategy()
@@ -262,7 +262,7 @@ def trained_and_then_killed(name, directory):
     fit(name, strategy, f"{directory}/killed", killed=True)
 
 
-def went_on(name, directory):
+def resume(name, directory):
     import tf_redsync as rs
 
     return fit(name, rs.MultiWorkerMirroredStrategy(), f"{directory}/killed")
@@ -271,7 +271,7 @@ def went_on(name, directory):
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", CASES)
-def test_a_killed_network_goes_on_to_the_bit(name, tmp_path):
+def test_killed_network_resumes_bit_for_bit(name, tmp_path):
     _, _, workers, options = CASES[name]
     job = {
         "workers": workers,
@@ -279,12 +279,12 @@ def test_a_killed_network_goes_on_to_the_bit(name, tmp_path):
         "env": LEGACY if "tf_keras" in options else None,
         "timeout": 700,
     }
-    whole = cluster.kill_workers(trained_and_then_killed, **job)
-    rest = run_workers(went_on, **job)
+    whole = cluster.kill_workers(train_then_die, **job)
+    rest = run_workers(resume, **job)
     shutil.rmtree(tmp_path)  # gigabytes
-    at_end = "every" in options  # of the first epoch; nobody knows, so it ends once more
+    at_end = "every" in options  # an epoch of unknown size is repeated from its start
     for before, after in zip(whole, rest, strict=True):
-        expected, found = json.loads(before["left"]), json.loads(after["left"])
+        expected, found = json.loads(before["final_state"]), json.loads(after["final_state"])
         assert expected.keys() == found.keys()
         assert [n for n in expected if expected[n] != found[n]] == []
         steps = 6 if at_end else 4
@@ -294,8 +294,10 @@ def test_a_killed_network_goes_on_to_the_bit(name, tmp_path):
         assert np.isfinite(before["epochs"]).all()
         assert name == "attention" or "streaming" in name or before["residual"] > 0
         assert (before["skipped"] > 0) == (name == "mixed precision")
-    weights = [{n: h for n, h in json.loads(w["left"]).items() if "@" not in n} for w in rest]
+    weights = [
+        {n: h for n, h in json.loads(w["final_state"]).items() if "@" not in n} for w in rest
+    ]
     own = {n for n in weights[0] if any(w[n] != weights[0][n] for w in weights)}
     assert all(n.startswith("exchange/") for n in own), own
-    if "streaming" not in name:  # all of which has arrived
+    if "streaming" not in name:  # with streaming, everything has arrived
         assert any(n.startswith("exchange/states/") for n in own), "no worker has its own state"

@@ -11,7 +11,7 @@ import pytest
 import tf_redsync as rs
 
 STEPS, EPOCHS = 3, 2
-# Workers get the functions of this module as those of a notebook: by value.
+# Functions of this module are pickled by value, like those of a notebook.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 # AutoGraph needs the source of this cell.
@@ -26,14 +26,14 @@ def count_even(n):
 
 
 def run_cell(text, names):
-    """Runs a cell as IPython does; its source is in `linecache` only."""
+    """Runs a cell as IPython does: its source is in `linecache` only."""
     file = "/tmp/ipykernel_0/1.py"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     exec(compile(text, file, "exec"), names)
 
 
-def shown(text):
-    """Lines as a notebook shows them: without colors, after backspaces and carriage returns."""
+def displayed_lines(text):
+    """Lines as a notebook displays them: without colors, after backspaces and carriage returns."""
     lines = []
     for line in re.sub(r"\x1b\[\d+m", "", text).split("\n"):
         row, column = [], 0
@@ -90,7 +90,7 @@ def test_fit_in_a_notebook(capsys):
     assert found["size"] == 2 and found["even"] == 4
     assert found["loss"][1] < found["loss"][0]
     np.testing.assert_array_equal(found["model"].get_weights()[0], found["kernel"])
-    lines = [line for line in shown(capsys.readouterr().out) if line]
+    lines = [line for line in displayed_lines(capsys.readouterr().out) if line]
     bars = [line for line in lines if "━" in line]
     assert len(bars) == EPOCHS and all(line.startswith(f"{STEPS}/{STEPS} ") for line in bars)
     assert [line for line in lines if line not in bars] == ["Epoch 1/2", "Epoch 2/2"]

@@ -9,18 +9,18 @@ from tests.distributed.resuming import library
 from tests.oracle.signs import OneBitAdamOracle, OneBitOracle
 
 STEPS, DENSE, BATCH, BAD = 9, 4, 8, 6
-# 0/1 Adam: dense in steps 0, 1, 2 and 4, rounds of 1 step from step 7, and of 2 from step 11, on.
+# 0/1 Adam: dense in steps 0, 1, 2 and 4; rounds of 1 step from step 7 and of 2 from step 11.
 LONG, START, DOUBLE = 15, 7, 4
 DENSE_STEPS, LENGTHS = (0, 1, 2, 4, 6), {7: 1, 8: 1, 9: 1, 10: 1, 11: 2, 12: 2, 13: 2, 14: 2}
 RATE, BETA_1, BETA_2, EPSILON, DECAY = 0.05, 0.8, 0.99, 1e-3, 0.1
-UNSEEN = 5  # an input that is always 0: its weight has no gradient
+UNSEEN = 5  # an input that is always 0, so its weight has no gradient
 SHORT = {"keras3": ("AdamW",), "tf_keras": (), "legacy": ("Adam",)}
 CASES = {**SHORT, "keras3": ("Adam", "AdamW"), "tf_keras": ("Adam", "AdamW")} if DEEP else SHORT
 PAIRS = [(family, name) for family, names in CASES.items() for name in names]
 
 
 def data_of(rank, steps=STEPS):
-    """Batches of a worker's own; in step `BAD` and twice as late that of rank 1 has a NaN."""
+    """A worker's own batches; in steps `BAD` and `2 * BAD` those of rank 1 contain a NaN."""
     generator = np.random.default_rng(rank)
     x = generator.standard_normal((steps, BATCH, 12)).astype(np.float32)
     x[..., UNSEEN] = 0.0
@@ -39,12 +39,15 @@ def train():
         results |= {f"{family}/{name}/{key}": value for key, value in found.items()}
         found = train_one(strategy, family, name, zero_one=True)
         results |= {f"{family}/{name}/0/1/{key}": value for key, value in found.items()}
-    results |= {"refused": refused(strategy), "straight": straight(strategy)}
+    results |= {
+        "error_texts": error_texts(strategy),
+        "constant_gradient": constant_gradient(strategy),
+    }
     return results | (of_fit(strategy) if DEEP else {})
 
 
 def of_fit(strategy):
-    """Weights after `fit` of 8 steps, by fractions and by steps, and what was warned of."""
+    """Weights after `fit` of 8 steps, by fractions and by steps, and the warnings."""
     import warnings
 
     import keras
@@ -71,8 +74,8 @@ def of_fit(strategy):
     return found
 
 
-def straight(strategy):
-    """Weights by 0/1 Adam with a gradient that is always 1, which one bit says without an error."""
+def constant_gradient(strategy):
+    """Weights of 0/1 Adam with a gradient that is always 1: one bit encodes it without an error."""
     import keras
     import tensorflow as tf
 
@@ -134,8 +137,8 @@ def train_one(strategy, family, name, zero_one=False):
     return {"weights": weights, "sent": sent, "skipped": int(optimizer.exchange.skipped.numpy())}
 
 
-def refused(strategy):
-    """What is said of other optimizers."""
+def error_texts(strategy):
+    """Error texts for other optimizers."""
     import keras
 
     import tf_redsync as rs
@@ -156,9 +159,9 @@ def trained():
 
 
 def expected(decay):
-    """Adam for some steps, then for the kernel the paper's second stage at the corrected variance.
+    """Adam for some steps, then the paper's second stage for the kernel, with corrected variance.
 
-    The bias stays with Adam.
+    The bias is always updated by Adam.
     """
     data = [data_of(rank) for rank in range(2)]
     w, m, v, t, history = np.append(np.ones(12), 0.0), np.zeros(13), np.zeros(13), 0, []
@@ -183,7 +186,7 @@ def expected(decay):
             (m[:12],) = oracle.step([[g[:12]] for g in gradients])
             corrected[12] = v[12] / (1 - BETA_2**t)
         w = w - RATE * decay * w
-        # Keras adds epsilon to the root of the variance as it is.
+        # Keras adds epsilon to the root of the variance.
         root = np.sqrt(corrected) + EPSILON / np.sqrt(1 - BETA_2**t)
         w = w - RATE * m / (1 - BETA_1**t) / root
         history.append(w)
@@ -191,7 +194,7 @@ def expected(decay):
 
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)
-def test_the_way_of_the_paper(trained, family, name):
+def test_weights_follow_the_paper(trained, family, name):
     history = expected(DECAY if name == "AdamW" else 0.0)
     for worker in trained:
         np.testing.assert_allclose(
@@ -202,7 +205,7 @@ def test_the_way_of_the_paper(trained, family, name):
 
 
 def zero_one(decay):
-    """The algorithm of 0/1 Adam's paper, for each worker; its biases are corrected as Adam does.
+    """The algorithm of the 0/1 Adam paper for each worker; its bias corrections are Adam's.
 
     The rates of a round are those of Adam's steps, each by the number of steps so far.
     """
@@ -220,7 +223,7 @@ def zero_one(decay):
         ]
         return np.where(variance > 0, total, 0)
 
-    def moved(worker):
+    def after_local_step(worker):
         t[worker] += 1
         root = np.sqrt(variance) + EPSILON / np.sqrt(1 - BETA_2 ** t[worker])
         kept = weights[worker] * (1 - RATE * decay)
@@ -244,21 +247,21 @@ def zero_one(decay):
                 own = [(BETA_1 * m + (1 - BETA_1) * g) / 2 for m, g in pairs]
                 momentum = in_one_bit(own)
             momenta = [momentum] * 2
-            weights = [moved(worker) for worker in range(2)]
+            weights = [after_local_step(worker) for worker in range(2)]
             agreed = weights[0]
         elif step >= START:
             for worker in range(2):
                 if finite[worker]:
                     m = BETA_1 * momenta[worker] + (1 - BETA_1) * gradients[worker]
                     momenta[worker] = np.where(variance > 0, m, 0)
-                    weights[worker] = moved(worker)
+                    weights[worker] = after_local_step(worker)
             rates, since = rates + RATE / (1 - BETA_1 ** (step + 1)), since + 1
             if since >= LENGTHS[step]:
                 p = np.sqrt(variance) + EPSILON
                 momentum = in_one_bit([p * (agreed - w) / rates / 2 for w in weights])
                 agreed = agreed - rates * momentum / p
                 weights, momenta, rates, since = [agreed] * 2, [momentum] * 2, 0.0, 0
-                t = [max(t)] * 2  # the paper has one t
+                t = [max(t)] * 2  # the paper uses one t
         history.append(list(weights))
     return np.array(history)
 
@@ -274,19 +277,19 @@ def test_0_1_adam(trained, family, name):
     np.testing.assert_array_equal((ours == theirs).all(axis=1), together)
 
 
-def test_0_1_adam_goes_straight_on(trained):
-    """With a constant gradient Adam takes steps of the learning rate, and so does each stage.
+def test_0_1_adam_with_constant_gradient(trained):
+    """With a constant gradient, Adam's steps equal the learning rate, and so do both stages' steps.
 
-    But for the beginning: the mean momentum of a round is that of its middle, while momenta grow.
+    Early rounds differ: the mean momentum of a round is that of its middle, while momenta grow.
     """
     expected = -RATE * np.arange(1, 21)[:, None] * np.ones(8)
     for worker in trained:
-        np.testing.assert_allclose(worker["straight"], expected, rtol=0.04)
+        np.testing.assert_allclose(worker["constant_gradient"], expected, rtol=0.04)
 
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)
 def test_bytes_of_0_1_adam(trained, family, name):
-    """13 floats in dense steps, bits of two tensors in others; a rate at the end of a round."""
+    """13 floats in dense steps, bits of two tensors in others; one rate at the end of a round."""
     sent = trained[0][f"{family}/{name}/0/1/sent"]
     bits = 2 * 4 * (1 + 2 * (2 + 1))
     expected = [4 * 13 if t in DENSE_STEPS else bits for t in range(START)]
@@ -295,7 +298,7 @@ def test_bytes_of_0_1_adam(trained, family, name):
 
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)
-def test_what_has_had_no_gradient_stays(trained, family, name):
+def test_weights_without_gradient_stay(trained, family, name):
     weights = np.array(trained[0][f"{family}/{name}/weights"])[:, UNSEEN]
     updates = np.arange(1, STEPS + 1) - (np.arange(STEPS) >= BAD)
     kept = (1 - RATE * DECAY) ** updates if name == "AdamW" else np.ones(STEPS)
@@ -304,19 +307,19 @@ def test_what_has_had_no_gradient_stays(trained, family, name):
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)
 def test_bytes(trained, family, name):
-    """An all-reduce of 13 floats; then of one, and twice a flag, two means and a word of bits."""
+    """An all-reduce of 13 floats; then one float, and twice a flag, two means, a word of bits."""
     sent = trained[0][f"{family}/{name}/sent"]
     np.testing.assert_array_equal(sent[:DENSE], 4 * 13)
     np.testing.assert_array_equal(sent[DENSE:], 4 + 2 * 4 * (1 + 2 + 1))
 
 
-def test_other_optimizers_are_refused(trained):
-    text = str(trained[0]["refused"])
+def test_other_optimizers_raise(trained):
+    text = str(trained[0]["error_texts"])
     assert "Received: SGD." in text and "Received: Adam(amsgrad=True)" in text
 
 
-@pytest.mark.deep  # tests/unit/test_warm_up.py asks what a fraction of a training is
-def test_fractions_are_those_of_what_fit_runs(trained):
+@pytest.mark.deep  # tests/unit/test_warm_up.py tests how fractions are computed
+def test_fractions_refer_to_steps_of_fit(trained):
     for found in trained:
         np.testing.assert_array_equal(found["fit/fractions"], found["fit/steps"])
         assert np.abs(found["fit/fractions"] - found["fit/long"]).max() > 1e-4

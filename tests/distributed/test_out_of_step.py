@@ -1,4 +1,4 @@
-"""Workers that do different things end with a text about all of them: soon, and never in a mix."""
+"""Workers that run different steps raise an error that lists all of them, without a deadlock."""
 
 import os
 import re
@@ -11,8 +11,8 @@ from tests import total_state
 from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, fail_workers, run_workers
 
-# What only worker 0 does, and a part of its text. Of worker 1 the text is only known to be another
-# one: Keras reads a metric before its next callback, say.
+# An action of worker 0 alone, and part of its error text. The text of worker 1 must merely differ:
+# Keras reads a metric before its next callback, for example.
 CASES = {
     "sums by the chief": "save the exchange's state at step 4",
     "sums after `fit`": "save the exchange's state at step 4",
@@ -24,13 +24,13 @@ CASES = {
     "reduce": "reduce float32 by SUM",
     "restore": "restore the exchange's state at step 4",
 }
-# One for each way to find it: in a request of all workers, at a mark of `fit`, by its arguments.
-USUAL = ["sums by the chief", "early stopping", "steps per execution", "reduce"]
-FEWER = "fewer batches"
+# One for each detection: in a request of all workers, at a `fit` marker, by its arguments.
+SHORT = ["sums by the chief", "early stopping", "steps per execution", "reduce"]
+FEWER_STEPS = "fewer batches"
 
 
-def differ(family, cases):
-    """In each case worker 0 does something that worker 1 does not; return what both see."""
+def run_cases(family, cases):
+    """Worker 0 does something in each case that worker 1 does not; returns each worker's error."""
     import keras
     import tensorflow as tf
     import tf_keras
@@ -78,7 +78,7 @@ def differ(family, cases):
             fit(callbacks=once)
         elif case == "unequal epochs":
             fit(epochs=2 + rank)
-        elif case == FEWER:
+        elif case == FEWER_STEPS:
             early = only_chief("on_train_batch_end", lambda batch, logs: stop_after(batch, model))
             fit(callbacks=early)
         elif case == "reduce":
@@ -97,7 +97,7 @@ def differ(family, cases):
                 total_state.total(model.optimizer.exchange)
 
     def slow():
-        """Worker 1 is late, and nobody has gone on: no case."""
+        """Worker 1 is late but no worker is ahead: no error."""
         stall_detector.STALLED_SECONDS, before = 1.0, stall_detector.STALLED_SECONDS
         try:
             late = callbacks.LambdaCallback(on_epoch_end=lambda *_: time.sleep(4 * rank))
@@ -107,8 +107,8 @@ def differ(family, cases):
 
     result = {}
     slow()
-    for case in (*cases, FEWER):
-        if case == FEWER:  # the one that is found by waiting
+    for case in (*cases, FEWER_STEPS):
+        if case == FEWER_STEPS:  # detected by a timeout
             stall_detector.STALLED_SECONDS = 4.0
         try:
             run(case)
@@ -122,12 +122,12 @@ def differ(family, cases):
 @pytest.mark.parametrize(
     ("family", "cases"),
     [
-        ("keras3", list(CASES) if DEEP else USUAL),
+        ("keras3", list(CASES) if DEEP else SHORT),
         pytest.param("tf_keras", ["sums by the chief", "early stopping"], marks=pytest.mark.deep),
     ],
 )
-def test_what_one_worker_does_alone_is_an_error_on_all(family, cases):
-    both = run_workers(differ, args=(family, cases), env=LEGACY, timeout=200)
+def test_action_of_one_worker_raises_on_all(family, cases):
+    both = run_workers(run_cases, args=(family, cases), env=LEGACY, timeout=200)
     for case in cases:
         for seen in both:
             text = seen[case]
@@ -136,13 +136,13 @@ def test_what_one_worker_does_alone_is_an_error_on_all(family, cases):
             assert CASES[case] in chief, f"{case}: {text}"
             assert other != chief
     for seen in both:
-        text = seen[FEWER]
+        text = seen[FEWER_STEPS]
         assert "the workers do different things: worker 0 is about to: " in text, text
         assert "; worker 1 has entered a further step" in text
 
 
 def stop_one():
-    """Worker 2 of three is stopped, as by a debugger, in the middle of training."""
+    """Worker 2 of three is stopped (SIGSTOP), as by a debugger, in the middle of training."""
     import keras
     import tensorflow as tf
 
@@ -156,13 +156,13 @@ def stop_one():
         model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync()), "mse")
 
     def act(batch, logs):
-        if batch == 2:  # not before: to trace, one may take long after another on a busy machine
+        if batch == 2:  # not earlier: on a busy machine workers finish tracing at different times
             watchdog.start(strategy, 6.0)
         if batch == 5 and problems.rank() == 2:
             print("stopped", os.getpid(), flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    # An iterator that goes while tf.data tunes itself may wait a minute for that, after the error.
+    # An iterator that is deleted while tf.data tunes may wait a minute after the error.
     options = tf.data.Options()
     options.autotune.enabled = False
     data = problems.dataset(60, 15).repeat().with_options(options)
@@ -174,9 +174,9 @@ def stop_one():
     )
 
 
-def test_a_stopped_worker_is_named():
+def test_stopped_worker_is_named():
     with pytest.raises(AssertionError) as error:
-        # It ends the stopped one by SIGKILL; the others end one after the other, see `watchdog`.
+        # The watchdog ends the stopped worker by SIGKILL; the others end one after the other.
         fail_workers(stop_one, workers=3, env=LEGACY, timeout=150, grace=15)
     texts = str(error.value).split("--- worker ")[1:]
     for rank, text in enumerate(texts[:2]):

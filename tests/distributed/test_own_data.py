@@ -1,4 +1,4 @@
-"""Generators, and datasets that are a worker's own share: which rows a worker trains on."""
+"""The rows that each worker trains on, for generators and for datasets of a worker's own share."""
 
 import time
 import warnings
@@ -12,7 +12,7 @@ ARRAYS = ("arrays", "seeded arrays", "own arrays", "own seeds")
 
 
 def train(family):
-    """Train on data of several kinds; return what each worker's steps got, and the warnings."""
+    """Train on several kinds of data; returns the rows of each worker's steps, and the warnings."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -42,7 +42,7 @@ def train(family):
 
     def generator(offset=0):
         for i in range(BATCHES):
-            time.sleep(0.01 * rank)  # so that the workers are not equally far when one is dropped
+            time.sleep(0.01 * rank)  # workers are at different batches when one is deleted
             yield batch(i + offset)
 
     class Sequence(library.utils.PyDataset if family == "keras3" else library.utils.Sequence):
@@ -94,10 +94,10 @@ def train(family):
 
 
 @pytest.mark.parametrize("family", ["keras3", pytest.param("tf_keras", marks=pytest.mark.deep)])
-def test_which_rows_a_worker_trains_on(family):
+def test_rows_of_each_worker(family):
     both = run_workers(train, args=(family,), env=LEGACY if family == "tf_keras" else None)
     for rank, seen in enumerate(both):
-        # Every batch of a generator, of each half of the rows.
+        # All batches of a generator, half of the rows of each.
         assert sorted(seen["generator"]) == sorted(2 * list(range(BATCHES)))
         assert "first batches" not in str(seen["generator: warnings"])
         for case in ("own generator", "own PyDataset"):

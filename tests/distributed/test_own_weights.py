@@ -1,4 +1,7 @@
-"""Local steps, delay and points of one's own on two real workers, against numpy."""
+"""Methods with individual weights (local steps, delay, own points) on two workers.
+
+The reference is numpy.
+"""
 
 import numpy as np
 import pytest
@@ -8,8 +11,8 @@ from tests.distributed.cluster import LEGACY, run_workers
 from tests.oracle.block_quantization import quantized
 from tests.oracle.sbc import binarised
 
-# By family, since the optimizers of tf_keras take other ways through the adapters: to the momentum
-# that SBC clears, and to the weights that CD-SGD sets. The arithmetic is the same for all.
+# Cases by family. tf_keras optimizers reach the momentum that SBC clears and the weights that
+# CD-SGD sets in other ways; the arithmetic is the same for all.
 OUTER = ("diloco", "adamw", "outer_adam", "outer_rate", "one_step", "post_local")
 STREAMING = ("one_fragment", "fragments", "late", "late_mean", "in_blocks", "late_in_blocks")
 CASES = ("local_sgd", "sbc", "coded_topk", *OUTER, *STREAMING, "quadratic", "warm_up", "cd_sgd")
@@ -32,7 +35,7 @@ DECAY, WARM_UP, PEAK, LENGTH = 0.1, 2, 0.05, 8
 
 
 def data_of(rank, same_inputs=False):
-    """`STEPS` batches of a worker's own: not the same problem for both.
+    """`STEPS` batches of a worker's own, from a different problem for each worker.
 
     With the same inputs for all workers in all steps, all losses have the same second derivatives.
     """
@@ -81,7 +84,7 @@ def in_blocks(rs, **options):
 
 
 def train_everything(trained):
-    """All cases of all families, by `FAMILY/CASE/`, and then `fit_apart`, in one job."""
+    """All cases of all families as `FAMILY/CASE/`, then `fit_apart`, in one job."""
     import tf_redsync as rs
 
     strategy = rs.MultiWorkerMirroredStrategy()
@@ -93,7 +96,7 @@ def train_everything(trained):
 
 
 def train_all(strategy, family, names):
-    """Train a linear model in each case; return this worker's weights after every step."""
+    """Train a linear model in each case; returns this worker's weights after every step."""
     import keras
     import tf_keras
 
@@ -116,12 +119,12 @@ def train_all(strategy, family, names):
         found = train(strategy, model, optimizer, same_inputs)
         results.update({f"{name}/{key}": value for key, value in found.items()})
     if name == "cd_sgd":
-        results["left_out"] = leave_one_out(strategy, model, optimizer)
+        results["left_out"] = apply_partial_gradients(strategy, model, optimizer)
     return results
 
 
 def adamw(keras, optimizers):
-    """The paper's inner optimizer, its rate a warm-up and a cosine; Adam in the legacy family."""
+    """The paper's inner optimizer with a warm-up and cosine schedule; Adam in the legacy family."""
     rate = keras.optimizers.schedules.CosineDecay(
         0.0, LENGTH, warmup_target=PEAK, warmup_steps=WARM_UP
     )
@@ -130,8 +133,8 @@ def adamw(keras, optimizers):
     return optimizers.AdamW(rate, weight_decay=DECAY, **ADAMW)
 
 
-def leave_one_out(strategy, model, optimizer):
-    """Apply a gradient of the first variable alone; return what that raises."""
+def apply_partial_gradients(strategy, model, optimizer):
+    """Apply a gradient of the first variable only; returns the error text."""
     import tensorflow as tf
 
     first = model.trainable_variables[:1]
@@ -177,7 +180,7 @@ def train(strategy, model, optimizer, same_inputs):
 
 @pytest.fixture(scope="module")
 def trained():
-    """What both workers found."""
+    """Results of both workers."""
     return run_workers(train_everything, args=(TRAINED,), env=LEGACY, timeout=280)
 
 
@@ -197,8 +200,8 @@ def assert_near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def in_bits(values, bits):
-    """What arrives of values that are quantized as one block."""
+def as_one_block(values, bits):
+    """The values after quantization as one block."""
     return quantized(values.astype(np.float32), bits, 32)[2].astype(np.float64)
 
 
@@ -230,10 +233,11 @@ class Simulated:
         return history, np.mean(own, axis=0)
 
     def rounds(self, every, outer, momentum=0.0, inner=None):
-        """Local SGD whose rounds end with `outer(pseudo_gradient)`, a step to subtract.
+        """Local SGD; `outer(pseudo_gradient)` returns the step to subtract at the end of a round.
 
-        As in DiLoCo's algorithm 1: the pseudo-gradient is the weights before the round minus the
-        mean of the workers' weights after it.
+        As in DiLoCo's algorithm 1, the pseudo-gradient is the weights before the round minus the
+        mean of
+        the workers' weights after it.
         """
         agreed = np.zeros(13)
         own = [agreed.copy() for _ in range(self.workers)]
@@ -251,7 +255,7 @@ class Simulated:
                 before = [w.copy() for w in own]
                 agreed = agreed - outer(agreed - np.mean(own, axis=0))
                 own = [agreed.copy() for _ in own]
-                if (step + 1) % every:  # ended early, after the step
+                if (step + 1) % every:  # the final, shorter round
                     history.append(before)
                     break
             history.append([w.copy() for w in own])
@@ -260,9 +264,11 @@ class Simulated:
     def streaming(self, every, outer, momentum, delay=0, mixing=0.0, bits=None):
         """Kernel and bias in turn, as in algorithm 2 of the paper; `outer()` makes an optimizer.
 
-        What is sent after step t arrives after step t + delay, where a worker's own weights are
-        mixed with what all agree on. With `bits` changes are quantized with error feedback; the
-        errors of what never arrives do not count.
+        A fragment sent after step t arrives after step t + delay. Then the worker's own weights are
+        mixed
+        with the consensus. With `bits`, changes are quantized with error feedback; errors of
+        fragments that
+        never arrive do not count.
         """
         fragments = [(slice(0, 12), 0, outer()), (slice(12, 13), every // 2, outer())]
         agreed, on_its_way = np.zeros(13), []
@@ -271,14 +277,14 @@ class Simulated:
         history = []
 
         def sent(where):
-            """The pseudo-gradient that all get, and the residuals that it leaves."""
+            """The pseudo-gradient that all workers receive, and the new residuals."""
             values = [
                 (w[where] - agreed[where]) / self.workers + e[where]
                 for w, e in zip(own, residual, strict=True)
             ]
             if bits is None:
                 return -sum(values), [np.zeros_like(v) for v in values]
-            kept = [in_bits(v, bits) for v in values]
+            kept = [as_one_block(v, bits) for v in values]
             return -sum(kept), [v - k for v, k in zip(values, kept, strict=True)]
 
         for t in range(1, STEPS + 1):
@@ -300,7 +306,7 @@ class Simulated:
         return history, agreed
 
     def sparse(self, every, compressed):
-        """`compressed(change, k)` is what a tensor's change of weights becomes."""
+        """Local SGD; `compressed(change, k)` compresses a tensor's change of weights."""
         agreed = np.zeros(13)
         own = [agreed.copy() for _ in range(self.workers)]
         velocity, residual = [np.zeros(13) for _ in own], [np.zeros(13) for _ in own]
@@ -324,7 +330,7 @@ class Simulated:
         return history
 
     def cd_sgd(self, momentum):
-        """Sent in full: own weights and consensus after every step."""
+        """CD-SGD without compression: own weights and consensus after every step."""
         agreed, velocity = np.zeros(13), np.zeros(13)
         own, pending = [agreed.copy() for _ in range(self.workers)], np.zeros(13)
         history, consensus = [], []
@@ -393,7 +399,7 @@ class FallingOuter:
 
 
 class LocalAdamW:
-    """AdamW of one worker, at a rate that rises and then falls as a cosine."""
+    """AdamW of one worker with a warm-up and a cosine schedule."""
 
     def __init__(self, decay):
         self.m, self.v, self.t, self.decay = np.zeros(13), np.zeros(13), 0, decay
@@ -406,13 +412,13 @@ class LocalAdamW:
         b1, b2 = ADAMW["beta_1"], ADAMW["beta_2"]
         self.m = b1 * self.m + (1 - b1) * gradient
         self.v = b2 * self.v + (1 - b2) * gradient**2
-        # Keras adds epsilon before the bias of the second moment is corrected.
+        # Keras adds epsilon before the bias correction of the second moment.
         step = self.m / (1 - b1**self.t) * np.sqrt(1 - b2**self.t)
         return w - rate * self.decay * w - rate * step / (np.sqrt(self.v) + ADAMW["epsilon"])
 
 
 @families_of("adamw")
-def test_the_inner_optimizer_is_each_workers_own(trained, family):
+def test_each_worker_has_own_inner_optimizer(trained, family):
     inner = [LocalAdamW(0.0 if family == "legacy" else DECAY) for _ in range(2)]
     expected, end = Simulated().rounds(3, NesterovOuter(), inner=inner)
     results = of_case(trained, family, "adamw")
@@ -432,7 +438,7 @@ OUTERS = {
 @pytest.mark.parametrize(
     ("family", "name"), [(f, n) for f, names in TRAINED.items() for n in OUTERS if n in names]
 )
-def test_an_outer_optimizer_moves_the_weights(trained, family, name):
+def test_outer_optimizer_updates_weights(trained, family, name):
     every, outer, momentum = OUTERS[name]
     expected, end = Simulated().rounds(every, outer(), momentum)
     results = of_case(trained, family, name)
@@ -445,7 +451,7 @@ def test_an_outer_optimizer_moves_the_weights(trained, family, name):
 
 @pytest.mark.deep
 @families_of("one_fragment")
-def test_one_fragment_at_once_is_diloco(trained, family):
+def test_one_fragment_without_delay_is_diloco(trained, family):
     for found, expected in zip(
         of_case(trained, family, "one_fragment"), of_case(trained, family, "diloco"), strict=True
     ):
@@ -482,7 +488,7 @@ def test_fragments_are_exchanged_in_turn(trained, family, name):
 
 @pytest.mark.deep
 @families_of("one_step")
-def test_one_step_and_a_rate_of_one_is_synchronous_sgd(trained, family):
+def test_rounds_of_one_step_are_synchronous_sgd(trained, family):
     first, _ = of_case(trained, family, "one_step")
     assert_near(first["steps"], Simulated().synchronous_sgd())
 
@@ -496,7 +502,7 @@ def test_post_local_sgd_begins_synchronously(trained, family):
 
 
 def signed_mean(change, k):
-    """The k largest with one magnitude, their mean."""
+    """The k largest magnitudes, each replaced by its sign times their mean."""
     chosen = np.argsort(-np.abs(change), kind="stable")[:k]
     sent = np.zeros_like(change)
     sent[chosen] = np.sign(change[chosen]) * np.abs(change[chosen]).mean()
@@ -507,7 +513,7 @@ def signed_mean(change, k):
     ("family", "name"),
     [(f, name) for f, names in TRAINED.items() for name in names if name in ("sbc", "coded_topk")],
 )
-def test_what_is_not_sent_is_kept_and_momentum_cleared(trained, family, name):
+def test_residual_is_kept_and_momentum_cleared(trained, family, name):
     compressed = {"sbc": binarised, "coded_topk": signed_mean}[name]
     expected = Simulated().sparse(every=2, compressed=compressed)
     first, second = of_case(trained, family, name)
@@ -518,7 +524,7 @@ def test_what_is_not_sent_is_kept_and_momentum_cleared(trained, family, name):
 
 
 @families_of("cd_sgd")
-def test_cd_sgd_makes_up_for_the_delay(trained, family):
+def test_cd_sgd_corrects_delay(trained, family):
     own, agreed = Simulated().cd_sgd(MOMENTUM)
     first, second = of_case(trained, family, "cd_sgd")
     for step in range(STEPS):
@@ -533,13 +539,13 @@ def test_cd_sgd_makes_up_for_the_delay(trained, family):
 @pytest.mark.deep
 @families_of("quadratic")
 def test_cd_sgd_is_synchronous_sgd_on_a_quadratic(trained, family):
-    """The consensus is one step behind, and takes the same way."""
+    """The consensus follows the same trajectory, one step behind."""
     first, _ = of_case(trained, family, "quadratic")
     assert_near(first["agreed"][1:], Simulated(same_inputs=True).synchronous_sgd()[:-1])
 
 
 @families_of("cd_sgd")
-def test_with_a_delay_no_variable_is_left_out_now_and_then(trained, family):
+def test_delay_with_changing_variables_raises(trained, family):
     for worker in trained:
         text = worker[f"{family}/left_out"]
         assert "all steps must have gradients of the same variables" in text and "bias" in text
@@ -557,7 +563,7 @@ def test_cd_sgd_begins_synchronously(trained, family):
 
 
 def fit_apart(strategy):
-    """Fit with BatchNormalization, validation and checkpoints while the workers are apart."""
+    """Fit with BatchNormalization, validation and checkpoints while workers' weights differ."""
     import keras
     import tensorflow as tf
 
@@ -597,7 +603,7 @@ def fit_apart(strategy):
         results[f"{name}/own"] = own
         results[f"{name}/validated"] = digests["validated"]
         results[f"{name}/epoch"] = digests["epoch"]
-        # Weights that are loaded between two calls of `fit` are where training goes on.
+        # Weights loaded between two calls of `fit` are the start of the next one.
         results[f"{name}/norm before"] = float(
             sum(np.abs(w).sum() for w in model.get_weights()[:2])
         )
@@ -608,7 +614,7 @@ def fit_apart(strategy):
     return results
 
 
-def test_fit_evaluates_and_ends_at_the_consensus(trained):
+def test_fit_evaluates_and_ends_at_consensus(trained):
     first, second = trained
     for name in FITTED:
         loss = first[f"{name}/loss"]

@@ -1,6 +1,6 @@
-"""Pairs of real workers: who gets whose message; training does not depend on the network.
+"""Pair exchanges of real workers: row order, and training that does not depend on the network.
 
-A commit asks for the rows on eleven workers, in test_ranks.py; test_methods.py trains gTop-k.
+Without `--deep`, test_ranks.py tests rows on eleven workers; test_methods.py trains gTop-k.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ DISTANCES = (1, 2, 4)
 
 
 def gather_and_train(training):
-    """Rows of every round from both networks; if asked, what gTop-k leads to by each."""
+    """Rows of every round from both networks; with `training`, gTop-k's weights on each."""
     import keras
     import tensorflow as tf
 
@@ -73,7 +73,7 @@ def test_pairs_of_workers(workers, training):
         first = results[0]
         assert first["direct/loss"][-1] < 0.9 * first["direct/loss"][0]
         assert first["direct/bytes"] == first["public/bytes"] > 0
-        # Biases are all-reduced, by packs of another length, so in another order.
+        # Biases are all-reduced in packs of another length, so in another order.
         np.testing.assert_allclose(
             first["direct/weights"], first["public/weights"], rtol=1e-5, atol=1e-6
         )

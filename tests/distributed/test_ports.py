@@ -1,4 +1,4 @@
-"""Who reaches TensorFlow's servers of workers: what is preloaded closes their ports."""
+"""The preloaded library closes the ports of workers' TensorFlow servers to other machines."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from tests.distributed.cluster import run_workers
 from tf_redsync.cli import isolation
 
 ROOT = Path(__file__).resolve().parents[2]
-# 127.0.0.2 is an address of this machine that is not the one in TF_CONFIG: whoever listens on all
-# interfaces is reached there as well.
+# 127.0.0.2 is an address of this machine that TF_CONFIG does not contain: a server that listens on
+# all interfaces is reachable there too.
 SCRIPT = """
 import json, os, socket
 import tensorflow as tf
@@ -32,8 +32,8 @@ print("total", total)
 """
 
 
-def reached():
-    """The addresses at which the server of either worker answers."""
+def reachable_addresses():
+    """Addresses at which the servers of both workers accept connections."""
     import socket
 
     import tensorflow as tf
@@ -48,23 +48,23 @@ def reached():
             with socket.socket() as client:
                 if client.connect_ex((host, int(address.rpartition(":")[2]))) == 0:
                     found.append(host)
-    strategy.reduce("SUM", tf.constant(1.0), axis=None)  # keeps all servers up until then
+    strategy.reduce("SUM", tf.constant(1.0), axis=None)  # keeps all servers running until then
     return {"found": json.dumps(found)}
 
 
 @pytest.mark.skipif(not isolation.loopback_only(), reason=f"{isolation.LIBRARY.name} is not built")
-def test_with_the_library_servers_are_reached_from_this_address_only():
-    for worker in run_workers(reached, env=isolation.loopback_only()):
+def test_preloaded_library_binds_servers_to_own_address():
+    for worker in run_workers(reachable_addresses, env=isolation.loopback_only()):
         assert json.loads(worker["found"]) == ["127.0.0.1"] * 2
 
 
-@pytest.mark.deep  # of the launcher: tests/unit/test_isolation.py, without TensorFlow
+@pytest.mark.deep  # via the launcher; tests/unit/test_isolation.py tests it without TensorFlow
 @pytest.mark.parametrize(
     ("choice", "elsewhere"),
-    # The last one is in a network without anybody else.
+    # The last one runs in a network namespace without other hosts.
     [("auto", "closed"), ("no", "open"), ("yes", "open")],
 )
-def test_servers_are_reached_from(tmp_path, choice, elsewhere):
+def test_isolate_option_of_launcher(tmp_path, choice, elsewhere):
     if choice == "auto" and not isolation.loopback_only():
         pytest.skip(f"{isolation.LIBRARY.name} is not built")
     path = tmp_path / "script.py"

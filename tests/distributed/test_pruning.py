@@ -1,6 +1,6 @@
 """`fit` with PacTrain and Prune on two real workers, against dense training of the pruned model.
 
-The dense model is pruned by a callback of this file, from the definition.
+A callback of this file prunes the dense model by the definition.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from tests.distributed.cluster import LEGACY, run_workers
 AT_STEP, STABLE, STEPS, SPARSITY = 5, 3, 16, 0.5
 
 
-def largest(weights):
+def keep_larger_half(weights):
     """`True` for the larger half of the magnitudes."""
     order = sorted(range(weights.size), key=lambda i: (-abs(weights.flat[i]), i))
     mask = np.zeros(weights.size, bool)
@@ -21,7 +21,7 @@ def largest(weights):
 
 
 def train_both(family, folder):
-    """Fits the model with PacTrain and with Dense; returns weights, bytes of steps, messages."""
+    """Fits the model with PacTrain and with Dense; returns weights, bytes of steps, error texts."""
     import os
     import warnings
 
@@ -42,11 +42,13 @@ def train_both(family, folder):
         return model
 
     class DensePruning(keras.callbacks.Callback):
-        """Prunes before a step, and again after every step."""
+        """Prunes before a given step, and again after every step."""
 
         def on_train_batch_begin(self, batch, logs=None):
             if batch == AT_STEP:
-                self.masks = [largest(w) if w.ndim > 1 else True for w in self.model.get_weights()]
+                self.masks = [
+                    keep_larger_half(w) if w.ndim > 1 else True for w in self.model.get_weights()
+                ]
                 self.mask()
 
         def on_train_batch_end(self, batch, logs=None):
@@ -80,7 +82,7 @@ def train_both(family, folder):
     results = {"sent": sent, "said": said, "digest": problems.digest(model)}
     dense, _, _ = fitted(compiled(rs.Dense()), [DensePruning()])
 
-    # Workers that do not prune alike learn of it, in the same step and without a deadlock.
+    # Workers that prune differently raise in the same step, without a deadlock.
     odd = rs.callbacks.Prune(SPARSITY + 0.1 * problems.rank(), at_step=0)
     try:
         fitted(compiled(method), [odd])
@@ -88,7 +90,7 @@ def train_both(family, folder):
         results["odd"] = str(error)
 
     later = []
-    if family == "keras3":  # goes on from a file; and prunes between executions of several steps
+    if family == "keras3":  # resumes from a file; prunes between executions of several steps
         path = os.path.join(folder, f"worker_{problems.rank()}.keras")
         model.save(path)
         with strategy.scope():
@@ -114,7 +116,7 @@ def weights(worker, name):
 
 
 def bytes_of(kept):
-    """Two workers send in a ring what each of them has; both biases are dense."""
+    """Bytes of a ring all-reduce of two workers; both biases are dense."""
     return 4 * (kept * 576 + kept * 48 + 48 + 1)
 
 
@@ -127,7 +129,7 @@ def test_both_workers_switch_in_the_same_step(trained):
     assert trained[0]["digest"] == trained[1]["digest"]
 
 
-def test_it_is_the_training_of_the_pruned_model(trained):
+def test_training_equals_dense_training_of_pruned_model(trained):
     for worker in trained:
         for found, dense, start in zip(
             *(weights(worker, name) for name in ("pruned", "dense", "start")), strict=True
@@ -138,16 +140,16 @@ def test_it_is_the_training_of_the_pruned_model(trained):
                 assert np.count_nonzero(found) == found.size / 2
 
 
-def test_workers_that_prune_differently_are_told(trained):
+def test_workers_that_prune_differently_raise(trained):
     for worker in trained:
         assert "the workers disagree" in worker["odd"]
         assert "prune to 0.5 by layer before step 0" in worker["odd"]
         assert "prune to 0.6 by layer before step 0" in worker["odd"]
 
 
-# Files of tf_keras keep no state of the exchange: docs/saving.md.
+# Files of tf_keras do not contain the exchange's state: docs/saving.md.
 @pytest.mark.parametrize("trained", ["keras3"], indirect=True)
-def test_a_saved_model_goes_on_pruned_and_compact(trained):
+def test_saved_model_resumes_pruned_and_compact(trained):
     for worker in trained:
         np.testing.assert_array_equal(worker["later_sent"], [bytes_of(1 - SPARSITY)] * 4)
         assert worker["later_said"] == ""

@@ -1,8 +1,8 @@
-"""Ranks of many workers: what comes back from a network is in their order, whatever TensorFlow's.
+"""Rows of all requests are in the order of ranks, for many workers.
 
-TensorFlow sorts the rows of its gathers by the text of a task's name, so that "task:10" comes
-before "task:2". The oracle is the loopback, on which rank r is the r-th worker: each method has
-to give its bits, on eleven workers, and on a chief and eleven workers.
+TensorFlow sorts the rows of a gather by the text of the task's name: "task:10" comes before
+"task:2". The reference is the loopback, where rank r is the r-th worker: each method must give its
+bits, on eleven workers, and on a chief and eleven workers.
 """
 
 import functools
@@ -20,24 +20,23 @@ DISTANCES = (1, 2, 4, 8)
 STEPS = 2 if DEEP else 1
 # A tensor that most methods send densely, and two that they compress.
 POSITIONS = (2, 6, 9)
-# Those that take a row for a worker, or a worker for a row.
-# One for each pattern of requests.
+# Methods that map rows to workers.
 BY_RANK = ("one_bit_sgd", "gtopk", "redsync_auto")
 NAMES = tuple(TABLE) if DEEP else BY_RANK
 
 
 def work(names):
-    """Everything that this worker finds: rows of all networks, and hashes of all methods."""
+    """Rows of all networks and hashes of all methods on this worker."""
     import tf_redsync as rs
 
     strategy = rs.MultiWorkerMirroredStrategy()
-    found = networks(strategy)
+    results = networks(strategy)
     own, loopback = hashes(strategy, names)
-    return {**found, "own": json.dumps(own), "loopback": json.dumps(loopback)}
+    return {**results, "own": json.dumps(own), "loopback": json.dumps(loopback)}
 
 
 def networks(strategy):
-    """What the requests bring back from the networks that workers may have."""
+    """Replies of all networks to each request."""
     import tensorflow as tf
 
     from tf_redsync.network import collectives
@@ -46,7 +45,7 @@ def networks(strategy):
     direct = collectives.DirectCollectives(workers, strategy)
     hosts = collectives.HostCollectives(strategy)
     public = collectives.PublicCollectives(workers)
-    found = {"rank": collectives.worker_rank(strategy)}
+    results = {"rank": collectives.worker_rank(strategy)}
     for name, network in (("direct", direct), ("hosts", hosts), ("public", public)):
 
         def replica(network=network):
@@ -58,15 +57,15 @@ def networks(strategy):
             return gathered, received, tf.stack(pairs)
 
         ask = functools.partial(strategy.run, replica)
-        if network is public:  # which would make a function of each gather
+        if network is public:  # otherwise each gather becomes a function
             ask = tf.function(ask, autograph=False)
         for what, result in zip(("rows", "received", "pairs"), ask(), strict=True):
-            found[f"{name}/{what}"] = result.numpy()
-    return found | by_tensorflow(strategy)
+            results[f"{name}/{what}"] = result.numpy()
+    return results | user_gathers(strategy)
 
 
-def by_tensorflow(strategy):
-    """What a user's gathers return, with as many rows of a worker as its rank and one more."""
+def user_gathers(strategy):
+    """Results of a user's gathers; a worker has rank + 1 rows."""
     import tensorflow as tf
 
     context = tf.distribute.get_replica_context
@@ -77,12 +76,12 @@ def by_tensorflow(strategy):
 
     value = strategy.experimental_distribute_values_from_function(rows)
     gathered = strategy.run(lambda v: context().all_gather(v, axis=1), args=(value,))
-    found = {"gather": strategy.gather(value, axis=1).numpy(), "all_gather": gathered.numpy()}
-    return found | (predicted(strategy) if DEEP else {})
+    results = {"gather": strategy.gather(value, axis=1).numpy(), "all_gather": gathered.numpy()}
+    return results | (gathered_predictions(strategy) if DEEP else {})
 
 
-def predicted(strategy):
-    """What Keras concatenates by `gather`."""
+def gathered_predictions(strategy):
+    """Rows that Keras concatenates by `gather`."""
     import keras
     import tensorflow as tf
 
@@ -90,11 +89,11 @@ def predicted(strategy):
     data = data.batch(2 * strategy.num_replicas_in_sync)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Rescaling(2.0)])
-    return {"predicted": model.predict(data, verbose=0)[:, 0]}
+    return {"gathered_predictions": model.predict(data, verbose=0)[:, 0]}
 
 
 def hashes(strategy, names):
-    """By method and step: this worker's hash; and where it is its turn, all on the loopback."""
+    """This worker's hashes by method and step; every worker runs some methods on the loopback."""
     import tensorflow as tf
 
     from tests.conformance import harness
@@ -104,10 +103,10 @@ def hashes(strategy, names):
     from tf_redsync.network import collectives
 
     class SumsInOrder(collectives.DirectCollectives):
-        """Adds up in the order of ranks, as the loopback does; a ring rounds in another one."""
+        """Adds in the order of ranks, as the loopback does; a ring rounds in another order."""
 
         def all_reduce(self, tensors):
-            # A gather does not take bfloat16, which float32 holds.
+            # Gathers do not support bfloat16; float32 represents it exactly.
             wide = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
             rows = [self.all_gather(tf.reshape(t, [-1])) for t in wide]
             rows = [tf.cast(r, t.dtype) for r, t in zip(rows, tensors, strict=True)]
@@ -150,7 +149,7 @@ def hashes(strategy, names):
 
 
 def digest(totals, state):
-    """A hash of the bits of what one worker has after a step."""
+    """Hash of one worker's totals and state after a step."""
     arrays = [*totals, *(t for name in sorted(state) for t in state[name])]
     return hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in arrays)).hexdigest()[:16]
 
@@ -159,19 +158,19 @@ CLUSTERS = [(11, False), *([(12, True)] if DEEP else [])]
 
 
 @pytest.fixture(scope="module", params=CLUSTERS, ids=lambda p: f"{p[0]}{' chief' * p[1]}")
-def found(request):
+def results(request):
     workers, chief = request.param
     return run_workers(work, workers, (NAMES,), timeout=1200 if DEEP else 280, chief=chief)
 
 
-def test_ranks_are_those_of_the_cluster(found):
-    assert [f["rank"] for f in found] == list(range(len(found)))
+def test_ranks_are_those_of_the_cluster(results):
+    assert [f["rank"] for f in results] == list(range(len(results)))
 
 
 @pytest.mark.parametrize("name", ["direct", "hosts", "public"])
-def test_rows_are_in_the_order_of_ranks(found, name):
-    workers = len(found)
-    for rank, here in enumerate(found):
+def test_rows_are_in_the_order_of_ranks(results, name):
+    workers = len(results)
+    for rank, here in enumerate(results):
         assert here[f"{name}/rows"].tolist() == [[r, 7] for r in range(workers)], rank
         received = [[100 * r + rank, -100 * r - rank] for r in range(workers)]
         assert here[f"{name}/received"].tolist() == received, rank
@@ -181,20 +180,22 @@ def test_rows_are_in_the_order_of_ranks(found, name):
             assert rows.tolist() == wanted, (rank, distance)
 
 
-def test_what_users_gather_is_in_the_order_of_ranks(found):
-    workers = len(found)
+def test_user_gathers_are_in_order_of_ranks(results):
+    workers = len(results)
     row = np.repeat(np.arange(workers), np.arange(workers) + 1)
-    for here in found:
+    for here in results:
         np.testing.assert_array_equal(here["gather"], [row, row])
         np.testing.assert_array_equal(here["all_gather"], [row, row])
         if DEEP:
-            np.testing.assert_array_equal(here["predicted"], 2.0 * np.arange(4 * workers - 3))
+            np.testing.assert_array_equal(
+                here["gathered_predictions"], 2.0 * np.arange(4 * workers - 3)
+            )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_method_gives_the_loopbacks_bits(found, name):
-    """In every step, on every worker, in its totals and in its state."""
-    (loopback,) = [json.loads(f["loopback"])[name] for f in found if name in f["loopback"]]
-    for rank, here in enumerate(found):
+def test_method_equals_loopback_bit_for_bit(results, name):
+    """In every step, on every worker, in totals and state."""
+    (loopback,) = [json.loads(f["loopback"])[name] for f in results if name in f["loopback"]]
+    for rank, here in enumerate(results):
         own = json.loads(here["own"])[name]
         assert own == [step[rank] for step in loopback], rank

@@ -1,6 +1,6 @@
-"""A training that is saved at step 13 and goes on in new processes has the bits of one that is not.
+"""A training saved at step 13 and resumed in new processes has the bits of an uninterrupted one.
 
-The reference is the training without a break: hashes of every worker's weights after each step.
+The reference is the uninterrupted training: hashes of each worker's weights after every step.
 """
 
 import json
@@ -12,7 +12,7 @@ from benchmarks import method_settings
 from tests.distributed import resuming
 from tests.distributed.cluster import LEGACY, run_workers
 
-# By family, and whether weights of each worker's own are brought together before the save.
+# By family, and whether individual weights are synchronized before the save.
 SHORT = {
     ("keras3", False): ["redsync", "auto", "streaming_in_blocks", "backup"],
     ("legacy", False): ["local_sgd"],
@@ -24,7 +24,7 @@ EVERYTHING = {
     ("tf_keras", False): list(resuming.cases()),
     ("legacy", False): list(resuming.cases()),
 }
-AT_ONCE = 6  # methods of one pair of processes: TensorFlow keeps some memory of every model
+AT_ONCE = 6  # methods per pair of processes: TensorFlow keeps some memory of every model
 
 
 FAMILIES = ("keras3", "tf_keras", "legacy")
@@ -46,8 +46,8 @@ def resumed(folder, family, names, forms, together):
     return resuming.resumed(folder, family, names, forms, together)
 
 
-def complaints(family, names, together, folder, timeout=280):
-    """Yields what differs from the training without a break."""
+def differences(family, names, together, folder, timeout=280):
+    """Yields differences from the uninterrupted training."""
     env = None if family == "keras3" else LEGACY
     found = run_workers(
         straight, args=(str(folder), family, names, together), env=env, timeout=timeout
@@ -81,7 +81,7 @@ def complaints(family, names, together, folder, timeout=280):
 
 def of_a_backup(reference, result):
     if result != {**reference, "epochs": 1}:
-        yield f"backup: {result}, without a break {reference}"
+        yield f"backup: {result}, uninterrupted {reference}"
 
 
 def different(where, reference, result, name):
@@ -99,9 +99,9 @@ def different(where, reference, result, name):
 
 
 @pytest.mark.parametrize(("family", "together"), SHORT)
-def test_goes_on_bit_by_bit(family, together, tmp_path):
+def test_resumes_bit_for_bit(family, together, tmp_path):
     names = SHORT[family, together]
-    assert list(complaints(family, names, together, tmp_path)) == []
+    assert list(differences(family, names, together, tmp_path)) == []
 
 
 RUNS = [
@@ -113,13 +113,13 @@ RUNS = [
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("family", "together", "names"), RUNS)
-def test_everything_goes_on_bit_by_bit(family, together, names, tmp_path):
-    found = list(complaints(family, names, together, tmp_path, timeout=700))
+def test_all_cases_resume_bit_for_bit(family, together, names, tmp_path):
+    found = list(differences(family, names, together, tmp_path, timeout=700))
     assert found == [], "\n".join(found)
 
 
-def test_the_chief_saves_alone_and_each_part_counts_once(tmp_path):
-    """Nobody waits; what is there is shared out, and said to be not all."""
+def test_chief_saves_alone_and_each_part_counts_once(tmp_path):
+    """No worker waits; the saved state is shared out, with a warning that a part is missing."""
     first, second = (json.loads(w["results"]) for w in run_workers(alone, args=(str(tmp_path),)))
     both = np.array([first["residuals"], second["residuals"]])
     assert np.abs(both).sum(axis=1).min() > 0 and not np.array_equal(both[0], both[1])
@@ -138,8 +138,8 @@ def test_the_chief_saves_alone_and_each_part_counts_once(tmp_path):
     assert not (tmp_path / "apart.keras").exists()
 
 
-def shares(folder, loads, brings):
-    """Loads what another number of workers has saved; returns this worker's part, and saves."""
+def resave(folder, loads, ranks_to_load):
+    """Loads files saved by another number of workers; returns this worker's part, and saves."""
     import pathlib
 
     import keras
@@ -156,7 +156,7 @@ def shares(folder, loads, brings):
         files = pathlib.Path(folder) / loads
         with strategy.scope():
             model = keras.saving.load_model(files / f"{min(rank, 1)}.keras")
-        parts = [rs.read_worker_state(files / f"{r}.keras") for r in brings[rank]]
+        parts = [rs.read_worker_state(files / f"{r}.keras") for r in ranks_to_load[rank]]
         model.optimizer.exchange.restore_worker_states(parts)
     own = model.optimizer.exchange.worker_state()
     into = pathlib.Path(folder) / f"of_{int(own['workers'])}"
@@ -170,10 +170,10 @@ def shares(folder, loads, brings):
 def test_four_two_and_three_workers_keep_the_sums(tmp_path):
     folder = str(tmp_path)
     found = [
-        run_workers(shares, 4, (folder, None, None), timeout=200),
-        run_workers(shares, 2, (folder, "of_4", [[0, 3], [1, 2]]), timeout=200),
-        run_workers(shares, 3, (folder, "of_2", [[0], [1], []]), timeout=200),
-        run_workers(shares, 3, (folder, "of_2", [[0, 1]] * 3), timeout=200),
+        run_workers(resave, 4, (folder, None, None), timeout=200),
+        run_workers(resave, 2, (folder, "of_4", [[0, 3], [1, 2]]), timeout=200),
+        run_workers(resave, 3, (folder, "of_2", [[0], [1], []]), timeout=200),
+        run_workers(resave, 3, (folder, "of_2", [[0, 1]] * 3), timeout=200),
     ]
     totals = [{n: sum(np.float64(w[n]) for w in job) for n in job[0]} for job in found]
     for name, expected in totals[0].items():

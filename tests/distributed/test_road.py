@@ -1,4 +1,4 @@
-"""The budget of the road that a step takes through the package, and its documentation."""
+"""The budget of a step's code path through the package, and its documentation."""
 
 import json
 
@@ -15,14 +15,14 @@ def roads():
 
 
 @pytest.mark.parametrize("name", road.CASES)
-def test_the_road_is_short(roads, name):
+def test_code_path_is_within_budget(roads, name):
     *_, budget = road.CASES[name]
     files, functions, lines = found = road.size(roads[name])
-    assert files > 10 and functions > 50 and lines > 300, "the profile saw too little"
+    assert files > 10 and functions > 50 and lines > 300, "the profile is incomplete"
     assert all(f <= b for f, b in zip(found, budget, strict=True)), (found, budget)
 
 
-def test_the_documentation_lists_the_road(roads):
+def test_documentation_lists_code_path(roads):
     assert road.in_document(road.DOCUMENT.read_text()) == road.as_list(roads["TopK"]), (
-        "bring docs/architecture.md up to date: python -m tests.road --write"
+        "update docs/architecture.md: python -m tests.road --write"
     )
