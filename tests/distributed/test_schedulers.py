@@ -1,7 +1,7 @@
-"""The recipes of examples/cluster for schedulers and containers, played with what stands for them.
+"""Recipes of examples/cluster for schedulers and containers, run under simulated schedulers.
 
-Two machines are two network namespaces. What the schedulers would do, setting variables, starting a
-process on each machine, passing on a signal, and starting a job again, is done by the test.
+Two machines are two network namespaces. The test sets variables, starts a process on each machine,
+forwards a signal, and restarts the job, as a scheduler would.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tests.recipes import indexed_job
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 400  # half a minute, unless they go on `again`
+STEPS = 400  # takes half a minute, unless `again` is set
 TRAIN = f"""
 import os, time
 import keras, numpy as np, tensorflow as tf
@@ -48,7 +48,7 @@ calls = [rs.callbacks.Checkpoint("run", every=10**6), keras.callbacks.LambdaCall
     on_train_batch_end=tell)]
 model.fit(data, epochs=1, verbose=0, callbacks=calls)
 """
-# A training without TensorFlow, and with a "checkpoint" of each worker's own.
+# A training without TensorFlow; each worker writes its own "checkpoint".
 LIGHT = f"""
 import json, os, signal, sys, time
 
@@ -104,7 +104,7 @@ def recipe(name):
 
 
 class Slurm:
-    """A job of a batch script."""
+    """A SLURM job of a batch script."""
 
     machines = 2
     recipe = "slurm.sbatch"
@@ -135,7 +135,7 @@ class Slurm:
         )
 
     def stop(self):
-        """Its time is over in a while."""
+        """Sends the signal of an approaching time limit."""
         os.kill(int((self.folder / "srun.pid").read_text()), signal.SIGUSR1)
 
     def codes(self):
@@ -150,13 +150,13 @@ class Slurm:
 
 
 class ElasticSlurm(Slurm):
-    """A job whose nodes may be lost; here none is."""
+    """A SLURM job that may lose nodes; in these tests it loses none."""
 
     recipe = "slurm-elastic.sbatch"
 
 
 class Containers:
-    """Processes with names of their own, each in its namespace."""
+    """Processes with a host name each, in their own namespaces."""
 
     machines = 2
 
@@ -166,7 +166,7 @@ class Containers:
         hosts = ["127.0.0.1 localhost"]
         for address, names in zip(network.addresses, self._names(), strict=True):
             hosts.append(f"{address.rpartition(':')[0]} {names}")
-        for namespace in network.namespaces:  # `ip netns exec` puts it over /etc/hosts
+        for namespace in network.namespaces:  # `ip netns exec` mounts it over /etc/hosts
             place = Path("/etc/netns") / namespace
             place.mkdir(parents=True, exist_ok=True)
             (place / "hosts").write_text("\n".join(hosts) + "\n")
@@ -175,7 +175,7 @@ class Containers:
     def start(self):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         for index, namespace in enumerate(self._namespaces[:2]):
-            (_, *words), env = self._command(index)  # the command is a script of Python
+            (_, *words), env = self._command(index)  # the command is a Python script
             words = [sys.executable, "-m", "tf_redsync", *words]
             with (self.folder / f"task-{index}").open("w") as log:
                 self._started.append(
@@ -187,7 +187,7 @@ class Containers:
                 )  # fmt: skip
 
     def stop(self):
-        """One of them is asked to end."""
+        """Asks one of them to end."""
         self._started[-1].send_signal(signal.SIGTERM)
 
     def codes(self):
@@ -226,7 +226,7 @@ class Kubernetes(Containers):
 
 
 class ElasticKubernetes(Containers):
-    """Two pods of a Job, and the pod of their rendezvous, which goes on when they are stopped."""
+    """Two pods of a Job, and the pod of their rendezvous, which outlives them."""
 
     machines = 3
 
@@ -246,7 +246,7 @@ class ElasticKubernetes(Containers):
         return self._pod["containers"][0]["command"], SECRET
 
     def stop(self):
-        """All pods are asked to end."""
+        """Asks all pods to end."""
         for process in self._started[-2:]:
             process.send_signal(signal.SIGTERM)
 
@@ -271,13 +271,13 @@ class JobSet(Kubernetes):
 
 
 class TrainJob(Kubernetes):
-    """The pods of the JobSet that Kubeflow's Trainer makes of a TrainJob."""
+    """Pods of the JobSet that Kubeflow Trainer creates from a TrainJob."""
 
     recipe = "trainjob.yaml"
 
 
 class Compose(Containers):
-    """The containers of compose's services, with another script in place of the example."""
+    """Containers of compose's services, with another script instead of the example."""
 
     def __init__(self, folder, network):
         self._services = yaml.safe_load(recipe("compose.yaml"))["services"]
@@ -332,7 +332,7 @@ deep = pytest.mark.deep
         part.__name__ if isinstance(part, type) else ["training", "light"][part == LIGHT]
     ),
 )
-def test_a_job_that_is_stopped_goes_on_when_it_is_started_again(scheduler, script, tmp_path):
+def test_stopped_job_resumes_after_restart(scheduler, script, tmp_path):
     if missing():
         pytest.skip(missing())
     (tmp_path / "train.py").write_text(script)

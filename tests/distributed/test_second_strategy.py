@@ -1,4 +1,4 @@
-"""A second strategy in a process: it shares the cluster that the first one has started."""
+"""A second strategy in one process shares the cluster that the first one has started."""
 
 import pytest
 
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.distributed
 
 
 def train_twice():
-    """As a cell that is run again, and other models after it."""
+    """Trains as a cell that runs twice, then trains other models."""
     import json
     import os
 
@@ -36,7 +36,7 @@ def train_twice():
         model.fit(problems.dataset(64, 16), epochs=2, verbose=0)
         return model
 
-    def refused(**options):
+    def error_text(**options):
         try:
             rs.MultiWorkerMirroredStrategy(**options)
         except ValueError as error:
@@ -49,7 +49,7 @@ def train_twice():
         config["cluster"]["worker"].append("127.0.0.1:1")
         os.environ["TF_CONFIG"] = json.dumps(config)
         try:
-            return refused()
+            return error_text()
         finally:
             os.environ["TF_CONFIG"] = before
 
@@ -60,14 +60,14 @@ def train_twice():
     first.fit(problems.dataset(64, 16), epochs=1, verbose=0)
     found["goes_on"] = problems.digest(first)
     found["step"] = int(first.optimizer.exchange.step.numpy())
-    found["heartbeat"] = refused(heartbeat_seconds=40)
-    found["for_ever"] = refused(timeout_seconds=None)
+    found["heartbeat"] = error_text(heartbeat_seconds=40)
+    found["for_ever"] = error_text(timeout_seconds=None)
     found["cluster"] = elsewhere()
     found["last"] = problems.digest(cell(rs.RedSync(density=0.1)))
     return found
 
 
-def test_a_second_strategy_trains_and_the_first_one_trains_on():
+def test_both_strategies_train():
     one, other = run_workers(train_twice)
     for name in ("first", "again", "other", "goes_on", "last", "step"):
         assert one[name] == other[name]

@@ -1,4 +1,4 @@
-"""Steps that are not finite on one worker alone: they leave no trace, and are told of on all."""
+"""Steps that are non-finite on one worker leave no trace and are reported on all workers."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,13 @@ from tests import total_state
 from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
-# Each family has its own way to the update. A LossScaleOptimizer's skips: test_disagreement.py; all
+# Each family applies updates differently. Skips of a LossScaleOptimizer: test_disagreement.py; all
 # optimizers on replicas of one process: unit/test_skipped_steps.py.
 CASES = ("keras3", "scaled", "tf_keras", "addons") if DEEP else ("keras3",)
 
 
 def train_with_bad_steps():
-    """Each case with bad steps in between and without; then what all workers are told."""
+    """Each case with and without non-finite steps in between; then the messages of all workers."""
     import logging
 
     import keras
@@ -145,7 +145,7 @@ def trained():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_steps_leave_no_trace(trained, case):
+def test_nonfinite_steps_leave_no_trace(trained, case):
     for worker in trained:
         assert np.isfinite(worker[f"{case}/values"]).all()
         np.testing.assert_array_equal(worker[f"{case}/values"], worker[f"{case}/expected"])
@@ -153,7 +153,7 @@ def test_bad_steps_leave_no_trace(trained, case):
         assert (worker[f"{case}/skipped"], worker[f"{case}/others"]) == (3, 0)
 
 
-def test_local_steps_are_counted_by_all(trained):
+def test_skipped_local_steps_are_counted_on_all_workers(trained):
     first, second = trained
     assert first["local/skipped"] == second["local/skipped"] == 12
     assert first["local/digest"] == second["local/digest"]

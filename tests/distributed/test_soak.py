@@ -1,7 +1,7 @@
 """Threads and memory of a training process do not grow with its steps.
 
-The short test belongs to the suite. The long one, of `pytest --deep`, runs every combination
-for 3,000 steps; as a script, this file prints what it measures:
+The short test runs by default. The long one, of `pytest --deep`, runs every combination for 3,000
+steps. As a script, this file prints its measurements:
 
     python -m tests.distributed.test_soak
 """
@@ -16,7 +16,7 @@ from tests.distributed.cluster import LEGACY, run_workers
 
 WAYS = ("keras3", "tf_keras", "legacy", "loop")
 METHODS = ("RedSync", "CodedGMC", "Dense", "plain")
-# For slow links; `fit` ends rounds with epochs, so that Keras 3 stands for all.
+# For slow links. `fit` ends rounds with epochs, so Keras 3 represents all families.
 RARE = {
     "StreamingDiLoCo": "rs.StreamingDiLoCo(steps=20, fragments=2, overlap=3)",
     "SparseLoCo": "rs.SparseLoCo(steps=10, top_k=16)",
@@ -28,7 +28,7 @@ RARE = {
 LONG = (*itertools.product(WAYS, METHODS), *(("keras3", name) for name in RARE))
 FEW = (("keras3", "RedSync"), ("tf_keras", "Dense"), ("legacy", "RedSync"), ("loop", "plain"))
 FEW = FEW if DEEP else (FEW[0], FEW[2])
-GROWTH = 2**10  # Bytes of resident memory a step: one collective with a new key takes 1.6 KB.
+GROWTH = 2**10  # Bytes of resident memory per step: one collective with a new key takes 1.6 KB.
 
 
 def train(combinations, samples):
@@ -36,10 +36,10 @@ def train(combinations, samples):
 
     Args:
         combinations: Pairs of `WAYS` and `METHODS`.
-        samples: After which steps to look at threads and memory; training ends with the last one.
+        samples: Steps after which threads and memory are measured; training ends with the last one.
 
     Returns:
-        Threads, resident bytes and the number of collectives that got a key of their own,
+        Threads, resident bytes and the number of collectives with a new key,
         `[combinations, samples]` each.
     """
     import keras
@@ -52,7 +52,7 @@ def train(combinations, samples):
     strategy = rs.MultiWorkerMirroredStrategy()
     found = []
 
-    def look(step):
+    def sample(step):
         if step in samples:
             status = dict(
                 line.split(":", 1) for line in open("/proc/self/status").read().splitlines()
@@ -78,15 +78,15 @@ def train(combinations, samples):
         return model, rs.DistributedOptimizer(inner, chosen)
 
     def fit(family, optimizers, method):
-        class Look(family.callbacks.Callback):
+        class Sampler(family.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
-                look(batch + 1)
+                sample(batch + 1)
 
         with strategy.scope():
             model, optimizer = build(family, optimizers, method)
             model.compile(optimizer=optimizer, loss="mse")
         data = problems.dataset(64, 16).repeat()
-        model.fit(data, steps_per_epoch=max(samples), verbose=0, callbacks=[Look()])
+        model.fit(data, steps_per_epoch=max(samples), verbose=0, callbacks=[Sampler()])
 
     def loop(method):
         with strategy.scope():
@@ -108,7 +108,7 @@ def train(combinations, samples):
         data = strategy.experimental_distribute_dataset(problems.dataset(64, 16).repeat())
         for number, batch in zip(range(1, max(samples) + 1), data, strict=False):
             step(batch)
-            look(number)
+            sample(number)
 
     for way, method in combinations:
         if way == "loop":
@@ -128,14 +128,14 @@ def test_nothing_grows_with_steps():
         for combination, (before, after) in zip(FEW, worker["threads"], strict=True):
             assert after <= before + 2, f"{combination}: {before} threads, then {after}"
         for combination, (before, after) in zip(FEW, worker["keys"], strict=True):
-            # TensorFlow remembers every key of a collective for ever.
+            # TensorFlow never forgets a collective's key.
             assert after == before, f"{combination}: {after - before} new keys in 80 steps"
 
 
 @pytest.mark.deep  # eight minutes
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("way", "method"), LONG)
-def test_threads_and_memory_are_constant_for_long(way, method):
+def test_threads_and_memory_stay_constant_in_long_runs(way, method):
     for worker in run_workers(train, args=([(way, method)], (100, 3000)), env=LEGACY, timeout=1000):
         (threads,), (memory,) = worker["threads"], worker["memory"]
         assert threads[1] <= threads[0] + 2

@@ -1,4 +1,4 @@
-"""A worker whose input stalls is warned of, named, and does not hang for ever."""
+"""A worker whose input stalls is named in a warning, and the job does not hang."""
 
 import re
 import time
@@ -9,7 +9,7 @@ from tests.distributed.cluster import LEGACY, fail_workers
 
 
 def stall(family, amount, loop):
-    """Train until worker 1 has no more data: its pipeline waits, as for a dead file server."""
+    """Train until worker 1's input pipeline blocks, as with an unreachable file server."""
     import keras
     import tensorflow as tf
     import tf_keras
@@ -69,7 +69,7 @@ def stall(family, amount, loop):
         pytest.param("tf_keras", "finite", "fit", marks=pytest.mark.deep),
     ],
 )
-def test_a_worker_whose_data_stall_is_named_and_ends(family, amount, loop):
+def test_worker_with_stalled_data_is_named_and_ends(family, amount, loop):
     env = LEGACY if family == "tf_keras" else None
     outputs = fail_workers(stall, args=(family, amount, loop), env=env, timeout=90)
     for output in outputs:
@@ -77,4 +77,5 @@ def test_a_worker_whose_data_stall_is_named_and_ends(family, amount, loop):
     for output in outputs:
         warned = re.search(r"worker 1 has waited (\d+) s for data", output)
         assert warned, output
-        assert 2 <= int(warned[1]) < 8  # from a quarter of the limit on; a busy machine is late
+        # warned from a quarter of the limit on; a busy machine is late
+        assert 2 <= int(warned[1]) < 8

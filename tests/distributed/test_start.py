@@ -1,4 +1,4 @@
-"""Workers that start together: a missing one, one too many, one that pauses."""
+"""Start of workers: a missing one, a duplicate, one that pauses."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.distributed
 
 
 def train(steps, folder):
-    """Trains; worker 1 says when there were some steps; there is an end once a file "go" exists."""
+    """Trains; worker 1 reports after some steps; training ends once a file "go" exists."""
     import json
     import os
     import time
@@ -53,7 +53,7 @@ def train(steps, folder):
 
 
 def running(folder):
-    """The second worker's process, and the cluster, once there were some steps."""
+    """PID of the second worker and the cluster, once some steps have run."""
     end = time.monotonic() + 60
     while not (folder / "pid").exists() or "}}" not in (folder / "pid").read_text():
         assert time.monotonic() < end, "no steps"
@@ -64,7 +64,7 @@ def running(folder):
 
 
 def job(steps, folder):
-    """A job in a thread; its result is in the list when the thread has ended."""
+    """Runs a job in a thread; the list has its results when the thread has ended."""
     results = []
     thread = threading.Thread(
         target=lambda: results.append(run_workers(train, args=(steps, str(folder))))
@@ -73,14 +73,14 @@ def job(steps, folder):
     return thread, results
 
 
-def test_one_too_many_ends_alone(tmp_path):
-    """Both workers' tasks are taken a second time, beside a job that trains."""
+def test_duplicate_worker_ends_alone(tmp_path):
+    """A duplicate of each task starts beside a job that trains."""
     thread, results = job(40, tmp_path)
     _, workers = running(tmp_path)
     for rank in (1, 0):
         text = duplicate_error(dataclasses.replace(workers, rank=rank))
         assert f"running already: TensorFlow's server answers at {workers.addresses[rank]}" in text
-    # That was from another machine; on this one:
+    # That was from another machine. On this one:
     with (
         pytest.raises(StartError, match="another process of this machine"),
         rendezvous.startup(workers, 5.0),
@@ -92,7 +92,7 @@ def test_one_too_many_ends_alone(tmp_path):
     assert [result["step"] for result in results[0]] == [40, 40]
 
 
-def test_a_missing_worker_is_named_and_ends_the_wait():
+def test_missing_worker_is_named_and_ends_wait():
     addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(2)]
     task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}}
     own = {"TF_CONFIG": json.dumps(task), "TF_REDSYNC_START_TIMEOUT": "4"}
@@ -117,7 +117,7 @@ def use_tensorflow_first():
     rs.MultiWorkerMirroredStrategy()
 
 
-def test_tensorflow_was_used_before_the_strategy():
+def test_use_of_tensorflow_before_strategy_raises():
     for text in fail_workers(use_tensorflow_first):
         assert "MultiWorkerMirroredStrategy()` first in the program" in text
 
@@ -139,7 +139,7 @@ def start(broken=None):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_worker_that_is_lost_while_tensorflow_starts_ends_the_others(broken):
+def test_worker_lost_during_tensorflow_start_ends_others(broken):
     command = forks.command(ENVIRONMENT, cluster.__file__, __file__, "start", f"[{broken}]")
     job = launch.run(command, 3, env=ENVIRONMENT, timeout=100, grace=60)
     assert job.message.splitlines()[-1].startswith(f"worker {broken} failed first: ValueError: no")
@@ -155,7 +155,7 @@ def test_a_worker_may_be_stopped_for_20_seconds(tmp_path):
     pid, workers = running(tmp_path)
     os.kill(pid, signal.SIGSTOP)
     try:
-        # While it cannot answer, a second one waits, and harms nobody.
+        # While it cannot answer, a duplicate waits and does no harm.
         with pytest.raises(StartError, match="start_timeout="):
             raise StartError(duplicate_error(dataclasses.replace(workers, rank=1)))
         time.sleep(15)

@@ -1,4 +1,4 @@
-"""BatchNormalization's moving statistics are the same on all workers, however steps are run."""
+"""BatchNormalization's moving statistics are equal on all workers, however steps are run."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ STEPS = 3
 
 
 def run_in_every_way():
-    """Each worker normalises batches of its own; return its statistics and its batches' means."""
+    """Each worker normalizes its own batches; returns its statistics and its batches' means."""
     import keras
     import tensorflow as tf
 
@@ -33,16 +33,16 @@ def run_in_every_way():
     def batch(step):
         return tf.random.stateless_normal([8, 4], [rank, step]) + tf.cast(rank, tf.float32)
 
-    def as_it_is(model):
+    def plain(model):
         return lambda x, training: model(x, training=training)
 
-    def in_a_branch(model, x, training):
+    def conditional(model, x, training):
         return tf.cond(
             tf.reduce_sum(x) < 1e9, lambda: model(x, training=training), lambda: x[:, :1]
         )
 
     def in_a_function(model):
-        nested = tf.function(lambda x, training: in_a_branch(model, x, training))
+        nested = tf.function(lambda x, training: conditional(model, x, training))
         return lambda x, training: nested(x, training)
 
     def eager(replica_step):
@@ -62,7 +62,7 @@ def run_in_every_way():
 
     results = {}
     ways = {"eager": eager, "eager_of_function": eager_of_function, "graph": graph}
-    calls = {"plain": as_it_is, "nested": in_a_function}
+    calls = {"plain": plain, "nested": in_a_function}
     for way, run_by in ways.items():
         for call, call_of in calls.items():
             model = new_model()
@@ -93,7 +93,7 @@ def workers():
 
 
 def expected(workers):
-    """Both moving statistics by numpy: each worker's own update, then the mean of both."""
+    """Both moving statistics in numpy: each worker's own update, then the mean of both."""
     mean, variance = np.zeros(4), np.ones(4)
     for step in range(STEPS):
         batches = [w["batches"][step] for w in workers]
@@ -104,7 +104,7 @@ def expected(workers):
 
 @pytest.mark.parametrize("call", ["plain", "nested"])
 @pytest.mark.parametrize("way", ["eager", "eager_of_function", "graph"])
-def test_every_way_to_run_a_step_averages(workers, way, call):
+def test_statistics_are_averaged_however_step_runs(workers, way, call):
     first, second = (w[f"{way}/{call}"] for w in workers)
     np.testing.assert_array_equal(first, second)
     np.testing.assert_allclose(first, expected(workers), rtol=1e-5, atol=1e-6)
@@ -112,7 +112,7 @@ def test_every_way_to_run_a_step_averages(workers, way, call):
 
 @pytest.mark.parametrize("call", ["plain", "nested"])
 @pytest.mark.parametrize("way", ["eager", "eager_of_function", "graph"])
-def test_inference_leaves_them_alone(workers, way, call):
+def test_inference_keeps_statistics(workers, way, call):
     for worker in workers:
         np.testing.assert_array_equal(worker[f"{way}/{call}"], worker[f"{way}/{call}/after"])
 
@@ -125,7 +125,7 @@ def test_fit_run_eagerly(workers):
 
 
 def run_with_two_dtypes():
-    """A matrix of float32 and vectors of float64 as statistics; return them and the batches."""
+    """Statistics in a float32 matrix and float64 vectors; returns them and the batches."""
     import keras
     import tensorflow as tf
 
@@ -133,7 +133,7 @@ def run_with_two_dtypes():
     from tests.distributed import problems
 
     class Matrix(keras.layers.Layer):
-        """Its statistic: the first two examples of the last batch."""
+        """Its statistic is the first two examples of the last batch."""
 
         def build(self, shape):
             self.last = self.add_weight(shape=(2, shape[-1]), trainable=False, name="last")
@@ -175,11 +175,11 @@ def test_statistics_of_two_dtypes_and_ranks():
         np.testing.assert_array_equal(worker["matrix"], both)
 
 
-SKIPPED = 2  # the step in which worker 1 has NaN as labels
+SKIPPED = 2  # in this step worker 1 has NaN labels
 
 
 def run_unbuilt():
-    """The weights that a loop leaves, by family, way and whether the model was built before it."""
+    """Weights after a loop, by family, way and whether the model was built before it."""
     import importlib
 
     import tensorflow as tf
@@ -224,8 +224,8 @@ def run_unbuilt():
     }
 
 
-def test_layers_that_their_first_step_builds():
-    """Also their statistics are averaged, and restored after a skipped step."""
+def test_layers_built_by_first_step():
+    """Their statistics are averaged and restored after a skipped step too."""
     first, second = run_workers(run_unbuilt)
     for name, values in first.items():
         np.testing.assert_array_equal(values, second[name], err_msg=name)

@@ -27,7 +27,7 @@ def run(script, *args, timeout=300):
     return done.stdout
 
 
-@pytest.mark.deep  # tests/unit/test_timeline.py asks for its parts
+@pytest.mark.deep  # its parts: tests/unit/test_timeline.py
 def test_timeline(tmp_path):
     files = {name: tmp_path / f"{name}.json" for name in ("trace", "json")}
     flags = [f"--{name}={path}" for name, path in files.items()]
@@ -41,7 +41,7 @@ def test_timeline(tmp_path):
         assert math.isclose(total, step["wall"], rel_tol=1e-6)
     trace = json.loads(files["trace"].read_text())["traceEvents"]
     lanes = {e["args"]["name"] for e in trace if e["name"] == "thread_name"}
-    # Two hidden layers a bucket, last layers first; the small tensors in one of their own.
+    # Two hidden layers per bucket, last layers first; small tensors have a bucket of their own.
     buckets = ("dense_5, dense_4", "dense_3, dense_2", "dense_1, dense")
     assert {f"all-gather: {layers}" for layers in buckets} <= lanes
     assert sum(lane.startswith("all-reduce: dense_6") for lane in lanes) == 1
@@ -52,19 +52,19 @@ def test_timeline(tmp_path):
     assert sum(e["name"] == "train" for e in spans) == 2
 
 
-@pytest.mark.deep  # tests/unit/test_memory_benchmark.py asks for its parts
+@pytest.mark.deep  # its parts: tests/unit/test_memory_benchmark.py
 def test_memory(tmp_path):
-    """The copies that a method needs are its state, and what a skipped step must leave alone."""
+    """A method needs copies for its state and for the values that a skipped step restores."""
     report = tmp_path / "memory.json"
     methods = "dense,redsync"
     flags = ["--methods", methods, "--batch", "2", "--steps", "3", "--warmup", "2"]
     out = run("memory.py", *flags, f"--json={report}")
     rows = json.loads(report.read_text())["methods"]
     assert list(rows) == methods.split(",") and all(name in out for name in rows)
-    # A large share of the parameters is in matrices, which alone have residuals and velocities.
+    # Most parameters are in matrices; only these have residuals and velocities.
     assert rows["dense"]["state"] == pytest.approx(0, abs=0.001)
     assert rows["redsync"]["state"] == pytest.approx(2, abs=0.01)
-    # malloc's blocks may be larger than the tensors in them, hence the tolerances.
+    # malloc's blocks may be larger than the tensors, hence the tolerances.
     for name, row in rows.items():
         assert row["kept"] == pytest.approx(1 + row["state"], abs=0.2), name
     assert rows["redsync"]["peak"] - rows["dense"]["peak"] < 2.3

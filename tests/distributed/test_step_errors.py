@@ -1,4 +1,4 @@
-"""An error in a step says what has happened first, and to whom; TensorFlow's is its cause."""
+"""An error in a step begins with its reason and the worker; TensorFlow's error is its cause."""
 
 import re
 import tempfile
@@ -10,15 +10,15 @@ from tests.distributed import cluster
 
 pytestmark = pytest.mark.distributed
 STEP = 15
-SOON = 15.0  # seconds, half of the limit for processes that are silent and have not ended
+MAX_SECONDS = 15.0  # seconds, half of the limit for silent processes that have not ended
 
 
 def train(victim, how):
-    """Skips too many steps, then loses worker `victim` in a step; returns what the other is told.
+    """Skips too many steps, then loses worker `victim`; returns the other worker's errors.
 
     Args:
         victim: The worker that ends by SIGKILL after step `STEP`.
-        how: By "fit" or by a "loop".
+        how: "fit" or "loop".
     """
     import os
     import signal
@@ -31,7 +31,7 @@ def train(victim, how):
     import tf_redsync as rs
     from tests.distributed import problems
 
-    strategy, told = rs.MultiWorkerMirroredStrategy(), {}
+    strategy, errors = rs.MultiWorkerMirroredStrategy(), {}
     x, y = problems.regression(4)
     bad = np.full_like(y, np.nan) if problems.rank() == 1 else y
 
@@ -59,7 +59,7 @@ def train(victim, how):
         def fit(*arrays, after=None):
             options, policy = tf.data.Options(), tf.data.experimental.AutoShardPolicy
             options.experimental_distribute.auto_shard_policy = policy.OFF
-            options.autotune.enabled = False  # its end may take a minute when there was an error
+            options.autotune.enabled = False  # otherwise it may take a minute to end after an error
             data = tf.data.Dataset.from_tensor_slices(arrays).repeat(80).batch(8)
             data = data.with_options(options)
             calls = [keras.callbacks.LambdaCallback(on_train_batch_end=after)] if after else []
@@ -67,27 +67,27 @@ def train(victim, how):
 
         return fit if how == "fit" else loop
 
-    def note(name, call):
+    def record_error(name, call):
         try:
             call()
         except tf.errors.OpError as error:
-            told[name] = str(error)
-            told[f"{name}/class"] = type(error).__name__
-            told[f"{name}/ours"] = isinstance(error, rs.DistributedError)
-            told[f"{name}/cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"
+            errors[name] = str(error)
+            errors[f"{name}/class"] = type(error).__name__
+            errors[f"{name}/ours"] = isinstance(error, rs.DistributedError)
+            errors[f"{name}/cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"
 
-    note("skipped", lambda: training(max_skipped_steps=3)(x, bad))
+    record_error("skipped", lambda: training(max_skipped_steps=3)(x, bad))
 
     def end(number, logs):
         if number + 1 == STEP:
-            told["ended"] = time.monotonic()
+            errors["ended"] = time.monotonic()
             if problems.rank() == victim:
-                time.sleep(0.2)  # for the other one to end this step, too
+                time.sleep(0.2)  # lets the other worker end this step too
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    note("lost", lambda: training()(x, y, after=end))
-    told["seconds"] = time.monotonic() - told["ended"]
-    return told
+    record_error("lost", lambda: training()(x, y, after=end))
+    errors["seconds"] = time.monotonic() - errors["ended"]
+    return errors
 
 
 @pytest.mark.parametrize(
@@ -98,21 +98,21 @@ def train(victim, how):
         pytest.param(0, "fit", marks=pytest.mark.deep),
     ],
 )
-def test_the_message_begins_with_the_reason(victim, how):
+def test_message_begins_with_reason(victim, how):
     with tempfile.TemporaryDirectory() as folder:
         arguments = (train, 2, (victim, how), None, 120, 60, Path(folder))
         job = cluster._launch(*arguments)
         saved = Path(folder) / f"result_{1 - victim}"
         assert saved.exists(), cluster._report(job, [])
-        told = cluster._load(saved)
-    assert told["skipped"].startswith("3 steps in a row were skipped"), told["skipped"]
-    assert told["skipped/class"] == "SkippedSteps"
-    assert told["lost"].startswith(f"worker {victim} does not answer"), told["lost"]
-    assert told["lost/class"] == "DistributedError"
-    assert told["seconds"] < SOON, told["seconds"]
-    where = re.search(rf"worker {victim} is at step (\d+)", told["lost"])
-    skipped = 3  # steps of the first training; it does not ask for more
-    assert int(where[1]) == skipped + STEP, told["lost"]
+        errors = cluster._load(saved)
+    assert errors["skipped"].startswith("3 steps in a row were skipped"), errors["skipped"]
+    assert errors["skipped/class"] == "SkippedSteps"
+    assert errors["lost"].startswith(f"worker {victim} does not answer"), errors["lost"]
+    assert errors["lost/class"] == "DistributedError"
+    assert errors["seconds"] < MAX_SECONDS, errors["seconds"]
+    where = re.search(rf"worker {victim} is at step (\d+)", errors["lost"])
+    skipped = 3  # only steps of the first training are skipped
+    assert int(where[1]) == skipped + STEP, errors["lost"]
     for name in ("skipped", "lost"):
-        assert told[f"{name}/ours"]
-        assert "{{node" in told[f"{name}/cause"] or "ollective" in told[f"{name}/cause"]
+        assert errors[f"{name}/ours"]
+        assert "{{node" in errors[f"{name}/cause"] or "ollective" in errors[f"{name}/cause"]

@@ -1,4 +1,4 @@
-"""The step time benchmark: its arithmetic, its report, and real runs of a few steps."""
+"""The step-time benchmark: arithmetic, report, and real runs of a few steps."""
 
 import json
 import math
@@ -74,7 +74,7 @@ def test_table_holds_the_ratios():
 
 
 def test_times_of_periods():
-    """Where one step in three exchanges all, a time is the mean of three."""
+    """With one exchange in three steps, a time is the mean of three."""
     rare = {**one([1.0, 1.0, 10.0, 2.0, 2.0, 20.0], 8, 10.0), "period": 3}
     pooled = step_report.summary([rare])
     assert (pooled["step_ms"], pooled["step_ms_min"], pooled["period"]) == (6.0, 4.0, 3)
@@ -93,7 +93,7 @@ WIDE = [
 
 
 class Lab:
-    """Stands for a network; keeps an account of what is built and removed."""
+    """Fake network lab that records what is created and removed."""
 
     log: list = []
 
@@ -108,7 +108,7 @@ class Lab:
         self.log.append(("down", len(self.addresses), self.rate))
 
 
-def pretended(module, lab, flags, timeout):
+def fake_run(module, lab, flags, timeout):
     if flags["method"] == "dense" and flags["model"] == "vgg":
         raise workers.MeasurementError("`dense` failed. worker 1:\n  ValueError: no such luck\nbye")
     ms = len(lab.addresses) * (5.0 if flags["method"] == "dense" else 1.0)
@@ -118,7 +118,7 @@ def pretended(module, lab, flags, timeout):
 
 def test_all_combinations(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(netlab, "network", Lab)
-    monkeypatch.setattr(workers, "measure", pretended)
+    monkeypatch.setattr(workers, "measure", fake_run)
     Lab.log = []
     files = {"json": tmp_path / "wide.json", "plot": tmp_path / "wide.png"}
     flags = [f"--{name}={path}" for name, path in files.items()]
@@ -133,7 +133,7 @@ def test_all_combinations(tmp_path, monkeypatch, capsys):
     for r in runs:
         assert r["methods"]["none"]["step_ms"] == r["workers"]
         dense = r["methods"]["dense"]
-        if r["model"] == "vgg":  # it failed, once, and the others went on
+        if r["model"] == "vgg":  # one run failed, the others continued
             assert dense == {"error": "ValueError: no such luck"}
         else:
             assert dense["step_ms"] == 5 * r["workers"]
@@ -146,14 +146,14 @@ def test_all_combinations(tmp_path, monkeypatch, capsys):
 
 
 def test_an_interruption_keeps_the_finished_rounds(tmp_path, monkeypatch, capsys):
-    """By Ctrl-C in the second round: the first one is printed and saved."""
+    """Ctrl-C in the second round: the first one is printed and saved."""
     calls = []
 
     def interrupted(module, lab, flags, timeout):
         calls.append(flags["method"])
         if len(calls) == 3 or flags["model"] == "vgg":
             raise KeyboardInterrupt
-        return pretended(module, lab, flags, timeout)
+        return fake_run(module, lab, flags, timeout)
 
     monkeypatch.setattr(netlab, "network", Lab)
     monkeypatch.setattr(workers, "measure", interrupted)
@@ -178,7 +178,7 @@ def test_an_interruption_keeps_the_finished_rounds(tmp_path, monkeypatch, capsys
 
 def test_skipped_steps_are_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(netlab, "network", Lab)
-    monkeypatch.setattr(workers, "measure", pretended)
+    monkeypatch.setattr(workers, "measure", fake_run)
     report = tmp_path / "one.json"
     flags = ["--methods", "none", "--density", "0.5", "--steps", "7", "--json", str(report)]
     assert step_time.main(flags) == 1
@@ -188,7 +188,7 @@ def test_skipped_steps_are_a_failure(tmp_path, monkeypatch):
 
 def test_a_latency_is_in_the_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(netlab, "network", Lab)
-    monkeypatch.setattr(workers, "measure", pretended)
+    monkeypatch.setattr(workers, "measure", fake_run)
     report = tmp_path / "one.json"
     flags = ["--methods", "none,LocalSGD(steps=3)", "--latency", "50", "--json", str(report)]
     assert step_time.main(flags) == 0
@@ -226,7 +226,7 @@ def test_bad_arguments(capsys, args, words):
 
 
 @pytest.mark.distributed
-@pytest.mark.deep  # the report of what `test_wire_bytes_agree_with_the_library` runs too
+@pytest.mark.deep  # the report that `test_wire_bytes_agree_with_the_library` covers too
 def test_loopback_report(tmp_path):
     report = tmp_path / "report.json"
     methods = "none,rs_dense"
@@ -247,7 +247,7 @@ def test_loopback_report(tmp_path):
 
 
 def forked(command, *args, **kwargs):
-    """As `launch.run`, of workers that are forks: imports take longer than the steps."""
+    """Like `launch.run`, with forked workers: imports take longer than the steps."""
     module, *flags = command[2:]
     path = ROOT / f"{module.replace('.', '/')}.py"
     return run_command(forks.command(cluster.ENVIRONMENT, path, *flags), *args, **kwargs)
@@ -258,7 +258,7 @@ run_command = workers.launch.run
 
 @needs_root
 @pytest.mark.distributed
-@pytest.mark.deep  # a real run; the tests above are what a commit needs
+@pytest.mark.deep  # a real run; a commit runs the tests above
 def test_wire_bytes_agree_with_the_library(tmp_path, monkeypatch):
     monkeypatch.setattr(workers.launch, "run", forked)
     report = tmp_path / "report.json"
@@ -267,21 +267,21 @@ def test_wire_bytes_agree_with_the_library(tmp_path, monkeypatch):
     flags += ["--methods", methods, "--warmup", "1", "--json", str(report)]
     assert step_time.main(flags) == 0
     rows = json.loads(report.read_text())["methods"]
-    # Index and value of every thousandth element, and the small tensors as they are.
+    # Index and value of every thousandth element; small tensors are dense.
     assert 0.0015 < rows["redsync"]["bytes_per_step"] / (4 * PARAMETERS) < 0.01
-    # Headers, acknowledgements and the calls themselves come on top.
+    # Headers, acknowledgements and RPCs are added.
     assert list(rows) == methods.split(",")
     for name, row in rows.items():
         counted, wire = row["bytes_per_step"], row["wire_bytes_per_step"]
         assert counted <= wire < {"dense": 1.05, "redsync": 1.5}[name] * counted, name
     if "dense" in rows:
         assert rows["dense"]["bytes_per_step"] == 4 * PARAMETERS
-        # 90 MB at 1 Gbit/s take 0.72 s: the limit is there.
+        # 90 MB at 1 Gbit/s take 0.72 s: the limit is effective.
         assert rows["dense"]["step_ms"] > 700
 
 
 @pytest.mark.distributed
-@pytest.mark.deep  # what a failing worker says: tests/unit/test_launch.py
+@pytest.mark.deep  # messages of failing workers: tests/unit/test_launch.py
 def test_a_failing_worker_is_reported():
     done = run("--rate", "none", "--methods", "redsync", "--density", "7", "--rounds", "1")
     assert done.returncode == 1
@@ -291,7 +291,7 @@ def test_a_failing_worker_is_reported():
 
 @needs_root
 @pytest.mark.distributed
-@pytest.mark.deep  # what a signal leaves of networks: tests/unit/test_netlab.py
+@pytest.mark.deep  # networks after a signal: tests/unit/test_netlab.py
 def test_interrupt_leaves_nothing():
     script = ROOT / "benchmarks" / "step" / "step_time.py"
     command = [sys.executable, str(script), "--methods", "dense"]

@@ -1,4 +1,4 @@
-"""A training that is stopped by a signal, fails, and is started again, on real workers."""
+"""A training that is stopped by a signal, fails, and is restarted, on real workers."""
 
 import json
 import os
@@ -18,9 +18,9 @@ STEPS, EPOCHS = 12, 2
 
 
 def train(folder, how, number):
-    """Trains; in the first attempt worker 1 fails after a step ("raise") or in one ("in a step").
+    """Trains; in the first attempt worker 1 fails after a step ("raise") or in it ("in a step").
 
-    After the seventh step it gets the signal `number`, if not 0.
+    After the seventh step worker 1 receives the signal `number`, if not 0.
     """
     import os
 
@@ -44,11 +44,11 @@ def train(folder, how, number):
     x, y = rng.normal(size=(4 * STEPS, 8)), rng.normal(size=(4 * STEPS, 4))
     first = os.environ["TF_REDSYNC_RESTART"] == "0"
     if how == "in a step" and index == 1 and first:
-        x[2 * 4] = np.inf  # in the fifth: two rows of each batch are this worker's
+        x[2 * 4] = np.inf  # in the fifth step: two rows of each batch belong to this worker
     data = tf.data.Dataset.from_tensor_slices((x.astype("f4"), y.astype("f4"))).batch(4)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    options.autotune.enabled = False  # its end may take a minute when there was an error
+    options.autotune.enabled = False  # otherwise it may take a minute to end after an error
     began = []
 
     def act(batch, logs):
@@ -69,7 +69,7 @@ def train(folder, how, number):
 
 
 def job(tmp_path, folder, how, number=0, grace=3, **kwargs):
-    """Runs it; returns how it ended, and what worker 1 has saved, if it has come to its end."""
+    """Runs the job; returns its result, and what worker 1 has saved if it finished."""
     own = [{cluster.RESULT_VARIABLE: str(tmp_path / f"{how}_{i}")} for i in range(2)]
     arguments = json.dumps([str(tmp_path / folder), how, number])
     command = forks.command(cluster.ENVIRONMENT, cluster.__file__, __file__, "train", arguments)
@@ -80,7 +80,7 @@ def job(tmp_path, folder, how, number=0, grace=3, **kwargs):
     return result, cluster._load(saved) if saved.exists() else None
 
 
-def test_a_signal_to_one_worker_stops_both_after_the_same_step(tmp_path):
+def test_signal_to_one_worker_stops_both_after_same_step(tmp_path):
     stopped, _ = job(tmp_path, "run", "signal", int(signal.SIGTERM))
     assert [worker.returncode for worker in stopped.workers] == 2 * [stopping.EXIT_CODE], (
         stopped.message
@@ -91,7 +91,7 @@ def test_a_signal_to_one_worker_stops_both_after_the_same_step(tmp_path):
 
 
 @pytest.mark.deep
-def test_a_worker_that_fails_in_a_step_tells_the_other_that_waits_in_it(tmp_path):
+def test_worker_that_fails_in_step_ends_waiting_worker(tmp_path):
     logs = tmp_path / "logs"
     ended, found = job(tmp_path, "run", "in a step", grace=30, max_restarts=1, log_dir=logs)
     assert ended.exit_code == 0 and ended.restarts == 1 and found["first"] == 5, ended.message
@@ -102,7 +102,7 @@ def test_a_worker_that_fails_in_a_step_tells_the_other_that_waits_in_it(tmp_path
 
 @pytest.mark.deep
 @pytest.mark.parametrize("number", stopping.SIGNALS)
-def test_a_run_that_was_stopped_and_failed_ends_as_one_that_was_not(tmp_path, number):
+def test_stopped_and_failed_run_ends_like_uninterrupted_run(tmp_path, number):
     stopped, nothing = job(tmp_path, "run", "signal", int(number), max_restarts=3)
     outputs = "\n".join(worker.output for worker in stopped.workers)
     assert stopped.exit_code == stopping.EXIT_CODE == 75 and stopped.restarts == 0, outputs
@@ -112,16 +112,17 @@ def test_a_run_that_was_stopped_and_failed_ends_as_one_that_was_not(tmp_path, nu
     again, found = job(tmp_path, "run", "raise", max_restarts=1)
     assert again.exit_code == 0 and again.restarts == 1, again.message
     assert "worker 1 failed first: ValueError: bad batch" in again.message
-    assert 12 < found["first"] <= 15 and found["last"] == STEPS * EPOCHS  # from a checkpoint at 12
-    if number == signal.SIGTERM:  # to the bit; otherwise a matter of test_checkpoints.py
+    # from the checkpoint at step 12
+    assert 12 < found["first"] <= 15 and found["last"] == STEPS * EPOCHS
+    if number == signal.SIGTERM:  # bit for bit; the other signals only resume
         plain, expected = job(tmp_path, "plain", "plain")
         assert plain.exit_code == 0, plain.message
         np.testing.assert_array_equal(found["weights"], expected["weights"])
 
 
 @pytest.mark.deep
-def test_each_machine_starts_its_own_worker_again(tmp_path):
-    """Two launchers, one worker each: what one of them finds out, the other one has to, too."""
+def test_each_launcher_restarts_its_own_worker(tmp_path):
+    """Two launchers, one worker each: both must notice a failure."""
     addresses = [f"127.0.0.1:{port}" for port in launch.free_ports(2)]
     arguments = json.dumps([str(tmp_path / "run"), "raise", 0])
     command = forks.command(cluster.ENVIRONMENT, cluster.__file__, __file__, "train", arguments)
@@ -148,7 +149,7 @@ def test_each_machine_starts_its_own_worker_again(tmp_path):
         assert 12 < found["first"] <= 15 and found["last"] == STEPS * EPOCHS
 
 
-IN_SPARES = """
+PREWARMED = """
 import os, sys
 warm = "tensorflow" in sys.modules
 if os.environ["TF_REDSYNC_RESTART"] == "0":
@@ -163,9 +164,9 @@ print("found", warm, rs.rank(), rs.size(), float(total))
 
 
 @pytest.mark.deep
-def test_workers_that_had_imported_tensorflow_before_a_restart(tmp_path):
+def test_restart_uses_prewarmed_workers(tmp_path):
     path = tmp_path / "train.py"
-    path.write_text(IN_SPARES)
+    path.write_text(PREWARMED)
     words = [sys.executable, str(path)]
     ended = launch.run(
         words, 2, env=cluster.ENVIRONMENT, timeout=100, max_restarts=1, prewarm=True, grace=30

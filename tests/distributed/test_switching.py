@@ -1,4 +1,4 @@
-"""`disable()` and `enable()`: dense training and compressed training by turns, in one process."""
+"""`disable()` and `enable()` switch between dense and compressed training in one process."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ METHODS = ("RedSync", "CodedGMC", "LocalSGD", "CDSGD")
 FAMILIES = ("keras3", "tf_keras", "legacy")
 
 
-def switched(cases):
-    """By family and method: weights of dense steps beside `Dense`, and how many bytes were sent."""
+def train_with_switches(cases):
+    """By family and method: weights of dense steps and of `Dense`, and bytes sent."""
     import keras
     import tensorflow as tf
     import tf_keras
@@ -74,7 +74,7 @@ def switched(cases):
         found[f"{key}, dense bytes"] = 4 * sum(s.size for s in model.optimizer.exchange.specs)
         found[f"{key}, weights"] = weights(model)
 
-    # A loop of one's own is told to trace its step again.
+    # A custom loop must trace its step again.
     _, model = compiled("keras3", "RedSync")
     step = problems.step_of(strategy, model, model.optimizer)
     batches = iter(strategy.experimental_distribute_dataset(data))
@@ -97,9 +97,12 @@ def switched(cases):
         pytest.param([(f, m) for f in FAMILIES for m in METHODS], marks=pytest.mark.deep),
     ],
 )
-def test_off_and_on(cases):
+def test_disable_and_enable(cases):
     both = run_workers(
-        switched, args=([list(c) for c in cases],), env=LEGACY, timeout=150 + 30 * len(cases)
+        train_with_switches,
+        args=([list(c) for c in cases],),
+        env=LEGACY,
+        timeout=150 + 30 * len(cases),
     )
     for seen in both:
         for family, name in cases:
@@ -117,7 +120,7 @@ def test_off_and_on(cases):
 
 
 def local_steps(folder):
-    """Weights after dense steps between rounds, and those loaded in the middle of a round."""
+    """Weights after dense steps between rounds, and weights loaded in the middle of a round."""
     import os
 
     import keras
@@ -171,7 +174,7 @@ def local_steps(folder):
 
 
 def test_local_steps(tmp_path):
-    """Each worker has a momentum of its own in them, and none in dense steps."""
+    """Each worker has its own momentum in local steps; dense steps use one momentum."""
     first, second = run_workers(local_steps, args=(str(tmp_path),), env=LEGACY, timeout=150)
     for name in ("momentum, off", "momentum, on", "Adam, off", "Adam, on"):
         np.testing.assert_array_equal(first[name], second[name], name)
@@ -179,8 +182,8 @@ def test_local_steps(tmp_path):
         np.testing.assert_array_equal(seen["loaded"], seen["saved"])
 
 
-def one_alone():
-    """Worker 0 disables, and worker 1 does not."""
+def disable_on_one_worker():
+    """Only worker 0 disables compression."""
     import keras
 
     import tf_redsync as rs
@@ -201,14 +204,14 @@ def one_alone():
     return {"text": "nothing"}
 
 
-def test_one_worker_alone():
-    for seen in run_workers(one_alone, env=LEGACY, timeout=100):
+def test_disable_on_one_worker_raises():
+    for seen in run_workers(disable_on_one_worker, env=LEGACY, timeout=100):
         text = str(seen["text"])
         assert "Disagreement" in text and "disable compression" in text, text
 
 
 def collectives_before_the_check():
-    """The collectives of a step that do not wait for the check of a stale step."""
+    """Collectives of a stale step that do not wait for its check."""
     import keras
 
     import tf_redsync as rs
@@ -235,15 +238,15 @@ def collectives_before_the_check():
     return found
 
 
-def test_a_stale_step_sends_nothing():
-    """The message of a worker whose check comes late would meet those of the next step."""
+def test_stale_step_sends_nothing():
+    """Otherwise the message of a worker with a late check would match those of the next step."""
     for seen in run_workers(collectives_before_the_check, timeout=100):
         for name in ("compressed", "disabled", "local steps"):
             assert seen[name] > 1 and not str(seen[f"{name}, early"]), (name, seen)
 
 
 @pytest.mark.parametrize("method", ["Dense()", "CodedTopK(density=0.5)"])
-def test_a_stale_step_of_a_single_worker_changes_nothing(method):
+def test_stale_step_of_single_worker_changes_nothing(method):
     import keras
     import tensorflow as tf
 

@@ -1,9 +1,9 @@
-"""Under `tf.distribute.MultiWorkerMirroredStrategy`: what works there, and what names ours."""
+"""Features and errors under `tf.distribute.MultiWorkerMirroredStrategy`."""
 
 from tests.distributed.cluster import LEGACY, run_workers
 
 
-def use_tensorflows():
+def use_tensorflow_strategy():
     import keras
     import numpy as np
     import tensorflow as tf
@@ -36,8 +36,8 @@ def use_tensorflows():
     return found
 
 
-def test_keras_3_is_told_of_ours_and_the_rest_works():
-    first, second = run_workers(use_tensorflows, env=LEGACY, timeout=100)
+def test_keras_3_error_names_our_strategy_and_others_work():
+    first, second = run_workers(use_tensorflow_strategy, env=LEGACY, timeout=100)
     for worker in (first, second):
         for name in ("fit", "evaluate"):
             assert worker[name].startswith("ValueError"), worker[name]

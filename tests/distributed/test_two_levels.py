@@ -1,7 +1,7 @@
-"""Two hosts with two replicas each: dense inside a host, compressed between hosts.
+"""Two hosts with two replicas each: dense within a host, compressed between hosts.
 
-The oracle is the same training on two workers of one replica, whose batches are those of a host's
-replicas together. One pair of processes goes through everything, since starting it takes longest.
+The reference is the same training on two workers of one replica, whose batches are those of a
+host's replicas together. One pair of processes runs everything, since starting it takes longest.
 """
 
 import json
@@ -14,15 +14,22 @@ from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
 STEPS = 6
-SELDOM = ["shared state", "switching", "trial", "all-to-all", "pairs", "tf_keras"]  # for `--deep`
-# Clusters of hosts of how many replicas that a checkpoint is brought to, by that where it was made.
+ONLY_DEEP = [
+    "shared state",
+    "switching",
+    "trial",
+    "all-to-all",
+    "pairs",
+    "tf_keras",
+]  # for `--deep`
+# Replicas per host of the clusters that load a checkpoint, by that of the cluster that saved it.
 TARGETS = {"two": ("to 2", "to 1"), "one": ("to 2",)}
 if DEEP:
     TARGETS = dict.fromkeys(("two", "one"), ("to 2", "to 1", "by hand"))
 
 
 def train_everything(folder):
-    """Train both ways; return the weights after every step, bytes, states and messages."""
+    """Train in both ways; returns the weights after every step, bytes, states and messages."""
     from tests.distributed import levels, problems
 
     levels.start()
@@ -51,7 +58,7 @@ def train_everything(folder):
         return training
 
     def both(name, optimizer, library=keras):
-        """Train hosts of two replicas, and hosts of one; return the two trainings."""
+        """Train hosts of two replicas and hosts of one; returns the two trainings."""
         pair = [train(f"{name}/{replicas}", replicas, optimizer, library) for replicas in (2, 1)]
         for replicas, training in zip((2, 1), pair, strict=True):
             exchange = training.optimizer.exchange
@@ -66,7 +73,7 @@ def train_everything(folder):
     train("replicas", 2, wrapped(redsync, two_levels=False))
     if DEEP:
         both("shared state", wrapped(rs.PowerSGD(rank=2)))
-        # So sparse that plain SGD takes the totals as coordinates, after two dense steps.
+        # So sparse that plain SGD gets the totals as coordinates, after two dense steps.
         warm_up = rs.DenseWarmUp(steps=2)
         both("switching", wrapped(rs.RedSync(density=0.01, dense_below=16, warm_up=warm_up)))
         both("all-to-all", wrapped(rs.contrib.SparDL(density=0.1)))
@@ -89,7 +96,7 @@ def train_everything(folder):
 
 
 def not_finite(wrapped, keras, x, y, method):
-    """A NaN on one replica of one host, without and with a LossScaleOptimizer."""
+    """A NaN on one replica of one host, with and without a LossScaleOptimizer."""
     from tests.distributed import levels
 
     found = {}
@@ -166,7 +173,7 @@ def saved(folder, optimizer, keras, two, one):
 
 
 def fitted(folder, keras, optimizer):
-    """Keras 3's `fit`, several steps an execution, with statistics; then save and load."""
+    """Keras 3's `fit`, several steps per execution, with statistics; then save and load."""
     from tests.distributed import levels, problems
 
     strategy = levels.strategy(2)
@@ -190,7 +197,7 @@ def fitted(folder, keras, optimizer):
 
 
 def refused(wrapped, keras):
-    """What is not possible with two levels, as messages."""
+    """Error texts of features that two levels do not support."""
     import tf_redsync as rs
     from tests.distributed import levels
 
@@ -211,12 +218,12 @@ def found(tmp_path_factory):
     first, second = run_workers(train_everything, args=(str(folder),), timeout=280)
     assert set(first) == set(second)
     for name, value in first.items():
-        if not name.startswith("share/"):  # everything that both hosts have in common
+        if not name.startswith("share/"):  # all values that both hosts share
             np.testing.assert_array_equal(value, second[name], err_msg=name)
     return first
 
 
-def test_dense_is_the_plain_optimizer(found):
+def test_dense_equals_plain_optimizer(found):
     np.testing.assert_allclose(found["dense"], found["plain"], rtol=1e-5, atol=1e-6)
     assert np.abs(found["plain"][-1] - found["plain"][0]).max() > 0.1
 
@@ -224,26 +231,26 @@ def test_dense_is_the_plain_optimizer(found):
 @pytest.mark.parametrize(
     "name",
     ["redsync"]
-    # Rows of all requests: test_ranks.py; what is dense at first: test_equivalence.py.
-    + (SELDOM if DEEP else []),
+    # Rows of all requests: test_ranks.py; tensors that are dense at first: test_equivalence.py.
+    + (ONLY_DEEP if DEEP else []),
 )
-def test_a_host_is_one_worker_with_its_replicas_batches(found, name):
-    """In every step; and it sends as many bytes."""
+def test_host_equals_one_worker_with_its_replicas_batches(found, name):
+    """In every step, with as many bytes sent."""
     np.testing.assert_allclose(found[f"{name}/2"], found[f"{name}/1"], rtol=1e-5, atol=1e-6)
     assert found[f"{name}/bytes/2"] == found[f"{name}/bytes/1"] > 0
 
 
 def test_auto_measures_between_hosts(found):
-    assert "Link(" in found["link"]  # equal on both, see the fixture
+    assert "Link(" in found["link"]  # equal on both hosts, see the fixture
     assert np.abs(found["trial/2"][-1] - found["plain"][-1]).max() > 1e-3
 
 
-def test_compression_and_levels_make_a_difference(found):
+def test_compression_and_levels_change_weights(found):
     for other in ("plain", "replicas"):
         assert np.abs(found["redsync/2"][-1] - found[other][-1]).max() > 1e-3
 
 
-def test_the_table_and_the_config_tell(found):
+def test_table_and_config_show_levels(found):
     lines = found["table"].splitlines()
     sent = f"{found['redsync/bytes/2']:,.0f} bytes sent per worker and step"
     start = "dense among the 2 replicas of a host, then 2 workers, " + sent
@@ -253,9 +260,9 @@ def test_the_table_and_the_config_tell(found):
 
 
 @pytest.mark.parametrize("name", ["bad", "bad scaled"])
-def test_one_replicas_nan_makes_all_skip(found, name):
+def test_nan_on_one_replica_skips_step_on_all(found, name):
     assert found[f"{name}/kept"] and found[f"{name}/state kept"] and found[f"{name}/moved"]
-    # A LossScaleOptimizer finds it before the exchange, which it then leaves out.
+    # A LossScaleOptimizer detects it before the exchange and skips the exchange.
     steps = {"bad": (4, 1), "bad scaled": (3, 1)}[name]
     assert (found[f"{name}/steps"], found[f"{name}/skipped"]) == steps
     assert found["scale"] == 32.0
@@ -264,19 +271,19 @@ def test_one_replicas_nan_makes_all_skip(found, name):
 @pytest.mark.parametrize(
     ("source", "target"), [(s, target) for s, targets in TARGETS.items() for target in targets]
 )
-def test_totals_survive_between_clusters(found, source, target):
+def test_totals_survive_change_of_cluster(found, source, target):
     totals = found[f"totals/{source}"]
     np.testing.assert_allclose(found[f"totals/{source} {target}"], totals, rtol=1e-6, atol=1e-7)
     assert np.abs(totals).max() > 0.1
 
 
-def test_a_host_has_one_copy(found):
+def test_host_saves_one_copy(found):
     assert found["copies"] == 1
     np.testing.assert_allclose(found["totals/later"], found["totals/one"], rtol=1e-6, atol=1e-7)
     assert np.abs(found["share/two"]).max() > 0
 
 
-def test_a_host_goes_on_with_its_own_part(found):
+def test_host_resumes_with_its_own_part(found):
     np.testing.assert_array_equal(found["share/two"], found["share/two before"])
     np.testing.assert_array_equal(found["share/one"], found["share/one before"])
 
@@ -288,6 +295,6 @@ def test_fit(found):
     assert found["fit/residual"] > 0 and found["fit/error"] < 1e-6
 
 
-def test_what_is_refused(found):
+def test_unsupported_features_raise(found):
     assert "one replica in every process" in found["refused/local steps"]
     assert "direct_collectives=False" in found["refused/public"]

@@ -1,4 +1,4 @@
-"""A dense warm-up of all methods on real workers, which is dense training; and what is left."""
+"""A dense warm-up of all methods on real workers equals dense training; state after it."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ WARM, AFTER, RATE = 4, 4, 0.02
 
 
 def train_all():
-    """Each method in turn: weights and bytes of every step, in a loop of the user's own."""
+    """Each method in turn: weights and bytes of every step, in a custom loop."""
     import keras
 
     import tf_redsync as rs
@@ -45,7 +45,7 @@ def train_all():
             sent.append(float(optimizer.exchange.bytes_sent.numpy()))
         results[f"{name}/weights"], results[f"{name}/sent"] = weights, sent
         optimizer.exchange.to_consensus()
-        left = of_waiting(optimizer)
+        left = sum_of_residuals(optimizer)
         before = [local(v.value)[0].numpy() for v in model.trainable_variables]
         optimizer.flush()
         after = [local(v.value)[0].numpy() for v in model.trainable_variables]
@@ -53,20 +53,20 @@ def train_all():
             results[f"{name}/moved/{i}"] = b - a
         results[f"{name}/flushed"] = problems.digest(model)
         results[f"{name}/left"] = left
-        results[f"{name}/after"] = of_waiting(optimizer)
+        results[f"{name}/after"] = sum_of_residuals(optimizer)
         results[f"{name}/explained"] = "dense for the first 4 steps" in str(optimizer.explain())
     return {**results, **of_fit(strategy)}
 
 
-def of_waiting(optimizer):
-    """The sum over all of what all workers have waiting, signs and all."""
+def sum_of_residuals(optimizer):
+    """Sum over all residual state of all workers, including signs."""
     total = total_state.total(optimizer.exchange)
     waiting = [v for n, v in total.items() if "/residual/" in n or "/pending/" in n]
     return [float(np.sum(v)) for v in waiting]
 
 
 def of_fit(strategy):
-    """A fraction of what `fit` runs, agreed on by workers whose data differ in length."""
+    """A fraction of the steps of `fit`, on which workers with different amounts of data agree."""
     import keras
 
     import tf_redsync as rs
@@ -85,14 +85,14 @@ def of_fit(strategy):
             keras.optimizers.SGD(0.02), method, warm_up=rs.DenseWarmUp(fraction=0.25)
         )
         model.compile(optimizer, "mse")
-    data = problems.dataset(64, 16)  # 4 steps an epoch
-    for epochs in (4, 2):  # a second one does not warm up again
+    data = problems.dataset(64, 16)  # 4 steps per epoch
+    for epochs in (4, 2):  # a second `fit` does not warm up again
         model.fit(data, epochs=epochs, verbose=0, callbacks=[Sent()])
     return {"fit/sent": Sent.bytes, "fit/steps": optimizer.exchange.warm_up.steps}
 
 
 @pytest.mark.deep
-def test_a_warm_up_is_dense_training():
+def test_warm_up_is_dense_training():
     first, second = run_workers(train_all, timeout=200)
     names = sorted({key.split("/")[0] for key in first} - {"plain", "fit"})
     assert len(names) == 3
@@ -122,7 +122,7 @@ def test_a_warm_up_is_dense_training():
         rate = 1.0 if name == "sbc" else -RATE  # changes of weights, or gradients
         np.testing.assert_allclose(moved, rate * np.sum(first[f"{name}/left"]), atol=1e-4)
         assert np.any(first[f"{name}/left"]), name
-    # A round of local steps ends where an epoch does.
+    # A round of local steps ends with an epoch.
     rounds = [0, 0, 1, 0] * 3 + [0, 0, 1, 0] * 2
     assert first["fit/steps"] == second["fit/steps"] == 4
     assert [int(s > 0) for s in first["fit/sent"]] == [1] * 4 + rounds

@@ -1,8 +1,8 @@
-"""What people do with Keras, on two real workers: the rows of `what_people_do.py`.
+"""Typical Keras user code on two real workers: the rows of `what_people_do.py`.
 
-A commit takes one row of each kind. `pytest --deep` takes all rows in all libraries and ways,
-the large models and 3,000 steps among them, and compares with the plain optimizer wherever that has
-a meaning: half an hour. `TF_REDSYNC_HABITS="keras3 fit"` takes those whose names hold the text.
+A commit runs one row of each kind. `pytest --deep` runs all rows in all libraries and ways,
+including the large models and 3,000 steps, and compares with the plain optimizer where possible;
+this takes half an hour. `TF_REDSYNC_HABITS="keras3 fit"` selects rows whose names contain the text.
 """
 
 import os
@@ -15,11 +15,11 @@ from tests.distributed.cluster import LEGACY, run_workers
 
 ONLY = os.environ.get("TF_REDSYNC_HABITS", "")
 pytestmark = pytest.mark.timeout(3700 if DEEP else 600)
-# Rows in which something of the optimizer's own could be lost on the way through the wrapper: the
-# dense exchange must give the plain optimizer's weights.
+# Rows whose optimizer features the wrapper could lose: the dense exchange must give the plain
+# optimizer's weights.
 AS_PLAIN = ("ema_and_weight_decay",)
-# A commit takes `fit` of Keras 3 without these, and `OTHERS` in other libraries and ways.
-SELDOM = (
+# A commit runs `fit` of Keras 3 without these, and `OTHERS` in other libraries and ways.
+ONLY_DEEP = (
     "a_frozen_layer",
     "a_layer_without_a_gradient",
     "attention",
@@ -62,7 +62,7 @@ def chosen(rows):
             for way in ways:
                 usual = name in OTHERS.get((library, way), ())
                 if (library, way) == ("keras3", "fit"):
-                    usual = name not in SELDOM and not extra.get("slow")
+                    usual = name not in ONLY_DEEP and not extra.get("slow")
                 compared = name in AS_PLAIN and (library, way) == ("keras3", "fit")
                 if DEEP:
                     usual, compared = True, not extra.get("alone")
@@ -72,7 +72,7 @@ def chosen(rows):
 
 
 def train_all():
-    """Train all that is chosen, each by RedSync, and some densely and plainly too."""
+    """Train all chosen rows with RedSync, and some with a dense exchange and without a wrapper."""
     import tf_redsync as rs
     from tests.distributed import what_people_do
 
@@ -99,8 +99,8 @@ def trained():
     return run_workers(train_all, env=LEGACY, timeout=3600 if DEEP else 560)
 
 
-def what_is_wrong(first, second, case):
-    """One line for each thing that is not as it should be in a case."""
+def errors_in(first, second, case):
+    """One line for each error in a case."""
     kinds = [k for k in ("redsync", "dense", "plain") if f"{case}/{k}/error" in first]
     errors = {w[f"{case}/{k}/error"] for k in kinds for w in (first, second)} - {""}
     if errors:
@@ -122,9 +122,9 @@ def what_is_wrong(first, second, case):
     return ""
 
 
-def test_what_people_do(trained):
+def test_rows_train(trained):
     first, second = trained
     cases = sorted({key.split("/")[0] for key in first})
     assert len(cases) >= (1 if ONLY else 8)
-    wrong = {case: what_is_wrong(first, second, case) for case in cases}
+    wrong = {case: errors_in(first, second, case) for case in cases}
     assert {case: text for case, text in wrong.items() if text} == {}
