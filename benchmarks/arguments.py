@@ -1,4 +1,4 @@
-"""Parts of command lines that several benchmarks have."""
+"""Command-line arguments shared by several benchmarks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def add_step_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds what `step/training.py` trains with; `--steps` and `--warmup` are the caller's."""
+    """Adds the flags of `step/training.py`; the caller adds `--steps` and `--warmup`."""
     add = parser.add_argument
     add("--batch", type=int, help="examples per worker (default: the model's)")
     add("--density", type=float, help="of methods that have one (default: each method's own)")
@@ -17,7 +17,7 @@ def add_step_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check_counts(args: argparse.Namespace, names: Iterable[str]) -> None:
-    """Checks that arguments, numbers or lists of them, are at least 1 where they are given.
+    """Checks that given arguments, numbers or lists of them, are at least 1.
 
     Raises:
         ValueError: names the flag and its value.
@@ -30,7 +30,7 @@ def check_counts(args: argparse.Namespace, names: Iterable[str]) -> None:
 
 
 def check_positive(args: argparse.Namespace, names: Iterable[str]) -> None:
-    """Checks that numbers are finite and above 0 where they are given.
+    """Checks that given numbers are finite and positive.
 
     Raises:
         ValueError: names the flag and its value.
@@ -42,10 +42,10 @@ def check_positive(args: argparse.Namespace, names: Iterable[str]) -> None:
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """Checks, before the work for them, that `--json` and `--plot` can be written.
+    """Checks before the measurement that `--json` and `--plot` can be written.
 
     Raises:
-        ValueError: names the flag and its path, or says what to install.
+        ValueError: names the flag and its path, or the package to install.
     """
     from tf_redsync.cli.command_line import check_output_file
 

@@ -1,11 +1,11 @@
-"""Accuracy of training with compressed exchanges, beside that of dense training.
+"""Accuracy of training with compressed exchanges, compared with dense training.
 
     python benchmarks/convergence.py --task digits --seeds 3 --json digits.json \
         --methods "Dense()" "RedSync(density=0.01, momentum=0.9, dense_below=4096)"
 
 trains each method from the same weights, with the same examples in the same order and the same
-learning rate, once for each seed, by workers in this process or, with --real, by processes.
-benchmarks/README.md says what the columns mean, and how --data_dir is laid out.
+learning rate, once for each seed. The workers are simulated in this process or, with --real, are
+processes. benchmarks/README.md describes the columns and the layout of --data_dir.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INTERRUPTED = 130
 
 
 def train(args: argparse.Namespace, settings: Settings, found: Data, kept: report.Report) -> None:
-    """Trains what is not in the report yet."""
+    """Trains the rows that the report lacks."""
     wanted = [(method, seed) for seed in args.seed_list for method in args.methods]
     missing = [w for w in wanted if "metric" not in (kept.row(*w) or {})]
     if len(missing) < len(wanted):
@@ -74,7 +74,7 @@ def _loopback(args, settings, found, row, kept, progress) -> dict[str, Any]:
     training = local_training.make(settings, found, exchanged(method), seed)
     name = f"{method}, seed {seed}"
     if kept.saved is not None and kept.saved.exists() and training.restore(kept.saved, name):
-        begun = kept.row(method, seed) or row  # of a state without its commits
+        begun = kept.row(method, seed) or row  # a state saved without its commits
         training.commits = training.commits or [begun["commit"]]
     training.commits = list(dict.fromkeys(filter(None, [*training.commits, row["commit"]])))
     row["commit"] = ", ".join(training.commits) or None
@@ -145,7 +145,7 @@ def _device() -> str:
 
 
 def _commit() -> str | None:
-    """Returns the commit of this checkout, or `None` without one."""
+    """Returns the commit of this checkout, or `None` outside of a repository."""
     folder = Path(__file__).parent
     asked = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False
@@ -154,13 +154,15 @@ def _commit() -> str | None:
 
 
 def _set_threads(threads: int, workers: int) -> None:
-    """Shares threads out among the workers, whose gradients are computed side by side.
+    """Divides threads among the workers, whose gradients are computed concurrently.
 
-    A thread for each takes less time of the processor than several threads for one after the other.
+    One thread per worker takes less processor time than several threads for one worker after
+    another.
     """
     import tensorflow as tf
 
-    with contextlib.suppress(RuntimeError):  # TensorFlow runs already: this is no program's start
+    # TensorFlow has started already, which the library expects only after its own start
+    with contextlib.suppress(RuntimeError):
         tf.config.threading.set_inter_op_parallelism_threads(min(threads, workers))
         tf.config.threading.set_intra_op_parallelism_threads(max(1, threads // workers))
 

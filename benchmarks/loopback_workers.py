@@ -1,6 +1,6 @@
-"""The exchange of a model among workers in this process, and the bytes of it.
+"""Exchanges of a model among simulated workers in this process, and their bytes.
 
-What runs in which step is what `tf_redsync/step` says, for a loopback and without variables.
+The schedule is that of `tf_redsync/step`, for the loopback and without variables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors = list[tf.Tensor]
 
 
 def exchanges(method) -> list[str]:
-    """Returns the names of all exchanges that a method goes through."""
+    """Returns the names of all exchanges of a method."""
     return ["exchange", "dense_exchange", *(name for _, name in method.sync_schedule.phases)]
 
 
@@ -39,27 +39,26 @@ def first_steps(method) -> int:
 
 
 class Exchange:
-    """All workers' exchanges, step by step.
+    """Exchanges of all workers, step by step.
 
     Args:
-        policy: A method, or what assigns methods as a policy does; what one refuses goes to its
-            dense method.
+        policy: A method, or a policy that assigns methods. Refused tensors use the dense method.
         specs: The tensors.
-        workers: How many workers.
-        warm_up: Number of first exchanges that are dense for all methods, which begin after them.
+        workers: Number of workers.
+        warm_up: Number of initial exchanges that are dense for all methods.
 
     Attributes:
         buckets: The buckets.
-        states: For every bucket, every worker's state.
+        states: Each worker's state for every bucket.
         payload: Bytes that a worker has contributed to its collectives.
         sent: Bytes that a worker has sent, at the costs of ring collectives.
         steps: Number of exchanges.
-        first_payload: Of these bytes, those of exchanges that were dense because of a warm-up or
-            because methods waited for something, or that were of a first phase.
-        first_sent: The same of `sent`.
+        first_payload: Part of `payload` from exchanges in a warm-up, in a first phase, or while a
+            method was not ready.
+        first_sent: The same part of `sent`.
         first_steps: Number of such exchanges.
-        skipped: Number of exchanges that were not finite.
-        peak: Most bytes that a worker has sent for one of the exchanges that are not the first.
+        skipped: Number of non-finite exchanges.
+        peak: Maximum bytes that a worker has sent in one of the other exchanges.
     """
 
     COUNTERS = (
@@ -81,14 +80,14 @@ class Exchange:
         self.peak = 0.0
 
     def waits(self, bucket: Bucket, states) -> bool:
-        """Whether a method still waits for something."""
+        """Whether a method is not ready yet."""
         if not bucket.method.sync_schedule.waits_for:
             return False
         return not required(bucket.method, Waiting).ready(states[0])
 
     @property
     def fragments(self) -> list[list[int]]:
-        """The positions of the tensors of each fragment of the model; all in one without any."""
+        """The positions of each fragment's tensors; one fragment if there are none."""
         specs = [s for b in self.buckets for s in b.layout.specs]
         count = max(1, self.buckets[0].method.sync_schedule.fragments)
         return [sorted(s.position for s in specs if s.fragment == i) for i in range(count)]
@@ -97,8 +96,8 @@ class Exchange:
         """Exchanges every worker's tensors.
 
         Args:
-            tensors: Of every worker, in the order of the specs.
-            number: Of the exchange, from 0 on.
+            tensors: Tensors of every worker, in the order of the specs.
+            number: Number of the exchange, from 0.
 
         Returns:
             Totals in that order; `None` if they are not finite.
@@ -107,7 +106,7 @@ class Exchange:
         return None if totals is None else [totals[i] for i in range(len(totals))]
 
     def run_fragment(self, tensors: Sequence[Tensors], number: int, fragment: int) -> Any:
-        """The same for those of a fragment; returns the totals by position, or `None`."""
+        """Exchanges the tensors of a fragment; returns the totals by position, or `None`."""
         own = [i for i, b in enumerate(self.buckets) if b.layout.specs[0].fragment == fragment]
         return self._run(tensors, number, own)
 
@@ -140,7 +139,7 @@ class Exchange:
         return totals
 
     def flush(self) -> Tensors:
-        """Returns the sums of all workers' residuals, which are 0 then: one all-reduce."""
+        """Returns the sums of all workers' residuals by an all-reduce, and sets residuals to 0."""
         totals: dict[int, tf.Tensor] = {}
         for bucket, states in zip(self.buckets, self.states, strict=True):
             specs = bucket.layout.specs
@@ -176,7 +175,7 @@ class Exchange:
             self.peak = max(self.peak, sent)
 
     def per_step(self, name: str, after: bool = False) -> float:
-        """Returns the mean of `payload` or `sent` over all steps, or those after the first ones."""
+        """Returns `payload` or `sent` per step, over all steps or those after the first ones."""
         total, steps = getattr(self, name), self.steps
         if after:
             total, steps = total - getattr(self, f"first_{name}"), steps - self.first_steps

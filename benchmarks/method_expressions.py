@@ -1,6 +1,6 @@
-"""What is exchanged, on the command line of a benchmark: `tf_redsync/expressions.py`, and variants.
+"""Methods on a benchmark's command line: `tf_redsync/expressions.py`, and variants.
 
-The classes of `benchmarks/accuracy/variants.py` are known besides tf_redsync's.
+Expressions may also name the classes of `benchmarks/accuracy/variants.py`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def exchanged(text: str) -> Expression:
-    """Returns what an expression describes.
+    """Returns the exchange that an expression describes.
 
     Besides arguments of `DistributedOptimizer` there may be `flush`, for `callbacks.Flush` in
-    `fit`; and, for workers in one process, `rate_first`: gradients are multiplied by the learning
-    rate before the exchange, which so holds updates, and `last_statistics`: those of
-    BatchNormalization are gathered once more at the end, with the last weights.
+    `fit`. Simulated workers also accept `rate_first`: gradients are multiplied by the learning rate
+    before the exchange, so residuals contain updates; and `last_statistics`: those of
+    BatchNormalization are recomputed at the end with the final weights.
 
     Raises:
-        ValueError: says what is wrong with it.
+        ValueError: names the error in the expression.
     """
     from benchmarks.accuracy.variants import SelectionVariant
     from tf_redsync import expressions

@@ -1,7 +1,7 @@
-"""How the methods are set in the benchmarks: at their defaults, except for what stands here.
+"""Hyper-parameters of the methods in benchmarks: defaults, with the exceptions listed here.
 
-There are two uses. `make` is for small tasks, on which all methods train for some hundred steps;
-`for_steps` for measuring the steps of a large model, which need not converge.
+`make` is for small tasks, on which all methods train for some hundred steps. `for_steps` is for
+measuring steps of a large model, which need not converge.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tf_redsync as rs
 
-# On small tasks, for all methods that have the hyper-parameter. At defaults meant for large tensors
-# (0.1 %, dense below 128 KiB) hardly anything would be compressed.
+# For all methods with the hyper-parameter, on small tasks. Defaults for large tensors (0.1 %, dense
+# below 128 KiB) would compress hardly anything.
 DENSITY = 0.01
 DENSE_BELOW = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What one method needs.
+    """Exceptions for one method.
 
     Attributes:
-        reason: Why.
-        task: Hyper-parameters on small tasks; functions make theirs.
-        steps: Hyper-parameters where steps are measured; the same.
-        votes: Whether it takes the learning rate for votes, on small tasks.
-        threshold: Whether it takes the threshold for gradients, on small tasks.
-        inner: Name of the inner optimizer, where it is not SGD.
-        learning_rate: Of the inner optimizer where steps are measured, and where it is not SGD;
-            `None` for that of all.
+        reason: The reason for the exception.
+        task: Hyper-parameters on small tasks, or functions that return them.
+        steps: Hyper-parameters for measuring steps, or functions that return them.
+        votes: Whether it uses the learning rate for votes, on small tasks.
+        threshold: Whether it uses the threshold for gradients, on small tasks.
+        inner: Name of the inner optimizer, if it is not SGD.
+        learning_rate: Rate of the inner optimizer for measuring steps, if it is not SGD; `None` for
+            the common rate.
     """
 
     reason: str = "defaults"
@@ -108,28 +108,28 @@ def names() -> list[str]:
 
 
 def setting_of(name: str) -> Setting:
-    """Returns what a method needs, defaults for those that need nothing."""
+    """Returns a method's settings; defaults for methods without exceptions."""
     return EXCEPTIONS.get(name, Setting())
 
 
 def make(
     name: str, threshold: float, density: float = DENSITY, dense_below: int = DENSE_BELOW
 ) -> rs.Method:
-    """Returns the method as it is set for small tasks.
+    """Returns the method with its settings for small tasks.
 
     Args:
         name: One of `names()`.
         threshold: For methods with a threshold for gradients.
-        density: For methods that have it.
-        dense_below: For methods that have it, bytes.
+        density: For methods with a density.
+        dense_below: In bytes, for methods with this hyper-parameter.
     """
     import tf_redsync as rs
 
     cls, setting = _class_of(name), setting_of(name)
     options = _known(cls, density=density, dense_below=dense_below)
-    if issubclass(cls, (rs.Coded, rs.Scheduled)):  # the sparsifier inside has them
+    if issubclass(cls, (rs.Coded, rs.Scheduled)):  # the inner sparsifier has them
         options["method"] = rs.TopK(density=density, dense_below=dense_below)
-    if cls is rs.Scheduled:  # by default its stages are longer than the task
+    if cls is rs.Scheduled:  # its default stages are longer than the task
         options["stages"] = rs.ExponentialWarmUp(4, (0.25,))
     if setting.threshold:
         options["threshold"] = threshold
@@ -137,11 +137,11 @@ def make(
 
 
 def for_steps(name: str, density: float | None, **options: Any) -> rs.Method:
-    """Returns the method as it is set where steps are measured.
+    """Returns the method with its settings for measuring steps.
 
     Args:
         name: One of `names()`.
-        density: For methods that have it; `None` for their own defaults.
+        density: For methods with a density; `None` for their defaults.
         **options: Other hyper-parameters.
     """
     cls = _class_of(name)
@@ -150,7 +150,7 @@ def for_steps(name: str, density: float | None, **options: Any) -> rs.Method:
 
 
 def once_begun(method: rs.Method) -> rs.Method:
-    """Returns a method set for measuring its steps, except for what is not at its default."""
+    """Returns the method for measuring steps, without a warm-up or stages."""
     options = _made(setting_of(type(method).__name__).steps)
     defaults = {f.name: f.default for f in dataclasses.fields(method) if f.name in options}
     left = {n: v for n, v in options.items() if getattr(method, n) == defaults[n]}
@@ -160,8 +160,8 @@ def once_begun(method: rs.Method) -> rs.Method:
 def learning_rate(method: rs.Method, dense: float, votes: float) -> float:
     """Returns the learning rate for a method on a small task.
 
-    Momentum in the exchange makes every step 1 / (1 - momentum) times as long, so that is taken
-    back, but for votes.
+    Momentum in the exchange makes every step 1 / (1 - momentum) times as long. The rate compensates
+    for this, except for votes.
 
     Args:
         method: The method.
@@ -190,6 +190,6 @@ def _class_of(name: str) -> Any:
 
 
 def _known(cls: type, **options: Any) -> dict[str, Any]:
-    """Those of the hyper-parameters that a class has."""
+    """The given hyper-parameters that a class has."""
     fields = {field.name for field in dataclasses.fields(cls)}
     return {name: value for name, value in options.items() if name in fields}

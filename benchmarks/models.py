@@ -4,9 +4,9 @@
 
 `mlp`  784-6x2048-10, ReLU, 22.6 M parameters: large dense matrices, little arithmetic.
 `lstm` word language model: embedding 650, two LSTM layers of 650, vocabulary 10,000, 35 steps.
-`charlm` the small transformer over characters of `benchmarks/convergence.py`, 0.24 M parameters.
+`charlm` the small character transformer of `benchmarks/convergence.py`, 0.24 M parameters.
 `vgg`  the 13 convolutions of VGG16 on 32x32x3 and two dense layers of 512 before the output.
-`gpt`  that of the standard runs, over characters, 7.2 M parameters, under AdamW.
+`gpt`  the character model of the standard runs, 7.2 M parameters, with AdamW.
 `resnet9` that of the standard runs (`benchmarks/accuracy/standard_runs.py`), 1.6 M parameters.
 `resnet50` of `keras.applications` on 32x32x3, 23.6 M parameters in 214 variables.
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 VOCABULARY = 10_000
 LSTM_STEPS = 35
-ALPHABET = 65  # of Shakespeare's plays
-LEARNING_RATE = 0.01  # of the plain SGD that step times are measured with
-DATA_BATCHES = 4  # prepared before the clock starts, and used in turn
+ALPHABET = 65  # distinct characters of Shakespeare's plays
+LEARNING_RATE = 0.01  # of plain SGD in step-time measurements
+DATA_BATCHES = 4  # prepared before the measurement, then used in turn
 VGG16_FILTERS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 
 

@@ -3,17 +3,17 @@
     with network(workers=2, rate="1gbit") as lab:
         launch.run(command, 2, addresses=lab.addresses, wrappers=lab.wrappers)
 
-Every worker has a network namespace with one interface, `eth0`. Its other end is a port of a bridge
-in one more namespace, the switch. Token bucket filters shape what a worker sends (on `eth0`) and
-what it receives (on its port of the switch), so each direction has the full rate, as a switched
-full-duplex link has. No packet leaves the namespaces, and no interface appears outside them.
+Every worker has a network namespace with one interface, `eth0`. Its peer is a port of a bridge in
+another namespace, the switch. Token bucket filters limit the rate in both directions (on `eth0` and
+on the switch's port), as on a switched full-duplex link. No packet leaves the namespaces, and no
+interface appears outside of them.
 
-With a latency the machines' interfaces are tap devices instead, whose frames a process of its own
-hands on later (`benchmarks/relay.py`), at the same rates. Packets are then of 9,000 bytes, so that
-this costs little of the processor.
+With a latency the interfaces are tap devices. A separate process forwards their frames after the
+delay (`benchmarks/relay.py`), at the same rates. Packets then have 9,000 bytes to limit the
+processor time.
 
-A guard process removes the namespaces as soon as this process lets go of a pipe: at the end of the
-block, after an exception, and when this process is killed.
+A guard process removes the namespaces when this process closes a pipe: at the end of the block,
+after an exception, or when this process is killed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ INTERFACE = "eth0"
 PORT = 20000
 _SUBNET = "10.213.7"
 _BURST, _LATENCY = "256kb", "50ms"
-BURST_BYTES = 256 * 1024  # pass at full speed after a pause: tc's kb are 1024 bytes
+BURST_BYTES = 256 * 1024  # bytes that pass at full speed after a pause: tc's kb are 1024 bytes
 _RATE = re.compile(r"[1-9][0-9]*(\.[0-9]+)?[kmg]bit")
 _NETNS = "/run/netns"
-_MTU = 9000  # bytes of a packet, where a process hands each one on
-# The sleep lets a creation finish that was under way when the owner was killed.
+_MTU = 9000  # bytes per packet, with a latency
+# The sleep lets a pending creation finish if the owner was killed during it.
 _GUARD = 'cat; sleep 0.2; for name in "$@"; do ip netns del "$name" 2>/dev/null; done; exit 0'
 
 
@@ -53,10 +53,10 @@ class Lab:
     """A network of workers.
 
     Attributes:
-      rate: "none" or the rate of each direction of each link, as tc writes it.
-      latency: milliseconds that a packet and its answer are under way, besides what the rate makes.
+      rate: "none" or the rate of each direction of each link, in tc's format.
+      latency: added round-trip time in milliseconds.
       addresses: "host:port" per worker, for TF_CONFIG.
-      wrappers: per worker, the words that run a command on its machine.
+      wrappers: per worker, the command prefix that runs a command on its machine.
       interface: name of the interface inside each namespace; None on loopback.
     """
 
@@ -80,9 +80,10 @@ def network(workers: int, rate: str, latency: float = 0.0) -> Iterator[Lab]:
 
     Args:
       workers: number of machines, 1 to 250.
-      rate: "none" for the loopback interface as it is (no namespaces, no byte counters), or the
-        rate of each direction of each link, for example "1gbit".
-      latency: of a round trip, in milliseconds; it needs a rate.
+      rate: "none" for the plain loopback interface (no namespaces, no byte counters), or the rate
+          of
+        each direction of each link, for example "1gbit".
+      latency: round-trip time in milliseconds; it needs a rate.
 
     Yields:
       A `Lab`.
@@ -110,7 +111,7 @@ def network(workers: int, rate: str, latency: float = 0.0) -> Iterator[Lab]:
         ["sh", "-c", _GUARD, "sh", *names],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C in the terminal must not end the guard
+        start_new_session=True,  # otherwise Ctrl-C would end the guard
     )
     relay = None
     try:
@@ -133,14 +134,14 @@ def network(workers: int, rate: str, latency: float = 0.0) -> Iterator[Lab]:
 
 
 def wire_bytes(interface: str, namespace: str | None = None) -> tuple[int, int]:
-    """Returns the (sent, received) bytes an interface has counted, from `ip -s -j link`.
+    """Returns the (sent, received) bytes of an interface, from `ip -s -j link`.
 
     Args:
       interface: its name.
-      namespace: where it is; None: where this process runs, as a worker of the lab does.
+      namespace: its namespace; None for that of this process, such as a worker of the lab.
 
-    The counters see packets as they are handed to the interface: Ethernet, IP and TCP headers are
-    included, but several segments that the kernel hands over in one piece have one header.
+    The counters include Ethernet, IP and TCP headers. Segments that the kernel hands over together
+    count one header.
     """
     where = ["-n", namespace] if namespace else []
     output = _run("ip", *where, "-s", "-j", "link", "show", "dev", interface)
@@ -149,16 +150,16 @@ def wire_bytes(interface: str, namespace: str | None = None) -> tuple[int, int]:
 
 
 def set_rate(workers: int, rate: str, pid: int | None = None) -> None:
-    """Changes the rate of every link of a network without a latency, also while it is in use.
+    """Changes the rate of every link of a running network without a latency.
 
     Args:
       workers: number of machines of the network.
       rate: as for `network`, but not "none".
-      pid: the process that made the network; this one by default. Workers, which `network` gives
-        the rights of root, may name their driver.
+      pid: the process that made the network, by default this one. Workers, which have root rights
+        from `network`, may name their driver.
 
     Raises:
-      ValueError: `rate` is not one.
+      ValueError: `rate` is invalid.
       NetworkError: there is no such network.
     """
     if parse_rate(rate) == "none":
@@ -232,7 +233,7 @@ def _build(switch: str, machines: Sequence[str], rate: str) -> None:
         _run("ip", "-n", switch, "link", "add", "name", port, "type", "veth", *peer)
         _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
         _run("ip", "-n", machine, "address", "add", f"{_address(i)}/24", "dev", INTERFACE)
-        # No IPv6 address: its announcements would be counted as traffic of the training.
+        # No IPv6 address: its announcements would count as traffic of the training.
         for where, name in ((machine, INTERFACE), (switch, port)):
             _run("ip", "-n", where, "link", "set", name, "addrgenmode", "none")
         _run("ip", "-n", machine, "link", "set", "lo", "up")
@@ -242,13 +243,13 @@ def _build(switch: str, machines: Sequence[str], rate: str) -> None:
 
 
 def _relay(machines: Sequence[str], rate: str, latency: float) -> subprocess.Popen:
-    """Makes machines; returns the relay, which holds their interfaces."""
+    """Creates the machines; returns the relay process, which holds their interfaces."""
     for machine in machines:
         _run("ip", "netns", "add", machine)
     flags = ["--delay", str(latency / 2e3), "--rate", str(plan.bytes_per_second(rate))]
     relay = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("relay.py")), *flags, *machines],
-        stdin=subprocess.PIPE,  # which ends with this process, and the relay with it
+        stdin=subprocess.PIPE,  # the namespaces end with this process and the relay
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -271,7 +272,7 @@ def _configure(machines: Sequence[str], rate: str) -> None:
 
 
 def _end(relay: subprocess.Popen) -> str:
-    """Ends a relay; returns what it said if it had ended by itself."""
+    """Ends a relay; returns its output if it had failed before."""
     alive = relay.poll() is None
     relay.kill()
     _, said = relay.communicate()

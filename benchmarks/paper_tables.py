@@ -1,12 +1,12 @@
-"""The papers' own tables, as far as a small machine goes, with the papers' figures beside them.
+"""Reproduces tables of the papers on a small machine, beside the papers' figures.
 
     python benchmarks/paper_tables.py sbc --json sbc.json
     python benchmarks/paper_tables.py redsync --data_dir DATA --threads 1 --json redsync.json
     sudo python benchmarks/paper_tables.py cdsgd_time --rate 1gbit --json cdsgd_time.json
 
-The tables and their rows are in benchmarks/papers/declared.py. A call that finds the file of an
-earlier one measures the missing rows. docs/archive/paper-tables.md shows the tables and says which
-of them are not comparable.
+benchmarks/papers/declared.py declares the tables and rows. With an existing file, only the missing
+rows are measured. docs/archive/paper-tables.md shows the tables and names those that are not
+comparable.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Cells = list[list[str]]
 
 
 def _convergence(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str], Cells]:
-    """By `benchmarks/convergence.py`, whose flags may follow and replace the table's."""
+    """Calls `benchmarks/convergence.py`; further flags replace the table's."""
     from benchmarks import convergence
 
     flags = [f"--{n}" if v is True else f"--{n}={v}" for n, v in table.settings.items()]
     methods = [row.method for row in table.rows]
     code = convergence.main([*flags, *args.rest, "--json", str(path), "--methods", *methods])
-    if code not in (0, 1):  # bad flags, or interrupted: it has said so. 1: a row has failed
+    if code not in (0, 1):  # invalid flags or an interrupt, already reported. 1: a row has failed
         raise SystemExit(code)
     return _accuracies(table, json.loads(path.read_text(encoding="utf-8"))["rows"])
 
@@ -64,7 +64,8 @@ def _accuracies(table: Table, rows: Sequence[dict[str, Any]]) -> tuple[list[str]
             cells.append([row.what, own["error"], *["-"] * 4])
             continue
         spread = f" ± {own['spread']:.2f}" if "spread" in own else ""
-        bits = f"{own['bits']:.4f}" if "bits" in own else "-"  # processes count what they sent
+        # processes count the bytes that they send
+        bits = f"{own['bits']:.4f}" if "bits" in own else "-"
         numbers = [f"{own['metric']:.2f}{spread}", f"{own['loss']:.4f}", bits]
         cells.append([row.what, *numbers, str(own["seeds"]), row.paper])
     return ["", "accuracy", "loss", "bits", "seeds", "paper"], cells
@@ -125,7 +126,7 @@ def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _settings(table: Table, args: argparse.Namespace) -> dict[str, Any]:
-    """What all rows of a file have in common; more seeds and rounds may be asked for later."""
+    """Settings that all rows of a file share; later calls may add seeds and rounds."""
     return {n: getattr(args, n) for n in table.settings if n not in ("seeds", "rounds")}
 
 
@@ -142,7 +143,7 @@ KINDS: dict[str, Callable[[Table, argparse.Namespace, Path], tuple[list[str], Ce
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; `args.chosen` is the table with the rows that are asked for."""
+    """Parses the command line; `args.chosen` is the table with the requested rows."""
     parser = argparse.ArgumentParser(prog="paper_tables.py", allow_abbrev=False)
     names = parser.add_subparsers(dest="table", required=True, metavar="TABLE")
     for name, table in TABLES.items():
@@ -190,7 +191,7 @@ def markdown(heads: Sequence[str], cells: Cells) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures what is missing of a table, and prints it; returns the exit code."""
+    """Measures the missing rows of a table and prints it; returns the exit code."""
     args = parse(argv)
     table = args.chosen
     with tempfile.TemporaryDirectory() as folder:

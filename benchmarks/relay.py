@@ -1,11 +1,11 @@
-"""A network whose packets are under way for a while, for machines in network namespaces.
+"""Delays packets between machines in network namespaces.
 
     python benchmarks/relay.py --delay 0.025 --rate 6250000 NAMESPACE NAMESPACE
 
-makes a tap device `eth0` in each namespace, says `ready`, and hands frames on until its input is
-closed: `delay` seconds after they came, and to each machine no more than `rate` bytes a second.
-What waits longer than `QUEUE` for its turn is dropped, as a router does. Linux's own way to delay
-packets, netem, is a module that many kernels lack. It needs root and /dev/net/tun.
+creates a tap device `eth0` in each namespace, prints `ready`, and forwards frames until its input
+is closed: `delay` seconds after they arrive, at most `rate` bytes per second to each machine.
+Frames that would wait longer than `QUEUE` are dropped, as by a router. Linux's own delay module,
+netem, is missing in many kernels. Needs root and /dev/net/tun.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def enter_namespace(name: str) -> None:
 
 
 def tap(namespace: str) -> int:
-    """Makes eth0 in a namespace; returns the file its frames are read from and written to."""
+    """Creates eth0 in a namespace; returns the file of its frames."""
     found: list[int] = []
 
     def make() -> None:  # a thread may be in another namespace than its process
@@ -61,27 +61,27 @@ def tap(namespace: str) -> int:
 
 
 class Relay:
-    """Frames that are under way.
+    """Frames in flight.
 
     Args:
         taps: The machines' files.
         delay: Seconds.
-        rate: Bytes a second to each machine.
+        rate: Bytes per second to each machine.
 
     Attributes:
-        dropped: Frames that would have waited too long.
+        dropped: Number of dropped frames.
     """
 
     def __init__(self, taps: list[int], delay: float, rate: float):
         self.taps, self.delay, self.rate = taps, delay, rate
         self.dropped = 0
-        self._free = dict.fromkeys(taps, 0.0)  # when the link to a machine is
+        self._free = dict.fromkeys(taps, 0.0)  # time at which the link to a machine is free
         self._behind: dict[bytes, int] = {}  # machines by their address
         self._under_way: list[tuple[float, int, int, bytes]] = []
         self._numbers = itertools.count()
 
     def take(self, source: int, frame: bytes, now: float) -> None:
-        """A machine has sent a frame."""
+        """Queues a frame that a machine has sent."""
         self._behind[frame[6:12]] = source
         known = self._behind.get(frame[:6])
         for target in self.taps if known is None else [known]:
@@ -96,7 +96,7 @@ class Relay:
             heapq.heappush(self._under_way, (due, next(self._numbers), target, frame))
 
     def give(self, now: float) -> list[tuple[int, bytes]]:
-        """Returns the frames whose time has come, and to whom they go."""
+        """Returns the frames that are due, and their destinations."""
         found = []
         while self._under_way and self._under_way[0][0] <= now:
             _, _, target, frame = heapq.heappop(self._under_way)
@@ -104,12 +104,12 @@ class Relay:
         return found
 
     def wait(self, now: float) -> float | None:
-        """Returns the seconds until the next one's has; `None` if there is none."""
+        """Returns the seconds until the next frame is due; `None` if there is none."""
         return max(0.0, self._under_way[0][0] - now) if self._under_way else None
 
 
 def carry(relay: Relay, until: int) -> None:
-    """Hands frames on until the file `until` can be read, or is closed at its other end."""
+    """Forwards frames until the file `until` is readable or closed at its other end."""
     with selectors.DefaultSelector() as selector:
         for file in (*relay.taps, until):
             selector.register(file, selectors.EVENT_READ)
@@ -117,18 +117,18 @@ def carry(relay: Relay, until: int) -> None:
             for key, _ in selector.select(relay.wait(time.monotonic())):
                 if key.fd == until:
                     return
-                with contextlib.suppress(BlockingIOError):  # there are no more
+                with contextlib.suppress(BlockingIOError):  # no more frames
                     while True:
                         relay.take(key.fd, os.read(key.fd, _FRAME), time.monotonic())
             for target, frame in relay.give(time.monotonic()):
                 try:
                     os.write(target, frame)
-                except OSError:  # its machine takes no more, or has gone
+                except OSError:  # its machine's queue is full, or it has ended
                     relay.dropped += 1
 
 
 def main() -> None:
-    """Makes the devices, and hands frames on until the input is closed."""
+    """Creates the devices and forwards frames until the input is closed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--delay", type=float, required=True)
     parser.add_argument("--rate", type=float, required=True)

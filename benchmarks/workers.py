@@ -1,4 +1,4 @@
-"""Starts the worker processes of one measurement and brings back what worker 0 found."""
+"""Starts the worker processes of one measurement and returns the result of worker 0."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class MeasurementError(RuntimeError):
-    """The workers of one method failed; the message holds their last lines."""
+    """The workers of one method failed; the message has their last lines."""
 
 
 def threads(count: int) -> int:
-    """Returns how many threads each of so many workers on this machine has."""
+    """Returns the number of threads for each of `count` workers on this machine."""
     return int(os.environ.get("TF_NUM_INTRAOP_THREADS", 0)) or launch.default_threads(count)
 
 
@@ -38,13 +38,13 @@ def measure(
     Args:
         module: Name of the worker's module; it writes JSON to `--output`.
         lab: The network.
-        flags: `--name value` for the worker; those that are `None` are left out.
+        flags: `--name value` for the worker; `None` values are omitted.
         timeout: Seconds until the workers are killed.
         env: Environment variables for the workers.
-        echo: Whether to print what worker 0 prints.
+        echo: Whether to print the output of worker 0.
 
     Returns:
-        What worker 0 wrote.
+        The JSON result of worker 0.
 
     Raises:
         MeasurementError: when a worker failed.
@@ -59,7 +59,7 @@ def measure(
             command,
             len(lab.addresses),
             env={
-                # The workers import this checkout, whatever the working directory is.
+                # The workers import this checkout, in any working directory.
                 "PYTHONPATH": os.pathsep.join(
                     filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
                 ),
@@ -81,7 +81,7 @@ def measure(
 
 
 def reason_of(message: str) -> str:
-    """Returns the line of a message that names an exception, else its first line."""
+    """Returns the line of a message that names an exception, or its first line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     named = [line for line in lines if line.split(":")[0].endswith(("Error", "Disagreement"))]
     return named[-1] if named else lines[0]
