@@ -1,7 +1,7 @@
 """`rs.BitBudget` in this process: errors are measured on gradients of a short dense training.
 
-The network, the optimizer and the statistics are as before afterwards, so that the row begins where
-the rows of other methods begin.
+The network, the optimizer and the statistics are restored afterwards, so the row begins in the same
+state as the rows of other methods.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import tensorflow as tf
 
 from tf_redsync.auto.bit_budget import BitBudget
 
-DENSE_STEPS = 50  # before the gradients that are measured
+DENSE_STEPS = 50  # before the measured gradients
 MEASURED_STEPS = 8
 
 
 def resolved(policy: Any, training: Any, specs: Any) -> Any:
-    """Returns the choice of a `BitBudget`; another policy is returned as it is."""
+    """Returns the choice of a `BitBudget`; other policies are returned unchanged."""
     if not isinstance(policy, BitBudget):
         return policy
     found = gradients(training)
-    one = types.SimpleNamespace(workers=1)  # all see the same errors
+    one = types.SimpleNamespace(workers=1)  # all workers see the same errors
     policy = dataclasses.replace(policy, gradients=lambda: found)
     return policy.resolve(specs, tf.distribute.get_strategy(), one, 0)
 
 
 def gradients(training: Any) -> list[list[tf.Tensor]]:
-    """Returns worker 0's gradients of some steps after some dense ones, and takes these back."""
+    """Returns worker 0's gradients of some steps after some dense ones, and undoes these steps."""
     held = [*training.variables, *training.statistics, *training.optimizer.variables]
     before = [tf.identity(tf.convert_to_tensor(v)) for v in held]
     found = []

@@ -17,7 +17,7 @@ DEFAULT_METHODS = ("Dense()", "RedSync(momentum=0.9)")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         prog="convergence.py",
         description="Accuracy of compressed training, beside that of dense training.",
@@ -103,14 +103,14 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def settings_of(args: argparse.Namespace, examples: int) -> Settings:
-    """What all rows have in common.
+    """Settings that all rows share.
 
     Args:
         args: The command line.
         examples: Number of training examples.
 
     Raises:
-        ValueError: for more examples in a step than there are.
+        ValueError: if a step needs more examples than exist.
     """
     task = TASKS[args.task]
     batch = args.batch or task.batch
@@ -131,7 +131,7 @@ def settings_of(args: argparse.Namespace, examples: int) -> Settings:
 
 
 def command(args: argparse.Namespace, method: str, seed: int | None = None) -> str:
-    """Returns the command line that trains one row alone, or a method with all its seeds."""
+    """Returns the command that trains a single row, or a method with all its seeds."""
     parts = ["python", "benchmarks/convergence.py", "--methods", method]
     for name, value in args.flags.items():
         if value is True:
@@ -143,6 +143,6 @@ def command(args: argparse.Namespace, method: str, seed: int | None = None) -> s
 
 
 def flags(settings: Settings) -> dict[str, Any]:
-    """Returns the flags that make settings, by name."""
+    """Returns the flags of the given settings, by name."""
     found = dataclasses.asdict(settings)
     return {**found, "clip_norm": settings.clip_norm or (0 if settings.of_task.clip_norm else None)}

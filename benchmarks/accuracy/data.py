@@ -1,8 +1,9 @@
-"""The data of the tasks: read from `--data_dir`, in the layouts in which they are published.
+"""The data of the tasks, read from `--data_dir` in their published layouts.
 
-CIFAR-10 is a folder `cifar-10-batches-py`, as its authors and Keras have it, or a file
-`cifar10_jpeg.npz`: `train_jpeg` (the files of all images, concatenated, uint8), `train_offsets`
-(where each begins, and their end), `train_labels`, and the same for `test_`. Text is a `.txt` file.
+CIFAR-10 is a folder `cifar-10-batches-py`, in the layout of its authors and Keras, or a file
+`cifar10_jpeg.npz` with `train_jpeg` (the files of all images, concatenated, uint8), `train_offsets`
+(start of each file, and the end of the last), `train_labels`, and the same for `test_`. Text is a
+`.txt` file.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from typing import Any
 
 import numpy as np
 
-# Mean and deviation of the training images of CIFAR-10, by channel.
+# Mean and standard deviation of CIFAR-10's training images, by channel.
 CIFAR_MEAN = np.float32([0.4914, 0.4822, 0.4465])
 CIFAR_DEVIATION = np.float32([0.2470, 0.2435, 0.2616])
-CHARACTERS = 64  # of a window of text
+CHARACTERS = 64  # per window of text
 WORDS = 35
 UNKNOWN, END_OF_SENTENCE = "<unk>", "<eos>"
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Examples to train and to test with.
+    """Examples for training and testing.
 
     Attributes:
-        train: Inputs and labels, an example a row; labels below 0 do not count.
+        train: Inputs and labels, one example per row; labels below 0 are ignored.
         test: The same.
-        classes: Number of labels there are.
-        images: Whether inputs are uint8 images, which are normalised in each batch.
-        source: What was read, in words.
+        classes: Number of classes.
+        images: Whether inputs are uint8 images, which are normalized in each batch.
+        source: Description of the files.
         references: The translations of the test set, for BLEU.
         text: Returns the text of a row of labels.
     """
@@ -50,7 +51,7 @@ class Data:
     text: Callable[[Iterable[int]], str] | None = None
 
     def inputs(self, x: np.ndarray, augment: np.random.Generator | None = None) -> np.ndarray:
-        """Returns rows of inputs as the model takes them, shifted and mirrored if asked for."""
+        """Returns model inputs of rows, shifted and mirrored if a generator is given."""
         if not self.images:
             return x
         if augment is not None:
@@ -59,7 +60,7 @@ class Data:
 
 
 def augmented(images: np.ndarray, generator: np.random.Generator, pad: int = 4) -> np.ndarray:
-    """Returns images shifted by up to `pad` pixels, zeros coming in, and half of them mirrored."""
+    """Returns images shifted by up to `pad` pixels with zero padding, half of them mirrored."""
     count, height, width, _ = images.shape
     padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     top, left = generator.integers(0, 2 * pad + 1, (2, count))
@@ -70,7 +71,7 @@ def augmented(images: np.ndarray, generator: np.random.Generator, pad: int = 4) 
 
 
 def digits(data_dir: Path | None) -> Data:
-    """The 8x8 digits that come with scikit-learn; the test set is always the same."""
+    """The 8x8 digits of scikit-learn, with a fixed test set."""
     del data_dir
     from sklearn.datasets import load_digits
 
@@ -113,9 +114,9 @@ def characters(data_dir: Path | None) -> Data:
 
 
 def words(data_dir: Path | None) -> Data:
-    """Windows of words of Penn Treebank text; a state is not carried from one to the next.
+    """Windows of words of Penn Treebank text; windows do not share a state.
 
-    Without the training split the validation split is trained with.
+    Without the training split, the validation split is used for training.
     """
     folder = folder_of(data_dir, "wordlm")
     train = _first_file(folder, ("ptb.train.txt", "ptb.valid.txt"))
@@ -130,7 +131,7 @@ def words(data_dir: Path | None) -> Data:
 
 
 def windows(codes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns windows of a text, one after the other, and for each position what comes next."""
+    """Returns consecutive windows of a text, and the next token at each position."""
     count = (len(codes) - 1) // length
     if not count:
         raise ValueError(f"the text must have more than {length} tokens. Received: {len(codes)}")
@@ -146,7 +147,7 @@ def folder_of(data_dir: Path | None, task: str) -> Path:
     """Returns the folder of the data.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if it does not exist.
     """
     if data_dir is None:
         raise ValueError(
@@ -159,7 +160,7 @@ def folder_of(data_dir: Path | None, task: str) -> Path:
 
 
 def missing(task: str, folder: Path, needed: str) -> ValueError:
-    """Returns the error for a folder without the files that a task needs."""
+    """Returns the error for a folder without a task's files."""
     found = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else [folder.name]
     return ValueError(
         f"the task {task} needs {needed} in `--data_dir`. Received: --data_dir={folder}, which "
@@ -175,10 +176,10 @@ def _first_file(folder: Path, names: tuple[str, ...]) -> Path | None:
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads pickled arrays, and nothing that would run."""
+    """Unpickles arrays and rejects everything else, so no code runs."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Finds what arrays are made of."""
+        """Finds classes that arrays consist of."""
         known = {"_reconstruct", "ndarray", "dtype"}
         if module.split(".")[0] == "numpy" and name in known:
             return super().find_class(module, name)
@@ -196,7 +197,7 @@ def _batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _decoded(path: Path) -> dict[str, np.ndarray]:
-    """Decodes an archive of JPEG files once, and keeps the images in the user's cache."""
+    """Decodes an archive of JPEG files once, and caches the images in the user's cache folder."""
     stat = path.stat()
     key = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -213,13 +214,13 @@ def _decoded(path: Path) -> dict[str, np.ndarray]:
         temporary = cache.with_suffix(f".{os.getpid()}.part")
         with temporary.open("wb") as file:
             np.savez(file, **arrays)
-        temporary.rename(cache)  # another process may do the same at the same time
+        temporary.rename(cache)  # another process may do this at the same time
     with np.load(cache, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 def _by_tensorflow() -> bool:
-    """Whether TensorFlow decodes images; else Pillow does, up to 5 levels of 255 apart."""
+    """Whether TensorFlow decodes images; Pillow differs by up to 5 levels of 255."""
     return importlib.util.find_spec("tensorflow") is not None
 
 

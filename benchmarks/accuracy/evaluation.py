@@ -16,7 +16,7 @@ TEST_BATCH = 250
 
 
 class Diverged(RuntimeError):
-    """The loss is not a number any more."""
+    """The loss is not finite."""
 
 
 class Evaluation:
@@ -29,7 +29,7 @@ class Evaluation:
         self.side_by_side = settings.workers
 
     def _batches(self, *pairs):
-        """Sums over some batches, which are computed side by side."""
+        """Sums over some batches, which are computed concurrently."""
         losses, hits = [], []
         for x, y in pairs:
             logits = self.model(x, training=False)
@@ -40,7 +40,7 @@ class Evaluation:
         return tf.add_n(losses), tf.add_n(hits)
 
     def __call__(self) -> dict[str, float]:
-        """Returns `loss`, and `metric`: per cent of right answers, BLEU, or the perplexity.
+        """Returns `loss`, and `metric`: accuracy in percent, BLEU, or the perplexity.
 
         Raises:
             Diverged: for a loss that is not finite.

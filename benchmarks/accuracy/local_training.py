@@ -1,8 +1,8 @@
-"""Workers in this process that train alone for some steps, each with weights of its own.
+"""Simulated workers that train alone for some steps, each with its own weights.
 
-They take turns with one model and one optimizer, whose variables are set to each worker's before
-its step and read after it. A round ends where it ends in `step/local_steps.py`, and where the
-test set is evaluated, as `fit` ends one with each epoch.
+They share one model and one optimizer, whose variables are set to each worker's values before its
+step and read after it. A round ends as in `step/local_steps.py`, and at each evaluation, as `fit`
+ends one with each epoch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from tf_redsync.expressions import Expression
 
 
 class LocalTraining(Training):
-    """The workers; see `Training`. An interrupted row begins anew.
+    """The workers; see `Training`. An interrupted row starts over.
 
     Attributes:
-        agreed: The weights that all agree on.
-        own: Each worker's weights, statistics and slots of the optimizer; empty in a dense
-            beginning.
+        agreed: The common weights after the last exchange.
+        own: Each worker's weights, statistics and optimizer slots; empty in a dense warm-up.
         rounds: Number of exchanges of changes.
     """
 
@@ -60,7 +59,7 @@ class LocalTraining(Training):
             variable.assign(value)
 
     def _step_alone(self, x, y):
-        """One worker's step; returns its loss."""
+        """Runs one worker's step; returns its loss."""
         weights = [tf.convert_to_tensor(v) for v in self.variables]
         start = [tf.convert_to_tensor(v) for v in self.statistics]
         with tf.GradientTape() as tape:
@@ -75,7 +74,7 @@ class LocalTraining(Training):
         return loss
 
     def step(self) -> None:
-        """One step of all workers, and the exchange if it ends a round."""
+        """Runs one step of all workers, and the exchange if it ends a round."""
         if self.number < self.exchange.warm_up:
             super().step()
             return
@@ -94,7 +93,7 @@ class LocalTraining(Training):
         self._exchange()
 
     def _exchange(self) -> None:
-        """Ends a round if it is time."""
+        """Ends the round if it is complete."""
         if self._since == self.length or self.number in self.settings.evaluated_at:
             self._end_round()
 
@@ -117,7 +116,7 @@ class LocalTraining(Training):
         self.rounds, self._since = self.rounds + 1, 0
 
     def results(self) -> dict[str, Any]:
-        """See `Training`: bits and bytes are those of a step, not of a round."""
+        """See `Training`: bits and bytes are per step, not per round."""
         found, exchange = super().results(), self.exchange
         after = exchange.steps - exchange.first_steps
         for name, exchanges, steps in (
@@ -129,7 +128,7 @@ class LocalTraining(Training):
         return found
 
     def save(self, path: Path, name: str) -> None:
-        """Nothing is kept of a row that is not done."""
+        """Does nothing: unfinished rows are not saved."""
 
     def restore(self, path: Path, name: str) -> bool:
         """See `save`."""
@@ -137,10 +136,10 @@ class LocalTraining(Training):
 
 
 class StreamingTraining(LocalTraining):
-    """The same with the fragments of the model in turn, each `delay` steps late.
+    """Exchanges the model's fragments in turn, each `delay` steps late.
 
-    What a fragment sends is exchanged where it arrives. All of them are exchanged before an
-    evaluation; the peak is that of the other steps.
+    A fragment is exchanged when it arrives. All of them are exchanged before an evaluation; the
+    peak is that of the other steps.
     """
 
     def __init__(self, settings: Settings, found: Data, what: Expression, seed: int):
@@ -197,7 +196,7 @@ class StreamingTraining(LocalTraining):
 
 
 def make(settings: Settings, found: Data, what: Expression, seed: int) -> Training:
-    """Returns the workers that a method asks for; see `Training`."""
+    """Returns the workers for a method; see `Training`."""
     method = what.method
     methods = getattr(method, "methods", (method,))
     local = any(one.sync_schedule.local_steps for one in methods)

@@ -1,9 +1,9 @@
-"""The networks that the tasks train: Keras 3, float32, logits.
+"""The networks of the tasks: Keras 3, float32, logits.
 
 `mlp`, `conv`      for the 8x8 digits
 `cnn`              three convolutions with BatchNormalization and two dense layers, for CIFAR-10
 `resnet20`         He et al. (2016), section 4.2, n = 3
-`resnet9`          a narrow ResNet-9, as is usual for short trainings of CIFAR-10
+`resnet9`          a narrow ResNet-9, common for short trainings of CIFAR-10
 `vgg`              six convolutions of a VGG with BatchNormalization and two dense layers
 `transformer`      two blocks of causal self-attention, for characters
 `gpt`              the same with four blocks of width 384
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> keras.Model:
-    """64-256-128-10, as `benchmarks/methods` has it."""
+    """64-256-128-10, as in `benchmarks/methods`."""
     from keras import Input, Sequential, layers
 
     hidden = [layers.Dense(n, "relu", kernel_initializer="he_normal") for n in (256, 128)]
@@ -45,7 +45,7 @@ def conv(shape: tuple[int, ...], classes: int) -> keras.Model:
 
 
 def cnn(shape: tuple[int, ...], classes: int) -> keras.Model:
-    """16, 32 and 64 filters, each halved in size after it; a dense layer of 128."""
+    """16, 32 and 64 filters, each followed by pooling; a dense layer of 128."""
     from keras import Input, Sequential, layers
 
     parts: list[Any] = [Input(shape)]
@@ -130,7 +130,7 @@ def resnet9(shape: tuple[int, ...], classes: int, width: int = 32) -> keras.Mode
 def transformer(
     shape: tuple[int, ...], classes: int, width: int = 96, heads: int = 4, blocks: int = 2
 ) -> keras.Model:
-    """Norms before attention and before the two dense layers of a block; learned positions."""
+    """Pre-norm blocks of attention and two dense layers; learned positions."""
     import keras
     from keras import layers
 
@@ -167,9 +167,9 @@ def translator(
     blocks: int = 3,
     dropout: float = 0.1,
 ) -> keras.Model:
-    """An encoder and a decoder with norms before each part of a block and one embedding for both.
+    """A pre-norm encoder and decoder with a shared embedding.
 
-    Inputs hold a source, with 0 behind its end, and after it the beginning of a target.
+    Inputs hold a source, padded with 0, followed by the beginning of a target.
     """
     import keras
     from keras import layers
@@ -211,7 +211,7 @@ def _is_not_padding(tokens: Any) -> Any:
 
 
 def lstm(shape: tuple[int, ...], classes: int, width: int = 200) -> keras.Model:
-    """Embedding and two LSTM layers of 200, as the small model of Zaremba et al. (2014)."""
+    """Embedding and two LSTM layers of 200, like the small model of Zaremba et al. (2014)."""
     from keras import Input, Sequential, layers
 
     return Sequential(

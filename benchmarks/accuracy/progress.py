@@ -1,4 +1,4 @@
-"""Lines about where a training is, and how long it will take."""
+"""Progress of a training and its remaining time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class Progress:
-    """Lines about where the training is, and how long it will take.
+    """Prints the progress of a training and its remaining time.
 
     Args:
-        rows: Number of rows that are to be trained.
-        steps: Of each.
+        rows: Number of rows to train.
+        steps: Number of steps of each row.
     """
 
     def __init__(self, rows: int, steps: int):
@@ -19,12 +19,12 @@ class Progress:
         self._started, self._before, self._done = time.monotonic(), 0, 0
 
     def begin(self, name: str, done: int) -> None:
-        """A row begins, with some steps done in an earlier call."""
+        """Starts a row, of which an earlier call has done some steps."""
         self.row, self.name, self._done = self.row + 1, name, done
         self._before += done
 
     def __call__(self, training: Any) -> None:
-        """After an evaluation."""
+        """Prints a line after an evaluation."""
         done = (self.row - 1) * self.steps + training.number
         here = max(1, done - self._before)
         a_step = (time.monotonic() - self._started) / here

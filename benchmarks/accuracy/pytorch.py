@@ -1,11 +1,11 @@
-"""The standard runs of ResNet-9 by PyTorch: DistributedDataParallel over Gloo, and its hooks.
+"""The standard runs of ResNet-9 in PyTorch: DistributedDataParallel over Gloo, and its hooks.
 
     python -m benchmarks.accuracy.pytorch --methods fp16 --learning_rate 0.4 --epochs 12 \
         --evaluations 12 --data_dir DATA --json row.json
 
 Network, data, order of the examples, schedule and decoupled weight decay are those of
-`standard_runs.py`; every worker is a process. Needs torch, NumPy and Pillow, not TensorFlow; a GPU
-serves all workers if torch sees one. The methods are those of `benchmarks/peers/pytorch_ddp.py`.
+`standard_runs.py`; every worker is a process. Needs torch, NumPy and Pillow, not TensorFlow; all
+workers share a GPU if torch finds one. The methods are those of `benchmarks/peers/pytorch_ddp.py`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def settings_of(args: argparse.Namespace, images: int) -> Settings:
-    """What a row is trained with, as `benchmarks/convergence.py` has it."""
+    """The settings of a row, as in `benchmarks/convergence.py`."""
     steps = round(args.epochs * steps_per_epoch(images, args.workers, args.batch))
     return Settings(
         task=args.task, model=args.model, workers=args.workers, real=True, steps=steps,
@@ -70,7 +70,7 @@ def settings_of(args: argparse.Namespace, images: int) -> Settings:
 
 
 def rate(settings: Settings, step: int) -> float:
-    """Returns the learning rate of a step: a linear rise, then a cosine to 0."""
+    """Returns the learning rate of a step: a linear warm-up, then a cosine to 0."""
     rise = max(1, round(WARM_UP * settings.steps))
     if step < rise:
         return settings.learning_rate * step / rise
@@ -79,14 +79,14 @@ def rate(settings: Settings, step: int) -> float:
 
 
 class Worker:
-    """One of the processes.
+    """One worker process.
 
     Args:
-        settings: Of the row.
+        settings: Settings of the row.
         found: The data.
         method: One of `METHODS`.
-        seed: Of the weights and of the order of the examples.
-        rank: Of the worker.
+        seed: Seed of the weights and of the order of the examples.
+        rank: Rank of the worker.
     """
 
     def __init__(self, settings: Settings, found: Data, method: str, seed: int, rank: int):
@@ -107,7 +107,7 @@ class Worker:
         return pytorch_ddp.as_input(array).to(self.device)
 
     def step(self, number: int) -> None:
-        """One step; the decay comes before the update, as in Keras."""
+        """Runs one step; weight decay is applied before the update, as in Keras."""
         own = self.optimizer.param_groups[0]
         own["lr"] = rate(self.settings, number)
         x, y = map(self._tensor, examples(self.settings, self.found, self.rows, number, self.rank))
@@ -137,7 +137,7 @@ class Worker:
 
     @property
     def bits(self) -> float:
-        """Of a payload, per weight and step."""
+        """Bits of a payload per weight and step."""
         if self.state is None:
             return BITS[self.method]
         compression, *_ = self.state.compression_stats()
@@ -145,8 +145,8 @@ class Worker:
 
 
 def train(rank: int, args: argparse.Namespace, meeting: str) -> None:
-    """A process; worker 0 writes the row."""
-    end_with_parent()  # torch sends SIGINT, which a program in the background ignores
+    """Trains in a worker process; worker 0 writes the row."""
+    end_with_parent()  # torch sends SIGINT, which background programs ignore by default
     torch.set_num_threads(args.threads)
     dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=args.workers)
     found = TASKS[args.task].load(args.data_dir)

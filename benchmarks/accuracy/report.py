@@ -1,4 +1,4 @@
-"""What comes of the rows: a file that a second call goes on with, a table, a picture."""
+"""Results of the rows: a resumable file, a table, a plot."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Row = dict[str, Any]
 
 
 class Report:
-    """The rows so far, in a file if there is one.
+    """The rows so far, in a file if a path is given.
 
     Args:
-        settings: What all rows have in common.
-        path: Of the file, or `None`.
+        settings: Settings that all rows share.
+        path: Path of the file, or `None`.
 
     Raises:
-        ValueError: for a file with rows of other settings, or with something else, and for a
-            state of other settings beside it.
+        ValueError: if the file has rows with other settings or other content, or if the state
+            beside it has other settings.
     """
 
     def __init__(self, settings: dict[str, Any], path: Path | None):
@@ -42,7 +42,7 @@ class Report:
         self._check(found, "rows")
 
     def _check(self, found: dict[str, Any], what: str) -> None:
-        """Raise unless settings that were found are those of this call."""
+        """Raises unless the given settings equal those of this call."""
         settings = self.settings
         different = [k for k in {**found, **settings} if found.get(k) != settings.get(k)]
         if different:
@@ -58,7 +58,7 @@ class Report:
         return next(matching, None)
 
     def add(self, row: Row) -> None:
-        """Adds a row, in the place of an earlier one, and writes the file."""
+        """Adds or replaces a row, and writes the file."""
         same = (row["method"], row["seed"])
         self.rows = [r for r in self.rows if (r["method"], r["seed"]) != same] + [row]
         if self.path is not None:
@@ -69,19 +69,20 @@ class Report:
 
     @property
     def saved(self) -> Path | None:
-        """Where the state of the row that is being trained is kept."""
+        """Path of the state of the row in training."""
         return None if self.path is None else self.path.with_suffix(".state.npz")
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """Returns what `Training.save` wrote besides the tensors."""
+    """Returns everything that `Training.save` wrote, except the tensors."""
     with np.load(path, allow_pickle=False) as archive:
         return json.loads(archive["rest"].tobytes())
 
 
 def summaries(rows: Sequence[Row]) -> list[Row]:
-    """Means over the seeds of each method, in the order in which methods came; `spread` is the
-    standard deviation of the metric (n - 1).
+    """Returns means over the seeds of each method, in order of appearance.
+
+    `spread` is the standard deviation of the metric (n - 1).
     """  # noqa: D205
     found = []
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -126,7 +127,7 @@ def _number(row: Row, key: str, form: str, factor: float = 1.0) -> str:
 
 
 def plot(rows: Sequence[Row], metric: str, title: str, path: str) -> None:
-    """Draws the metric during the training, and at its end over the bits."""
+    """Plots the metric during the training, and its final value over the bits."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

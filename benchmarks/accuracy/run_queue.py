@@ -1,15 +1,14 @@
-"""Trains the standard runs, one after the other, in the background of other work.
+"""Trains the standard runs one after the other, in the background.
 
     python -m benchmarks.accuracy.run_queue --folder ROWS --list
     chrt --idle 0 nice -n 19 python -m benchmarks.accuracy.run_queue --folder ROWS \
         --data_dir DATA --processes 2 --run
 
-`standard_runs.py` says which runs there are. Each is a call of `benchmarks/convergence.py` with one
-thread, and has a file in the folder: the curve so far after each evaluation, and the results at the
-end. A run that was killed goes on from its last state, which is kept every two minutes, to the same
-bits (PyTorch's begin anew); a file that is done is not trained again, so files may be copied from
-another machine. All runs are stopped while the file `PAUSE` exists in the folder, for measurements
-of time.
+`standard_runs.py` defines the runs. Each calls `benchmarks/convergence.py` with one thread and has
+a file in the folder: the curve so far after each evaluation, and the final results. A killed run
+resumes bit for bit from its last state, which is saved every two minutes (PyTorch runs start over).
+Finished files are not trained again, so they may be copied from another machine. All runs stop
+while the file `PAUSE` exists in the folder, for time measurements.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from pathlib import Path
 from benchmarks.accuracy.standard_runs import SETUPS, Run, Setup, done, row_of, runs_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TRIES = 3  # of a run that ends without a result
+TRIES = 3  # attempts per run without a result
 POLL_SECONDS = 0.5
 PR_SET_PDEATHSIG = 1
 
@@ -38,12 +37,12 @@ class Queue:
     """The runs of a folder.
 
     Args:
-        setups: What is trained.
-        folder: Of the rows, states and logs.
+        setups: The setups to train.
+        folder: Folder of the rows, states and logs.
         data_dir: See `benchmarks/convergence.py`.
-        processes: How many runs are trained at once.
-        save_seconds: How often the state of a run is kept.
-        chosen: Names of the setups that are trained; `None` for all.
+        processes: Number of concurrent runs.
+        save_seconds: Interval between saved states of a run.
+        chosen: Names of the setups to train; `None` for all.
     """
 
     def __init__(
@@ -64,11 +63,11 @@ class Queue:
 
     @property
     def paused(self) -> bool:
-        """Whether runs are to stand still."""
+        """Whether all runs are paused."""
         return (self.folder / "PAUSE").exists()
 
     def next(self) -> Run | None:
-        """Returns the first run that can begin: at a known rate, not done, not tried too often."""
+        """Returns the next run: with a known rate, not done, and attempts left."""
         for run in runs_of(self.setups, self.folder):
             if run.rate is None or run in self._running or not _is_in(run, self.chosen):
                 continue
@@ -77,7 +76,7 @@ class Queue:
         return None
 
     def train(self) -> int:
-        """Trains until nothing is left; returns how many runs never gave a result.
+        """Trains until no run is left; returns the number of runs without a result.
 
         Raises:
             RuntimeError: if another queue trains in the folder.
@@ -134,7 +133,7 @@ def _log(text: str) -> None:
 
 
 def end_with_parent() -> None:
-    """Has the kernel kill this process when the one that started it ends, even by SIGKILL."""
+    """Makes the kernel kill this process when its parent ends, even by SIGKILL."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -143,7 +142,7 @@ def _is_in(run: Run, chosen: set[str] | None) -> bool:
 
 
 def listing(setups: Sequence[Setup], folder: Path, chosen: set[str] | None = None) -> str:
-    """Returns a line for each run, and the core-hours that are left."""
+    """Returns a line for each run, and the remaining core-hours."""
     lines, left = [], 0.0
     for run in runs_of(setups, folder):
         if not _is_in(run, chosen):

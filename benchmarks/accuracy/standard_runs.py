@@ -1,13 +1,13 @@
-"""The standard runs: which networks, which methods, which learning rates, in which order.
+"""The standard runs: networks, methods, learning rates, and their order.
 
     python -m benchmarks.accuracy.standard_runs --folder ROWS
 
 prints their table from the files that `benchmarks/accuracy/run_queue.py` writes.
 
-Every arm, a method with its inner optimizer, gets its own learning rate: the best of the same grid
-by the metric on the test set, trained for a third of the steps with one seed and the schedule
-shortened to them. The full runs follow at that rate. More workers share the same global batch and
-take the rates of four.
+Every arm, a method with its inner optimizer, has its own learning rate: the best of a common grid
+by the metric on the test set, trained for a third of the steps with one seed and a shortened
+schedule. The full runs use that rate. More workers share the same global batch and use the rates of
+four.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import Any
 import numpy as np
 
 GRID_SEED = 0
-GRID_PART = 3  # a grid run takes this part of the steps
+GRID_PART = 3  # a grid run has 1 / GRID_PART of the steps
 
 Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """A method with what its inner optimizer needs.
+    """A method and its inner optimizer.
 
     Attributes:
-        name: In the names of files and in the table.
-        method: As in a program.
-        flags: Of `benchmarks/convergence.py`, besides those of the setup.
+        name: Name in file names and in the table.
+        method: Expression of the method.
+        flags: Flags of `benchmarks/convergence.py`, besides those of the setup.
     """
 
     name: str
@@ -49,17 +49,17 @@ class Setup:
     """A network with its data and its training.
 
     Attributes:
-        name: In the names of files and in the table.
-        flags: Of `benchmarks/convergence.py`, without learning rate, length and evaluations.
-        unit: `"epochs"` or `"steps"`, in which `length` is.
-        length: Of a full run, a multiple of `GRID_PART`.
-        evaluations: During a full run, a multiple of `GRID_PART`.
+        name: Name in file names and in the table.
+        flags: Flags of `benchmarks/convergence.py`, without learning rate, length and evaluations.
+        unit: Unit of `length`: `"epochs"` or `"steps"`.
+        length: Length of a full run, a multiple of `GRID_PART`.
+        evaluations: Evaluations of a full run, a multiple of `GRID_PART`.
         rates: The grid of learning rates.
-        arms: What is compared; the first is the dense baseline.
-        core_hours: That a full run takes on one core, roughly.
+        arms: The compared arms; the first is the dense baseline.
+        core_hours: Approximate duration of a full run on one core.
         seeds: Number of seeds.
         metric: `"accuracy"`, `"BLEU"` or `"perplexity"`.
-        rates_from: Name of the setup whose chosen rates it takes, in place of a grid.
+        rates_from: Name of the setup whose chosen rates it uses, instead of a grid.
         program: The module that trains it; its flags are those of `benchmarks/convergence.py`.
     """
 
@@ -87,11 +87,11 @@ class Run:
     """One training.
 
     Attributes:
-        setup: What is trained.
-        arm: By which method.
-        rate: At which learning rate; `None` before the grid has been trained.
-        seed: Of weights and order.
-        grid: Whether it is one of the grid.
+        setup: Its setup.
+        arm: Its arm.
+        rate: Its learning rate; `None` before the grid has been trained.
+        seed: Seed of weights and order.
+        grid: Whether it belongs to the grid.
     """
 
     setup: Setup
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def core_hours(self) -> float:
-        """That it takes on one core, roughly."""
+        """Approximate duration on one core."""
         return self.setup.core_hours / (GRID_PART if self.grid else 1)
 
     def flags(self, folder: Path, data_dir: Path | None) -> list[str]:
@@ -128,7 +128,7 @@ class Run:
 
 
 def row_of(run: Run, folder: Path) -> Row | None:
-    """Returns the row of a run, which may have only begun, or `None`."""
+    """Returns the row of a run, possibly unfinished, or `None`."""
     path = folder / f"{run.name}.json"
     if run.rate is None or not path.exists():
         return None
@@ -137,18 +137,19 @@ def row_of(run: Run, folder: Path) -> Row | None:
 
 
 def done(row: Row | None) -> bool:
-    """Whether a row is that of a finished run: one with a result, or one that diverged."""
+    """Whether a row belongs to a finished run: one with a result, or one that diverged."""
     return row is not None and ("metric" in row or "error" in row)
 
 
 def grid(setup: Setup, arm: Arm) -> list[Run]:
-    """Returns the runs among which the learning rate of an arm is chosen."""
+    """Returns the runs that determine an arm's learning rate."""
     return [Run(setup, arm, rate, GRID_SEED, True) for rate in setup.rates]
 
 
 def best_rate(setup: Setup, arm: Arm, folder: Path) -> float | None:
-    """Returns the chosen learning rate; `None` before all of the grid is done, or if all of it
-    diverged.
+    """Returns the chosen learning rate, or `None`.
+
+    `None` means that the grid is unfinished or that all of its runs diverged.
     """  # noqa: D205
     runs = grid(setup, arm)
     rows = [row_of(run, folder) for run in runs]
@@ -165,8 +166,8 @@ def best_rate(setup: Setup, arm: Arm, folder: Path) -> float | None:
 def runs_of(setups: Sequence[Setup], folder: Path) -> Iterator[Run]:
     """Yields all runs in their order: for each setup the grids, then seed after seed.
 
-    A full run of the baseline follows its grid at once: it shows whether dense training reaches
-    what the network is known for, before time goes into the other arms.
+    A full run of the baseline follows its grid at once. It shows whether dense training reaches the
+    network's known accuracy before time is spent on the other arms.
     """
     named = {setup.name: setup for setup in setups}
     for setup in setups:
@@ -193,8 +194,8 @@ TOPK3 = Arm("codedtopk3", "CodedTopK(density=0.03)", ("--momentum", "0"))
 _IMAGES = (
     "--task", "cifar10", "--augment", "--schedule", "warm_cosine", "--weight_decay", "0.005",
 )  # fmt: skip
-# He's initialisation is larger than the one that 0.1 is usual with: dense training gains two points
-# from 0.05 to 0.1 after four epochs.
+# He's initialization is larger than the usual one for a rate of 0.1: dense training gains two
+# points from 0.05 to 0.1 after four epochs.
 _RESNET9_RATES, _RESNET20_RATES = (0.1, 0.2, 0.4), (0.05, 0.1, 0.2)
 
 
@@ -237,10 +238,10 @@ SETUPS = (
 
 
 def table(setups: Sequence[Setup], folder: Path) -> str:
-    """Returns the results as tables in Markdown: finished full runs, and the grids.
+    """Returns the results as Markdown tables: finished full runs, and the grids.
 
-    A rate at an end of the grid is marked with "*": a better one may lie outside. "to dense" is
-    the mean difference over the seeds that both have.
+    A rate at an end of the grid is marked with "*": a better one may lie outside. "to dense" is the
+    mean difference over the seeds that both have.
     """
     parts = [_table_of(setup, folder, list(runs_of(setups, folder))) for setup in setups]
     return "\n\n".join(part for part in parts if part)
@@ -287,7 +288,7 @@ def _result(row: Row) -> str:
 
 
 def seeds_of(count: int, diverged: int) -> str:
-    """Returns how many seeds a mean is of, and how many others diverged."""
+    """Returns the number of seeds of a mean, and the number of diverged seeds."""
     return f"{count}, {diverged} diverged" if diverged else str(count)
 
 

@@ -1,4 +1,4 @@
-"""The tasks: data, networks, and how dense training is set for them."""
+"""The tasks: data, networks, and the settings of dense training."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 Network = Callable[[tuple[int, ...], int], "keras.Model"]
 SCHEDULES = ("constant", "cosine", "warm_cosine", "steps")
-WARM_UP = 0.1  # of the steps, in which the rate of "warm_cosine" rises
+WARM_UP = 0.1  # part of the steps in which the rate of "warm_cosine" rises
 OPTIMIZERS = ("sgd", "adam", "adamw", "amsgrad", "adam_amsgrad", "muon")
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is learned, and the defaults of the command line for it.
+    """A task and its defaults on the command line.
 
     Attributes:
         load: Reads the data.
         networks: By name; the first is the default.
         metric: `"accuracy"`, `"perplexity"` or `"BLEU"` on the test set.
-        batch: Examples of a worker and step.
-        epochs: How often the training set is gone through.
+        batch: Examples per worker and step.
+        epochs: Number of passes over the training set.
         optimizer: One of `OPTIMIZERS`.
-        learning_rate: Of the optimizer.
-        momentum: Of SGD, or beta_1 of the others.
-        weight_decay: Of AdamW and of SGD.
+        learning_rate: Learning rate of the optimizer.
+        momentum: Momentum of SGD, or beta_1 of the others.
+        weight_decay: Weight decay of AdamW and SGD.
         clip_norm: Bound on the norm of the gradient; see `Settings`.
     """
 
@@ -80,29 +80,29 @@ TASKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What all rows of a report have in common: all but the method and the seed.
+    """Settings that all rows of a report share: all but the method and the seed.
 
     Attributes:
         task: Name of the task.
         model: Name of its network.
-        workers: How many workers.
-        real: Whether they are processes, and not all in this one.
+        workers: Number of workers.
+        real: Whether workers are processes instead of simulated in this one.
         steps: Length of the training.
-        batch: Examples of a worker and step.
+        batch: Examples per worker and step.
         optimizer: The inner optimizer, one of `OPTIMIZERS`: `"amsgrad"` is `rs.AMSGrad`, that of
             COMP-AMS, `"adam_amsgrad"` Keras's `Adam(amsgrad=True)`, which corrects the bias, and
             `"muon"` is `rs.Muon` with a momentum of 0.95 for matrices.
-        learning_rate: Of the inner optimizer.
-        momentum: Of SGD, or beta_1 of the others, unless the method has momentum of its own.
-        weight_decay: Of AdamW and of SGD, decoupled from the gradient: each step subtracts
-            `learning_rate * weight_decay * weight`.
+        learning_rate: Learning rate of the inner optimizer.
+        momentum: Momentum of SGD, or beta_1 of the others, unless the method applies momentum.
+        weight_decay: Weight decay of AdamW and SGD, decoupled from the gradient: each step
+            subtracts `learning_rate * weight_decay * weight`.
         schedule: `"constant"`; `"cosine"` to 0; `"warm_cosine"`, the same after a linear rise
             in the first tenth of the steps; or `"steps"`: a tenth from half of the training on, a
             hundredth from three quarters on.
-        clip_norm: Each worker's gradient is clipped to `clip_norm / sqrt(workers)` before it is
-            exchanged, whatever the method, as `RedSync.clip_norm` has it. `None` for no clipping.
+        clip_norm: Each worker's gradient is clipped to `clip_norm / sqrt(workers)` before any
+            method's exchange, as by `RedSync.clip_norm`. `None` for no clipping.
         augment: Whether images are shifted and mirrored.
-        evaluations: How often the test set is evaluated during the training.
+        evaluations: Number of evaluations on the test set during the training.
     """
 
     task: str
@@ -127,16 +127,16 @@ class Settings:
 
     @property
     def evaluated_at(self) -> list[int]:
-        """The numbers of steps after which the test set is evaluated, the last one among them."""
+        """The numbers of steps after which the test set is evaluated, including the last one."""
         count = self.evaluations
         return sorted({math.ceil(self.steps * i / count) for i in range(1, count + 1)})
 
     def common(self, found: Data) -> dict[str, Any]:
-        """Returns the settings with the source of the data, as reports and states hold them."""
+        """Returns the settings with the source of the data, in the form of reports and states."""
         return {**dataclasses.asdict(self), "data": found.source}
 
     def network(self, found: Data, seed: int) -> keras.Model:
-        """Returns the network with the weights of a seed."""
+        """Returns the network with the initial weights of a seed."""
         import keras
 
         keras.utils.set_random_seed(seed)
@@ -144,7 +144,7 @@ class Settings:
         return make(found.train[0].shape[1:], found.classes)
 
     def rate(self) -> float | keras.optimizers.schedules.LearningRateSchedule:
-        """Returns the learning rate, or what it is in each step."""
+        """Returns the learning rate or its schedule."""
         import keras
 
         schedules = keras.optimizers.schedules
@@ -167,8 +167,8 @@ class Settings:
         """Returns the inner optimizer.
 
         Args:
-            momentum_in_exchange: Where the exchange has momentum, SGD has none, and Adam and its
-                like have a beta_1 of 0.
+            momentum_in_exchange: If the exchange applies momentum, SGD has none, and Adam and its
+                variants have a beta_1 of 0.
             clipping: Whether it clips gradients.
             rate_first: Whether gradients have been multiplied by the learning rate already.
         """
@@ -209,13 +209,13 @@ class Settings:
 
 
 class Rows:
-    """Which examples each worker gets in a step: a permutation of all in every epoch.
+    """Each worker's examples of every step: a new permutation of all in every epoch.
 
     Args:
-        examples: How many there are.
-        workers: Among which a step's examples are divided.
-        batch: Examples of a worker and step.
-        seed: Of the permutations.
+        examples: Number of examples.
+        workers: Number of workers that share a step's examples.
+        batch: Examples per worker and step.
+        seed: Seed of the permutations.
     """
 
     def __init__(self, examples: int, workers: int, batch: int, seed: int):
@@ -224,7 +224,7 @@ class Rows:
         self._epoch, self._order = -1, np.arange(0)
 
     def __call__(self, step: int) -> np.ndarray:
-        """Returns the rows of a step, `[workers, batch]`; the same whenever it is asked."""
+        """Returns the rows of a step, `[workers, batch]`; deterministic."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._order = np.random.default_rng((self.seed, epoch)).permutation(self.examples)
@@ -233,12 +233,12 @@ class Rows:
         return self._order[place * size : (place + 1) * size].reshape(self.workers, self.batch)
 
     def generator(self, step: int, worker: int) -> np.random.Generator:
-        """Returns random numbers for a worker's batch."""
+        """Returns a random generator for a worker's batch."""
         return np.random.default_rng((self.seed, step, worker))
 
 
 def steps_per_epoch(examples: int, workers: int, batch: int) -> int:
-    """Returns how many steps have full batches.
+    """Returns the number of full batches per epoch.
 
     Raises:
         ValueError: if there is none.

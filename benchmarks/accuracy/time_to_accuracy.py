@@ -1,14 +1,14 @@
-"""Minutes until training is nearly as good as dense, on the networks that steps were measured on.
+"""Minutes until training is nearly as good as dense, on measured networks.
 
     sudo python benchmarks/step/step_time.py --model resnet9 --workers 4 --rate 100mbit \
         --json steps.json --methods "Dense(),CodedGMC(density=0.03)"
     python -m benchmarks.accuracy.time_to_accuracy --measured steps.json --setup resnet9 \
         --folder docs/accuracy/standard --plot minutes.png
 
-takes the time of a step from reports of `benchmarks/step/step_time.py` or `benchmarks/peers`, of
-the same network and global batch, and the accuracy or the perplexity after some steps from the full
-runs of `benchmarks/accuracy/standard_runs.py`. A step of another number of workers gets the
-accuracy of those runs, as does a step of PyTorch that of the same algorithm here.
+combines step times from reports of `benchmarks/step/step_time.py` or `benchmarks/peers`, for the
+same network and global batch, with the accuracy or perplexity curves of the full runs of
+`benchmarks/accuracy/standard_runs.py`. Steps of another number of workers use the accuracy of those
+runs, as do steps of PyTorch that of the same algorithm here.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from benchmarks.methods.time_to_loss import steps_to
 
 # The methods of `benchmarks/peers/pytorch_ddp.py`, as arms of the standard runs.
 PYTORCH = {"dense": "Dense()", "fp16": "HalfPrecision()", "powersgd": "PowerSGD(rank=4)"}
-SHARES = (0.98, 0.995)  # of the baseline's accuracy at its end, or its perplexity divided by these
+SHARES = (0.98, 0.995)  # of the baseline's final accuracy; or its perplexity divided by these
 
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """How a method learns on a network.
+    """Learning curve of a method on a network.
 
     Attributes:
         network: Rate and number of workers.
-        method: As in a program; for PyTorch, after its name.
+        method: Expression of the method; for PyTorch, after its name.
         step_ms: Mean time of a step.
-        steps: Of the evaluations.
+        steps: Steps of the evaluations.
         metric: Means over the seeds at these steps.
         seeds: Number of seeds.
         sign: 1 where a larger metric is better, else -1.
@@ -60,14 +60,14 @@ class Course:
         return [share**self.sign * self.metric[-1] for share in SHARES]
 
     def minutes_to(self, metric: float) -> float | None:
-        """Returns when it is reached first; `None` if it never is."""
+        """Returns the time at which the metric is first reached; `None` if it never is."""
         falling = [-self.sign * value for value in self.metric]
         steps = steps_to({"steps": self.steps, "metric": falling}, -self.sign * metric)
         return None if steps is None else steps * self.step_ms / 60e3
 
     @property
     def minutes(self) -> list[float]:
-        """Of the evaluations."""
+        """Times of the evaluations in minutes."""
         return [steps * self.step_ms / 60e3 for steps in self.steps]
 
 
@@ -77,13 +77,13 @@ def courses(
     reports: Sequence[dict[str, Any]],
     setups: Sequence[Setup] = SETUPS,
 ) -> list[Course]:
-    """Returns those of all methods that were trained and measured, network by network.
+    """Returns the curves of all methods that were trained and measured, network by network.
 
     Args:
         setup: One of `setups`.
-        folder: Of the rows.
-        reports: That `step_time.py` wrote, or `flat` made.
-        setups: Among which `setup` finds the one that it takes its rates from.
+        folder: Folder of the rows.
+        reports: Reports of `step_time.py` or `flat`.
+        setups: Contains the setup whose rates `setup` uses.
 
     Raises:
         ValueError: A report is of another network or global batch.
@@ -108,7 +108,7 @@ def courses(
 
 
 def _algorithm(method: str) -> str:
-    """Returns the method of the standard runs that a method of a report is the same as."""
+    """Returns the method of the standard runs with the same algorithm as a method of a report."""
     return PYTORCH.get(method.removeprefix("PyTorch "), method)
 
 
@@ -120,7 +120,7 @@ def _bits_per_second(report: dict[str, Any]) -> float:
 
 
 def flat(report: dict[str, Any]) -> dict[str, Any]:
-    """Returns a report of `benchmarks/peers` as `step_time.py` would have written it."""
+    """Converts a report of `benchmarks/peers` to the format of `step_time.py`."""
     if "peers" not in report:
         return report
     own, other = (report["peers"].get(name, {}) for name in ("tf_redsync", "pytorch"))
@@ -130,7 +130,7 @@ def flat(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(report: dict[str, Any], setup: Setup) -> None:
-    """Raise unless a report is of the steps that the runs of a setup were trained with."""
+    """Raises unless a report has the same network and batch as the runs of a setup."""
     flags = dict(zip(setup.flags, setup.flags[1:], strict=False))
     model, batch = flags.get("--model"), flags.get("--batch")
     if model is not None and model != report["model"]:
@@ -164,7 +164,7 @@ def table(found: Sequence[Course]) -> str:
 
 
 def plot(found: Sequence[Course], path: Path) -> None:
-    """Draws the metric against minutes, a panel for each network, three in a row."""
+    """Plots the metric against minutes, one panel per network, three in a row."""
     from matplotlib.figure import Figure
 
     networks = list(dict.fromkeys(c.network for c in found))

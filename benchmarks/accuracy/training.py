@@ -1,9 +1,8 @@
-"""One row of the report: a method and a seed, trained by many workers in this process.
+"""One row of the report: a method and a seed, trained by simulated workers in this process.
 
-Every worker computes the gradients of its own examples at the same weights, the loopback answers
-their exchanges, and one inner optimizer of Keras makes the update that all of them would make. Each
-has its own statistics of BatchNormalization in a step; what stays is their mean, as under
-tf_redsync's strategy.
+Every worker computes the gradients of its own examples at the same weights. The loopback answers
+their exchanges, and one inner optimizer of Keras applies the common update. Each worker has its own
+statistics of BatchNormalization in a step; their mean is kept, as under tf_redsync's strategy.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from tf_redsync.expressions import Expression
 from tf_redsync.keras import conflicts
 from tf_redsync.policy import Policy
 
-STATISTICS_STEPS = 100  # 0.9^100 of the statistics of earlier weights are left: 3e-5
+STATISTICS_STEPS = 100  # 0.9^100 of the statistics of earlier weights remain: 3e-5
 
 
 def dense_steps(warm_up: Any, total: int) -> int:
-    """Returns how many of `total` steps are those of a dense warm-up of all methods."""
+    """Returns the number of steps, of `total`, in a dense warm-up of all methods."""
     if warm_up is None:
         return 0
     return warm_up.steps or warm_up.length(total)
 
 
 def loss_of(labels: Any, logits: Any) -> Any:
-    """The mean cross-entropy over examples, and positions where they are texts.
+    """The mean cross-entropy over examples, and over positions of texts.
 
-    Labels below 0 do not count.
+    Labels below 0 are ignored.
     """
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
     counted = tf.cast(labels >= 0, losses.dtype)
@@ -52,12 +51,12 @@ def loss_of(labels: Any, logits: Any) -> Any:
 
 
 def _of_rank(value: Any, rank: int) -> Any:
-    """A statistic, or the state of random numbers from which a worker draws its own."""
+    """A statistic, or a random state from which a worker derives its own."""
     return value if value.dtype.is_floating else value + tf.constant([0, rank << 20], value.dtype)
 
 
 def mean_statistics(statistics: Any) -> list[Any]:
-    """Returns the means over workers; states of random numbers are those of the first one."""
+    """Returns the means over workers; random states are those of the first one."""
     pairs = zip(*statistics, strict=True)
     return [tf.add_n(v) / len(v) if v[0].dtype.is_floating else v[0] for v in map(list, pairs)]
 
@@ -66,23 +65,23 @@ class Training:
     """The workers.
 
     Args:
-        settings: Of all rows.
+        settings: Settings of all rows.
         found: The data.
-        what: What is exchanged.
-        seed: Of the weights and of the order of the examples.
+        what: The exchange.
+        seed: Seed of the weights and of the order of the examples.
 
     Attributes:
-        local: Whether workers take steps alone; see `local_training.py`.
-        number: Steps done.
-        curve: What was measured so far: `steps`, `loss`, `metric` on the test set, and
-            `train_loss`, the mean since the last time.
-        seconds: That it has taken so far, by the clock.
-        processor_seconds: That this process has used for it.
-        commits: That the steps were done by, in their order, where the caller names them.
+        local: Whether workers take local steps; see `local_training.py`.
+        number: Number of steps done.
+        curve: Measurements so far: `steps`, `loss`, `metric` on the test set, and `train_loss`, the
+            mean since the last evaluation.
+        seconds: Wall-clock time so far.
+        processor_seconds: Processor time of this process so far.
+        commits: Commits that ran the steps, in order, if the caller names them.
 
     Raises:
-        ValueError: for a method whose workers have weights of their own, for named arguments that
-            only processes know, and for momentum beside that of the inner optimizer.
+        ValueError: for a method whose workers have individual weights, for named arguments that
+            only processes support, and for momentum in both the exchange and the inner optimizer.
     """
 
     local = False
@@ -144,7 +143,7 @@ class Training:
         ]
 
     def _gradients(self, x, y):
-        """Every worker's gradients of its loss divided by their number, as in Keras."""
+        """Every worker's gradients of its loss divided by the number of workers, as in Keras."""
         weights = [tf.convert_to_tensor(v) for v in self.variables]
         losses, gradients, statistics = [], [], []
         for rank, (own_x, own_y) in enumerate(zip(tf.unstack(x), tf.unstack(y), strict=True)):
@@ -173,7 +172,7 @@ class Training:
             variable.assign(value)
 
     def _update_frozen(self, totals, statistics):
-        """The same where totals are Adam's momenta, as `keras/slots.py` does it."""
+        """Applies totals that are Adam's momenta, as `keras/slots.py` does."""
         adam, totals = self.optimizer, list(totals)
         t = tf.cast(adam.iterations, tf.float32) + 1.0
         grown = (1.0 - adam.beta_2**t) / (1.0 - adam.beta_2 ** (t - 1.0)) / adam.beta_2
@@ -185,7 +184,7 @@ class Training:
         self._update(totals, statistics)
 
     def examples(self, number):
-        """Returns the inputs and labels of a step, of all workers."""
+        """Returns the inputs and labels of a step, for all workers."""
         batches = [
             examples(self.settings, self.found, self.rows, number, worker)
             for worker in range(self.settings.workers)
@@ -193,7 +192,7 @@ class Training:
         return [tf.constant(np.stack(arrays)) for arrays in zip(*batches, strict=True)]
 
     def step(self) -> None:
-        """One step of all workers."""
+        """Runs one step of all workers."""
         loss, gradients, statistics = self.compute(*self.examples(self.number))
         self._losses.append(loss)
         rate = self._rate(self.number) if callable(self._rate) else self._rate
@@ -214,10 +213,10 @@ class Training:
         """Trains to the end.
 
         Args:
-            saved: Where the state is kept after each evaluation, and every `save_seconds`.
-            report: Called after each of them.
-            name: Of the row, kept with the state.
-            save_seconds: How often the state is kept between evaluations.
+            saved: Path of the state, written after each evaluation and every `save_seconds`.
+            report: Called after each evaluation.
+            name: Name of the row, stored in the state.
+            save_seconds: Interval between saved states.
 
         Returns:
             The results.
@@ -253,7 +252,7 @@ class Training:
         self.processor_seconds += self._clocks[1] - before[1]
 
     def _settle(self) -> None:
-        """Moves the statistics of BatchNormalization to those of the last weights."""
+        """Recomputes the statistics of BatchNormalization with the final weights."""
         for number in range(STATISTICS_STEPS):
             _, _, statistics = self.compute(*self.examples(number))
             for variable, value in zip(self.statistics, statistics, strict=True):
@@ -268,7 +267,7 @@ class Training:
         self._losses = []
 
     def results(self) -> dict[str, Any]:
-        """Returns what is kept of a row; see benchmarks/README.md."""
+        """Returns the fields of a row; see benchmarks/README.md."""
         bits = 8 / self.elements
         exchange = self.exchange
         return {
@@ -294,7 +293,7 @@ class Training:
         return [*variables, *tf.nest.flatten(self.exchange.states)]
 
     def save(self, path: Path, name: str) -> None:
-        """Writes the state of the row `name`, whole or not at all."""
+        """Writes the state of the row `name` atomically."""
         arrays = {str(i): np.asarray(tensor) for i, tensor in enumerate(self._tensors())}
         counters = {name: getattr(self.exchange, name) for name in Exchange.COUNTERS}
         rest = {
@@ -307,11 +306,12 @@ class Training:
         with temporary.open("wb") as file:
             np.savez(file, rest=np.frombuffer(json.dumps(rest).encode(), np.uint8), **arrays)
             file.flush()
-            os.fsync(file.fileno())  # a rename that outlives a loss of power must not precede it
+            # after a power loss, the rename must not survive without the data
+            os.fsync(file.fileno())
         temporary.replace(path)
 
     def restore(self, path: Path, name: str) -> bool:
-        """Goes on from what `save` wrote, if it is of this row; returns whether it is."""
+        """Resumes from a file of `save` if it belongs to this row; returns whether it does."""
         with np.load(path, allow_pickle=False) as archive:
             rest = json.loads(archive["rest"].tobytes())
             if rest["name"] != name:

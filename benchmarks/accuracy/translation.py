@@ -1,9 +1,9 @@
 """English-German translation of image captions: Multi30k in byte-pair pieces, and BLEU.
 
 The pieces are learned on both languages of the training set together (Sennrich et al. 2016). Words
-keep the space before them, so that joined pieces are the text again. An input row holds the source,
-padded to `LENGTH`, and after it what the decoder has seen: `BEGIN` and the target. Labels are the
-target and `END`, and `IGNORED` behind it.
+keep the space before them, so joined pieces give the text again. An input row holds the source,
+padded to `LENGTH`, followed by the decoder's input: `BEGIN` and the target. Labels are the target
+and `END`, padded with `IGNORED`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks.accuracy.data import Data, folder_of, missing
 
-LENGTH = 32  # pieces of a source, and of a target with its END; longer training pairs are left out
+LENGTH = 32  # pieces of a source, and of a target with its END; longer training pairs are dropped
 MERGES = 5000
 PAD, BEGIN, END = 0, 1, 2
-SPECIAL = ("", "", "")  # their texts
+SPECIAL = ("", "", "")  # texts of the special pieces
 IGNORED = -1
 PARTS, LANGUAGES = ("train", "test_2016_flickr"), ("en", "de")
 WORDS = re.compile(r" ?\w+| ?[^\w\s]")
@@ -36,8 +36,8 @@ class Pieces:
     """Byte-pair pieces.
 
     Args:
-        texts: What they are learned on.
-        merges: How many pairs are merged.
+        texts: Training texts.
+        merges: Number of merges.
 
     Attributes:
         names: The text of each piece.
@@ -55,7 +55,7 @@ class Pieces:
         self._known: dict[str, list[int]] = {}
 
     def codes(self, text: str) -> list[int]:
-        """Returns the pieces of a text; letters that were never seen are left out."""
+        """Returns the pieces of a text; unknown letters are dropped."""
         return [code for word in _words(text) for code in self._codes_of(word)]
 
     def text(self, codes: Iterable[int]) -> str:
@@ -78,7 +78,7 @@ class Pieces:
 
 
 def multi30k(data_dir: Path | None) -> Data:
-    """English captions and their German translations; pairs that are too long are left out."""
+    """English captions and their German translations; pairs that are too long are dropped."""
     folder = folder_of(data_dir, "multi30k")
     for place in (folder, folder / "multi30k"):
         files = [place / f"{part}.{language}.gz" for part in PARTS for language in LANGUAGES]
@@ -106,7 +106,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _rows(pieces: Pieces, pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs and labels; what is longer than `LENGTH` is cut."""
+    """Returns inputs and labels, truncated to `LENGTH`."""
     x = np.full((len(pairs), 2 * LENGTH), PAD, np.int32)
     y = np.full((len(pairs), LENGTH), IGNORED, np.int32)
     x[:, LENGTH] = BEGIN
@@ -132,7 +132,7 @@ def _merged(parts: Sequence[str], pair: Pair) -> list[str]:
 
 
 def _merges(counts: dict[str, int], merges: int) -> list[Pair]:
-    """Returns the pairs in the order in which they are merged: the most frequent one first."""
+    """Returns the pairs in the order of the merges, most frequent first."""
     words = [(list(word), count) for word, count in sorted(counts.items())]
     totals: collections.Counter[Pair] = collections.Counter()
     places: dict[Pair, set[int]] = collections.defaultdict(set)
@@ -150,7 +150,7 @@ def _merges(counts: dict[str, int], merges: int) -> list[Pair]:
     found: list[Pair] = []
     while heap and len(found) < merges:
         total, best = heapq.heappop(heap)
-        if -total != totals[best]:  # it has changed since: other entries say so
+        if -total != totals[best]:  # outdated: its count has changed since
             continue
         if total > -2:
             break
@@ -175,7 +175,7 @@ class Bleu:
         model: The network; see `networks.translator`.
 
     Raises:
-        ValueError: without sacrebleu.
+        ValueError: if sacrebleu is not installed.
     """
 
     def __init__(self, found: Data, model: Any):
@@ -185,7 +185,7 @@ class Bleu:
         self._decoded = tf.function(self._greedy, autograph=False)
 
     def _greedy(self, sources):
-        """The labels that the model predicts, each from those before it."""
+        """Greedy decoding: predicts each label from those before it."""
         import tensorflow as tf
 
         places = tf.range(LENGTH)[None]
@@ -214,10 +214,10 @@ class Bleu:
 
 
 def _sacrebleu() -> Callable[[Sequence[str], Sequence[str]], float]:
-    """Returns BLEU of texts and of one reference for each.
+    """Returns BLEU of texts with one reference each.
 
     Raises:
-        ValueError: without sacrebleu.
+        ValueError: if sacrebleu is not installed.
     """
     try:
         import sacrebleu

@@ -1,6 +1,6 @@
-"""A method for ablations only: which elements go first, and among which they are selected.
+"""A method for ablation studies only: variants of the selection.
 
-`benchmarks/convergence.py --methods "SelectionVariant(density=0.01, age=1.0)"` knows it.
+Used by `benchmarks/convergence.py --methods "SelectionVariant(density=0.01, age=1.0)"`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SCOPES = ("layer", "model")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectionVariant(rs.GMC):
-    """`GMC` with other rules for what is sent: index and float32 value of k elements.
+    """`GMC` with other selection rules: index and float32 value of k elements.
 
     Args:
-        age: An element that has waited t steps is selected by |v| (1 + age density t) in place
-            of |v|: after the mean wait, 1 / density steps, it counts 1 + age times.
-        oldest: Part of the k elements, in [0, 1), that goes to those that have waited longest.
+        age: An element that has waited t steps is ranked by |v| (1 + age density t) instead of |v|:
+            after the mean wait, 1 / density steps, by 1 + age times |v|.
+        oldest: Part of the k elements, in [0, 1), for those that have waited longest.
         scope: Whether the k largest are those of each `"layer"` or of the `"model"`.
-        random_ties: Whether elements of equal rank are taken at random, and not the first ones.
+        random_ties: Whether elements of equal rank are chosen at random instead of in order.
     """
 
     age: float = 0.0
@@ -90,7 +90,7 @@ class SelectionVariant(rs.GMC):
         return totals, {"residual": kept, "waited": waited, **self.momentum_state(totals)}
 
     def _chosen(self, v: tf.Tensor, waited: tf.Tensor, k: int) -> tf.Tensor:
-        """The positions of k elements, int32."""
+        """Positions of the k selected elements, int32."""
         late = int(self.oldest * k)
         score = tf.abs(v) * (1.0 + self.age * self.density * waited)
         first = self._top(score, k - late)

@@ -1,6 +1,6 @@
 """One row of the report, trained by worker processes with `fit`; `run` starts them.
 
-The examples, weights, optimizer and evaluations are those of `training.py`.
+Examples, weights, optimizer and evaluations are those of `training.py`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from benchmarks.accuracy.data import Data
 from benchmarks.accuracy.tasks import Settings, examples
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 6 * 3600.0  # of a row, seconds
+TIMEOUT = 6 * 3600.0  # seconds per row
 
 
 def run(
     settings: Settings, method: str, seed: int, data_dir: Path | None, timeout: float = TIMEOUT
 ) -> dict[str, Any]:
-    """Trains a row by worker processes on this machine.
+    """Trains a row with worker processes on this machine.
 
     Returns:
         The results, as `training.Training.results`, without bits.
@@ -61,9 +61,9 @@ def train(
     """Trains on this worker.
 
     Args:
-        row: What `run` sends.
-        found: Data in place of those in its `data_dir`.
-        strategy: One that exists already.
+        row: The row that `run` sends.
+        found: Data to use instead of its `data_dir`.
+        strategy: An existing strategy.
 
     Returns:
         The results, and the model.
@@ -107,10 +107,10 @@ def train(
     evaluation, ends = Evaluation(settings, found, model), set(settings.evaluated_at)
 
     class Measured(keras.callbacks.Callback):
-        """Evaluates, and adds up bytes."""
+        """Evaluates, and sums bytes."""
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            """After a step."""
+            """Counts bytes after a step."""
             sent.append(float(optimizer.exchange.bytes_sent.numpy()))
             if batch + 1 in ends and not policy.default.sync_schedule.per_worker_weights:
                 measure(batch + 1)
@@ -141,7 +141,7 @@ def train(
 
 
 def main() -> None:
-    """The worker's side of `run`."""
+    """Entry point of a worker under `run`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("row")
     parser.add_argument("output")
