@@ -1,4 +1,4 @@
-"""Which levels, scales and blocks lose least: errors on gradients of real networks.
+"""Compares levels, scales and blocks by their errors on gradients of real networks.
 
     python benchmarks/methods/block_levels.py --data_dir DATA --json levels.json
 
@@ -78,7 +78,7 @@ def power_of_two(scale: np.ndarray) -> np.ndarray:
 
 
 def quantized(rows: np.ndarray, scale: np.ndarray, levels: float, kind: str) -> np.ndarray:
-    """Round rows to multiples of `scale / levels`: those of a kind, see `candidates`."""
+    """Round rows to multiples of `scale / levels` by the given kind; see `candidates`."""
     unit = (scale / np.float32(levels))[:, None]
     steps = np.clip(rows / np.where(unit > 0, unit, np.inf), -levels, levels)
     if kind == HALF_STEPS:
@@ -103,7 +103,7 @@ def largest(rows: np.ndarray) -> np.ndarray:
 
 
 def fitted(rows: np.ndarray, levels: float, kind: str, shares: Sequence[float]) -> np.ndarray:
-    """Return each row's scale, of shares of its largest magnitude, with the least error."""
+    """Return each row's scale with the smallest error, among shares of its maximum."""
     most = largest(rows)
     best, scale = np.full(len(rows), np.inf), most
     for share in shares:
@@ -115,13 +115,13 @@ def fitted(rows: np.ndarray, levels: float, kind: str, shares: Sequence[float]) 
 
 
 def bounded(rows: np.ndarray, factor: float) -> np.ndarray:
-    """Return each row's largest magnitude, at most a multiple of its root mean square."""
+    """Return each row's largest magnitude, at most `factor` times its root mean square."""
     rms = np.sqrt(np.square(rows).mean(axis=1))
     return bfloat16(np.minimum(largest(rows), np.float32(factor) * rms))
 
 
 def candidates(bits: int) -> dict[str, float]:
-    """Return the kinds of levels of so many bits, with the largest level in units."""
+    """Return the kinds of levels for a number of bits, with the largest level in units."""
     most = 2 ** (bits - 1) - 1
     kinds = {f"-{most}..{most}": float(most)}
     if bits <= 4:
@@ -132,7 +132,7 @@ def candidates(bits: int) -> dict[str, float]:
 
 
 def scales(bits: int, levels: float, kind: str) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
-    """Return by name how the scales of blocks are chosen."""
+    """Return by name the functions that choose the scales of blocks."""
     ways = {
         "max, float32": largest,
         "max, bfloat16": lambda rows: bfloat16(largest(rows)),

@@ -15,9 +15,9 @@ class Digits:
     """The data and the network.
 
     Args:
-        workers: Among which each batch is divided.
-        batch: Examples of a worker and step.
-        seed: Of the weights and the order of the examples.
+        workers: Number of workers that share each batch.
+        batch: Examples per worker and step.
+        seed: Seed of the weights and the order of the examples.
     """
 
     def __init__(self, workers: int, batch: int = 32, seed: int = 0):
@@ -25,7 +25,7 @@ class Digits:
 
         digits = load_digits()
         x, y = np.float32(digits.data / 16), np.int64(digits.target)
-        order = np.random.default_rng(0).permutation(len(y))  # the test set is always the same
+        order = np.random.default_rng(0).permutation(len(y))  # a fixed test set
         self.test = tuple(tf.constant(a[order[:TEST]]) for a in (x, y))
         self.train = tuple(tf.constant(a[order[TEST:]]) for a in (x, y))
         self.workers, self.batch, self.seed = workers, batch, seed
@@ -40,7 +40,7 @@ class Digits:
         return sum(s.size for s in self.specs)
 
     def weights(self) -> list[tf.Tensor]:
-        """Returns initial weights: normal, of variance 2 / inputs; biases 0."""
+        """Returns initial weights: normal with variance 2 / inputs; biases 0."""
         rng = np.random.default_rng(self.seed)
         return [
             tf.constant(rng.standard_normal(s.shape) * (2 / s.shape[0]) ** 0.5, tf.float32)

@@ -1,8 +1,8 @@
-"""Training of `digits_task.Digits` by workers in this process.
+"""Training of `digits_task.Digits` by simulated workers in this process.
 
-They read shares of each batch, and the loopback answers their exchanges, so a step computes what
-worker processes with plain SGD would. When something is exchanged, and where the workers compute
-their gradients, is what `tf_redsync/step` does, for a loopback and without variables.
+They read shares of each batch, and the loopback answers their exchanges, so a step computes the
+same as worker processes with plain SGD. Schedules, and the points at which gradients are computed,
+are those of `tf_redsync/step`, for a loopback and without variables.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Training:
     """The workers.
 
     Args:
-        task: What they train.
-        method: Exchanges the gradients; tensors that it refuses go to its dense method.
-        learning_rate: Of SGD.
-        exchange: Of their gradients, or changes of weights, if not a plain one of the method.
+        task: The task.
+        method: Exchanges the gradients; tensors that it refuses use its dense method.
+        learning_rate: Learning rate of SGD.
+        exchange: Exchange of gradients or changes of weights; default: a plain one of the method.
 
     Attributes:
-        weights: Those that all workers agree on.
-        exchange: Of their gradients, or changes of weights.
+        weights: The common weights of all workers.
+        exchange: Exchange of gradients or changes of weights.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Training:
         self.points_of = tf.function(self._points_of, autograph=False)
 
     def step(self, rows: tf.Tensor, number: int) -> None:
-        """One step of all workers with the examples `rows`, `[workers, batch]`."""
+        """Runs one step of all workers with the examples `rows`, `[workers, batch]`."""
         grads = self.task.grads(self.points, rows)
         if self.method.sync_schedule.local_steps:
             self._local_step(grads, number)
@@ -54,7 +54,7 @@ class Training:
             self.points = [self.weights] * self.task.workers
 
     def prune(self) -> None:
-        """Prunes weights where a method waits for that, as `tf_redsync.callbacks.Prune` does."""
+        """Prunes weights if a method waits for that, as `tf_redsync.callbacks.Prune` does."""
         for i, (method, layout) in enumerate((b.method, b.layout) for b in self.exchange.buckets):
             if method.sync_schedule.waits_for:
                 weights = {s.position: self.weights[s.position].numpy() for s in layout.specs}
@@ -121,15 +121,15 @@ def train(
     Args:
         task: The task.
         method: Exchanges the gradients.
-        learning_rate: Of SGD.
-        steps: How many.
+        learning_rate: Learning rate of SGD.
+        steps: Number of steps.
         exchange: See `Training`.
 
     Returns:
-        `losses` of 20 times during the training, `loss` and `accuracy` at its end, of the weights
-        that all agree on; `bits` that a worker contributes to its collectives, per element and
-        step, and `sent_bytes` that it sends per step at the costs of ring collectives, both from
-        the requests after the first steps; `skipped` steps.
+        `losses` at 20 points of the training; the final `loss` and `accuracy` of the common
+        weights; `bits` that a worker contributes to its collectives, per element and step, and
+        `sent_bytes` that it sends per step at the costs of ring collectives, both from the requests
+        after the first steps; `skipped` steps.
     """
     training, losses = Training(task, method, learning_rate, exchange), []
     for number, rows in enumerate(task.batches(steps)):

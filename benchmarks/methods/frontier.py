@@ -1,10 +1,9 @@
-"""Bytes for accuracy: what loss methods reach for how many bits, at several settings each.
+"""Loss against bits of all methods, at several settings each.
 
     python benchmarks/methods/frontier.py --json frontier.json --plot frontier.png
 
-trains `digits_task.Digits` by four workers in this process, as benchmarks/methods/methods.py does,
-with each contender at several densities, ranks or intervals. benchmarks/README.md says what the
-columns mean.
+trains `digits_task.Digits` with four simulated workers, as benchmarks/methods/methods.py does, with
+each contender at several densities, ranks or intervals. benchmarks/README.md describes the columns.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ BASELINE = "Dense"
 
 
 def contenders() -> dict[str, list[tuple[str, Any]]]:
-    """Names, and for each of them settings and methods."""
+    """Returns the settings and methods of each contender by name."""
     import tf_redsync as rs
     from benchmarks import method_settings
 
@@ -60,7 +59,7 @@ def contenders() -> dict[str, list[tuple[str, Any]]]:
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measures all contenders in all settings; returns a row of each."""
+    """Measures all contenders in all settings; returns a row for each."""
     from benchmarks.methods.digits_training import train_over_seeds
 
     every = [(n, s, method) for n, settings in contenders().items() for s, method in settings]
@@ -78,14 +77,14 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def undominated(rows: Sequence[dict[str, Any]]) -> list[bool]:
-    """Whether no other row has both fewer bits and a lower loss."""
+    """Returns for each row whether no other row has both fewer bits and a lower loss."""
     return [
         not any(o["bits"] < row["bits"] and o["loss"] < row["loss"] for o in rows) for row in rows
     ]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the lines to print; a star for those that no other is better than in both."""
+    """Returns the lines to print; a star marks undominated rows."""
     lines = [
         f"{'method':<24}{'setting':>10}{'loss':>10}{'accuracy':>10}{'bits':>10}{'sent KB':>10}"
     ]
@@ -98,7 +97,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def plot(rows: Sequence[dict[str, Any]], path: str) -> None:
-    """Draws loss over bits, a line a method."""
+    """Plots loss over bits, one line per method."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -125,7 +124,7 @@ def plot(rows: Sequence[dict[str, Any]], path: str) -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add(

@@ -1,10 +1,10 @@
-"""Bytes for perplexity: what language models reach for how many bytes.
+"""Perplexity of language models against bytes.
 
     python benchmarks/methods/frontier.py --task charlm --data_dir DATA --folder rows --plot p.png
 
-trains the small transformer of `benchmarks/convergence.py` on characters by each of `CONTENDERS`,
-with equal tokens, learning rate and schedule, and draws perplexity over the bytes that a worker
-sends: in a step on average, and in the step with the most. A second call goes on.
+trains the small transformer of `benchmarks/convergence.py` on characters with each of `CONTENDERS`,
+at equal tokens, learning rate and schedule. It plots perplexity over the bytes that a worker sends:
+in a step on average, and in the step with the most. A second call resumes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import arguments, convergence
 from benchmarks.accuracy.standard_runs import seeds_of
 
-LEARNING_RATE = 3e-3  # the best one for dense AdamW of 1e-3, 3e-3 and 1e-2, and for DeMo
+LEARNING_RATE = 3e-3  # the best of 1e-3, 3e-3 and 1e-2 for dense AdamW and for DeMo
 GROUPS = {
     "adamw": ["--optimizer", "adamw", "--momentum", "0.9"],
     "without_beta_1": ["--optimizer", "adamw", "--momentum", "0"],
@@ -32,12 +32,12 @@ BASELINE = "Dense"
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A method in the picture.
+    """A method in the plot.
 
     Attributes:
         name: Points of the same name are joined.
-        setting: In the table.
-        method: As in a program.
+        setting: Setting in the table.
+        method: Expression of the method.
         group: The inner optimizer, one of `GROUPS`.
     """
 
@@ -83,7 +83,7 @@ CONTENDERS = (
 
 
 def train(args: argparse.Namespace) -> int:
-    """Trains what is not in the folder yet; returns the largest exit code."""
+    """Trains the contenders that the folder lacks; returns the largest exit code."""
     args.folder.mkdir(parents=True, exist_ok=True)
     codes = []
     for group, flags in GROUPS.items():
@@ -99,15 +99,15 @@ def train(args: argparse.Namespace) -> int:
 
 
 def path_of(args: argparse.Namespace, group: str) -> Path:
-    """Returns where a group's rows are."""
+    """Returns the path of a group's rows."""
     return args.folder / f"charlm_{args.steps}_{args.workers}_workers_{group}.json"
 
 
 def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns a row for each contender that is in the folder.
+    """Returns a row for each contender in the folder.
 
-    Means are over the seeds that ended, and `sd` is their standard deviation (n - 1); a row whose
-    seeds all diverged has neither.
+    Means are over the seeds that did not diverge, and `sd` is their standard deviation (n - 1); a
+    row whose seeds all diverged has neither.
     """
     found = []
     for c in CONTENDERS:
@@ -144,7 +144,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def plot(found: Sequence[dict[str, Any]], title: str, path: str) -> None:
-    """Draws perplexity, with its standard deviation, over the mean and the most bytes of a step."""
+    """Plots perplexity, with its standard deviation, over the mean and maximum bytes of a step."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -177,7 +177,7 @@ def plot(found: Sequence[dict[str, Any]], title: str, path: str) -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--task", choices=("charlm",), required=True)

@@ -1,4 +1,4 @@
-"""Time of a method's own computation on one worker: no network, no other worker."""
+"""Time of a method's own computation on one worker, without a network."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.traits import Traits
 
-STEPS = 10  # in a row; a threshold search takes turns with reuse, so single steps say little
+STEPS = 10  # consecutive steps: threshold search and reuse alternate
 ROUNDS = 20
 
 
 class Replies:
-    """A method that goes on as another one and keeps what the network answered to worker 0."""
+    """A method that delegates to another one and records the network's replies to worker 0."""
 
     traits = Traits(totals_may_overflow=False)
 
@@ -42,16 +42,16 @@ class Replies:
 
 
 def replay(method, layout: BucketLayout, requests: int | None) -> Callable:
-    """Returns worker 0's exchange as a graph, with the answers of the network as an argument.
+    """Returns worker 0's exchange as a graph whose arguments include the network's replies.
 
     Args:
         method: The method.
         layout: The bucket.
-        requests: Stop when so many are made; `None`: go on to totals and state.
+        requests: Stop after this many requests; `None`: continue to totals and state.
 
     Returns:
-        A function that returns the requests' tensors, without which a graph would leave out what
-        makes them, and totals and state, or nothing.
+        A function that returns the requests' tensors, so that the graph keeps the ops that compute
+        them, and totals and state, or nothing.
     """
 
     @tf.function(autograph=False)
@@ -71,7 +71,7 @@ def replay(method, layout: BucketLayout, requests: int | None) -> Callable:
 
 
 def milliseconds(runs: list[Callable], arguments: tuple, seconds: float) -> list[float]:
-    """Mean time of a step of each function in its fastest round; they take turns."""
+    """Mean step time of each function in its fastest round; functions alternate."""
     grads, state, replies = arguments
     numbers = [tf.constant(i, tf.int64) for i in range(STEPS)]
     times: list[list[float]] = [[] for _ in runs]
@@ -93,13 +93,13 @@ def measure(method, shape, workers: int, seconds: float) -> dict[str, float]:
 
     Args:
         method: The method.
-        shape: Of the tensor.
-        workers: How many answer.
-        seconds: To spend, roughly.
+        shape: Shape of the tensor.
+        workers: Number of workers.
+        seconds: Approximate duration of the measurement.
 
     Returns:
-        `compress_ms`: until the last message to the network is ready. `decompress_ms`: all that
-        remains to be done for the total and the new state.
+        `compress_ms`: until the last message to the network is ready. `decompress_ms`: the rest,
+        until the total and the new state.
     """
     spec = TensorSpec("w", tuple(shape))
     if method.refuses(spec) is not None:
@@ -108,7 +108,7 @@ def measure(method, shape, workers: int, seconds: float) -> dict[str, float]:
     rng = np.random.default_rng(0)
     grads = [[tf.constant(rng.laplace(size=shape), tf.float32)] for _ in range(workers)]
     states = loopback.initial_states(method, layout)
-    for number in range(2):  # so that residuals and thresholds are there
+    for number in range(2):  # creates residuals and thresholds
         recorder = Replies(method)
         states = loopback.run_step(recorder, layout, grads, states, number).states
     if not recorder.kept:

@@ -1,10 +1,10 @@
-"""Every method on the same small task: final loss, bits, time of its own computation.
+"""All methods on one small task: final loss, bits, computation time.
 
     python benchmarks/methods/methods.py --json methods.json --plot methods.png
 
-trains a small network on handwritten digits with every method of `rs.methods.table()`, each with
-the hyper-parameters of benchmarks/method_settings.py, by four workers in this process; and times
-the computation of an exchange of one matrix. benchmarks/README.md says what the columns mean.
+trains a small network on handwritten digits with every method of `rs.methods.table()` and the
+hyper-parameters of benchmarks/method_settings.py, with four simulated workers. It also times the
+computation of an exchange of one matrix. benchmarks/README.md describes the columns.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def measure(name: str, task: Any, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all methods; returns the report that `--json` writes. A failure is a row too."""
+    """Measures all methods; returns the report for `--json`. A failure is a row too."""
     from benchmarks.methods.digits_task import Digits
 
     task, rows = Digits(args.workers, args.batch, args.seed), {}
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         try:
             rows[name] = measure(name, task, args)
             print(f"loss {rows[name]['loss']:.4f}", end="")
-        except Exception as error:  # the others go on, and the exit code tells
+        except Exception as error:  # the others continue; the exit code reports the failure
             rows[name] = {"error": f"{type(error).__name__}: {error}"}
             print(rows[name]["error"].splitlines()[0], end="")
         print(f"  ({time.monotonic() - start:.1f} s)", flush=True)
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(methods: dict[str, dict[str, Any]]) -> str:
-    """Returns the lines to print, one method a line."""
+    """Returns the lines to print, one per method."""
     lines = [f"{'method':<16}" + "".join(f"{title:>15}" for title in COLUMNS)]
     for name, row in methods.items():
         if "error" in row:
@@ -106,7 +106,7 @@ def table(methods: dict[str, dict[str, Any]]) -> str:
 
 
 def loss_over_bits(axis: Any) -> None:
-    """Makes a picture's axes logarithmic, with plain numbers and a grid."""
+    """Makes a plot's axes logarithmic, with plain numbers and a grid."""
     axis.set(xscale="log", yscale="log", xlabel="bits per element and step", ylabel="final loss")
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_formatter("{x:g}")
@@ -115,14 +115,14 @@ def loss_over_bits(axis: Any) -> None:
 
 
 def plot(methods: dict[str, dict[str, Any]], path: str) -> None:
-    """Draws loss over bits, and the times as bars; the numbers of the points are the bars'."""
+    """Plots loss over bits, and the times as bars; points have the bars' numbers."""
     from matplotlib.figure import Figure
 
     rows = {name: row for name, row in methods.items() if "error" not in row}
     height = max(4.5, 0.32 * len(rows))
     figure = Figure(figsize=(13, height))
     left, right = figure.subplots(1, 2)
-    numbers = {name: i + 1 for i, name in enumerate(rows)}  # names would hide each other
+    numbers = {name: i + 1 for i, name in enumerate(rows)}  # names would overlap
     points: dict[tuple[str, str], list[str]] = {}
     for name, row in rows.items():
         points.setdefault((f"{row['bits']:.2g}", f"{row['loss']:.2g}"), []).append(name)
@@ -147,7 +147,7 @@ def plot(methods: dict[str, dict[str, Any]], path: str) -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--methods", help="names separated by commas (default: all)")
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = parse(argv)
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)
-    # One op at a time: what waits for the network must not run beside what comes before it.
+    # One op at a time: ops after a collective must not run beside those before it.
     tf.config.threading.set_inter_op_parallelism_threads(1)
     report = run(args)
     print(

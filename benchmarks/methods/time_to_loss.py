@@ -1,10 +1,10 @@
-"""Seconds until a language model is as good as asked, on the networks that steps were measured on.
+"""Seconds until a language model reaches a perplexity, on measured networks.
 
     python benchmarks/methods/time_to_loss.py --measured steps.json \
         --folder docs/accuracy --perplexity 8.5
 
-takes the time of a step from a report of `benchmarks/step/step_time.py --model charlm`, and how
-many steps each method needs from the rows of `benchmarks/methods/frontier.py --task charlm`.
+combines step times from a report of `benchmarks/step/step_time.py --model charlm` with the steps
+that each method needs, from the rows of `benchmarks/methods/frontier.py --task charlm`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from benchmarks.methods.language_frontier import CONTENDERS, path_of
 
 
 def steps_to(curve: dict[str, list[float]], perplexity: float) -> float | None:
-    """Returns after how many steps the test set has a perplexity; `None` if it never has.
+    """Returns the number of steps until the test set reaches a perplexity; `None` if never.
 
-    In proportion between two evaluations; the first one counts as it is.
+    Interpolates linearly between evaluations; the first one counts as it is.
     """
     points = list(zip(curve["steps"], curve["metric"], strict=True))
     for (before, worse), (after, better) in zip(points, points[1:], strict=False):
@@ -39,14 +39,14 @@ def steps_to(curve: dict[str, list[float]], perplexity: float) -> float | None:
 def rows(
     measured: dict[str, Any], trained: argparse.Namespace, perplexity: float
 ) -> list[dict[str, Any]]:
-    """Returns a row for each method that has been trained, by network.
+    """Returns a row for each trained method, by network.
 
     A seed that diverged never reaches the perplexity, so its method has no number of steps.
 
     Args:
-        measured: What `step_time.py --json` wrote.
+        measured: Report of `step_time.py --json`.
         trained: `folder`, `workers` and `steps` of the rows.
-        perplexity: To be reached.
+        perplexity: The target.
     """
     found = []
     for report in measured.get("runs", [measured]):
@@ -77,7 +77,7 @@ def rows(
 
 
 def table(found: Sequence[dict[str, Any]], perplexity: float) -> str:
-    """Returns a table in Markdown: seconds, and in brackets ms a step, by method and network."""
+    """Returns a Markdown table by method and network: seconds, and ms per step in brackets."""
     networks = list(dict.fromkeys(r["network"] for r in found))
     lines = [
         f"| method | steps to {perplexity:g} | {' | '.join(networks)} |",

@@ -1,12 +1,12 @@
-"""How many bits a value of `CodedTopK` should have: energy per bit, and training at equal bytes.
+"""Bits per value of `CodedTopK`: energy per bit, and training at equal bytes.
 
     python benchmarks/methods/value_bits.py
     python benchmarks/methods/value_bits.py --steps 300 --densities 0.003,0.01,0.03
 
-First table: what share of the energy of the top-k a message carries, and that energy per bit of the
-message relative to one bit a value, for random gradients. Second table: `digits_task.Digits`, every
-density with every number of bits; bytes that a worker sends in a step, without those of the biases,
-which are sent densely here.
+First table: the share of the top-k's energy that a message carries, and that energy per bit of the
+message relative to one bit per value, for random gradients. Second table: `digits_task.Digits`,
+every density with every number of bits; bytes that a worker sends in a step, without those of the
+biases, which are dense here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INPUTS = (
 
 
 def carried(gradient: np.ndarray, density: float, value_bits: int) -> tuple[float, float]:
-    """Share of the top-k's energy that a message carries, and its bits for each element sent."""
+    """Share of the top-k's energy that a message carries, and its bits per element sent."""
     import tensorflow as tf
 
     from tf_redsync.methods.common.coded_selection import coding, select_and_code
@@ -51,7 +51,7 @@ def carried(gradient: np.ndarray, density: float, value_bits: int) -> tuple[floa
 
 
 def energies() -> list[str]:
-    """Lines of the first table."""
+    """Returns the lines of the first table."""
     from tf_redsync.methods.common.coded_selection import VALUE_BITS
 
     lines = [f"{'gradient':<14}{'density':>8}" + "".join(f"{b:>8} bits     " for b in VALUE_BITS)]
@@ -65,7 +65,7 @@ def energies() -> list[str]:
 
 
 def trainings(args: argparse.Namespace) -> list[str]:
-    """Lines of the second table."""
+    """Returns the lines of the second table."""
     import tf_redsync as rs
     from benchmarks.methods.digits_task import Digits
     from benchmarks.methods.digits_training import train_over_seeds
@@ -89,7 +89,7 @@ def trainings(args: argparse.Namespace) -> list[str]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--steps", type=int, default=300)

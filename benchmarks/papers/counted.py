@@ -1,4 +1,4 @@
-"""Tables that need no training: what happens to the layers of a network, and bytes of messages."""
+"""Tables without training: the selection of each layer of a network, and bytes of messages."""
 
 from __future__ import annotations
 
@@ -85,19 +85,19 @@ def message_bytes(method: Any, specs: Sequence[TensorSpec]) -> float:
     from tf_redsync.exchange.layout import make_buckets
 
     assignments = [(a.spec, a.method) for a in rs.Policy(default=method).assign(specs)]
-    # Of two workers each sends to the other what it contributes, in all kinds of collectives.
+    # With two workers, each sends what it contributes, in all kinds of collectives.
     buckets = make_buckets(assignments, workers=2)
     return sum(traffic.bytes_sent(traffic.messages(b.method, b.layout)) for b in buckets)
 
 
 def compression(method: Any, specs: Sequence[TensorSpec]) -> float:
-    """Returns how many times as much dense exchanges in every step would send."""
+    """Returns the ratio to the bytes of dense exchanges in every step."""
     dense = sum(s.bytes for s in specs)
     return dense * max(1, method.sync_schedule.local_steps) / message_bytes(method, specs)
 
 
 def papers_compression(steps: int, density: float) -> float:
-    """Returns what the paper's formula says: 32 bits an element and step, against Golomb codes.
+    """Returns the ratio by the paper's formula: 32 bits per element and step against Golomb codes.
 
     A random position of density p takes b + 1 / (1 - (1 - p)^(2^b)) bits, with the parameter b.
     """

@@ -1,7 +1,7 @@
-"""The tables of the papers, as lists of what is exchanged, with the paper's figure beside each.
+"""The tables of the papers: lists of exchanges, each with the paper's figure.
 
-A figure stands here if the paper's abstract or its public code has it. Other papers' figures, and
-those that were noted without the paper at hand, have a star, which the table explains.
+A figure is listed if the paper's abstract or its public code has it. Figures of other papers, and
+those noted without access to the paper, have a star, which the table explains.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Row:
 
     Attributes:
         what: Its name.
-        method: What is exchanged, as `benchmarks/method_expressions.py` takes it.
+        method: The exchange, as an expression of `benchmarks/method_expressions.py`.
         paper: The paper's figure.
-        feedback: Whether what is not sent is kept for later; without, residuals are cleared.
+        feedback: Whether there is error feedback; without it, residuals are cleared.
         whole_model: Whether the model is exchanged as a single tensor.
     """
 
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """The text by which the row is found in a report."""
+        """The key of the row in a report."""
         variant = "" if self.feedback else "; no feedback"
         return self.method + variant + ("; one tensor" if self.whole_model else "")
 
@@ -43,11 +43,11 @@ class Table:
 
     Attributes:
         title: Its heading.
-        kind: How it comes about, a key of `paper_tables.KINDS`.
+        kind: How it is measured, a key of `paper_tables.KINDS`.
         rows: Its rows.
         settings: Defaults of the kind's flags, by name.
-        paper: What the figures of the paper are.
-        not_comparable: What is different here.
+        paper: Description of the paper's figures.
+        not_comparable: Differences from the paper.
     """
 
     title: str
@@ -59,12 +59,12 @@ class Table:
 
 
 def _redsync(density: float, options: str) -> str:
-    masked = ", masking=True" if density >= 0.1 else ""  # the default there: not masked
+    masked = ", masking=True" if density >= 0.1 else ""  # the default there: no masking
     return f"RedSync(density={density:g}, momentum=0.9, dense_below=0{masked}{options})"
 
 
 def _redsync_rows() -> tuple[Row, ...]:
-    # Of ResNet44 on CIFAR-10: the one figure of the paper near to this task.
+    # Of ResNet44 on CIFAR-10: the paper's only figure close to this task.
     paper = {(0.001, ""): "7.17 % error*", (0.001, ", quantized=True"): "7.87 % error*"}
     rows = [Row("dense", "Dense()", "7.48 % error*")]
     for density in (0.1, 0.01, 0.001, 0.0001):
@@ -75,7 +75,7 @@ def _redsync_rows() -> tuple[Row, ...]:
 
 
 def _foroutan_rows() -> tuple[Row, ...]:
-    """Scheme, layer or model, feedback or none."""
+    """Rows by scheme, by layer or model, with feedback or none."""
     schemes = {
         "top-k, layer": ("TopK(density={d})", False),
         "top-k, model": ("TopK(density={d}, scope='model')", False),
@@ -120,7 +120,7 @@ _SBC_GRID = tuple(
     for name, figure in [_SBC_PRESETS.get((steps, density), ("", NONE))]
 )
 _CDSGD = "CDSGD(full_every={k}, warm_up=None{more})"
-_CDSGD_NEVER = 10**6  # a step that no training here comes to
+_CDSGD_NEVER = 10**6  # a step beyond the end of every training here
 _CDSGD_ROWS = (
     Row("dense", "Dense()"),
     Row("2-bit, no delay", "TwoBit()"),

@@ -1,7 +1,7 @@
-"""Tables of digits, by `benchmarks/methods/digits_training.py`.
+"""Tables of the digits task, by `benchmarks/methods/digits_training.py`.
 
-Its loopback knows local steps, points of each worker's own and delays; here it gets two more things
-that papers vary.
+Its loopback supports local steps, individual points and delays. This module adds two variations of
+the papers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Varied(Exchange):
         policy: See `Exchange`.
         specs: See `Exchange`.
         workers: See `Exchange`.
-        row: Says which.
+        row: Selects the variation.
     """
 
     def __init__(self, policy: Any, specs: Sequence[TensorSpec], workers: int, row: Row):
         self.row, self.shapes = row, [s.shape for s in specs]
         self.sizes = [s.size for s in specs]
-        if row.whole_model:  # two axes: a vector would be taken for a bias
+        if row.whole_model:  # two axes: a vector would count as a bias
             specs = [TensorSpec("model", (sum(self.sizes), 1))]
         super().__init__(policy, specs, workers)
 
@@ -60,7 +60,7 @@ def _cleared(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(rows: Sequence[Row], args: argparse.Namespace, kept: Report) -> None:
-    """Trains all rows with all seeds but what the report has."""
+    """Trains all rows with all seeds that the report lacks."""
     for seed in range(args.seeds):
         for number, row in enumerate(rows, 1):
             if kept.row(row.key, seed) is not None:
@@ -77,7 +77,7 @@ def run(rows: Sequence[Row], args: argparse.Namespace, kept: Report) -> None:
 
 
 def train(row: Row, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Trains one row; `bits` are those of the whole run, which begins without a warm-up."""
+    """Trains one row; `bits` are those of the whole run, which has no warm-up."""
     task, method = Digits(args.workers, args.batch, seed), exchanged(row.method).method
     exchange = Varied(method, task.specs, task.workers, row)
     found = digits_training.train(task, method, args.learning_rate, args.steps, exchange)

@@ -1,4 +1,4 @@
-"""Tables of step times on a network with a limited rate: the workers of benchmarks/step."""
+"""Tables of step times on a network with a limited rate, measured by benchmarks/step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from benchmarks.step import step_report, step_time
 
 
 def run(rows: Sequence[Row], args: argparse.Namespace, kept: Report) -> None:
-    """Measures all rows in turn, in all rounds but what the report has.
+    """Measures all rows in turn, in all rounds that the report lacks.
 
-    A round is what a seed is elsewhere. A failure is a row of the report too.
+    Rounds take the place of seeds. A failure is a row of the report too.
     """
     wanted = [(row, number) for number in range(args.rounds) for row in rows]
     missing = [(r, n) for r, n in wanted if kept.row(r.key, n) is None]
@@ -39,16 +39,16 @@ def _median(result: dict[str, Any]) -> float:
 
 
 def summary(row: Row, kept: Report, first: str) -> dict[str, Any]:
-    """Returns what all rounds of a row are together.
+    """Returns the summary of all rounds of a row.
 
     Args:
         row: The row.
         kept: The report.
-        first: Key of the row in whose units times are, round by round.
+        first: Key of the reference row of `ratio`.
 
     Returns:
-        That of `step_report.summary`, and `ratio`: the median over rounds of the row's median
-        divided by that of the row `first`.
+        The summary of `step_report.summary`, and `ratio`: the median over rounds of the row's
+        median divided by that of the row `first`.
     """
     own = [r for r in kept.rows if r["method"] == row.key]
     failed = next((r["error"] for r in own if "error" in r), None)
