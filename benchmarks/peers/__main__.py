@@ -1,9 +1,9 @@
-"""The same training step under other libraries, in one run and one table.
+"""The same training step in other libraries, in one run and one table.
 
     sudo python -m benchmarks.peers --rate 1gbit --model mlp --workers 2 --json peers.json
 
-PyTorch, Horovod and plain TensorFlow run in virtual environments of their own, made at the first
-run and kept. benchmarks/README.md says what the columns mean.
+PyTorch, Horovod and plain TensorFlow run in virtual environments of their own, which the first run
+creates. benchmarks/README.md describes the columns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def parse_peers(text: str) -> list[str]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers",
         description="The same training step under other libraries.",
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--install", action="store_true", help="make the environments and measure nothing")
     add("--install_timeout", type=float, default=3600, help="seconds per command of an install")
     add("--json", help="file for the report")
-    parser.set_defaults(bucket_bytes=None, density=None)  # tf_redsync's, for `step_time.measure`
+    parser.set_defaults(bucket_bytes=None, density=None)  # for `step_time.measure` of tf_redsync
     args = parser.parse_args(argv)
     if args.warmup <= pytorch_ddp.START_POWER_SGD:
         parser.error(
@@ -74,7 +74,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, chosen: dict[str, runs.Library | str]) -> dict[str, Any]:
-    """Measures; returns the report that `--json` writes."""
+    """Measures; returns the report for `--json`."""
     with netlab.network(args.workers, args.rate) as lab:
         peers = runs.rounds(lab, chosen, args.rounds)
     keys = ("workers", "rate", "model", "steps", "warmup", "rounds")
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, chosen: dict[str, runs.Library | str]) -> dict
 
 
 def complain(problems: Sequence[str]) -> int:
-    """Prints what failed; returns the exit code."""
+    """Prints failures; returns the exit code."""
     for problem in problems:
         print(f"\n{problem}", file=sys.stderr)
     return int(bool(problems))

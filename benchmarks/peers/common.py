@@ -1,7 +1,7 @@
-"""What the workers of all peers share: description, arguments, weights, the loop, the result.
+"""Shared by the workers of all peers: description, arguments, weights, loop, result.
 
-A worker runs in the virtual environment of its library, so this module imports NumPy and the
-standard library only, and nothing of tf_redsync.
+A worker runs in the virtual environment of its library, so this module imports only NumPy and the
+standard library, and nothing of tf_redsync.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 
 from benchmarks.models import DATA_BATCHES, WORKLOADS, batches
 
-MODELS = ("mlp", "vgg", "resnet9")  # those that every peer can build with the same weights
+MODELS = ("mlp", "vgg", "resnet9")  # models that every peer can build with the same weights
 INTERFACE_VARIABLE = "TF_REDSYNC_BENCH_INTERFACE"  # set by the driver inside namespaces
-PROBES = 4  # examples whose logits tell whether two workers have the same weights
+PROBES = 4  # examples whose logits show whether two workers have equal weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Peer:
     Attributes:
       name: as in `--peers`; also the folder of its virtual environment.
       module: the worker program, for `python -m`.
-      methods: what it is measured with, `none` first.
-      installs: the words of one `pip install` each, in this order.
+      methods: its methods, `none` first.
+      installs: the arguments of each `pip install`, in order.
       environment: variables for the installs.
       pythons: versions that the library can be installed for; empty: any.
-      tools: commands the installs need, with what provides them.
+      tools: commands that the installs need, with the packages that provide them.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Peer:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Where a worker stands, from TF_CONFIG.
+    """A worker's position, from TF_CONFIG.
 
     Attributes:
       rank: of this worker.
       size: number of workers.
       own_host: address of this worker.
       host: address of worker 0.
-      port: a port of worker 0 that nothing else uses.
+      port: an unused port of worker 0.
       interface: name of the network interface to use; "lo" outside namespaces.
     """
 
@@ -71,16 +71,16 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """A model that is ready to train under one library and method.
+    """A model that is ready to train with one library and method.
 
     Attributes:
-      tensor: makes the library's tensor of an array.
+      tensor: converts an array to the library's tensor.
       step: one step on (inputs, labels) as tensors; returns when the update is done.
       barrier: returns when all workers have called it.
       logits: the model's output for inputs as an array, without training.
       params: number of trainable weights.
-      versions: of the library and what it stands on.
-      settings: options that are not the library's defaults, or worth knowing.
+      versions: of the library and its dependencies.
+      settings: notable or non-default options.
     """
 
     tensor: Callable[[np.ndarray], Any]
@@ -93,7 +93,7 @@ class Session:
 
 
 def cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """Returns this worker's place, from TF_CONFIG and the driver's variable."""
+    """Returns this worker's position, from TF_CONFIG and the driver's variable."""
     config = json.loads(environment["TF_CONFIG"])
     workers, rank = config["cluster"]["worker"], config["task"]["index"]
     host, port = workers[0].rsplit(":", 1)
@@ -103,7 +103,7 @@ def cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
 
 
 def threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns how many threads the launcher gives a worker for one operation."""
+    """Returns the number of threads per op that the launcher sets for a worker."""
     return int(environment["TF_NUM_INTRAOP_THREADS"])
 
 
@@ -136,7 +136,7 @@ def start(model: Any, seed: int) -> None:
 
 
 def sent_bytes(interface: str) -> int | None:
-    """Returns the bytes an interface has sent (as `ip -s link` shows them); None on loopback."""
+    """Returns the bytes that an interface has sent, as in `ip -s link`; None on loopback."""
     if interface == "lo":
         return None
     return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
@@ -153,10 +153,10 @@ def timed(step: Callable[[Any, Any], None], data: list[Any], count: int) -> list
 
 
 def measured(session: Session, args: argparse.Namespace, where: Cluster) -> dict[str, Any]:
-    """Trains and returns what was measured.
+    """Trains and returns the measurements.
 
-    The keys are those of `benchmarks/step/worker.py`, and: `logits` of the same few examples on all
-    workers after the last step, which are equal on all workers exactly if their weights are.
+    The keys are those of `benchmarks/step/worker.py`, and `logits` of the same few examples on all
+    workers after the last step: they are equal exactly if the workers' weights are.
     """
     workload = WORKLOADS[args.model]
     size = args.batch or workload.batch_size
@@ -168,7 +168,7 @@ def measured(session: Session, args: argparse.Namespace, where: Cluster) -> dict
     before, processor = sent_bytes(where.interface), time.process_time()
     times = timed(session.step, data, args.steps)
     processor = time.process_time() - processor
-    session.barrier()  # this worker is done before the others have received its last bytes
+    session.barrier()  # the others may not have received this worker's last bytes yet
     after = sent_bytes(where.interface)
     sent = None if before is None or after is None else (after - before) / args.steps
     probes = batches(workload, 1, PROBES, args.seed)[0][0]
@@ -178,7 +178,7 @@ def measured(session: Session, args: argparse.Namespace, where: Cluster) -> dict
         "times_ms": times,
         "warmup_ms": warm_up,
         "cpu_ms_per_step": 1e3 * processor / args.steps,
-        "bytes_per_step": None,  # these libraries do not count
+        "bytes_per_step": None,  # these libraries do not count them
         "wire_bytes_per_step": sent,
         "logits": np.asarray(session.logits(probes), np.float64).tolist(),
         "versions": session.versions,
@@ -187,7 +187,7 @@ def measured(session: Session, args: argparse.Namespace, where: Cluster) -> dict
 
 
 def arguments(methods: Sequence[str], argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the arguments of a worker; the driver writes them."""
+    """Returns the arguments of a worker, which the driver sets."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--method", choices=methods, required=True)
     parser.add_argument("--model", choices=MODELS, required=True)
@@ -203,8 +203,8 @@ def main(methods: Sequence[str], build: Callable[[argparse.Namespace, Cluster], 
     """The program of a worker.
 
     Args:
-      methods: that `--method` may name.
-      build: makes the session from the arguments and the worker's place.
+      methods: choices of `--method`.
+      build: creates the session from the arguments and the worker's position.
     """
     args, where = arguments(methods), cluster()
     result = measured(build(args, where), args, where)

@@ -1,4 +1,4 @@
-"""Virtual environments of the peers: made once, with what each library needs, and kept."""
+"""Virtual environments of the peers: created once with each library's requirements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.peers.common import Peer
 from tf_redsync.cli.processes import Job, TimeLimits, Worker
 
-STAMP = "peer.json"  # in the environment; written last, so without it nothing is complete
+STAMP = "peer.json"  # in the environment; written last, so without it the environment is incomplete
 
 
 class InstallError(RuntimeError):
@@ -23,19 +23,18 @@ class InstallError(RuntimeError):
 
 
 def ensure(peer: Peer, folder: Path, timeout: float) -> Path:
-    """Returns the Python of the peer's environment, which is made if it is not there.
+    """Returns the Python of the peer's environment, creating it if necessary.
 
     Args:
       peer: the library.
-      folder: where environments are kept, each in a folder with its peer's name. Beside it are
-        the logs of its making.
+      folder: parent folder of the environments, each named after its peer, and of the install logs.
       timeout: seconds for every command, then its processes get SIGKILL.
 
     Returns:
       The path of the interpreter.
 
     Raises:
-      InstallError: with the reason, and where to read more.
+      InstallError: with the reason and the path of the log.
     """
     target = (folder / peer.name).absolute()
     python, stamp = target / "bin" / "python", target / STAMP
@@ -62,19 +61,19 @@ def ensure(peer: Peer, folder: Path, timeout: float) -> Path:
 
 
 def pip_install(python: Path, words: Sequence[str]) -> list[str]:
-    """Returns the command of one `pip install`; builds shall not disturb what else is running."""
+    """Returns the command of one `pip install`, with low priority for builds."""
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     return ["nice", "-n", "10", *pip, "--progress-bar", "off", *words]
 
 
 def interpreter(versions: Sequence[str]) -> str:
-    """Returns a Python to make an environment with.
+    """Returns a Python to create an environment with.
 
     Args:
-      versions: that will do, the best first, like "3.11"; empty: the one that runs this.
+      versions: accepted versions such as "3.11", the best first; empty: the running one.
 
     Raises:
-      InstallError: there is none of them.
+      InstallError: none of them is installed.
     """
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     if not versions or own in versions:
@@ -88,7 +87,7 @@ def interpreter(versions: Sequence[str]) -> str:
 
 
 def _recipe(peer: Peer, base: str) -> dict[str, Any]:
-    """What an environment is made of: a kept one with another recipe is made anew."""
+    """The recipe of an environment; it is recreated if the recipe has changed."""
     return {
         "python": os.path.realpath(base),
         "installs": [list(words) for words in peer.installs],
@@ -103,14 +102,14 @@ def _check_tools(tools: Mapping[str, str]) -> None:
 
 
 def _environment(base: Mapping[str, str], target: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an install: the environment's own programs first, no foreign packages."""
+    """Variables of an install: the environment's own programs first, no other packages."""
     kept = {k: v for k, v in base.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     path = os.pathsep.join([str(target / "bin"), base.get("PATH", os.defpath)])
     return {**kept, "PATH": path, "VIRTUAL_ENV": str(target), **extra}
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, timeout: float) -> None:
-    """Runs one command to its end; its processes do not outlive it or this one."""
+    """Runs one command; its processes end with it or with this process."""
     limits = TimeLimits(timeout, grace=5, stop_grace=5)
     job = Job(limits, echo=False, signals=collections.deque())
     try:

@@ -4,8 +4,8 @@
 `dense`  `hvd.DistributedGradientTape`
 `fp16`   with `hvd.Compression.fp16`
 
-Started by `python -m benchmarks.peers`. Horovod's own launcher is left out, since it reaches other
-machines by ssh: the variables that it sets are set here, and worker 0 serves the rendezvous.
+Started by `python -m benchmarks.peers`. Horovod's own launcher reaches other machines by ssh, so it
+is not used: this module sets its variables, and worker 0 serves the rendezvous.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _CLONE_NEWUTS = 0x04000000
 
 
 def peer() -> common.Peer:
-    """Returns the library's description. Horovod 0.28.1 knows TensorFlow up to 2.15."""
+    """Returns the library's description. Horovod 0.28.1 supports TensorFlow up to 2.15."""
     return common.Peer(
         name="horovod",
         module="benchmarks.peers.horovod_tf",
         methods=METHODS,
         installs=(
-            # What its setup.py imports must be there before: `--no-build-isolation`, so that it is
-            # compiled against the TensorFlow that will load it. `packaging` and `cmake` are
-            # found by setup.py, pkg_resources by what setuptools was before 82.
+            # Requirements of its setup.py. `--no-build-isolation` compiles it against the
+            # TensorFlow that will load it. setup.py needs `packaging` and `cmake`, and
+            # pkg_resources of setuptools before 82.
             ("tensorflow==2.15.1", "numpy<2", "setuptools<70", "wheel", "packaging", "cmake<4"),
-            # A wheel in pip's cache may have been compiled against another TensorFlow.
+            # A wheel in pip's cache may have been compiled for another TensorFlow.
             ("--no-build-isolation", "--no-cache-dir", "horovod==0.28.1"),
         ),
         environment={
@@ -55,7 +55,7 @@ def peer() -> common.Peer:
 
 
 def variables(where: common.Cluster) -> dict[str, str]:
-    """Returns what Horovod's launcher would put into the environment: one worker a machine."""
+    """Returns the environment variables of Horovod's launcher: one worker per machine."""
     rank, size = str(where.rank), str(where.size)
     return {
         "HOROVOD_HOSTNAME": f"worker{rank}",
@@ -74,13 +74,13 @@ def variables(where: common.Cluster) -> dict[str, str]:
 
 
 def name_machine(where: common.Cluster) -> None:
-    """Makes the worker's address the name of its machine, for this process alone.
+    """Sets the machine's host name to the worker's address, for this process alone.
 
-    Horovod 0.28.1 forgets HOROVOD_GLOO_IFACE for the context that its collectives run in: that one
-    binds to whatever the name of the machine resolves to, the same for all network namespaces.
+    Horovod 0.28.1 ignores HOROVOD_GLOO_IFACE in the context of its collectives, which binds to the
+    address of the host name. That name is the same in all network namespaces.
     """
     if where.interface == "lo":
-        return  # all workers are on this machine, and its name is good enough
+        return  # all workers are on this machine, whose name resolves
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWUTS):
         raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWUTS) failed")
@@ -88,7 +88,7 @@ def name_machine(where: common.Cluster) -> None:
 
 
 def rendezvous(where: common.Cluster) -> None:
-    """Serves the rendezvous on worker 0; on the others, waits until it is there."""
+    """Serves the rendezvous on worker 0; the others wait for it."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     if where.rank == 0:
@@ -109,7 +109,7 @@ def rendezvous(where: common.Cluster) -> None:
 
 def build(args: argparse.Namespace, where: common.Cluster) -> common.Session:
     """Joins the other workers and returns the model, ready to train."""
-    name_machine(where)  # before there are threads, which would keep the old name
+    name_machine(where)  # before threads start, which would keep the old name
     os.environ.update(variables(where))
     import horovod
     import horovod.tensorflow as hvd

@@ -3,8 +3,8 @@
 `none`   the same model without a strategy: nothing is sent
 `dense`  the strategy and Keras's SGD
 
-Started by `python -m benchmarks.peers`. The TensorFlow is that of the driver, in a virtual
-environment where there is no tf_redsync.
+Started by `python -m benchmarks.peers`. The TensorFlow version is that of the driver, in a virtual
+environment without tf_redsync.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ METHODS = ("none", "dense")
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of TensorFlow and Keras installed where this runs."""
+    """Returns the installed versions of TensorFlow and Keras."""
     names = {distribution.metadata["Name"] for distribution in metadata.distributions()}
     tensorflow = "tensorflow-cpu" if "tensorflow-cpu" in names else "tensorflow"
     return {name: metadata.version(name) for name in (tensorflow, "keras")}
 
 
 def peer() -> common.Peer:
-    """Returns the library's description: the versions are those that tf_redsync runs with here."""
+    """Returns the library's description, with the versions that tf_redsync uses here."""
     wanted = tuple(f"{name}=={version}" for name, version in versions().items())
     return common.Peer(
         name="mwms", module="benchmarks.peers.mwms", methods=METHODS, installs=(wanted,)
@@ -41,7 +41,7 @@ def build(args: argparse.Namespace, where: common.Cluster) -> common.Session:
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    alone = args.method == "none"  # the strategy then only makes the workers wait for each other
+    alone = args.method == "none"  # the strategy is then only a barrier
     with contextlib.nullcontext() if alone else strategy.scope():
         model = WORKLOADS[args.model].build()
         optimizer = keras.optimizers.SGD(LEARNING_RATE)
@@ -53,7 +53,7 @@ def build(args: argparse.Namespace, where: common.Cluster) -> common.Session:
         with tf.GradientTape() as tape:
             losses = loss_of(labels, model(inputs, training=True), from_logits=True)
             # The strategy sums over the replicas. Loss objects divide by their number in newer
-            # versions of Keras only, this function in none.
+            # versions of Keras only; this function never does.
             loss = tf.reduce_mean(losses) / replicas
         variables = model.trainable_variables
         optimizer.apply(tape.gradient(loss, variables), variables)

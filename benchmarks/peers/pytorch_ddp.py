@@ -1,7 +1,7 @@
 """One worker of PyTorch's DistributedDataParallel over Gloo, on CPUs.
 
 `none`      forward and backward pass under `no_sync()`, and the update: nothing is sent
-`dense`     DistributedDataParallel as it is
+`dense`     plain DistributedDataParallel
 `fp16`      with `fp16_compress_hook`
 `powersgd`  with `powerSGD_hook`, rank 4
 
@@ -22,11 +22,11 @@ from benchmarks.peers import common
 
 METHODS = ("none", "dense", "fp16", "powersgd")
 RANK = 4
-# All-reduce as it is before: PyTorch asks for at least 2 with error feedback and warm start. The
-# first step builds DDP's buckets.
+# The all-reduce stays unchanged until this step: PyTorch requires at least 2 with error feedback
+# and warm start. The first step builds DDP's buckets.
 START_POWER_SGD = 2
-# PyTorch's PowerSGD hook hangs on Gloo with several buckets: each one waits for its own collectives
-# in an order that need not be that of the other workers.
+# PyTorch's PowerSGD hook deadlocks on Gloo with several buckets: each one waits for its own
+# collectives in an order that may differ between workers.
 ONE_BUCKET_MB = 1000
 
 
@@ -56,7 +56,7 @@ def make_model(name: str) -> Any:
                 layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU()]
                 channels = filters
             layers.append(nn.MaxPool2d(2))
-        layers.append(nn.Flatten())  # of one pixel: the order of its axes is no matter
+        layers.append(nn.Flatten())  # of one pixel: the order of its axes does not matter
         widths = [channels, 512, 512]
     for inputs, outputs in zip(widths, widths[1:]):  # noqa: B905 pairs
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -64,13 +64,13 @@ def make_model(name: str) -> Any:
 
 
 def resnet9(classes: int, width: int = 32) -> Any:
-    """Returns the network of `benchmarks/accuracy/networks.py`, with its initialisation."""
+    """Returns the network of `benchmarks/accuracy/networks.py` with its initialization."""
     import torch
     from torch import nn
 
     def convolved(inputs: int, filters: int) -> list[Any]:
         convolution = nn.Conv2d(inputs, filters, 3, padding=1, bias=False)
-        # He's of Keras: a normal distribution cut at two deviations, which makes it 0.88 as wide.
+        # He's of Keras: a normal distribution truncated at two deviations, whose deviation is 0.88.
         std = (2 / (9 * inputs)) ** 0.5 / 0.87962566103423978
         nn.init.trunc_normal_(convolution.weight, std=std, a=-2 * std, b=2 * std)
         return [convolution, nn.BatchNorm2d(filters, eps=1e-3), nn.ReLU()]
@@ -95,7 +95,7 @@ def resnet9(classes: int, width: int = 32) -> Any:
 
 
 def set_weights(model: Any, seed: int) -> None:
-    """Gives the model the weights that the Keras peers have: its axes are in another order."""
+    """Sets the weights of the Keras peers, transposed to PyTorch's order of axes."""
     import torch
 
     # To Keras: [out, in] -> [in, out], [out, in, y, x] -> [y, x, in, out]; and back.
@@ -110,9 +110,9 @@ def set_weights(model: Any, seed: int) -> None:
 
 
 def distributed(model: Any, method: str) -> tuple[Any, dict[str, Any], Any]:
-    """Returns the model in DistributedDataParallel, the settings of the method, its hook's state.
+    """Returns the model in DistributedDataParallel, the method's settings, and its hook's state.
 
-    The state counts what is sent; only PowerSGD has one.
+    The state counts sent bytes; only PowerSGD has one.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
@@ -137,7 +137,7 @@ def distributed(model: Any, method: str) -> tuple[Any, dict[str, Any], Any]:
 
 
 def as_input(array: np.ndarray) -> Any:
-    """Returns the tensor of inputs or labels; images get their channels in front."""
+    """Returns the tensor of inputs or labels; images become channels first."""
     import torch
 
     if array.ndim == 4:

@@ -1,4 +1,4 @@
-"""From what the workers wrote to the table: pooling, and whether all did the same work."""
+"""From the workers' results to the table: pooling, and checks that all did the same work."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import numpy as np
 from benchmarks.step import step_report
 
 COLUMNS = ("median ms", "min ms", "cpu ms", "x none", "wire MB")
-# Methods that are plain SGD: weights are the same in all libraries, to rounding.
+# Methods that are plain SGD: weights are equal in all libraries, up to rounding.
 EXACT = ("none", "dense")
-# Of the largest logit. Workers add up the same numbers; libraries round in other places, which
-# leaves 1e-5 with `mlp` and 1e-2 with `vgg`. Half the gradient makes a quarter with `mlp`.
+# Relative to the largest logit. Workers add the same numbers; libraries round differently, which
+# gives 1e-5 with `mlp` and 1e-2 with `vgg`. Half the gradient gives a quarter with `mlp`.
 SAME_WORKERS, SAME_LIBRARIES = 1e-4, 0.05
 
 
 class DisagreementError(RuntimeError):
-    """Workers that should have the same weights have not."""
+    """Workers that should have equal weights differ."""
 
 
 def distance(logits: Any, first: Any) -> float:
-    """Returns the largest difference, in parts of the largest of the first logits."""
+    """Returns the largest difference relative to the largest of the first logits."""
     there = np.asarray(first)
     return float(np.abs(np.asarray(logits) - there).max() / np.abs(there).max())
 
 
 def collect(method: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns worker 0's result of a run, after a look at the others'.
+    """Returns worker 0's result of a run after comparing it with the others'.
 
     Args:
-      method: of the run; under `none` every worker goes its own way.
+      method: of the run; with `none` workers are independent.
       results: of all workers.
 
     Raises:
@@ -40,7 +40,7 @@ def collect(method: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if method != "none":
         for rank, result in enumerate(results):
             apart = distance(result["logits"], results[0]["logits"])
-            if not apart <= SAME_WORKERS:  # nor with a NaN
+            if not apart <= SAME_WORKERS:  # also true for a NaN
                 raise DisagreementError(
                     f"worker {rank} has other weights than worker 0 after {method}: their logits "
                     f"differ by {apart:.1%}"
@@ -49,10 +49,10 @@ def collect(method: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def differences(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns a sentence for every library whose exact method ended elsewhere than the first one's.
+    """Returns a sentence for each library whose exact method ends with other weights.
 
     All start from the same weights and read the same data, so `none` and `dense` are the same
-    computation everywhere. tf_redsync's own worker writes no logits and is left out.
+    computation everywhere. tf_redsync's own worker writes no logits and is skipped.
     """
     found = []
     for method in EXACT:
@@ -80,7 +80,7 @@ def part(
     """Returns a library's part of the report.
 
     Args:
-      results: per method, what worker 0 measured in each round.
+      results: per method, worker 0's measurements of each round.
       errors: of the methods that failed.
       versions: None: those in the results.
     """
@@ -102,12 +102,12 @@ def part(
 
 
 def reason(text: str) -> str:
-    """Returns the line of a message that goes into the table."""
+    """Returns the line of a message to show in the table."""
     return text.strip().splitlines()[0]
 
 
 def table(peers: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the lines to print: one method a line, times in ms, traffic in MB (10^6 bytes)."""
+    """Returns the lines to print: one method per line, times in ms, traffic in MB (10^6 bytes)."""
     lines = [f"{'library':<12}{'method':<22}" + "".join(f"{title:>12}" for title in COLUMNS)]
     for name, peer in peers.items():
         if "error" in peer:
@@ -132,7 +132,7 @@ def table(peers: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def failures(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns the full text of everything that failed."""
+    """Returns the full texts of all failures."""
     found = []
     for name, peer in peers.items():
         if "error" in peer:
@@ -144,7 +144,7 @@ def failures(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def versions(peers: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the lines that say what was measured, one library a line."""
+    """Returns the lines with the measured versions, one per library."""
     lines = []
     for name, peer in peers.items():
         parts = [

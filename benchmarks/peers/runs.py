@@ -1,4 +1,4 @@
-"""Starts the workers of all libraries, one method after the other, round by round."""
+"""Starts the workers of all libraries, one method after the other, in rounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.step import step_time
 from tf_redsync import launch
 
 OWN = "tf_redsync"
-OWN_METHODS = (  # at the defaults that users get
+OWN_METHODS = (  # at the users' defaults
     "none", "Dense()", "HalfPrecision()", "PowerSGD(rank=4)", "RedSync(momentum=0.9)",
     "CodedTopK()", "CodedGMC()",
 )  # fmt: skip
@@ -31,11 +31,11 @@ PEERS = (OWN, *OTHERS)
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """What can be measured of a library.
+    """Measurements of a library.
 
     Attributes:
       methods: in the order of the table.
-      measure: (network, method) -> what worker 0 measured in one run.
+      measure: (network, method) -> worker 0's measurements of one run.
       versions: None: those that the worker reports.
     """
 
@@ -58,14 +58,14 @@ def command(
 def measure(
     python: Path, peer: common.Peer, args: argparse.Namespace, lab: netlab.Lab, method: str
 ) -> dict[str, Any]:
-    """Starts the workers of another library once and returns what worker 0 measured.
+    """Starts the workers of another library once and returns worker 0's measurements.
 
     Raises:
-      MeasurementError: a worker failed, or all were too slow; with its last lines.
+      MeasurementError: a worker failed or timed out; with its last lines.
       DisagreementError: the workers' weights differ.
     """
     env = {
-        # This checkout and nothing else: no package from here may reach the other environment.
+        # Only this checkout: no package from here may reach the other environment.
         "PYTHONPATH": str(workers.ROOT),
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
@@ -89,7 +89,7 @@ def measure(
 
 
 def own(args: argparse.Namespace) -> Library:
-    """Returns tf_redsync, through the worker of `benchmarks/step/step_time.py`."""
+    """Returns tf_redsync, measured by the worker of `benchmarks/step/step_time.py`."""
     versions = {OWN: tf_redsync.__version__, **mwms.versions()}
     return Library(
         tuple(args.methods),
@@ -99,7 +99,7 @@ def own(args: argparse.Namespace) -> Library:
 
 
 def libraries(args: argparse.Namespace) -> dict[str, Library | str]:
-    """Returns the libraries of `--peers`, installed; for one that cannot be, the reason."""
+    """Returns the installed libraries of `--peers`, or the reason why one cannot be installed."""
     found: dict[str, Library | str] = {}
     for name in args.peers:
         if name == OWN:
@@ -120,7 +120,7 @@ def rounds(
 ) -> dict[str, dict[str, Any]]:
     """Measures all methods in turn; returns the libraries' parts of the report.
 
-    A method that fails is not tried again; its `error` takes the place of its summary.
+    A method that fails is not repeated; its `error` replaces its summary.
     """
     ready = {name: library for name, library in chosen.items() if isinstance(library, Library)}
     turns = [(name, method) for name, library in ready.items() for method in library.methods]

@@ -1,11 +1,11 @@
-"""Steps of any method, local ones too, on slow links with a latency: predicted, and measured.
+"""Steps of any method, including local steps, on slow links with a latency: predicted and measured.
 
     python benchmarks/scale/internet.py --measured steps_2.json steps_4.json --plot internet.png
 
 compares reports of `benchmarks/step/step_time.py --latency` with the model of
-`tf_redsync/planning/prediction.py`, which is that of `tf-redsync plan`, and predicts more workers.
-Of a report come the number of workers, the rate, the latency of a round trip and the time of a step
-without an exchange; what methods compute is measured here. Nothing is fitted.
+`tf_redsync/planning/prediction.py`, which `tf-redsync plan` uses, and predicts more workers. A
+report provides the number of workers, the rate, the round-trip time and the time of a step without
+an exchange. The computation of methods is measured here. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from tf_redsync.methods import Method
 
 NONE = "none"
-PROBED = (2, 8)  # workers whose messages a method is timed with
-TARGET = 0.2  # error of a prediction
-MORE = (2, 4, 8, 16, 32, 64)  # workers that are predicted
+PROBED = (2, 8)  # number of workers whose messages a method is timed with
+TARGET = 0.2  # accepted error of a prediction
+MORE = (2, 4, 8, 16, 32, 64)  # numbers of workers to predict
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """What joins the workers of a prediction.
+    """The network of a prediction.
 
     Attributes:
-        workers: Their number.
-        rate: Bits a second, such as `"10mbit"`.
-        latency_ms: Of a round trip, in milliseconds.
-        share: By which computation takes longer, because workers share cores.
+        workers: Number of workers.
+        rate: Bits per second, such as `"10mbit"`.
+        latency_ms: Round-trip time in milliseconds.
+        share: Factor by which computation is slower because workers share cores.
     """
 
     workers: int
@@ -64,8 +64,8 @@ class Model:
 
     Args:
         specs: The model's variables.
-        work: By method, as written, what it computes.
-        methods: By its text, the method.
+        work: The computation of each method, by its expression.
+        methods: The methods, by their expressions.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Model:
         """Returns the time of a step, the mean over a round.
 
         Args:
-            text: The method.
+            text: The method's expression.
             compute: Seconds of a step without an exchange.
             network: The network.
         """
@@ -101,7 +101,7 @@ class Model:
 
 
 def model_of(reports: Sequence[Mapping[str, Any]]) -> Model:
-    """Returns the model of all methods in some reports; measures what they compute."""
+    """Returns the model of all methods in some reports; measures their computation."""
     from tf_redsync.auto import probe
     from tf_redsync.exchange.layout import TensorSpec
     from tf_redsync.planning import prediction, subject
@@ -116,12 +116,12 @@ def model_of(reports: Sequence[Mapping[str, Any]]) -> Model:
 
 
 def check(model: Model, reports: Sequence[Mapping[str, Any]], cores: int) -> list[dict[str, Any]]:
-    """Compares what was measured with what is predicted.
+    """Compares measurements with predictions.
 
     Args:
         model: See `model_of`.
-        reports: Of `step_time.py`, each with the method `none`.
-        cores: That all workers of a report shared.
+        reports: Reports of `step_time.py`, each with the method `none`.
+        cores: Number of cores that all workers of a report shared.
     """
     rows = []
     for report in reports:
@@ -161,7 +161,7 @@ def check_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def prediction_table(model: Model, texts: Sequence[str], compute: float, network: Network) -> str:
-    """Returns predicted times in ms, of workers on machines of their own, as Markdown."""
+    """Returns predicted times in ms, of workers on separate machines, as Markdown."""
     lines = [
         f"| method | {' | '.join(map(str, MORE))} |",
         "|---|" + "---:|" * len(MORE),
@@ -174,7 +174,7 @@ def prediction_table(model: Model, texts: Sequence[str], compute: float, network
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Draws predicted over measured times."""
+    """Plots predicted over measured times."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -217,7 +217,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: str) -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--measured", type=Path, nargs="+", required=True, help="reports of step_time.py --json")

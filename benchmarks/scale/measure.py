@@ -1,4 +1,4 @@
-"""Runs the clusters of `benchmarks/scale/scale.py` and puts what they measured into one report."""
+"""Runs the clusters of `benchmarks/scale/scale.py` and collects their results in one report."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from benchmarks.scale.traffic import buckets_of
 from benchmarks.workers import MeasurementError, measure, threads
 from tf_redsync import launch
 
-NETWORK = "TF_REDSYNC_BENCH_NETWORK"  # the process that made the network whose rate can be set
-FAST = "20gbit"  # more than TensorFlow's collectives reach over gRPC
-CALIBRATED = 2  # workers
-# Memory of a worker, found for `mlp`: TensorFlow, and copies of the weights at the highest point.
+NETWORK = "TF_REDSYNC_BENCH_NETWORK"  # the process that created the network with an adjustable rate
+FAST = "20gbit"  # faster than TensorFlow's collectives over gRPC
+CALIBRATED = 2  # number of workers
+# Memory of a worker, measured for `mlp`: TensorFlow, and copies of the weights at the peak.
 WORKER_BYTES, COPIES = 0.7e9, 10
 
 
 def report(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all that is asked for; returns the report, without predictions.
+    """Runs all requested measurements; returns the report, without predictions.
 
     Args:
         args: The command line of `benchmarks/scale/scale.py`.
@@ -63,7 +63,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_memory(workers: int, elements: int) -> None:
-    """Refuses to start more workers than there is memory for.
+    """Checks that there is memory for this number of workers.
 
     Raises:
         MeasurementError: if there is too little.
@@ -79,7 +79,7 @@ def check_memory(workers: int, elements: int) -> None:
 
 
 def _cluster(workers: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Starts so many workers once and returns what worker 0 measured."""
+    """Starts a cluster of this many workers once and returns worker 0's measurements."""
     names = ("model", "rate", "density", "seconds", "batch")
     flags = {
         **{name: getattr(args, name) for name in names},

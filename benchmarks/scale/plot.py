@@ -1,4 +1,4 @@
-"""The pictures of `benchmarks/scale/scale.py`: step times over workers, and the fastest method."""
+"""The plots of `benchmarks/scale/scale.py`: step times over workers, and the fastest method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.scale import prediction
 from benchmarks.scale.scale_methods import DENSE, NAMES, NONE
 from benchmarks.scale.traffic import bytes_per_second
 
-# Okabe and Ito's colours, which colour-blind readers tell apart.
+# Okabe and Ito's colors, which color-blind readers can distinguish.
 COLOURS = dict(
     zip(
         NAMES,
@@ -28,18 +28,18 @@ COLOURS = dict(
     )
 )
 MARKERS = dict(zip(NAMES, "xsP^vDho", strict=True))
-RATES = tuple(10 ** (8 + i / 16) for i in range(49))  # bits a second: 100 Mbit/s to 100 Gbit/s
+RATES = tuple(10 ** (8 + i / 16) for i in range(49))  # bits per second: 100 Mbit/s to 100 Gbit/s
 MAP_WORKERS = tuple(round(2 ** (1 + i / 4)) for i in range(45))  # 2 to 4,096
 CROSSED = "RedSync"  # the method whose crossovers are marked
-CLEARLY = 0.9  # a method that takes more than this part of dense's time is not worth it
+CLEARLY = 0.9  # methods that take more than this part of dense's time are not worth it
 
 
 def steps(report: Mapping[str, Any], path: str) -> None:
-    """Draws measured and predicted step times: the check, and machines of their own.
+    """Plots measured and predicted step times: the check, and separate machines.
 
     Args:
         report: With `check` and `predicted`.
-        path: Of the picture.
+        path: Path of the plot.
     """
     from matplotlib.figure import Figure
 
@@ -88,7 +88,7 @@ def steps(report: Mapping[str, Any], path: str) -> None:
 
 
 def _mark_crossovers(axes: Any, predicted: Mapping[str, Any]) -> None:
-    """Writes at each crossover from how many workers on."""
+    """Marks each crossover with its number of workers."""
     import numpy as np
 
     found = [row for row in predicted["crossovers"] if row["workers"] and row["from"] == CROSSED]
@@ -117,13 +117,13 @@ def _mark_crossovers(axes: Any, predicted: Mapping[str, Any]) -> None:
 
 
 def fastest(model: prediction.Model, cluster: prediction.Cluster) -> list[list[str]]:
-    """Returns the method to take for each of `MAP_WORKERS`, at each of `RATES`.
+    """Returns the best method for each of `MAP_WORKERS` at each of `RATES`.
 
-    That is dense where nothing takes less than `CLEARLY` of its time.
+    That is dense if no method takes less than `CLEARLY` of its time.
 
     Args:
-        model: What was measured.
-        cluster: The rest: latency and speed.
+        model: The measurements.
+        cluster: Latency and speed.
     """
     names = [name for name in model.methods if name not in (NONE, DENSE)]
     rows = []
@@ -140,12 +140,12 @@ def fastest(model: prediction.Model, cluster: prediction.Cluster) -> list[list[s
 
 
 def winners(report: Mapping[str, Any], cluster: prediction.Cluster, path: str) -> None:
-    """Draws which method is the fastest, over the links' rate and the number of workers.
+    """Plots the fastest method over the links' rate and the number of workers.
 
     Args:
-        report: What was measured.
+        report: The measurements.
         cluster: Latency and speed.
-        path: Of the picture.
+        path: Path of the plot.
     """
     import numpy as np
     from matplotlib import colors, patches
@@ -209,7 +209,7 @@ def winners(report: Mapping[str, Any], cluster: prediction.Cluster, path: str) -
 
 
 def _label(axes: Any, lines: Any) -> None:
-    """Writes its level on every piece of every line; `clabel` leaves out short ones."""
+    """Labels every segment of every line; `clabel` omits short ones."""
     from matplotlib import patheffects
 
     for level, pieces in zip(lines.levels, lines.allsegs, strict=True):

@@ -1,26 +1,26 @@
 """The prediction of `scale.py`: the time of a training step on any number of workers.
 
-What is known, all of it measured on two workers (`benchmarks/scale/worker.py`):
+Inputs, all measured on two workers (`benchmarks/scale/worker.py`):
 
-    compute     processor time of a step that exchanges nothing, `update` of it for the inner update
+    compute     processor time of a step without an exchange, `update` of it for the inner update
     own         the same of a method's step: compute, select, decode, without handling messages
-    decode      for each element and each worker whose message comes in whole
-    h, c        what a collective costs a worker's core: for each message, and for each byte sent
+    decode      for each element and each worker whose whole message is received
+    h, c        cost of a collective on a worker's core: for each message, and for each byte sent
 
-and, by dry runs, how many bytes each collective of each bucket sends (`Payload`). A bucket's
+and, by dry runs, the bytes that each collective of each bucket sends (`Payload`). A bucket's
 collectives, on P workers joined by links of a rate and a latency:
 
     occupied = sum over collectives of   P h + bytes (c + 1 / rate)
     delay    = sum over collectives of   hops latency
 
-h is half of what a small collective takes on two workers: starting one counts as much as a message.
-TensorFlow's collectives run around a ring; only an all-to-all sends its P - 1 messages at a time.
+h is half the time of a small collective on two workers: starting one counts as a message.
+TensorFlow's collectives run around a ring; only an all-to-all sends its P - 1 messages at once.
 
 A step is a schedule of two resources, the core and the link. The core runs the forward pass (half
-as long as the backward pass), then for each bucket its share of the rest, by elements; a bucket's
-exchange starts when that share is done and the link is free; the update comes when everything is
-there. Workers that share the cores of one machine compute P threads / cores times as long, if that
-is more than 1: true of the benchmark's check, and of no real cluster.
+as long as the backward pass), then for each bucket its share of the rest, by elements. A bucket's
+exchange starts when that share is done and the link is free; the update follows the last exchange.
+Workers that share the cores of one machine compute P threads / cores times as long, if that is more
+than 1. This is the case in the benchmark's check, but not in real clusters.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from benchmarks.scale.scale_methods import NONE
 from benchmarks.scale.traffic import Bucket, Payload
 from tf_redsync.auto.cost import hops
 
-FORWARD = 1 / 3  # of forward and backward pass: one product against two for each layer
+FORWARD = 1 / 3  # part of forward and backward pass: one product against two for each layer
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What a method costs a worker.
+    """Costs of a method on a worker.
 
     Attributes:
-        own: Seconds of a core for a step on two workers, messages excepted.
+        own: Seconds of a core for a step on two workers, without messages.
         decode: Seconds of a core for each element and worker beyond two.
         buckets: In the order of their exchange.
     """
@@ -53,7 +53,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class Software:
-    """What a collective costs a worker's core.
+    """Costs of a collective on a worker's core.
 
     Attributes:
         message: Seconds for each message, by kind.
@@ -64,9 +64,9 @@ class Software:
     byte: Mapping[str, float]
 
     def seconds(self, collectives: Sequence[Payload], workers: int) -> float:
-        """Processor time that collectives take each of so many workers.
+        """Processor time of collectives on each of `workers` workers.
 
-        A pair's is an all-gather of two workers.
+        A pair exchange is an all-gather of two workers.
         """
         seconds = 0.0
         for payload in collectives:
@@ -79,15 +79,15 @@ class Software:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Workers and what joins them.
+    """Workers and their network.
 
     Attributes:
         workers: P.
-        rate: Bytes a second of each direction of each link.
-        latency: Seconds of a message of no bytes on the link.
-        share: By which everything that a core does takes longer; see `oversubscription`.
-        speed: Of a worker's computation, in units of the core of the measurement.
-        burst: Bytes in each step that a rate limiter lets pass unhindered.
+        rate: Bytes per second of each direction of each link.
+        latency: Seconds of an empty message on the link.
+        share: Factor by which computation is slower; see `oversubscription`.
+        speed: Computation speed of a worker, relative to the measured core.
+        burst: Bytes in each step that pass a rate limiter without delay.
     """
 
     workers: int
@@ -99,19 +99,19 @@ class Cluster:
 
 
 def oversubscription(workers: int, threads: int, cores: int) -> float:
-    """Returns how many times longer workers compute because they share one machine's cores."""
+    """Returns the factor by which computation is slower if workers share one machine's cores."""
     return max(1.0, workers * threads / cores)
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Everything that was measured; `step_seconds` predicts.
+    """All measurements; `step_seconds` predicts.
 
     Attributes:
-        compute: Seconds of a core for a step without an exchange, the update included.
+        compute: Seconds of a core for a step without an exchange, including the update.
         update: Seconds of it for the inner update.
-        software: Of the collectives.
-        methods: What each method costs.
+        software: Costs of the collectives.
+        methods: Costs of each method.
     """
 
     compute: float
@@ -145,7 +145,7 @@ class Model:
         return max(core, ready) + (self.update + received) * scale
 
     def core_seconds(self, name: str, workers: int) -> float:
-        """Predicts a worker's processor time in a step, whatever the links."""
+        """Predicts a worker's processor time in a step, for any links."""
         costs = self.methods[name]
         if name == NONE or workers == 1:
             return self.compute
@@ -160,15 +160,15 @@ class Model:
     def exchange(
         self, collectives: Sequence[Payload], cluster: Cluster, burst: float = 0.0
     ) -> tuple[float, float, float]:
-        """Returns how long a bucket's collectives occupy a worker's link, and their delay.
+        """Returns the time that a bucket's collectives occupy a worker's link, and their delay.
 
         Args:
-            collectives: The bucket's.
+            collectives: The bucket's collectives.
             cluster: The workers.
-            burst: Bytes that pass unhindered.
+            burst: Bytes that pass without delay.
 
         Returns:
-            Seconds, seconds, and what is left of `burst`.
+            Seconds, seconds, and the rest of `burst`.
         """
         occupied = delay = 0.0
         for payload in collectives:
@@ -186,9 +186,9 @@ def model_of(report: Mapping[str, Any], software: str = "unlimited") -> Model:
     """Returns the model of a report of `benchmarks/scale/scale.py`.
 
     Args:
-        report: What `--json` wrote.
-        software: "unlimited" or "limited": at which rate the collectives' own costs were measured.
-            They are higher on a slow link, which hands over smaller pieces.
+        report: The report of `--json`.
+        software: "unlimited" or "limited": the rate at which the collectives' own costs were
+            measured. They are higher on a slow link, which hands over smaller pieces.
     """
     measured = report["calibration"]
     parts = {
@@ -216,7 +216,7 @@ def _bucket(saved: Mapping[str, Any]) -> Bucket:
 
 
 def _own(row: Mapping[str, Any], buckets: Sequence[Bucket], parts: Mapping[str, Software]) -> float:
-    """Processor time of a step on two workers less its messages: the mean of both rates."""
+    """Processor time of a step on two workers without its messages: the mean of both rates."""
     times = [
         row["processor_s"][name]
         - sum(part.seconds(step, 2) / len(b.steps) for b in buckets for step in b.steps)
@@ -228,14 +228,14 @@ def _own(row: Mapping[str, Any], buckets: Sequence[Bucket], parts: Mapping[str, 
 def crossover(
     model: Model, first: str, second: str, cluster: Cluster, most: int = 4096
 ) -> int | None:
-    """Returns from how many workers on `second` is faster than `first`; `None` if it is not.
+    """Returns the number of workers from which on `second` is faster than `first`, or `None`.
 
     Args:
-        model: What was measured.
+        model: The measurements.
         first: The method that is faster on two workers.
         second: Another one.
         cluster: All but the number of workers.
-        most: Number of workers up to which to look.
+        most: Largest number of workers to consider.
     """
 
     def wins(workers: int) -> bool:

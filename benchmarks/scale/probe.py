@@ -1,4 +1,4 @@
-"""What workers of `scale.py` measure besides steps: the other parts of predictions."""
+"""Measurements of the workers of `scale.py` besides steps: the other parts of predictions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from benchmarks.scale import scale_methods
 from benchmarks.scale.measure import FAST, NETWORK
 from benchmarks.step.training import make_barrier
 
-LEARNING_RATE = 1e-4  # all methods train the same weights, which should stay finite
-CHAIN = 16  # collectives that wait for each other: what calling a graph takes falls away
+LEARNING_RATE = 1e-4  # all methods train the same weights, which must stay finite
+CHAIN = 16  # dependent collectives; amortizes the cost of calling a graph
 SMALL_WORDS, LARGE_WORDS = 1024, 2 * 1024 * 1024
-GATHERED_FROM = 256  # a worker decodes one message so fast that only many of them can be timed
+GATHERED_FROM = 256  # a worker decodes one message so fast that only many can be timed
 
 
 class Cluster:
@@ -41,24 +41,24 @@ class Cluster:
         self.limited = NETWORK in os.environ
 
     def limit(self, rate: str) -> None:
-        """Gives all links a rate; all workers must call this at the same point."""
+        """Sets the rate of all links; a collective call."""
         self.barrier()
         if self.index == 0 and self.limited:
             netlab.set_rate(self.workers, rate, int(os.environ[NETWORK]))
         self.barrier()
 
     def slowest(self, seconds: float) -> float:
-        """The largest of all workers' values."""
+        """The maximum of all workers' values."""
         import tensorflow as tf
 
         return float(self._largest(tf.constant([seconds])))
 
 
 def collective_seconds(cluster: Cluster, words: int, count: int) -> dict[str, float]:
-    """Processor time of a collective of each kind, one of `count` that wait for each other.
+    """Processor time of a collective of each kind, in a chain of `count` dependent ones.
 
-    Processor time, because a worker's messages are handled by the thread that also trains, and
-    because workers that share cores wait for each other.
+    It is processor time because a worker's training thread also handles messages, and because
+    workers that share cores wait for each other.
     """
     import tensorflow as tf
 
@@ -92,7 +92,7 @@ def collective_seconds(cluster: Cluster, words: int, count: int) -> dict[str, fl
 
 
 def software(cluster: Cluster) -> dict[str, Any]:
-    """What collectives of each kind cost a worker's core: for each one, and for a byte sent."""
+    """Costs of collectives of each kind on a worker's core: per message, and per byte sent."""
     from tf_redsync.exchange import driver, traffic
 
     small = collective_seconds(cluster, SMALL_WORDS, CHAIN)
@@ -127,7 +127,7 @@ def update_seconds(model: Any) -> float:
 
 
 def calibration(cluster: Cluster, model: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """What does not come from whole steps: the collectives' own costs, decoding, the update."""
+    """Inputs of predictions that steps do not give: collective costs, decoding, the update."""
     from tf_redsync.auto import probe
 
     cluster.limit(FAST)

@@ -1,4 +1,4 @@
-"""Step time of 2 to 4,096 workers, predicted from what two workers show, and checked on a few.
+"""Step time of 2 to 4,096 workers, predicted from measurements of two, and checked on a few.
 
     sudo python benchmarks/scale/scale.py --model mlp --rate 100mbit --check 2,4,8 \
         --json scale.json --plot scale.png
@@ -6,8 +6,8 @@
         --plot steps.png --map map.png
 
 The first command measures in network namespaces (`benchmarks/netlab.py`): two workers for the
-predictions, the others to compare them with. The second one takes the measurements from a file.
-`benchmarks/scale/prediction.py` is the prediction, benchmarks/README.md describes the columns.
+predictions, the others for comparison. The second one reads the measurements from a file.
+`benchmarks/scale/prediction.py` has the model; benchmarks/README.md describes the columns.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from benchmarks.scale import (
 from benchmarks.scale.traffic import bits_per_second, bytes_per_second
 
 WORKERS = tuple(2**i for i in range(1, 13))
-TARGET = 0.2  # error of a prediction
-# Where the first method is the faster one for few workers.
+TARGET = 0.2  # accepted error of a prediction
+# Pairs in which the first method is faster for few workers.
 CROSSOVERS = (
     ("RedSync", "SparDL"),
     ("RedSync", "ACPSGD"),
@@ -95,7 +95,7 @@ def check_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def predictions(report: dict[str, Any], cluster: prediction.Cluster) -> dict[str, Any]:
-    """Predicts for workers on machines of their own, and finds where methods take over."""
+    """Predicts for workers on separate machines, and finds crossovers between methods."""
     model = prediction.model_of(report)
     steps = {
         name: [model.step_seconds(name, dataclasses.replace(cluster, workers=p)) for p in WORKERS]
@@ -162,7 +162,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     args = parse(argv)
     if args.calibration:
         report = json.loads(Path(args.calibration).read_text(encoding="utf-8"))
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (netlab.NetworkError, measure.MeasurementError) as error:
             print(f"\n{error}", file=sys.stderr)
             return 1
-        _write(report, args.json)  # minutes of measurements, whatever comes next
+        _write(report, args.json)  # saves minutes of measurements before anything can fail
         report["check"] = check(report, args.rate)
     cluster = prediction.Cluster(
         2,

@@ -1,4 +1,4 @@
-"""The methods that `scale/scale.py` compares: those whose traffic grows in different ways."""
+"""The methods that `scale/scale.py` compares: their traffic grows in different ways."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import tf_redsync as rs
 
 NONE, DENSE = "NoExchange", "Dense"
-# A second setting of a class has a word after the class's name.
+# A second setting of a class has a suffix after the class's name.
 NAMES = (
     NONE,
     DENSE,
@@ -21,16 +21,16 @@ NAMES = (
     "PowerSGD",
     "ACPSGD",
 )
-# Methods of which a worker receives a whole message from every other one.
+# Methods with which a worker receives a whole message from every other one.
 GROWING = ("RedSync", "RedSync quantized")
 
 
 def make(name: str, density: float) -> rs.Method:
-    """Returns a method at its defaults, but for the density.
+    """Returns a method at its defaults except for the density.
 
     Args:
         name: One of `NAMES`.
-        density: For methods that have one.
+        density: For methods with a density.
     """
     options = {"quantized": True} if name.endswith(" quantized") else {}
     return method_settings.for_steps(name.split()[0], density, **options)

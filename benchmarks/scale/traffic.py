@@ -1,13 +1,13 @@
-"""What each method sends on any number of workers, from dry runs of a few.
+"""Bytes that each method sends on any number of workers, from dry runs of a few.
 
 A dry run of 4,096 workers takes minutes for methods that cut a bucket into as many blocks. But
-messages depend on the number of workers P in one way only: they have a part that is divided by P.
-Two dry runs tell it from the rest; `Payload` is the result. It leaves out that the blocks of many
-workers are rounded to whole elements, and that a sparsifier sends at least one element of each.
+messages depend on the number of workers P only through a part that is divided by P. Two dry runs
+separate it from the rest; `Payload` is the result. It ignores that the blocks of many workers are
+rounded to whole elements, and that a sparsifier sends at least one element of each.
 
-Rounds between pairs of workers are another matter: round r = 0, 1, ... is there with more than 2^r
-workers, and its message does not depend on how many. One dry run of very many workers tells all of
-them. It leaves out the round by which workers beyond a power of two take more.
+Rounds between pairs of workers differ: round r = 0, 1, ... exists with more than 2^r workers, and
+its message does not depend on their number. One dry run of very many workers gives all of them. It
+ignores the additional round for numbers that are no power of two.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from tf_redsync.exchange.traffic import Message
 
 TRACED = (8, 64)  # numbers of workers
-MOST = 4096  # workers, where a method exchanges in pairs
+MOST = 4096  # workers, if a method exchanges in pairs
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-# Of a full Ethernet frame, as links and rate limiters count it: what is left without the headers of
+# Payload of a full Ethernet frame, as links and rate limiters count it: without the headers of
 # Ethernet, IP and TCP.
 PAYLOAD = 1448 / 1514
 
 
 def bytes_per_second(bits: float) -> float:
-    """Returns how many bytes of messages a second a link of so many bits a second carries."""
+    """Returns the bytes of messages per second on a link of a rate in bits per second."""
     return PAYLOAD * bits / 8
 
 
@@ -44,15 +44,15 @@ def bits_per_second(rate: str) -> float:
 class Payload:
     """Bytes of one collective as a function of the number of workers.
 
-    Every method's messages have a part that all workers' share alike and one that each of them
-    sends whole: `own + shared / P` bytes for each worker that receives one (to all-to-all and
-    all-gather), or in all (to all-reduce).
+    Every method's messages have a part that workers share equally and one that each of them sends
+    whole: `own + shared / P` bytes for each receiving worker (all-to-all and all-gather), or in all
+    (all-reduce).
 
     Attributes:
         kind: `"all_gather"`, `"all_reduce"`, `"all_to_all"` or `"pair_gather"`.
         own: Bytes that do not depend on the number of workers.
         shared: Bytes that are divided by it.
-        least: Number of workers from which on there is such a collective.
+        least: Smallest number of workers with such a collective.
     """
 
     kind: str
@@ -62,18 +62,18 @@ class Payload:
 
     @classmethod
     def through(cls, kind: str, points: Mapping[int, float]) -> Payload:
-        """Returns the payload of which so many bytes are sent by so many workers.
+        """Returns the payload through two points.
 
         Args:
-            kind: Of the collective.
-            points: Two numbers of workers, and the bytes a worker sends then.
+            kind: Kind of the collective.
+            points: Two numbers of workers, and the bytes that a worker sends with each.
         """
         (p, at_p), (q, at_q) = ((w, sent / _copies(kind, w)) for w, sent in points.items())
         shared = (at_p - at_q) / (1 / p - 1 / q)
         return cls(kind, at_p - shared / p, shared)
 
     def sent(self, workers: int) -> float:
-        """Bytes that each of so many workers sends."""
+        """Bytes that each of `workers` workers sends."""
         if workers < self.least:
             return 0.0
         return _copies(self.kind, workers) * (self.own + self.shared / workers)
@@ -90,8 +90,8 @@ class Bucket:
     """A bucket.
 
     Attributes:
-        elements: Of its tensors.
-        steps: Its collectives in each of two steps: some methods take turns.
+        elements: Number of elements of its tensors.
+        steps: Its collectives in each of two steps: some methods alternate.
     """
 
     elements: int
@@ -99,10 +99,10 @@ class Bucket:
 
 
 def buckets_of(method: rs.Method, specs: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
-    """Returns the buckets that an optimizer would make of a model, and what they send.
+    """Returns the buckets that an optimizer would create for a model, and their traffic.
 
     Args:
-        method: For what it does not refuse.
+        method: Method for the tensors that it does not refuse.
         specs: The model's variables.
     """
     import tf_redsync as rs
@@ -123,7 +123,7 @@ def buckets_of(method: rs.Method, specs: Sequence[TensorSpec]) -> tuple[Bucket, 
 
 
 def _payloads(few: Sequence[Message], many: Sequence[Message]) -> tuple[Payload, ...]:
-    """A step's collectives, as seen with both numbers of workers."""
+    """A step's collectives, from dry runs with both numbers of workers."""
     return tuple(
         Payload.through(m.kind, {TRACED[0]: m.sent, TRACED[1]: n.sent})
         for m, n in zip(few, many, strict=True)

@@ -1,7 +1,7 @@
 """One worker of `scale.py`: times the steps of one model, one method after the other.
 
-Started by the driver under TF_CONFIG; all workers do the same, worker 0 writes the result. The
-links are fast while variables are made, because TensorFlow sends every first value to all workers.
+Started by the driver under TF_CONFIG; all workers run the same code, worker 0 writes the result.
+The links are fast while variables are created, because TensorFlow broadcasts initial values.
 Methods train the same weights one after the other, and each one's state is freed before the next.
 """
 
@@ -24,7 +24,7 @@ MOST_STEPS, FEWEST_STEPS = 20, 3
 
 
 def timed_steps(cluster: Cluster, step: Callable[..., Any], data: list[Any], seconds: float):
-    """Times as many steps as take so long, after one that is not counted.
+    """Times steps for about `seconds` seconds, after one warm-up step.
 
     Returns:
         Medians: wall and processor time of a step, in seconds; and the number of steps.
@@ -54,7 +54,7 @@ def timed_steps(cluster: Cluster, step: Callable[..., Any], data: list[Any], sec
 def timed_method(
     cluster: Cluster, model: Any, data: list[Any], name: str, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Builds the optimizer of one method, and times its steps at the rate and without a limit."""
+    """Builds the optimizer of one method, and times its steps with and without the rate limit."""
     import keras
 
     import tf_redsync as rs
@@ -63,12 +63,12 @@ def timed_method(
     with cluster.strategy.scope():
         inner = keras.optimizers.SGD(LEARNING_RATE)
         method = scale_methods.make(name, args.density)
-        # `NoExchange` leaves each worker with weights of its own, which the next method trains.
+        # `NoExchange` leaves each worker with its own weights, which the next method trains.
         optimizer = rs.DistributedOptimizer(inner, method, check_every=0)
         optimizer.build(model.trainable_variables)
     step = make_step(cluster.strategy, model, optimizer, {})
     step(*data[0]).numpy()  # traces
-    step(*data[1]).numpy()  # methods that take turns, and thresholds that are looked for
+    step(*data[1]).numpy()  # for methods that alternate and for threshold searches
     row: dict[str, Any] = {"bytes_per_step": float(optimizer.bytes_per_step())}
     if args.calibrate or args.rate == "none":
         row["unlimited"] = timed_steps(cluster, step, data, args.seconds)
@@ -83,7 +83,7 @@ def timed_method(
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything that one cluster is asked for."""
+    """Runs all measurements of one cluster."""
     import keras
     import tensorflow as tf
 
@@ -112,7 +112,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line of a worker; called by the driver only."""
+    """Runs a worker's command line; called by the driver."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=sorted(WORKLOADS), required=True)
     parser.add_argument("--methods", type=scale_methods.parse, required=True)
