@@ -2,7 +2,7 @@ r"""Time of top-k in every chunk against a plain pass over the same memory.
 
     python benchmarks/selection/chunks.py --json chunks.json
 
-measures, in turns, round after round, on one thread:
+measures, in turns, in several rounds, on one thread:
 
     read         a pass over the array that only reads it: numpy's maximum
     memcpy       copies the array
@@ -10,7 +10,7 @@ measures, in turns, round after round, on one thread:
     composed     the same in pure TensorFlow
     tf_chunks    tf.math.top_k of the magnitudes of each chunk, and nothing else
     tf_top_k     tf.math.top_k of all magnitudes, for as many elements
-    exact        `ops.accumulate_and_select`, for as many: the accumulate pass, a selection from all
+    exact        `ops.accumulate_and_select`, for as many: accumulate pass and global selection
 
 `ms` is the median over the rounds, `ratio` the median of the ratios to `read` in the same round.
 """
@@ -70,7 +70,7 @@ def measure(kind: str, n: int, density: float, rounds: int) -> list[dict]:
         for name, function in found.items():
             start = time.perf_counter()
             function()
-            if number:  # The first round is for caches and memory.
+            if number:  # The first round warms up caches and memory.
                 times[name].append(1e3 * (time.perf_counter() - start))
     return [
         {
@@ -82,7 +82,7 @@ def measure(kind: str, n: int, density: float, rounds: int) -> list[dict]:
 
 
 def parse(arguments=None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--log2_sizes", default="22,23,24", help="elements, as powers of two, from 12 on")

@@ -1,4 +1,4 @@
-"""Counts the instructions of this process, where the machine counts them and permits to ask."""
+"""Counts the instructions of this process if the machine supports and permits it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Attributes(ctypes.Structure):
 
 
 class Instructions:
-    """User-mode instructions of this process and of all threads that start afterwards.
+    """User-mode instructions of this process and of all threads started afterwards.
 
     Attributes:
       problem: Why there is no count; None if there is one.

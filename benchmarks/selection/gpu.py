@@ -1,21 +1,21 @@
 """The GPU part of `benchmarks/selection/selection.py --device gpu`: the CUDA core on one GPU.
 
-Measured with the device's own events, the median of several runs after warming up:
+Measured with the device's own events, the median of several runs after a warm-up:
 
     exact, threshold    accumulate-and-select (threshold: a search every fifth step)
-    decode8             adds up 8 messages into a dense tensor
-    encode, unpack8     of messages with 1-bit values (`CodedTopK`): encodes the one that `exact`
-                        left; decodes 8, which `decode8` could add up then
+    decode8             adds 8 messages into a dense tensor
+    encode, unpack8     for messages with 1-bit values (`CodedTopK`): encodes the message of
+                        `exact`; decodes 8 messages for `decode8`
     blocks8, 4, 2       quantizes an array in blocks of 256; with its errors (`BlockQuantized`)
-    from_blocks4        adds up 2 such messages
+    from_blocks4        adds 2 such messages
     accumulate          the plain pass over the same arrays
-    copy                a copy of one array on the device: what its memory can do
+    copy                a copy of one array on the device: its memory bandwidth
     cub_sort            CUB's radix sort of magnitudes and positions (no accumulate pass)
     torch_topk          torch.topk of the magnitudes, if PyTorch with CUDA is installed (no pass)
 
 `fraction_of_copy` is the speed in bytes that must be moved, relative to `copy`: for
 accumulate-and-select every input is read and every output is written once. nvcc compiles the CUDA
-core for the GPU at hand; TensorFlow is not used.
+core for the installed GPU; TensorFlow is not used.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Clock:
                 self._runtime.cudaEventCreate(ctypes.byref(event))
 
     def time(self, run) -> float:
-        """Runs once."""
+        """Times one run."""
         if self._runtime is None:
             start = time.perf_counter()
             run()
@@ -64,20 +64,20 @@ class Clock:
         return ms.value
 
     def median(self, run) -> float:
-        """Runs several times."""
+        """Median time of several runs."""
         for _ in range(WARM_UP):
             run()
         return statistics.median(self.time(run) for _ in range(RUNS))
 
 
 class Arrays:
-    """One cell's tensors on the device, and the ops on them."""
+    """One cell's tensors on the device, and its ops."""
 
     def __init__(self, device, g: np.ndarray, density: float, momentum: float, baseline):
         self.device, self.n, self.momentum, self.baseline = device, g.size, momentum, baseline
         self.k, self._step = max(1, round(density * g.size)), 0
         rng = np.random.default_rng(1)
-        # The residual is what a few steps have left: gradients in another order.
+        # The residual resembles that after a few steps: gradients in another order.
         self.g, self.v = device.array(g), device.array(rng.permutation(g))
         self.u = device.array(rng.permutation(g)) if momentum else None
         self.new_v, self.new_u = device.array(g), device.array(g) if momentum else None
@@ -123,7 +123,7 @@ class Arrays:
         return run
 
     def decode(self):
-        """A function that adds up messages of random positions."""
+        """A function that adds messages with random positions."""
         rng, k = np.random.default_rng(2), self.k
         rows = np.ones([RANKS, 2 + 2 * k], np.int32)
         rows[:, 1] = k
@@ -142,7 +142,7 @@ class Arrays:
         return run
 
     def _called(self, name: str, call, *, record: bool, keep):
-        """A function that calls `redsync_gpu_<name>`, with scratch memory if it wants any."""
+        """A function that calls `redsync_gpu_<name>`, with scratch memory if it needs any."""
         library = self.device.library
         function = getattr(library, f"redsync_gpu_{name}")
         place = self.device.array(np.zeros(ctypes.sizeof(d.Record), np.uint8))
@@ -160,7 +160,7 @@ class Arrays:
         return run
 
     def coded(self):
-        """Functions that encode a message and that decode some, with values of one bit."""
+        """Functions that encode one message and decode several, with 1-bit values."""
         select = self.select("exact")
         select()
         form = topk.make_format([self.n], [self.k], 1, [self._pointer(self.new_v)])
@@ -180,9 +180,9 @@ class Arrays:
         return {"encode": encode, f"unpack{RANKS}": unpack}
 
     def blocks(self):
-        """Functions that quantize in blocks, and that add up what two workers sent."""
+        """Functions that quantize in blocks, and that add the messages of two workers."""
         found = {}
-        for bits in (2, 8, 4):  # the last message is added up below
+        for bits in (2, 8, 4):  # the last message is added below
             words = blocks.block_words(self.n, bits=bits, block=BLOCK)
             message = self.device.array(np.zeros(words, np.int32))
             pointers = [self._pointer(x) for x in (self.v, message, self.new_v)]
@@ -240,7 +240,7 @@ class Arrays:
         return run
 
     def functions(self) -> dict:
-        """All ops that can be measured here."""
+        """All ops that this machine can measure."""
         ops = {
             "exact": self.select("exact"),
             "threshold": self.select("threshold"),
@@ -296,7 +296,7 @@ def measure(sizes, densities, inputs, momenta, *, device=None, make=None) -> lis
         Rows with op, n, density, input, momentum, ms, ratio_to_accumulate, fraction_of_copy, runs.
 
     Raises:
-        SystemExit: if there is no GPU or no CUDA compiler; the text says which.
+        SystemExit: if there is no GPU or no CUDA compiler; the text names it.
     """
     if make is None:
         from benchmarks.selection.inputs import make

@@ -1,4 +1,4 @@
-"""Gradients of known and of real distributions for the selection benchmark."""
+"""Synthetic and real gradients for the selection benchmark."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def make(kind: str, n: int, seed: int = 0) -> np.ndarray:
 def network_gradients() -> np.ndarray:
     """Gradients of a ReLU network 64-256-256-10, in a random order: about 1.4 million values.
 
-    Taken in 16 consecutive steps of SGD after 30 others, batches of 64 points around ten centres.
+    Recorded in 16 consecutive steps of SGD after 30 others, batches of 64 points around ten
+    centers.
     """
     import tensorflow as tf
 

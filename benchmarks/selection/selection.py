@@ -5,19 +5,19 @@ r"""Time of accumulate-and-select against the plain accumulate pass over the sam
 sweeps size, density and input, and measures in one run, on one thread:
 
     exact, trimmed, threshold   this library's selectors (threshold: a search every fifth step)
-    coded                       `exact`, and its message coded: positions by Golomb, values in a bit
+    coded                       `exact` with a coded message: Golomb positions, 1-bit values
     reference                   `exact` in pure TensorFlow
     tf_top_k                    accumulate, tf.math.top_k of the magnitudes, gather, scatter zeros
-    argpartition                the plain pass and numpy.argpartition, doing the same
+    argpartition                the plain pass and the same selection by numpy.argpartition
     memcpy                      copies one of the arrays
     accumulate                  the plain pass, a compiled loop, in place: u = m u + g; v = v + u
-    decode8                     adds up 8 messages into a dense tensor (at random positions)
+    decode8                     adds 8 messages into a dense tensor (at random positions)
 
-`selection_ops.py` says what exactly is measured, `inputs.py` what the inputs are. The ops take
-turns, round after round; `ms` is the median, `ratio_to_accumulate` the median of the ratios to
-`accumulate` in the same round. An op that is slow at a size runs in fewer rounds; `rounds` and
-`calls` (steps timed together) say how often. From 2^26 elements on the slow ones (reference,
-tf_top_k, argpartition) run with the first input only. The JSON file holds a list of rows.
+`selection_ops.py` defines the ops, `inputs.py` the inputs. The ops alternate in several rounds;
+`ms` is the median, `ratio_to_accumulate` the median of the ratios to `accumulate` in the same
+round. Slow ops run in fewer rounds; see `rounds` and `calls` (steps timed together). From 2^26
+elements on the slow ones (reference, tf_top_k, argpartition) run with the first input only. The
+JSON file holds a list of rows.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ import sys
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Pages of one size for all: numpy asks for huge ones, TensorFlow does not.
+# Equal page sizes: numpy requests huge pages, TensorFlow does not.
 os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from benchmarks.selection.counters import Instructions
 
 SIZES = "14,16,18,20,22,24,26"
-# Weights of a size in the time that there is, and the most rounds of an op.
+# Weights of a size in the total time, and the maximum rounds of an op.
 WEIGHTS = {22: 3.0, 24: 12.0, 26: 16.0}
 MAX_ROUNDS = 15
 LARGEST = 26
 
 
 def calls_at_once(op: str, n: int) -> int:
-    """Steps to time together: at small sizes many, for the sake of the clock and the caller."""
+    """Number of steps to time together: many at small sizes, to amortize overheads."""
     from benchmarks.selection.selection_ops import SLOW
 
     if op in SLOW:
@@ -53,14 +53,14 @@ def calls_at_once(op: str, n: int) -> int:
 
 
 class Op:
-    """One op in one cell: its function and its times, and how many rounds it may join."""
+    """One op in one cell: its function, times, and maximum number of rounds."""
 
     def __init__(self, function, calls, seconds, instructions):
         self.function, self.calls, self.instructions = function, calls, instructions
         self.ms: list[float] = []
         self.counts: list[float] = []
         first = self.run() * calls / 1e3
-        if first > 1:  # Warming up does not matter there, and costs too much.
+        if first > 1:  # A warm-up is unnecessary there, and expensive.
             self.rounds = 1
             return
         cost = self.run() * calls / 1e3
@@ -68,7 +68,7 @@ class Op:
         self.rounds = max(2, min(MAX_ROUNDS, int(seconds / cost)))
 
     def run(self) -> float:
-        """Milliseconds of a step."""
+        """Time of a step in milliseconds."""
         before, start = self.instructions.read(), time.perf_counter()
         self.function()
         self.ms.append(1e3 * (time.perf_counter() - start) / self.calls)
@@ -78,7 +78,7 @@ class Op:
 
 
 def ops_of_cell(names, log2_size: int, kind: str, first_kind: str) -> list[str]:
-    """The ops to measure: without the slow ones at the largest sizes, but for one input."""
+    """The ops to measure; at the largest sizes, slow ones with one input only."""
     from benchmarks.selection.selection_ops import SLOW
 
     everything = log2_size < LARGEST or kind == first_kind
@@ -86,7 +86,7 @@ def ops_of_cell(names, log2_size: int, kind: str, first_kind: str) -> list[str]:
 
 
 def measure_cell(g, kind, density, momentum, names, seconds, instructions) -> list[dict]:
-    """Rows of all ops for one input; `seconds` is the time to spend, roughly."""
+    """Rows of all ops for one input; `seconds` is the approximate duration."""
     import numpy as np
 
     from benchmarks.selection.selection_ops import Cell
@@ -148,7 +148,7 @@ def sweep(args, instructions) -> list[dict]:
 
 
 def plot(rows: list[dict], path: str, kind: str, momentum: float) -> None:
-    """Draws nanoseconds per element over the size, one panel per density."""
+    """Plots nanoseconds per element over the size, one panel per density."""
     from matplotlib.figure import Figure
 
     rows = [r for r in rows if r["input"] == kind and r["momentum"] == momentum]
@@ -189,7 +189,7 @@ def measure_gpu(args) -> list[dict]:
 
 
 def parse(arguments=None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     from benchmarks.selection.inputs import INPUTS
 
     def floats(text):

@@ -1,15 +1,16 @@
-"""What the selection benchmark measures: every op as a function without arguments.
+"""The ops of the selection benchmark, as functions without arguments.
 
-All of them do the same step on the same arrays of n float32: u = m u + g, v = v + u (without
-momentum: v = v + g), then, but for `accumulate`, move the k largest |v| into a message.
+All of them run the same step on the same arrays of n float32: u = m u + g, v = v + u (without
+momentum: v = v + g). All but `accumulate` then move the k largest |v| into a message.
 
-Ops in a graph take their state out of a staging area and put the new state back. While they run
-nothing else holds it, so the native ops write it in place, as the plain pass does: the same
+Ops in a graph take their state from a staging area and return the new state to it. Meanwhile
+nothing else references it, so the native ops write it in place, as the plain pass does: the same
 traffic, in steady state, without allocation. `calls` such steps are one call of the graph. In
-training the state is in variables, which keep the old state until the step is known to be good, so
-that the new one is written to other memory, past the caches: `exact_variables` is that.
+training the state is in variables, which keep the old state until the step is known to be finite.
+The new state is then written to other memory, bypassing the caches: `exact_variables` measures
+that.
 
-With a gradient of bfloat16: `bfloat16` reads it as such, `cast` casts it to float32 before.
+With a gradient of bfloat16: `bfloat16` reads it directly, `cast` casts it to float32 first.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from tf_redsync import ops
 from tf_redsync.methods.common.coded_selection import select_and_code
 
 NATIVE = ("exact", "trimmed", "threshold")
-# Of one step at n elements: the ops that are left to few repeats at large n.
+# Ops with few repetitions at large n.
 SLOW = ("reference", "tf_top_k", "argpartition")
 OPS = (*NATIVE, "coded", *SLOW, "memcpy", "accumulate", "decode8")
-NARROW = ("bfloat16", "cast")  # Measured when named.
+NARROW = ("bfloat16", "cast")  # Measured on request only.
 SEARCH_INTERVAL = 5  # Steps from one threshold search to the next, RedSync's default.
 RANKS = 8
 PLAIN_PASS = r"""
@@ -91,7 +92,7 @@ def select(selector, g, v, u, k, momentum, ratios, search):
 
 
 class Staged:
-    """Tensors that a graph can take and put back without a copy; nothing else holds them."""
+    """Tensors that a graph can take and put back without a copy; it holds the only reference."""
 
     def __init__(self, name: str, tensors):
         self.name, self.types = name, [t.dtype for t in tensors]
@@ -130,7 +131,8 @@ def chain(op: str, n: int, k: int, momentum: float, calls: int):
                 selector, search = (op if op in NATIVE else "exact"), i % SEARCH_INTERVAL == 0
                 grad = g
                 if op == "cast":
-                    with tf.control_dependencies(checks):  # in each step, not once for all
+                    # in each step, not hoisted out of the loop
+                    with tf.control_dependencies(checks):
                         grad = tf.identity(tf.cast(g, tf.float32))
                 message, v, u, ratios = select(selector, grad, v, u, k, momentum, ratios, search)
             checks.append(message[1])
@@ -202,7 +204,7 @@ class Cell:
         return v, u
 
     def function(self, op: str, calls: int):
-        """A function without arguments that does `calls` steps of `op`."""
+        """A function without arguments that runs `calls` steps of `op`."""
         if op in ("accumulate", "memcpy", "argpartition"):
             return lambda: [self._eager(op) for _ in range(calls)]
         if op == "exact_variables":
@@ -212,7 +214,7 @@ class Cell:
             decode = decode_chain(self.n, self.k, calls)
             return lambda: decode(self.messages).numpy()
         run, staged = chain(op, self.n, self.k, self.momentum, calls)
-        staged.put([self.v + 0.0, self.u + 0.0])  # Copies: these two remain.
+        staged.put([self.v + 0.0, self.u + 0.0])  # copies, because these two remain in use
         self._staged.append(staged)
         g = tf.cast(self.g, tf.bfloat16) if op in NARROW else self.g
         return lambda: run(g).numpy()
@@ -251,4 +253,4 @@ class Cell:
                 u.assign(new_u, read_value=False)
             return message[0]
 
-        return run.get_concrete_function()  # Traced here.
+        return run.get_concrete_function()  # Traces it.

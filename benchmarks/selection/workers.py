@@ -1,20 +1,20 @@
-"""Time that each worker spends on messages by the number of workers, beside its dense update.
+"""Time that each worker spends on messages by the number of workers, and on its dense update.
 
     python benchmarks/selection/workers.py --json workers.json
 
 measures, on one tensor of n elements and on `--threads` threads, the median of rounds in which all
-take turns:
+alternate:
 
-    accumulate   adds a gradient to a residual: the least that a selection does
+    accumulate   adds a gradient to a residual: the minimum work of a selection
     code         selects by `CodedTopK`: accumulates, selects and codes
-    decode P     decodes the messages of P workers and adds them up, dense
+    decode P     decodes the messages of P workers and adds them, dense
     descend P    decodes them and updates the variable at their elements, as for plain SGD
     update       subtracts a dense gradient times the rate from the variable, as SGD does
 
 `dense ratio` is (code + decode P) / update, and `sparse ratio` (code + descend P) / update. Below 1
-a step with P workers spends less on its messages than on its update; a sparse one has no update
-besides. Set GLIBC_TUNABLES=glibc.malloc.hugetlb=1 as the launcher does, or page faults take most
-of the time.
+a step with P workers spends less time on its messages than on its update; a sparse one has no other
+update. Set GLIBC_TUNABLES=glibc.malloc.hugetlb=1 as the launcher does; otherwise page faults take
+most of the time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WARM_UP = 2
 
 
 def functions(n: int, density: float, workers: list[int]) -> dict:
-    """What is measured, by name; each is a function without arguments."""
+    """The measured functions by name, without arguments."""
     import numpy as np
     import tensorflow as tf
 

@@ -1,7 +1,7 @@
-"""What the ops of a training step are there for: forward, backward, selection and so on.
+"""The purpose of each op of a training step: forward, backward, selection and so on.
 
-The lane of an op follows from its type and its name, and for the optimizer's own small ops from the
-graph: what a collective needs is selection, what needs a collective's answer is decoding.
+The lane of an op follows from its type and its name. For the optimizer's small ops it follows from
+the graph: inputs of a collective are selection, and consumers of its result are decoding.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def roles(graph: Any, scope: str) -> dict[str, str]:
         scope: Name of the optimizer; its ops' names begin with it.
 
     Returns:
-        For names of ops, "selection" where a collective needs the op, else "decode" where the op
-        needs a collective. What stands in branches is not among them.
+        For names of ops, "selection" if a collective needs the op, or "decode" if the op needs a
+        collective. Ops in branches are omitted.
     """
     own = [op for op in graph.get_operations() if op.name.startswith(f"{scope}/")]
     names = {op.name for op in own}
@@ -54,10 +54,10 @@ def _reached(start: list[Any], neighbours: Any) -> list[str]:
 
 
 def lane(op: Event, scope: str, role: dict[str, str]) -> str:
-    """Returns what an op is for: of `COMPUTE`, `COLLECTIVE`, or "other".
+    """Returns the purpose of an op: one of `COMPUTE`, `COLLECTIVE`, or "other".
 
     Args:
-        op: From a profile.
+        op: Op of a profile.
         scope: Name of the optimizer.
         role: From `roles`; empty for an optimizer without an exchange, whose ops are updates.
     """
@@ -66,7 +66,7 @@ def lane(op: Event, scope: str, role: dict[str, str]) -> str:
     for name, pattern in (("selection", _SELECT), ("decode", _DECODE), ("update", _UPDATE)):
         if pattern.fullmatch(op.type):
             return name
-    for name in ("selection", "decode"):  # in the driver's scopes, also where they are in branches
+    for name in ("selection", "decode"):  # in the driver's scopes, also inside branches
         if f"/redsync_{name.removesuffix('ion')}" in op.name:
             return name
     if op.name.startswith("gradient_tape/"):
@@ -88,7 +88,7 @@ def by_lane(ops: Iterable[Event], scope: str, role: dict[str, str]) -> dict[str,
 
 
 def _answered(op: Event, opened: list[Event]) -> Event:
-    """An all-to-all until its answer is opened: in a profile it ends when all has been sent."""
+    """Extends an all-to-all until its result is opened: in a profile it ends after sending."""
     if op.type != "CollectiveAllToAllV2":
         return op
     scope = op.name.rpartition("/")[0]
@@ -97,13 +97,13 @@ def _answered(op: Event, opened: list[Event]) -> Event:
 
 
 def parts(step: Event, lanes: dict[str, list[Event]]) -> dict[str, float]:
-    """Returns what a step's time went into, in ms.
+    """Returns the parts of a step's time, in ms.
 
     Returns:
-        `wall`; for every lane that computes, and `other`, how long at least one of its ops ran;
-        `computing`, how long any of them did; `collectives`, how long at least one was under way;
-        `hidden`, how much of that ran beside computing, `exposed`, how much did not; `idle`, the
-        rest. `computing`, `exposed` and `idle` add up to `wall`.
+        `wall`; for every lane that computes, and `other`, the time in which at least one of its ops
+        ran; `computing`, the time in which any of them did; `collectives`, the time in which at
+        least one was in flight; `hidden`, its part that overlapped with computing, and `exposed`,
+        the rest of it; `idle`, the rest. `computing`, `exposed` and `idle` add up to `wall`.
     """
     spans = {
         name: union((max(e.start, step.start), min(e.end, step.end)) for e in events)

@@ -1,10 +1,10 @@
-"""How long a save of `Checkpoint` holds up the training.
+"""Time by which a save of `Checkpoint` delays the training.
 
     python -m tf_redsync.launch -n 2 benchmarks/step/checkpoint_pause.py --directory /tmp/run1
 
 trains 25 million float32 weights with Adam and RedSync by `fit`, and saves several times. Worker 0
-prints how long the step waits that a save begins before, and how much longer all steps of a save
-take together than without one: the threads that write take turns with the training on the cores.
+prints how long the step before a save waits, and how much longer all steps of a save take than
+without one, because the writing threads share the cores with the training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDTH, LAYERS, BATCH = 2048, 6, 16
 
 
 def timed_class():
-    """`Checkpoint` that knows how long its hooks took, and when each step ended."""
+    """Returns a subclass of `Checkpoint` that times its hooks and each step."""
     from tf_redsync.callbacks import Checkpoint
 
     class Timed(Checkpoint):

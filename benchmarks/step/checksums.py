@@ -1,11 +1,11 @@
-"""What checksums of messages cost: steps with and without them, in turn, in the same processes.
+"""Cost of message checksums: steps with and without them alternate in the same processes.
 
     python benchmarks/step/checksums.py --width 900 --json checksums.json
 
-Two workers train an MLP of six hidden layers by RedSync. The library has no switch for checksums:
-the step is traced with `DirectCollectives.checked` set to False, and a second time, as a control.
-Blocks of steps take turns, and the median of the ratios in each round is what counts, if that of
-the control is near 0. Beside that the ops alone are timed on messages of the same sizes.
+Two workers train an MLP of six hidden layers with RedSync. The library has no switch for checksums,
+so the step is traced with `DirectCollectives.checked` set to False, and a second time as a control.
+Blocks of steps alternate. The result is the median of the ratios in each round, if that of the
+control is near 0. The ops alone are also timed on messages of the same sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = ("checked", "plain", "control")
 
 
 def worker(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains in turn with and without checksums; returns seconds of blocks, and of the ops."""
+    """Trains alternately with and without checksums; returns seconds of blocks and of the ops."""
     from benchmarks import models
     from benchmarks.step import training
     from tf_redsync.network import collectives
@@ -85,7 +85,7 @@ def worker(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _mlp(width: int) -> Any:
-    """784-6xwidth-10, as `mlp`, whose width is 2048."""
+    """784-6xwidth-10, like `mlp`, whose width is 2048."""
 
     def build() -> Any:
         import keras
@@ -116,7 +116,7 @@ def _seconds_of_ops(words: int, count: int, times: int = 200) -> float:
 
 
 def report(found: dict[str, Any], block: int) -> dict[str, Any]:
-    """What blocks and ops come to, in percent of a step without checksums; see `compared`."""
+    """Costs of blocks and ops, in percent of a step without checksums; see `compared`."""
     step = statistics.median(one["plain"] for one in found["blocks"]) / block
     return {
         "params": found["params"],
@@ -131,7 +131,7 @@ def report(found: dict[str, Any], block: int) -> dict[str, Any]:
 
 
 def compared(blocks: list[dict[str, float]], kind: str) -> list[float]:
-    """How much longer than the plain steps of the same round, in percent: quartiles and median."""
+    """Percent added to the plain steps of the same round: quartiles and median."""
     ratios = [100 * (one[kind] / one["plain"] - 1) for one in blocks]
     return statistics.quantiles(ratios, n=4)
 
@@ -161,7 +161,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     args = _parse(argv)
     if args.output:
         from benchmarks.step import training

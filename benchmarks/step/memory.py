@@ -3,7 +3,7 @@
     python benchmarks/step/memory.py --methods none,dense,redsync,redsync_m0 --json memory.json
 
 Bytes are those of TensorFlow's own allocator, which counts every tensor exactly; the process's
-resident memory stands beside it as a check. benchmarks/README.md says what the columns mean.
+resident memory is a check. benchmarks/README.md describes the columns.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from benchmarks.models import WORKLOADS
 from benchmarks.step import step_methods
 
 COLUMNS = ("state", "kept", "peak", "- none", "- dense", "process", "- dense")
-# Memory of tensors is returned to the system when they are freed, so that the resident memory is
-# that of living tensors: by default glibc keeps what it may need again.
+# Freed tensors return to the system at once, so resident memory is that of live tensors. By default
+# glibc keeps freed memory.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 17), "MALLOC_ARENA_MAX": "2"}
 
 
 def measure(method: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the workers of one method; returns what worker 0 measured, in bytes."""
+    """Runs the workers of one method; returns worker 0's measurements in bytes."""
     names = ("model", "steps", "warmup", "density", "batch", "bucket_bytes")
     flags = {"method": method, **{name: getattr(args, name) for name in names}}
     with netlab.network(args.workers, "none") as lab:
@@ -50,7 +50,7 @@ def in_params(result: dict[str, Any]) -> dict[str, float]:
 
     Returns:
         `state`: variables besides the parameters; `kept`: all tensors between two steps; `peak`:
-        all tensors at most; `process`: resident memory at most, less that before the model.
+        peak of all tensors; `process`: peak resident memory, less that before the model.
     """
     known, unit = result["known"], result["known"]["params"]
     process = result["process_peak"] - result["process_base"]
@@ -63,7 +63,7 @@ def in_params(result: dict[str, Any]) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all methods; returns the report that `--json` writes. A failure is a row too."""
+    """Measures all methods; returns the report for `--json`. A failure is a row too."""
     rows: dict[str, dict[str, Any]] = {}
     for i, method in enumerate(args.methods):
         print(f"{i + 1:3}/{len(args.methods)} {method:<16}", end="", flush=True)
@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             result = measure(method, args)
             rows[method] = {**in_params(result), "bytes": result}
             print(f"peak {rows[method]['peak']:.3f}", flush=True)
-        except workers.MeasurementError as error:  # the others go on, and the exit code tells
+        # the others continue; the exit code reports the failure
+        except workers.MeasurementError as error:
             rows[method] = {"error": workers.reason_of(str(error))}
             print(f"failed: {rows[method]['error']}", flush=True)
             print(f"\n{error}", file=sys.stderr)
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(methods: dict[str, dict[str, Any]]) -> str:
-    """Returns the lines to print: one method a line, in units of the parameters' bytes."""
+    """Returns the lines to print: one method per line, in units of the parameters' bytes."""
     width = max(10, *(len(name) + 1 for name in methods))
     lines = [f"{'method':<{width}}" + "".join(f"{title:>10}" for title in COLUMNS)]
     none, dense = methods.get("none", {}), methods.get("dense", {})
@@ -119,7 +120,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     args = _parse(argv)
     report = run(args)
     print(f"\n{args.model}, {args.workers} workers, in units of the parameters' bytes")

@@ -1,4 +1,4 @@
-"""One worker of `benchmarks/step/memory.py`: the memory that steps of one method need at most."""
+"""One worker of `benchmarks/step/memory.py`: the peak memory of one method's steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.step import step_methods, training
 
 
 def process_bytes(name: str) -> int:
-    """Returns a size of this process in bytes: "VmRSS", or "VmHWM", the largest one so far."""
+    """Returns "VmRSS" of this process in bytes, or "VmHWM", its peak so far."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])
@@ -19,12 +19,12 @@ def process_bytes(name: str) -> int:
 
 
 def reset_process_peak() -> None:
-    """Makes VmHWM start again from VmRSS."""
+    """Resets VmHWM to VmRSS."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def variable_bytes(variables: Any) -> int:
-    """Returns the bytes that variables (of Keras or TensorFlow) hold on one worker."""
+    """Returns the bytes of variables (of Keras or TensorFlow) on one worker."""
     import tensorflow as tf
 
     return sum(
@@ -33,7 +33,7 @@ def variable_bytes(variables: Any) -> int:
 
 
 def known_bytes(job: training.Training) -> dict[str, int]:
-    """Returns the bytes of what lives from step to step."""
+    """Returns the bytes of all values that live from step to step."""
     import tensorflow as tf
 
     exchange = getattr(job.optimizer, "exchange", None)
@@ -46,7 +46,7 @@ def known_bytes(job: training.Training) -> dict[str, int]:
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains, and returns what was measured."""
+    """Trains, and returns the measurements."""
     import tensorflow as tf
 
     base = process_bytes("VmRSS")

@@ -1,11 +1,11 @@
-"""What `CompressionMetrics` costs a step.
+"""Cost of `CompressionMetrics` per step.
 
     python -m tf_redsync.launch -n 2 benchmarks/step/metrics_cost.py --model mlp
 
-trains by `fit`, in turn without and with the callback at its defaults and a run directory. Worker 0
-prints the medians of the pairs, and the time inside of the callback itself, which noise of the
-machine hardly touches: of a step with its share of a sample, and of what is done once in a `fit`,
-for the most part the first sample, the first profile and the histograms.
+trains by `fit`, alternately without and with the callback at its defaults and a run directory.
+Worker 0 prints the medians of the pairs, and the time inside of the callback, which is nearly free
+of noise: per step with its share of a sample, and once per `fit`, mostly for the first sample, the
+first profile and the histograms.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def model_of(name):
 
 
 def timed_class():
-    """`CompressionMetrics` that knows how long its hooks took."""
+    """Returns a subclass of `CompressionMetrics` that times its hooks."""
     from tf_redsync.callbacks import CompressionMetrics
 
     class Timed(CompressionMetrics):
@@ -48,7 +48,7 @@ def timed_class():
             self.seconds = {name: [] for name in HOOKS}
 
         def per_step(self):
-            """Seconds a step, without what is done once; and seconds of what is done once."""
+            """Seconds per step without one-time work; and seconds of one-time work."""
             begins, ends = self.seconds["on_train_batch_begin"], self.seconds["on_train_batch_end"]
             # The longest one is the first sample, which sets up.
             samples = sorted(ends)[-(len(ends) // self.every) - 1 : -1]

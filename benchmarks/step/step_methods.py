@@ -1,9 +1,8 @@
-"""Methods by name, and their optimizers, where the steps of a real training are measured.
+"""Methods by name, and their optimizers, for measuring steps of a real training.
 
-All are at their defaults, with the density of the command line if it gives one, and with
-the model's optimizer inside, mostly `keras.optimizers.SGD(LEARNING_RATE)`, except for what
-`benchmarks/method_settings.py` lists.
-Workers take expressions in the place of names too, as `benchmarks/method_expressions.py` does.
+All are at their defaults, with the density of the command line if given, and with the model's
+optimizer inside, mostly `keras.optimizers.SGD(LEARNING_RATE)`. `benchmarks/method_settings.py`
+lists the exceptions. Workers also accept expressions, as in `benchmarks/method_expressions.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from benchmarks import method_expressions, method_settings
 from benchmarks.models import LEARNING_RATE
 
 MOMENTUM = 0.9
-LONGEST_PERIOD = 250  # steps; what is rarer is not measured
+LONGEST_PERIOD = 250  # steps; longer periods are not measured
 
-# Names that are not those of classes, or that set a class in another way than its defaults.
+# Names that are no classes, or that select other settings than a class's defaults.
 SPECIAL = {
     "none": "`rs.NoExchange()`: nothing is sent",
     "barrier": "`none` with an all-gather of one word a bucket: workers wait for each other",
@@ -30,7 +29,7 @@ SPECIAL = {
     "auto": "`rs.Auto()`: the library chooses, before the steps that are measured",
 }
 PLAIN = ("dense", "dense_momentum")  # without this library
-# What these classes would be is above. `dense` in lower case is TensorFlow's.
+# Names above replace these classes. `dense` in lower case is TensorFlow's.
 ALIASES = {"Dense": "rs_dense", "NoExchange": "none", "RedSync": "redsync"}
 
 
@@ -43,9 +42,9 @@ def names() -> list[str]:
 
 
 def parse(text: str) -> list[str]:
-    """Returns the methods of a list separated by commas, `all` for all of them.
+    """Returns the methods of a list separated by commas, or all for `all`.
 
-    Classes may be written in lower case; expressions such as `DiLoCo(steps=50)` stay as they are.
+    Classes may be written in lower case; expressions such as `DiLoCo(steps=50)` are unchanged.
 
     Raises:
         ValueError: for an unknown or repeated name.
@@ -57,7 +56,7 @@ def parse(text: str) -> list[str]:
     expressions = [word for word in chosen if "(" in word]
     for word in expressions:
         method_expressions.exchanged(word)
-    if set(chosen) - {*SPECIAL, *expressions}:  # TensorFlow is imported only to look them up
+    if set(chosen) - {*SPECIAL, *expressions}:  # avoids importing TensorFlow for known names
         spelling = {name.lower(): name for name in names()}
         spelling |= {name.lower(): ALIASES[name] for name in ALIASES if name != "Dense"}
         spelling |= {word.lower(): word for word in expressions}
@@ -77,7 +76,7 @@ def parse(text: str) -> list[str]:
 
 
 def _between_commas(text: str) -> list[str]:
-    """The parts of a list, whose parts may be calls with commas of their own."""
+    """The parts of a list; parts may be calls that contain commas."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -92,8 +91,8 @@ def method_for(name: str, density: float | None) -> Any:
     """Returns the method called `name`.
 
     Args:
-        name: One of `names()`, but not of `PLAIN`, which are no methods of this library.
-        density: For methods that have it; `None` for their own defaults.
+        name: One of `names()`, except those of `PLAIN`, which do not use this library.
+        density: For methods with a density; `None` for their defaults.
     """
     import tf_redsync as rs
 
@@ -112,7 +111,7 @@ def method_for(name: str, density: float | None) -> Any:
 
 
 def _barrier() -> Any:
-    """What any synchronous exchange takes: a worker goes on when the last one has its gradients."""
+    """Lower bound for synchronous exchanges: a worker waits until all have their gradients."""
     import tensorflow as tf
 
     import tf_redsync as rs
@@ -142,14 +141,14 @@ def strategy_for(name: str) -> Any:
 def optimizer_for(
     name: str, density: float | None, bucket_bytes: int | None = None, inner: str = "SGD"
 ) -> Any:
-    """Returns the optimizer to measure; inside the strategy's scope.
+    """Returns the optimizer to measure; call it in the strategy's scope.
 
     Args:
-        name: The method's, or an expression.
+        name: The method's name, or an expression.
         density: See `method_for`.
         bucket_bytes: Of the exchange; `None` for its default.
-        inner: The model's optimizer, for methods that do not need another one. AdamW has no
-            `beta_1`, as the methods want it that delay gradients; a step takes as long with it.
+        inner: The model's optimizer, for methods that do not need another one. AdamW has `beta_1`
+            0, which methods with delayed gradients require; a step takes as long with it.
     """
     import keras
 
@@ -177,7 +176,7 @@ def optimizer_for(
 
 
 def make_ready(optimizer: Any) -> None:
-    """Prunes where a method waits for that. In the strategy's scope, after the build."""
+    """Prunes if a method waits for that; call it in the strategy's scope, after the build."""
     schedule = optimizer.exchange.schedule if hasattr(optimizer, "exchange") else None
     waiting = (
         [b.method for b in schedule.buckets if b.method.sync_schedule.waits_for] if schedule else []
@@ -187,9 +186,9 @@ def make_ready(optimizer: Any) -> None:
 
 
 def period_of(optimizer: Any) -> int:
-    """After how many steps a method does the same again: only one in so many may exchange all.
+    """Returns the number of steps after which a method repeats its exchanges.
 
-    1 where these are more than `LONGEST_PERIOD`: all steps but the first one are alike then.
+    Returns 1 if that exceeds `LONGEST_PERIOD`: then all steps but the first one are alike.
     """
     from tf_redsync.step.local_steps import LocalSteps
 
@@ -203,7 +202,7 @@ def period_of(optimizer: Any) -> int:
 
 
 def trial_steps(optimizer: Any) -> int:
-    """How many steps to leave out at least: until what is tried in training is decided."""
+    """Returns the minimum number of steps to omit: until a trial is decided."""
     from tf_redsync.step.trial import Trial
 
     schedule = optimizer.exchange.schedule if hasattr(optimizer, "exchange") else None

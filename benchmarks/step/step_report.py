@@ -1,4 +1,4 @@
-"""What `benchmarks/step/step_time.py` makes of its measurements: summaries, tables, a picture."""
+"""Summaries, tables and plots of `benchmarks/step/step_time.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def step_times(result: dict[str, Any]) -> list[float]:
-    """Returns one round's times; means of so many steps where only one in so many exchanges all."""
+    """Returns one round's times; means over a period if only one step of it exchanges all."""
     times, period = result["times_ms"], result.get("period", 1)
     return [statistics.mean(times[i : i + period]) for i in range(0, len(times), period)]
 
@@ -59,7 +59,7 @@ def heading(report: dict[str, Any]) -> str:
 
 
 def table(methods: dict[str, dict[str, Any]]) -> str:
-    """Returns the lines to print: one method a line, times in ms, traffic in MB (10^6 bytes)."""
+    """Returns the lines to print: one method per line, times in ms, traffic in MB (10^6 bytes)."""
     none = methods.get("none", {}).get("step_ms")
     dense = methods.get("dense", {}).get("step_ms")
     width = max(10, *(len(name) + 1 for name in methods))
@@ -84,9 +84,9 @@ def table(methods: dict[str, dict[str, Any]]) -> str:
 
 
 def plot(reports: Sequence[dict[str, Any]], path: str) -> None:
-    """Draws step times as bars in units of `none`: a row per model and workers, a column per rate.
+    """Plots step times as bars in units of `none`: a row per model and workers, a column per rate.
 
-    Reports without a time of `none` have no unit; their panels say so.
+    Reports without a time of `none` have no unit; their panels show a note.
     """
     from matplotlib.figure import Figure
 
@@ -127,7 +127,7 @@ def _bars(axes: Any, report: dict[str, Any], names: list[str]) -> None:
         axes.annotate(
             f"{ratio:.2f}", (ratio, i), (3, 0), textcoords="offset points", va="center", fontsize=7
         )
-    axes.set_xscale("log")  # a slow network makes dense a hundred times as slow as the rest
+    axes.set_xscale("log")  # on a slow network dense takes a hundred times as long as the rest
     largest = max(row.get("step_ms", 0) for row in report["methods"].values()) / unit
     axes.set_xlim(0.5, max(axes.get_xlim()[1], 2.5 * largest))  # shared by the panels of a row
     axes.xaxis.set_major_formatter("{x:g}")
@@ -137,7 +137,7 @@ def _bars(axes: Any, report: dict[str, Any], names: list[str]) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=8)
     label = f"step time / none ({unit:.0f} ms)"
     if any(row.get("step_ms", unit) < unit for row in report["methods"].values()):
-        # A step without an exchange is the shortest there is.
+        # A step without an exchange is the shortest possible.
         label += ", below 1: noise"
     axes.set_xlabel(label, fontsize=8)
     axes.tick_params(axis="x", labelsize=8)

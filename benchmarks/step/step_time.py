@@ -7,7 +7,7 @@
 
 Workers run in network namespaces whose links have the given rate (`benchmarks/netlab.py`). The
 methods take turns in several rounds, because the speed of a machine drifts; the steps of all rounds
-are pooled. benchmarks/README.md says what the columns mean.
+are pooled. benchmarks/README.md describes the columns.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# `benchmarks` is imported by name, also when this file is started by its path: the folder Python
-# puts first on the path in that case is replaced by its parent.
+# `benchmarks` is imported by name, also if this file is started by its path. Python then puts this
+# file's folder first on the path; its parent replaces it.
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
@@ -37,18 +37,18 @@ INTERRUPTED = 130
 
 
 class Progress:
-    """Prints what is measured, and at the present pace how long the rest will take."""
+    """Prints the current measurement, and the estimated remaining time."""
 
     def __init__(self, total: int):
         self.total, self.done, self.start = total, 0, time.monotonic()
 
     def begin(self, text: str) -> None:
-        """Says what comes now."""
+        """Prints the next measurement."""
         print(f"{self.done + 1:3}/{self.total} {text} ", end="", flush=True)
         self._begun = time.monotonic()
 
     def end(self, text: str) -> None:
-        """Says what came out."""
+        """Prints a result."""
         self.done += 1
         now = time.monotonic()
         left = (now - self.start) / self.done * (self.total - self.done)
@@ -57,12 +57,12 @@ class Progress:
         print(f"{text} ({now - self._begun:.0f} s; {rest})", flush=True)
 
     def leave_out(self, count: int) -> None:
-        """Says that so many fewer will come: what has failed once is not tried again."""
+        """Reduces the number of measurements after a failure, which is not repeated."""
         self.total -= count
 
 
 def measure(lab: netlab.Lab, model: str, method: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Starts the workers of one method once and returns what worker 0 measured."""
+    """Starts the workers of one method once and returns worker 0's measurements."""
     names = ("steps", "warmup", "density", "batch", "bucket_bytes")
     flags = {"method": method, "model": model, **{name: getattr(args, name) for name in names}}
     result = workers.measure("benchmarks.step.worker", lab, flags, args.timeout)
@@ -93,7 +93,8 @@ def measure_all(
         )
         try:
             result = measure(lab, model, method, args)
-        except workers.MeasurementError as error:  # the others go on, and the exit code tells
+        # the others continue; the exit code reports the failure
+        except workers.MeasurementError as error:
             errors[method] = workers.reason_of(str(error))
             progress.leave_out(args.rounds - number - 1)
             progress.end(f"failed: {errors[method]}")
@@ -139,7 +140,7 @@ def run(
 
     Args:
         args: The command line.
-        save: Is given a report for each combination so far, after each measurement.
+        save: Called after each measurement with the reports of all combinations so far.
 
     Returns:
         A report for each combination.
@@ -161,7 +162,7 @@ def parse_list(flag: str, text: str, read: Callable[[str], Any], what: str) -> l
     """Returns the values of a list separated by commas.
 
     Raises:
-        ValueError: for repeated values, and those that `read` raises one for; `what` are right.
+        ValueError: for repeated values, and if `read` raises; the message asks for `what`.
     """
     words = [word.strip() for word in text.split(",")]
     try:
@@ -221,7 +222,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     args = _parse(argv)
     single = len(args.workers) == len(args.rate) == len(args.model) == 1
     reports: list[dict[str, Any]] = []

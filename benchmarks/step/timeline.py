@@ -1,10 +1,10 @@
-"""Where the time of a training step goes, and what of the network's time is hidden.
+"""Parts of a training step's time, and the communication that computation hides.
 
     sudo python benchmarks/step/timeline.py --method redsync --model mlp --rate 1gbit \
         --trace trace.json --plot timeline.png
 
 trains on real worker processes, records some steps of worker 0 with TensorFlow's profiler, and
-sorts the ops by what they are for. benchmarks/README.md says what the lanes and the numbers mean.
+sorts the ops by purpose. benchmarks/README.md describes lanes and numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.step.trace_events import Event
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the workers; returns what worker 0 recorded."""
+    """Runs the workers; returns the recording of worker 0."""
     names = ("method", "model", "steps", "warmup", "density", "batch", "bucket_bytes")
     flags = {name: getattr(args, name) for name in names}
     with netlab.network(args.workers, args.rate) as lab:
@@ -44,14 +44,14 @@ def recording_of(result: dict[str, Any]) -> timeline_view.Recording:
 
 
 def summary(recording: timeline_view.Recording, plain_ms: list[float]) -> dict[str, Any]:
-    """Returns the parts of the typical step and of all, and the step time without the profiler."""
+    """Returns the parts of the median step and of all, and the step time without the profiler."""
     parts = [anatomy.parts(s, recording.lanes(s)) for s in recording.steps]
     typical = parts[recording.steps.index(recording.typical())]
     return {"typical": typical, "steps": parts, "plain_ms": statistics.median(plain_ms)}
 
 
 def table(summary: dict[str, Any]) -> str:
-    """Returns the lines to print: the typical step, and the median of all recorded ones."""
+    """Returns the lines to print: the median step, and the median of all recorded ones."""
     typical = summary["typical"]
     median = {k: statistics.median(s[k] for s in summary["steps"]) for k in typical}
     rows = [(name, name) for name in (*anatomy.COMPUTE, "other")]
@@ -110,7 +110,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     args = _parse(argv)
     try:
         result = measure(args)

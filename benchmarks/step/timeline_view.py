@@ -1,4 +1,4 @@
-"""A recorded step as a Chrome trace and as a picture: one lane for each purpose of an op."""
+"""A recorded step as a Chrome trace and as a plot: one lane for each purpose of an op."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLORS = {"forward": "C0", "backward": "C4", "selection": "C1", "decode": "C2",
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What a worker has recorded.
+    """A worker's recording.
 
     Attributes:
         steps: The steps.
@@ -44,18 +44,18 @@ class Recording:
         return sorted(self.steps, key=lambda s: s.end - s.start)[(len(self.steps) - 1) // 2]
 
     def layer(self, op: Event) -> str:
-        """Returns the layer that an op belongs to, as far as its name tells, else ""."""
+        """Returns the layer of an op if its name contains it, or ""."""
         words = op.name.removeprefix("gradient_tape/").split("/")
         if len(words) < 3 or not re.fullmatch(rf"{self.model}(_\d+)?", words[0]):
             return ""
-        # A model that is called twice has its scope and those of its layers numbered.
+        # If a model is called twice, its scope and those of its layers are numbered.
         return words[1] if words[0] == self.model else re.sub(r"_\d+$", "", words[1])
 
     def collectives(self) -> dict[str, list[str]]:
         """Returns the collectives of steps with their bucket's tensors, in the order of requests.
 
-        TensorFlow numbers ops of the same type as they are made: X, X_1, X_2. Collectives that are
-        not the exchange's, or stand in branches, follow without tensors, by their starts.
+        TensorFlow numbers ops of the same type in the order of creation: X, X_1, X_2. Other
+        collectives, and those in branches, follow without tensors, by their starts.
         """
         sent = [op for step in self.steps for op in self.lanes(step)[anatomy.COLLECTIVE]]
         names = dict.fromkeys(op.name for op in sorted(sent, key=lambda op: op.start))
@@ -71,7 +71,7 @@ class Recording:
 
 
 def label(name: str, tensors: list[str]) -> str:
-    """Returns what to call a collective: the verb, and the layers whose gradients it carries."""
+    """Returns the label of a collective: the verb, and the layers whose gradients it carries."""
     found = re.search(r"Collective(\w+?)V\d", name)
     verb = _VERBS.get(found[1], found[1]) if found else name
     layers = list(dict.fromkeys(t.split("/")[-2] if "/" in t else t for t in tensors))
@@ -81,7 +81,7 @@ def label(name: str, tensors: list[str]) -> str:
 
 
 def chrome_trace(recording: Recording, title: str) -> dict[str, Any]:
-    """Returns a trace for chrome://tracing or ui.perfetto.dev; every lane is a thread of it."""
+    """Returns a trace for chrome://tracing or ui.perfetto.dev; every lane is a thread."""
     origin = recording.steps[0].start
     events: list[dict[str, Any]] = [_named("process_name", 0, title)]
     threads = 0
@@ -120,7 +120,7 @@ def _named(what: str, thread: int, name: str) -> dict[str, Any]:
 
 
 def plot(recording: Recording, title: str, path: str) -> None:
-    """Draws the typical step; what of a collective no computing hides is darker."""
+    """Plots the median step; the exposed part of a collective is darker."""
     from matplotlib.figure import Figure
 
     step = recording.typical()
@@ -162,7 +162,7 @@ def plot(recording: Recording, title: str, path: str) -> None:
 
 
 def _outside(op: Event, spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns the times of an op that are in none of the spans."""
+    """Returns the parts of an op outside of all spans."""
     gaps, at = [], op.start
     for start, end in spans:
         if start >= op.end:
@@ -174,7 +174,7 @@ def _outside(op: Event, spans: list[tuple[float, float]]) -> list[tuple[float, f
 
 
 def _layers(recording: Recording, ops: list[Event]) -> list[tuple[str, float, float]]:
-    """Returns (layer, start, end) for every run of ops of the same layer without a pause."""
+    """Returns (layer, start, end) for every uninterrupted run of ops of the same layer."""
     runs: list[tuple[str, float, float]] = []
     for op in sorted(ops, key=lambda op: op.start):
         layer, pause = recording.layer(op), 1e3

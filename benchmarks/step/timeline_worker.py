@@ -19,7 +19,7 @@ _TYPES = {
 
 
 def requests_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Returns the requests of a step in the order in which they are made.
+    """Returns the requests of a step in order.
 
     Returns:
         For each, `type`, that of the collective op, and `tensors`, the names of the bucket's.
@@ -68,7 +68,7 @@ def _types(exchange: Any, workers: int) -> list[str]:
 
 
 def recorded(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains without and with the profiler; returns what worker 0 recorded."""
+    """Trains without and with the profiler; returns the recording of worker 0."""
     import tensorflow as tf
 
     job = training.prepare(args)

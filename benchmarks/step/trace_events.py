@@ -1,4 +1,4 @@
-"""What a timeline asks of the events that `tf_redsync/metrics/trace_events.py` reads."""
+"""Operations on events that `tf_redsync/metrics/trace_events.py` reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Event", "host_events", "length", "overlap", "read", "rows_of", "unio
 
 
 def rows_of(events: Iterable[Event]) -> list[list[Event]]:
-    """Returns as few rows as possible in which nothing overlaps, by the order of the starts."""
+    """Returns the events in as few rows as possible without overlaps, ordered by start."""
     rows: list[list[Event]] = []
     for event in sorted(events, key=lambda event: event.start):
         free = next((row for row in rows if row[-1].end <= event.start), None)
@@ -22,7 +22,7 @@ def rows_of(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def overlap(a: list[Span], b: list[Span]) -> float:
-    """Returns how long two lists of spans, each without overlaps, are under way at once."""
+    """Returns the time in which two lists of spans, each without overlaps, overlap."""
     return sum(
         max(0.0, min(end, other_end) - max(start, other_start))
         for start, end in a

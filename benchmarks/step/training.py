@@ -1,4 +1,4 @@
-"""The training that the workers of the benchmarks run: a model, its data, one step as one graph."""
+"""The training of the benchmarks' workers: a model, its data, one step as one graph."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from benchmarks.step import step_methods
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What a worker needs to train.
+    """Everything that a worker trains with.
 
     Attributes:
         model: The Keras model.
         optimizer: A wrapped optimizer; Keras's own for `dense`.
         step: The training step: (inputs, labels) -> loss.
         data: Batches, as tensors.
-        barrier: Waits for all workers, so that their clocks start together.
+        barrier: Waits for all workers, so that they start at the same time.
         batch_size: Examples per worker and step.
-        traced: After the first step, `dense_bytes`: what plain MWMS sends for these gradients.
+        traced: After the first step, `dense_bytes`: bytes that plain MWMS sends for these
+            gradients.
     """
 
     model: Any
@@ -47,7 +48,7 @@ class Training:
         return times
 
     def skipped(self) -> int:
-        """Number of steps so far that were not finite, so that nothing was updated."""
+        """Number of non-finite steps so far, which were skipped."""
         exchange = getattr(self.optimizer, "exchange", None)
         return 0 if exchange is None else int(exchange.skipped.numpy())
 
@@ -58,7 +59,7 @@ def worker_index() -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line that all workers have in common; `workers.measure` calls it."""
+    """The command line that all workers share; `workers.measure` sets it."""
     result = argparse.ArgumentParser()
     result.add_argument("--method", required=True)
     result.add_argument("--model", choices=sorted(WORKLOADS), required=True)
@@ -100,7 +101,7 @@ def make_step(
 ) -> Callable[..., Any]:
     """Returns the training step as one graph: forward, backward, exchange, update.
 
-    Tracing it puts into `traced["dense_bytes"]` what plain MWMS sends for these gradients.
+    Tracing it sets `traced["dense_bytes"]`, the bytes that plain MWMS sends for these gradients.
     """
     import keras
     import tensorflow as tf
@@ -112,7 +113,7 @@ def make_step(
         with tf.GradientTape() as tape:
             losses = loss_of(labels, model(inputs, training=True), from_logits=True)
             # The exchange sums over the replicas. Keras's loss objects divide by their number in
-            # newer versions only, this function in none.
+            # newer versions only; this function never does.
             loss = tf.reduce_mean(losses) / replicas
         variables = model.trainable_variables
         grads = tape.gradient(loss, variables)
@@ -143,7 +144,7 @@ def make_barrier(strategy: Any) -> Callable[[], None]:
 
 
 def dense_bytes(grads: list[Any], workers: int) -> float:
-    """Bytes one worker sends per step under plain MWMS, by the costs of ring collectives.
+    """Bytes that one worker sends per step under plain MWMS, by the costs of ring collectives.
 
     An all-reduce of m bytes sends 2 m (P - 1) / P. An embedding's gradient (`IndexedSlices`) is
     all-gathered: m (P - 1), with m the bytes of its rows and their indices.
@@ -161,7 +162,7 @@ def dense_bytes(grads: list[Any], workers: int) -> float:
 
 
 def write(result: dict[str, Any], path: str) -> None:
-    """Writes worker 0's result; the others' are not needed."""
+    """Writes worker 0's result; the others are not needed."""
     if worker_index() == 0:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(result, file)

@@ -16,7 +16,7 @@ from benchmarks.step import step_methods, training
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains, and returns what was measured."""
+    """Trains, and returns the measurements."""
     begin = time.perf_counter()
     job = training.prepare(args)
     start = {"build": time.perf_counter() - begin}
@@ -30,7 +30,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     before, processor = sent(), time.process_time()
     times = job.run(count)
     processor = time.process_time() - processor
-    job.barrier()  # this worker is done before the other one has received its last bytes
+    job.barrier()  # the other worker may not have received this worker's last bytes yet
     after = sent()
     plain = args.method in step_methods.PLAIN  # the optimizer is Keras's own and counts nothing
     return {
@@ -50,7 +50,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sent() -> int | None:
-    """Returns the bytes this worker's interface has sent; None on loopback."""
+    """Returns the bytes that this worker's interface has sent; None on loopback."""
     interface = os.environ.get("TF_REDSYNC_BENCH_INTERFACE")
     return netlab.wire_bytes(interface)[0] if interface else None
 
