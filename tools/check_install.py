@@ -1,15 +1,14 @@
-"""Installs the wheel and the sdist beside several TensorFlows, and trains on two workers with each.
+"""Installs the wheel and the sdist with several TensorFlow versions, and trains on two workers.
 
     python tools/check_install.py             # TensorFlow 2.16, 2.18 and 2.21: 20 minutes
     python tools/check_install.py --tensorflow tensorflow-cpu==2.20.* --python python3.12
-    python tools/check_install.py --this      # the wheel beside this interpreter's TensorFlow: 20 s
+    python tools/check_install.py --this      # the wheel with this interpreter's TensorFlow: 20 s
 
-Every environment is a new one, with a cache folder of its own, in a folder that is removed at the
-end (--keep keeps it). Checked are: pip leaves TensorFlow as it was and installs no other one; the
-native library is built for it at the first start, once for both workers; the training runs on
-native ops; a second start builds nothing; without a compiler one line says so, and the training
-comes to the same losses. --this checks the first start alone, with the objects that were compiled
-before.
+Every environment is new and has its own cache folder, in a folder that is removed at the end
+(--keep keeps it). The script checks that pip keeps the installed TensorFlow; that the first start
+builds the native library once for both workers; that the training runs on native ops; that a second
+start builds nothing; and that without a compiler one line reports it and the losses are the same.
+--this checks only the first start, with objects that were compiled before.
 """
 
 import argparse
@@ -25,7 +24,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Each with the newest Python that it has packages for, of those that are at hand.
+# Each with the newest installed Python that it has packages for.
 PINS = (
     ("tensorflow==2.16.*", ("python3.11", "python3.12", "python3.10")),
     ("tensorflow==2.18.*", ("python3.12", "python3.11", "python3.10")),
@@ -57,14 +56,14 @@ LIMIT = 1800
 
 
 class Problem(Exception):
-    """Something is not as it should be."""
+    """A check failed."""
 
 
-def run(command, **how):
-    """What a command says; `Problem` with all of it if it fails."""
+def run(command, **options):
+    """Runs a command and returns its output; raises `Problem` with all of it on failure."""
     done = subprocess.run(
         [str(word) for word in command], text=True, timeout=LIMIT, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
     )  # fmt: skip
     if done.returncode != 0:
         raise Problem(f"{' '.join(map(str, command))} failed:\n{done.stdout[-6000:]}")
@@ -72,7 +71,7 @@ def run(command, **how):
 
 
 def runs(interpreter):
-    """Whether there is one, and not only a name of one that some tool could install."""
+    """Whether the interpreter runs, and is not only a tool's shim."""
     command = [interpreter, "-c", "import venv, ensurepip"]
     return (
         bool(shutil.which(interpreter))
@@ -98,7 +97,7 @@ def builder(folder):
 
 def distributions(folder):
     """Builds sdist and wheel; returns their paths."""
-    # Of a copy: a build leaves folders behind, and takes in what others have left.
+    # From a copy: a build leaves folders behind, and includes existing ones.
     copy = folder / "tree"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(
         ".git", ".venv", "build", "dist", "*.egg-info", "*.so", "__pycache__", ".*_cache"
@@ -114,7 +113,7 @@ def distributions(folder):
 
 
 def installed(python):
-    """Names and versions of what is installed."""
+    """Names and versions of the installed packages."""
     text = run([python, "-m", "pip", "list", "--format=json", "--disable-pip-version-check"])
     line = next(line for line in text.splitlines() if line.startswith("["))
     return {package["name"].lower(): package["version"] for package in json.loads(line)}
@@ -126,13 +125,13 @@ def pip(python, *words):
 
 
 def train(python, folder, env):
-    """Trains on two workers; returns each one's result, and all that was said."""
+    """Trains on two workers; returns each one's result, and the output."""
     script = folder / "training.py"
     script.write_text(TRAINING)
-    said = run([python, "-m", "tf_redsync.launch", "-n", "2", script], env=env, cwd=folder)
-    results = [json.loads(text) for text in re.findall(r"RESULT (\{.*\})", said)]
+    output = run([python, "-m", "tf_redsync.launch", "-n", "2", script], env=env, cwd=folder)
+    results = [json.loads(text) for text in re.findall(r"RESULT (\{.*\})", output)]
     if len(results) != 2:
-        raise Problem(f"not both workers came to the end:\n{said[-6000:]}")
+        raise Problem(f"not both workers came to the end:\n{output[-6000:]}")
     for result in results:
         if result["workers"] != 2 or not result["losses"][-1] < 0.8 * result["losses"][0]:
             raise Problem(f"no training of two workers: {result}")
@@ -140,12 +139,12 @@ def train(python, folder, env):
             raise Problem(f"that was not the installed package: {result['package']}")
     if results[0]["losses"] != results[1]["losses"]:
         raise Problem(f"the workers do not agree: {results}")
-    return results, said
+    return results, output
 
 
-def lines_of(said, text):
-    """The lines that hold a text."""
-    return [line for line in said.splitlines() if text in line]
+def lines_of(output, text):
+    """The lines that contain a text."""
+    return [line for line in output.splitlines() if text in line]
 
 
 def environment(cache):
@@ -158,39 +157,39 @@ def environment(cache):
 
 
 def check_first_start(python, folder, env):
-    """Trains with an empty cache folder; returns the result and how long it took."""
+    """Trains with an empty cache folder; returns the result and the duration."""
     started = time.monotonic()
-    results, said = train(python, folder, env)
-    built = lines_of(said, "building the native library")
+    results, output = train(python, folder, env)
+    built = lines_of(output, "building the native library")
     if [result["backend"] for result in results] != ["native"] * 2 or len(built) != 1:
-        raise Problem(f"not native, or not built once:\n{said[-6000:]}")
+        raise Problem(f"not native, or not built once:\n{output[-6000:]}")
     return results[0], time.monotonic() - started
 
 
 def check_training(python, folder, *, cache):
-    """Trains three times: building, with what was built, without a compiler."""
+    """Trains three times: with a build, with the built library, without a compiler."""
     env = environment(cache)
     result, first = check_first_start(python, folder, env)
     started = time.monotonic()
-    again, said = train(python, folder, env)
+    again, output = train(python, folder, env)
     second = time.monotonic() - started
-    if lines_of(said, "building the native library") or again[0]["backend"] != "native":
-        raise Problem(f"built again:\n{said[-6000:]}")
+    if lines_of(output, "building the native library") or again[0]["backend"] != "native":
+        raise Problem(f"built again:\n{output[-6000:]}")
     nothing = {**env, "CXX": "no-such-compiler", "TF_REDSYNC_CACHE": str(folder / "empty")}
-    without, said = train(python, folder, nothing)
-    told = lines_of(said, "no-such-compiler")
-    if without[0]["backend"] != "tensorflow" or len(told) != 2:  # each worker's line
-        raise Problem(f"without a compiler:\n{said[-6000:]}")
+    without, output = train(python, folder, nothing)
+    notices = lines_of(output, "no-such-compiler")
+    if without[0]["backend"] != "tensorflow" or len(notices) != 2:  # one line per worker
+        raise Problem(f"without a compiler:\n{output[-6000:]}")
     pairs = zip(without[0]["losses"], result["losses"], strict=True)
     if not all(math.isclose(one, other, rel_tol=1e-4) for one, other in pairs):
         raise Problem(f"native and pure ops differ: {result}, {without[0]}")
-    line = told[0].partition("] ")[2]
+    line = notices[0].partition("] ")[2]
     print(f"   first start {first:.0f} s, second {second:.0f} s; without a compiler: {line}")
     return result
 
 
 def check(pin, interpreter, archives, folder):
-    """Makes an environment with one TensorFlow and installs each archive there."""
+    """Creates an environment with one TensorFlow and installs each archive there."""
     folder.mkdir()
     print(f"== {pin} on {interpreter}", flush=True)
     run([interpreter, "-m", "venv", folder / "venv"])
@@ -206,7 +205,7 @@ def check(pin, interpreter, archives, folder):
             raise Problem(f"installing {archive.name} changed {changed}, added {new}")
         if archive is archives[0]:
             result = check_training(python, folder, cache=folder / "cache")
-        else:  # What is compiled is the same.
+        else:  # Both archives compile the same sources.
             (folder / "another").mkdir()
             shutil.move(folder / "cache" / "objects", folder / "another")
             result, _ = check_first_start(python, folder, environment(folder / "another"))
@@ -219,7 +218,7 @@ def check(pin, interpreter, archives, folder):
 
 
 def check_this(wheel, folder):
-    """Installs the wheel beside this interpreter's own packages, with this user's cache."""
+    """Installs the wheel with this interpreter's own packages and this user's cache."""
     folder.mkdir()
     run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"])
     python = folder / "venv" / "bin" / "python"
@@ -230,7 +229,7 @@ def check_this(wheel, folder):
     others = [path for path in sys.path if path.endswith("-packages")]
     (site / "others.pth").write_text("\n".join(others) + "\n")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    ours = folder / "cache"  # With the objects that are compiled already, and no library.
+    ours = folder / "cache"  # With the compiled objects, but no library.
     ours.mkdir()
     (pathlib.Path(cache) / "tf_redsync" / "objects").mkdir(parents=True, exist_ok=True)
     (ours / "objects").symlink_to(pathlib.Path(cache) / "tf_redsync" / "objects")
@@ -239,7 +238,7 @@ def check_this(wheel, folder):
 
 
 def main():
-    """Reads the arguments, makes what is to be installed, and installs it."""
+    """Parses arguments, builds the archives, and checks them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""For mkdocstrings: a class that is made by `__new__` has that method's arguments."""
+"""mkdocstrings extension: a class with `__new__` shows the arguments of that method."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import griffe
 
 
 class NewSignatures(griffe.Extension):
-    """Takes `__new__` for `__init__` in classes that have no other."""
+    """Uses `__new__` as `__init__` for classes without `__init__`."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Is called for each class that was read."""
+        """Called for each class that was read."""
         if "__new__" in cls.members and "__init__" not in cls.members:
             cls.members["__init__"] = cls.members["__new__"]

@@ -1,12 +1,12 @@
-"""Hooks of `mkdocs build`: what the site has and the pages on GitHub have not.
+"""Hooks of `mkdocs build`: differences between the site and the pages on GitHub.
 
 * CONTRIBUTING.md and CHANGELOG.md are pages of the site;
-* links out of docs/ lead to files of the project: their targets must exist. Without a `repo_url`
-  they become plain text;
-* a link whose text is the name of a page, as `[auto.md](auto.md)`, reads as that page's title;
-* equations become MathML, which browsers draw without a script or a network;
-* `<!-- all other public names -->` becomes a reference entry for each name that no page describes;
-* a registered method without a page gets one of its docstring, and without a row in the list of
+* links out of docs/ lead to files of the project, which must exist. Without a `repo_url` they
+  become plain text;
+* a link whose text is the name of a page, as `[auto.md](auto.md)`, shows that page's title;
+* equations become MathML, which browsers render without a script or a network;
+* `<!-- all other public names -->` becomes a reference entry for each name without a page;
+* a registered method without a page gets one from its docstring, and without a row in the list of
   methods, a row there.
 
 Imports nothing of tf_redsync: building the site needs no TensorFlow.
@@ -38,7 +38,7 @@ _MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', r
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that lie outside of docs/."""
+    """Adds the pages outside of docs/."""
     for source, page in OWN_PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
@@ -49,7 +49,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Completes the reference and mends links that lead out of docs/."""
+    """Completes the reference and fixes links that lead out of docs/."""
     if OTHER_NAMES in markdown:
         entries = "\n\n".join(f"::: tf_redsync.{name}" for name in undescribed())
         markdown = markdown.replace(OTHER_NAMES, entries)
@@ -67,12 +67,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Makes MathML of the equations."""
+    """Converts equations to MathML."""
     return _MATH.sub(_mathml, content)
 
 
 def public_names() -> list[str]:
-    """Returns the public names of the package that are no methods, read off its source."""
+    """Returns the package's public names except methods, parsed from its source."""
     path = ROOT / "tf_redsync" / "__init__.py"
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES":
@@ -82,13 +82,13 @@ def public_names() -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class RegisteredMethod:
-    """A class with `@register`, read off its source.
+    """A class with `@register`, parsed from its source.
 
     Attributes:
-        name: The class's.
-        module: Where it is.
+        name: Name of the class.
+        module: Its module.
         summary: The first line of its docstring.
-        bits: That it sends per element.
+        bits: Bits that it sends per element.
     """
 
     name: str
@@ -102,7 +102,7 @@ class RegisteredMethod:
         return f"{self.module.split('.')[1]}/{self.name}.md"
 
     def as_page(self) -> str:
-        """Returns a page of its docstring, for a method that has none with equations."""
+        """Returns a page with its docstring, for a method without a page of equations."""
         return f"# {self.name}\n\n::: {self.module}.{self.name}\n"
 
     def as_row(self) -> str:
@@ -126,7 +126,7 @@ def registered_methods() -> tuple[RegisteredMethod, ...]:
 
 
 def _bits(node: ast.ClassDef) -> str:
-    """Returns the bits per element in a class's `traits`, "" where a base class declares them."""
+    """Returns the bits per element in a class's `traits`, or "" if a base class declares them."""
     declared = (
         argument
         for function in node.body
@@ -139,7 +139,7 @@ def _bits(node: ast.ClassDef) -> str:
 
 
 def _further_rows(markdown: str, folder: str) -> str:
-    """Returns a table of the methods of a folder that its list of methods has no row for."""
+    """Returns a table of the folder's methods that are missing in its list."""
     rows = [
         method.as_row()
         for method in registered_methods()
@@ -150,7 +150,7 @@ def _further_rows(markdown: str, folder: str) -> str:
 
 
 def undescribed() -> list[str]:
-    """Returns the public names that no page has an entry for."""
+    """Returns the public names without an entry on any page."""
     pages = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "docs").rglob("*.md"))
     described = set(re.findall(r"^::: tf_redsync\.(\w+)", pages, flags=re.MULTILINE))
     return [name for name in public_names() if name not in described]
@@ -165,7 +165,7 @@ def _link(text: str, target: str, folder: str, site_folder: str, repo_url: str |
     if found in OWN_PAGES or found.startswith("docs/"):
         on_site = OWN_PAGES.get(found) or found.removeprefix("docs/")
         text = _title(ROOT / found) if text == posixpath.basename(found) else text
-        if (ROOT / found).is_dir():  # a folder of files is no page
+        if (ROOT / found).is_dir():  # a folder is no page
             return f"[{text}]({repo_url}/tree/main/{found})" if repo_url else text
         return f"[{text}]({posixpath.relpath(on_site, site_folder or '.')}{hash_}{anchor})"
     if not (ROOT / found).exists():
@@ -182,7 +182,7 @@ def _title(page: Path) -> str:
 
 
 def _outside_of_code(markdown: str, mend: Any) -> str:
-    """Replaces links; code stays as it is, also inside of a link's text."""
+    """Replaces links; code is unchanged, also inside of a link's text."""
     held: list[str] = []
 
     def hold(code: re.Match[str]) -> str:

@@ -1,13 +1,13 @@
-"""Tries the CUDA core on the GPU at hand, and says in ten minutes all that can be known.
+"""Tests and measures the CUDA core on the installed GPU, in ten minutes.
 
     tools/gpu_check.sh                    # results into $OUT, or into gpu_check/
     tools/gpu_check.sh --only build tests # some steps
-    tools/gpu_check.sh --emulate          # what of it runs without a GPU
+    tools/gpu_check.sh --emulate          # the steps that need no GPU
 
 Builds `custom_ops/core/gpu` without TensorFlow, compares it with the numpy oracles, runs it under
-compute-sanitizer, repeats a selection, builds it as PTX alone, measures it, and looks at three of
-its kernels with ncu. Where TensorFlow is installed two processes exchange through the real ops.
-Each step is "passed", "failed" or "left out", with a reason; the exit code is 1 if one failed.
+compute-sanitizer, repeats a selection, builds it as PTX only, measures it, and profiles three of
+its kernels with ncu. If TensorFlow is installed, two processes exchange through the real ops. Each
+step is "passed", "failed" or "left out", with a reason; the exit code is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.gpu import device as d
 
 BUDGET = 570.0  # seconds
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-QUICK = "chunks or checksum or ties or batch or bad"  # tests, under a sanitizer
+QUICK = "chunks or checksum or ties or batch or bad"  # tests to run under a sanitizer
 KERNELS = ("Accumulate", "SelectCandidates", "AddRanks")
-# At most these times the plain pass, by the exponent of the size; and of a copy's speed.
+# Maximum ratio to the plain pass, by the exponent of the size; and to a copy's speed.
 LIMITS = {24: 1.45, 26: 1.2}
 PASS_OF_COPY = 0.85
 BENCHMARK = ["benchmarks/selection/selection.py", "--device", "gpu", "--inputs", "normal"]
@@ -40,18 +40,18 @@ PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests
 
 
 class LeftOutError(Exception):
-    """A step has nothing to do here; the text says why."""
+    """A step does not apply here; the text gives the reason."""
 
 
 @dataclasses.dataclass
 class Check:
-    """What all steps know.
+    """State shared by all steps.
 
     Attributes:
         out: Folder of the results.
         emulate: Whether the kernels run on the CPU.
         library: The core, once it is built.
-        end: When the time is over.
+        end: Deadline.
         results: By step: state, text, seconds.
     """
 
@@ -62,9 +62,9 @@ class Check:
     results: dict[str, dict] = dataclasses.field(default_factory=dict)
 
     def run(self, command, seconds: float = 300.0, log: str | None = None, **env: str) -> str:
-        """Run a program; return what it printed, or raise `RuntimeError` with the end of it.
+        """Run a program; return its output, or raise `RuntimeError` with the end of it.
 
-        All of what a failure printed goes into the file `log`, if one is named.
+        On failure, the whole output is written to the file `log`, if one is named.
         """
         left = min(seconds, self.end - time.monotonic())
         if left < 5:
@@ -91,17 +91,17 @@ class Check:
             raise LeftOutError("emulated")
 
     def environment(self, library: pathlib.Path) -> dict[str, str]:
-        """Of the tests of a library."""
+        """Environment variables for tests of a library."""
         kind = "emulated" if self.emulate else "cuda"
         return {"REDSYNC_GPU_LIBRARY": str(library), "REDSYNC_GPU_LIBRARY_KIND": kind}
 
     def device(self):
-        """The library's, for calls from here."""
+        """The library's device, for calls from this process."""
         return (d.Emulated if self.emulate else d.Cuda)(self.library)
 
 
 def describe(check: Check) -> str:
-    """The machine."""
+    """Describes the machine."""
     check.on_device()
     query = "--query-gpu=name,driver_version,compute_cap,memory.total,clocks.max.sm"
     gpus = check.run(["nvidia-smi", query, "--format=csv,noheader"]).strip()
@@ -109,7 +109,7 @@ def describe(check: Check) -> str:
 
 
 def build(check: Check) -> str:
-    """nvcc, for this GPU."""
+    """Builds with nvcc for this GPU."""
     if check.emulate:
         check.library = d.build("emulated", check.out)
     else:
@@ -122,7 +122,7 @@ def build(check: Check) -> str:
 
 
 def run_tests(check: Check, name: str, library: pathlib.Path, expression: str, *before) -> str:
-    """Tests that compare with the oracles; their last line. `name` is the step's."""
+    """Runs tests that compare with the oracles; returns their last line. `name` is the step's."""
     which = "emulated" if check.emulate else "cuda"
     command = [*before, *PYTEST, "-k", f"({expression}) and {which} and not benchmark"]
     hidden = {} if check.emulate else {"CUDA_VISIBLE_DEVICES": "0"}
@@ -135,12 +135,12 @@ def run_tests(check: Check, name: str, library: pathlib.Path, expression: str, *
 
 
 def tests(check: Check) -> str:
-    """All of them."""
+    """Runs all tests."""
     return run_tests(check, "tests", check.library, QUICK if check.emulate else "not sanitizers")
 
 
 def sanitizer(tool: str) -> Callable[[Check], str]:
-    """A step with one of compute-sanitizer's tools."""
+    """Returns a step that runs one of compute-sanitizer's tools."""
 
     def step(check: Check) -> str:
         check.on_device()
@@ -151,7 +151,7 @@ def sanitizer(tool: str) -> Callable[[Check], str]:
 
 
 def repetitions(check: Check) -> str:
-    """Messages of the same input, which must be the same words each time."""
+    """Compares messages of the same input, which must be equal each time."""
     from benchmarks.selection.gpu import Arrays
 
     device, found = check.device(), []
@@ -169,7 +169,7 @@ def repetitions(check: Check) -> str:
 
 
 def ptx(check: Check) -> str:
-    """The oldest architecture's PTX, which the driver compiles for this GPU."""
+    """Builds PTX for the oldest architecture, which the driver compiles for this GPU."""
     check.on_device()
     code = "-gencode=arch=compute_75,code=compute_75"
     library = d.compile_cuda(check.out / "libptx.so", code)
@@ -177,7 +177,7 @@ def ptx(check: Check) -> str:
 
 
 def speed(check: Check) -> str:
-    """The benchmark, against the limits."""
+    """Runs the benchmark and checks its limits."""
     check.on_device()
     path = check.out / "selection.json"
     sizes = ",".join(map(str, LIMITS))
@@ -200,7 +200,7 @@ def speed(check: Check) -> str:
 
 
 def kernels(check: Check) -> str:
-    """What ncu counts of three kernels."""
+    """Profiles three kernels with ncu."""
     check.on_device()
     words = ["ncu", "--clock-control", "none", "--set", "basic", "-c", "12"]
     words += ["-k", f"regex:{'|'.join(KERNELS)}", sys.executable, *BENCHMARK]
@@ -211,7 +211,7 @@ def kernels(check: Check) -> str:
 
 
 def exchange(check: Check) -> str:
-    """Two processes through TensorFlow's ops; by NCCL if there are two GPUs."""
+    """Exchanges between two processes through TensorFlow's ops; with NCCL if there are two GPUs."""
     check.on_device()
     if importlib.util.find_spec("tensorflow") is None:
         raise LeftOutError("TensorFlow is not installed")
@@ -233,8 +233,8 @@ STEPS: dict[str, Callable[[Check], str]] = {
 }
 
 
-def tried(check: Check, name: str) -> dict:
-    """One step's result."""
+def run_step(check: Check, name: str) -> dict:
+    """Runs one step; returns its result."""
     start = time.monotonic()
     try:
         if name != "build" and check.library is None and name != "machine":
@@ -242,13 +242,13 @@ def tried(check: Check, name: str) -> dict:
         state, text = "passed", STEPS[name](check)
     except LeftOutError as reason:
         state, text = "left out", str(reason)
-    except Exception as error:  # whatever it is, the other steps are still worth their time
+    except Exception as error:  # after any error, the other steps are still useful
         state, text = "failed", str(error)
     return {"state": state, "text": text, "seconds": round(time.monotonic() - start, 1)}
 
 
 def write(check: Check) -> None:
-    """The results so far, as JSON and as a table."""
+    """Writes the results so far, as JSON and as a table."""
     (check.out / "gpu_check.json").write_text(json.dumps(check.results, indent=1) + "\n")
     lines = ["| step | state | seconds | |", "|---|---|---|---|"]
     for name, result in check.results.items():
@@ -258,7 +258,7 @@ def write(check: Check) -> None:
 
 
 def main(arguments=None) -> int:
-    """Tries the steps; returns the exit code."""
+    """Runs the steps; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu_check"))
     parser.add_argument("--only", nargs="+", choices=list(STEPS), default=list(STEPS))
@@ -271,11 +271,11 @@ def main(arguments=None) -> int:
     check = Check(args.out.resolve(), args.emulate, time.monotonic() + BUDGET)
     for name in STEPS:
         if name in args.only or name == "build":
-            check.results[name] = result = tried(check, name)
+            check.results[name] = result = run_step(check, name)
             print(f"{name:14}{result['state']:10}{result['seconds']:7.1f} s  {result['text']}",
                   flush=True)  # fmt: skip
             write(check)
-    for path in check.out.glob("*.so"):  # the results are to be small
+    for path in check.out.glob("*.so"):  # keeps the results small
         path.unlink()
     return int(any(r["state"] == "failed" for r in check.results.values()))
 

@@ -1,12 +1,12 @@
-"""Breaks the most central functions, one small change each, and says which tests notice.
+"""Breaks central functions, one small change each, and reports which tests detect it.
 
     python tools/mutate.py                  # all; some minutes each
-    python tools/mutate.py --only drive     # those whose names hold the text
+    python tools/mutate.py --only drive     # those whose names contain the text
     python tools/mutate.py --list
 
-The package is copied into a temporary folder with its tests; nothing is changed here. A mutation
-that survives is a hole in the tests that a commit runs. One whose text is not found any more has to
-be written anew. Not part of the suite.
+The package and its tests are copied into a temporary folder; the checkout is not changed. A
+mutation that survives is a gap in the tests that a commit runs. One whose text no longer occurs
+must be rewritten. Not part of the suite.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ORACLES = "tests/conformance/test_oracles.py"
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """A change, and where it has to be noticed.
+    """A change, and the tests that must detect it.
 
     Attributes:
-        name: Of what is broken.
-        file: Below `tf_redsync`.
-        old: Text that stands there once.
-        new: What stands there instead.
-        tests: Arguments of pytest; one of its tests has to fail.
+        name: Description of the fault.
+        file: Path below `tf_redsync`.
+        old: Text that occurs once in the file.
+        new: Its replacement.
+        tests: Arguments of pytest; one of its tests must fail.
     """
 
     name: str
@@ -301,9 +301,9 @@ def run(copy: Path, timeout: float, *arguments: str) -> subprocess.CompletedProc
 
 
 def outcome(mutation: Mutation, copy: Path, timeout: float) -> str:
-    """Return "caught", "survived" or what else happened; the copy is as before afterwards.
+    """Return "caught", "survived" or another outcome; the copy is restored afterwards.
 
-    A test that fails without the mutation as well has caught nothing.
+    A test that also fails without the mutation has caught nothing.
     """
     path = copy / "tf_redsync" / mutation.file
     text = path.read_text(encoding="utf-8")
@@ -333,7 +333,7 @@ def outcome(mutation: Mutation, copy: Path, timeout: float) -> str:
 
 
 def main() -> int:
-    """Command line; 0 if all that was tried was caught, and nothing could not be tried."""
+    """Runs the command line; returns 0 if all mutations were tried and caught."""
     parser = argparse.ArgumentParser(description="Which tests notice a broken function?")
     parser.add_argument("--only", default="", help="mutations whose names hold this text")
     parser.add_argument("--list", action="store_true", help="print names and do nothing")

@@ -1,11 +1,11 @@
-"""Makes a release ready, up to the upload: docs/releasing.md.
+"""Prepares a release, except for the upload: docs/releasing.md.
 
     pip install ".[release]"                  # in an environment without the extra `test`
-    python tools/release.py --rehearse        # everything but the tag; the version may have no date
-    python tools/release.py                   # the version that pyproject.toml names, and its tag
+    python tools/release.py --rehearse        # all but the tag; the version may have no date
+    python tools/release.py                   # the version in pyproject.toml, and its tag
 
-It stops at the first thing that is not in order. What it makes goes to dist/: sdist, wheel and
-NOTES.md. Nothing leaves this machine.
+It stops at the first error. The results are in dist/: sdist, wheel and NOTES.md. Nothing leaves
+this machine.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def stop(text):
 
 
 def run(*command, cwd=ROOT):
-    """What a command says; the program ends where it fails."""
+    """Runs a command and returns its output; ends the program on failure."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if done.returncode != 0:
         stop(f"`{' '.join(map(str, command))}` failed:\n{(done.stdout + done.stderr)[-4000:]}")
@@ -35,12 +35,12 @@ def run(*command, cwd=ROOT):
 
 
 def step(text):
-    """Says what comes."""
+    """Prints the next step."""
     print(f"release: {text}", flush=True)
 
 
 def version():
-    """The version, which three files have to agree on."""
+    """The version, on which three files must agree."""
     found = {
         "pyproject.toml": r'^version = "(.+)"$',
         "tf_redsync/version.py": r'^__version__ = "(.+)"$',
@@ -67,13 +67,13 @@ def notes(number, *, dated):
 
 
 def build(tree):
-    """Builds sdist and wheel of a tree; the wheel is made of the unpacked sdist, as others will."""
+    """Builds sdist and wheel of a tree; the wheel is built from the unpacked sdist, as by users."""
     run(sys.executable, "-m", "build", "--outdir", DIST, tree)
     return next(DIST.glob("*.tar.gz")), next(DIST.glob("*.whl"))
 
 
 def check_contents(sdist, wheel):
-    """The sdist holds what git does; the wheel is for all, with sources and without a library."""
+    """Checks that the sdist has git's files, and that the wheel is universal without a library."""
     tracked = set(run("git", "ls-tree", "-r", "--name-only", "HEAD").splitlines())
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
@@ -89,7 +89,7 @@ def check_contents(sdist, wheel):
 
 
 def main():
-    """Goes through the steps."""
+    """Runs all steps."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
