@@ -4,9 +4,9 @@
     v <- v + g;  S = the k largest of |v|;  total[S] += v[S];  v[S] <- 0
     accumulated <- accumulated + total
 
-After every `interval` steps, with the norm of what was accumulated and that of the interval before:
-critical if |before - now| / before >= eta, and where there is nothing before. Training begins in a
-critical regime.
+After every `interval` steps, with the norm of `accumulated` now and in the interval before: the
+regime is critical if |before - now| / before >= eta, or if there is no interval before. Training
+begins in a critical regime.
 
 Reference: Agarwal, Wang, Lee, Venkataraman, Papailiopoulos (2021), "Accordion: Adaptive Gradient
 Communication via Critical Learning Regime Identification", MLSys, algorithm 1.
@@ -23,14 +23,14 @@ from tests.oracle.sparse import count
 
 
 class AccordionOracle:
-    """`workers` workers over many steps.
+    """Simulates `workers` workers over many steps.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
-        density: In critical regimes.
-        low_density: In others.
-        eta: Relative change of the norm from which a regime is critical.
+        density: Density in critical regimes.
+        low_density: Density in other regimes.
+        eta: Smallest relative change of the norm in a critical regime.
         interval: Steps of an interval.
     """
 
@@ -45,7 +45,7 @@ class AccordionOracle:
         self.critical = [True] * len(shapes)
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = []
         for i, shape in enumerate(self.shapes):
             total = np.zeros(int(np.prod(shape)), np.float32)
@@ -60,10 +60,10 @@ class AccordionOracle:
             self.accumulated[i] = self.accumulated[i] + totals[i]
         self.steps += 1
         if self.steps % self.interval == 0:
-            self._judge()
+            self._update_regime()
         return totals
 
-    def _judge(self) -> None:
+    def _update_regime(self) -> None:
         for i, accumulated in enumerate(self.accumulated):
             before, now = self.norms[i], float(np.sqrt(np.square(np.float64(accumulated)).sum()))
             self.critical[i] = before == 0 or abs(before - now) / before >= self.eta

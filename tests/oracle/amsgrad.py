@@ -1,4 +1,4 @@
-"""AMSGrad as COMP-AMS has it, in plain numpy, float64.
+"""AMSGrad as in COMP-AMS, in plain numpy, float64.
 
     m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  h = max(h, v),  w -= eta m / sqrt(h + eps)
 

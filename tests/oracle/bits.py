@@ -1,7 +1,7 @@
-"""Bits in words by numpy's packbits, and Rice codes bit by bit in plain Python.
+"""Bit packing by numpy's packbits, and Rice codes bit by bit in plain Python.
 
-Rice (1979), "Some practical universal noiseless coding techniques", with the low bits of all
-numbers before what is left of them in unary.
+Rice (1979), "Some practical universal noiseless coding techniques"; the low bits of all numbers
+come before the unary parts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def unpack_numpy(words, bits: int, count: int) -> np.ndarray:
 
 
 def write_numpy(codes, lengths, words: int) -> np.ndarray:
-    """Words of codes of varying lengths, as many as asked for."""
+    """Words of variable-length codes, padded to `words` words."""
     bits = []
     for code, length in zip(codes, lengths, strict=True):
         if not 0 <= length <= 32:
@@ -50,7 +50,7 @@ def write_numpy(codes, lengths, words: int) -> np.ndarray:
 
 
 def bitmap_numpy(positions, count: int, words: int) -> np.ndarray:
-    """Words in which the bits at the first positions are set."""
+    """Words in which the bits at the first `count` positions are set."""
     if not 0 <= count <= len(positions):
         raise Malformed("count")
     bits = np.zeros(32 * words, np.uint8)
@@ -62,7 +62,7 @@ def bitmap_numpy(positions, count: int, words: int) -> np.ndarray:
 
 
 def set_bits_numpy(words, slots: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions `[rows, slots]` and counts `[rows, 1]` of the bits that are set."""
+    """Positions `[rows, slots]` and counts `[rows, 1]` of the set bits."""
     found = np.zeros((len(words), slots), np.int32)
     counts = np.zeros((len(words), 1), np.int32)
     for row, count, of_row in zip(found, counts, words, strict=True):
@@ -73,7 +73,7 @@ def set_bits_numpy(words, slots: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rice_encode_numpy(numbers, rice: int, bitmap_words: int) -> np.ndarray:
-    """Low bits, then the rest in unary."""
+    """Low bits, then the unary parts."""
     low, unary = [], []
     for x in np.asarray(numbers).tolist():
         z = 2 * x if x >= 0 else -2 * x - 1

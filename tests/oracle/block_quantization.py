@@ -1,11 +1,11 @@
 """Block quantization in plain numpy: nearest levels by search, a loop over blocks.
 
-A level is found in float64; what it stands for, sums and errors are float32, as on the workers.
+Levels are chosen in float64. Values, sums and errors are float32, as on the workers.
 """
 
 import numpy as np
 
-# 4 bits are floats (-1)^s 2^(e - 1) 1.m or, for e = 0, (-1)^s 0.m, in halves: by the bits s e e m.
+# 4 bits are floats (-1)^s 2^(e - 1) 1.m or, for e = 0, (-1)^s 0.m, with bits s e e m; in halves.
 E2M1 = [
     (-1) ** (c >> 3) * ((2 + (c & 1)) * 2 ** ((c >> 1 & 3) - 1) if c & 6 else c & 1)
     for c in range(16)
@@ -14,7 +14,7 @@ LEVELS = {8: np.arange(-127, 128), 4: np.unique(E2M1), 2: np.arange(-1, 2)}
 
 
 def scale_as_sent(scale):
-    """The smallest bfloat16 not below a scale, by truncation and a step up; 0 if it is tiny."""
+    """The smallest bfloat16 not below a scale, by truncation and one step up; 0 if it is tiny."""
     cut = np.frombuffer(np.uint32(np.float32(scale).view(np.uint32) >> 16 << 16).tobytes(), "f4")[0]
     if cut < scale:
         cut = np.uint32(cut.view(np.uint32) + 0x10000).view(np.float32)
@@ -22,7 +22,7 @@ def scale_as_sent(scale):
 
 
 def nearest(block, scale, bits):
-    """The level next to each element, by comparing all of them in float64."""
+    """The nearest level of each element, by comparison with all levels in float64."""
     if scale == 0:
         return np.zeros(len(block), np.int64)
     values = LEVELS[bits] * (np.float64(scale) / LEVELS[bits][-1])
@@ -30,7 +30,7 @@ def nearest(block, scale, bits):
 
 
 def block_scale(block, bits):
-    """The scale of a block: of the largest magnitude, or, with 2 bits, of the least error."""
+    """The scale of a block: from the largest magnitude or, with 2 bits, of the smallest error."""
     largest = np.abs(block).max()
     if bits > 2:
         return scale_as_sent(largest)
@@ -60,19 +60,19 @@ def message_parts(message, size, bits, block):
     halves = np.ascontiguousarray(message[1 : 1 + -(-blocks // 2)]).view(np.uint16)[:blocks]
     scales = (halves.astype(np.uint32) << 16).view(np.float32)
     words = message[1 + -(-blocks // 2) :].view(np.uint32)
-    first = np.arange(size) * bits  # the number of a code's first bit
+    first = np.arange(size) * bits  # number of the code's first bit
     codes = (words[first // 32] >> (first % 32)).astype(np.int64) & (2**bits - 1)
     integers = np.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes)
     return message[0], np.array(E2M1)[codes] if bits == 4 else integers, scales
 
 
 class BlockOracle:
-    """Dense sums with feedback on both sides; all tensors of a step are one vector.
+    """Dense sums with error feedback in both phases; all tensors of a step are one vector.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers. Two of them exchange whole vectors.
-        bits: Of a code.
+        bits: Bits of a code.
         block: Elements that share a scale.
     """
 
@@ -86,11 +86,11 @@ class BlockOracle:
         return [self._tensors(v) for v in self.vectors]
 
     def follow(self, states) -> None:
-        """Go on from the state of float32 workers: near ties round to other levels."""
+        """Continues from the state of float32 workers, where near ties round differently."""
         self.vectors = [np.concatenate([np.ravel(e) for e in s["residual"]]) for s in states]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         sums = [
             e + np.concatenate([np.ravel(g) for g in own])
             for e, own in zip(self.vectors, grads, strict=True)
@@ -105,7 +105,7 @@ class BlockOracle:
         total = sum(sent)
         if parts > 1:
             for owner in range(workers):
-                exact = total[owner] + errors[owner][owner]  # it knows its own part
+                exact = total[owner] + errors[owner][owner]  # a worker has its own block exactly
                 total[owner] = self._sent(exact)
                 errors[owner][owner] = exact - total[owner]
         self.vectors = [e.ravel()[:size] for e in errors]

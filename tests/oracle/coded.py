@@ -1,11 +1,11 @@
-"""Golomb codes of a bucket that no positions overflow, in plain Python.
+"""Golomb codes of a bucket that never overflow, in plain Python.
 
-k positions below n leap over n - k elements in all. The longest code is that of positions that leap
-over all of them at once: the sum of (d - 1) >> b over the gaps d is at most that of their sum.
-Each stream's b is the one whose longest code is shortest.
+k positions below n skip n - k elements in all. The longest code has one gap that skips all of them:
+the sum of (d - 1) >> b over the gaps d is at most that of their sum. Each stream's b minimizes the
+longest code.
 
-Tensors are divided into streams by the b that each alone would get, neighbours together where that
-makes the message shorter; of equally short divisions it is the one whose last stream is longest.
+Tensors are divided into streams by the b that each would get alone, with neighbors merged if that
+shortens the message. Of equally short divisions, the one with the longest last stream is used.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.oracle.positions import golomb_part_numpy
 
 
 def longest_bits(n: int, k: int, b: int) -> tuple[int, int]:
-    """Of the low bits of k positions below n, and of their bitmap."""
+    """Bits of the low parts of k positions below n, and of their bitmap."""
     gaps = [n - k + 1] + [1] * (k - 1) if k else []
     return k * b, sum(((d - 1) >> b) + 1 for d in gaps)
 
 
 def best_parameter(n: int, k: int) -> int:
-    """The smallest b of those with the shortest longest code."""
+    """The smallest b that minimizes the longest code."""
     lengths = [sum(longest_bits(n, k, b)) for b in range(31)]
     return lengths.index(min(lengths))
 
@@ -35,12 +35,12 @@ class GolombStreams:
 
     Args:
         sizes: Elements of each tensor.
-        k: Positions of each tensor, at most.
+        k: Maximum number of positions of each tensor.
 
     Attributes:
         members: Numbers of the tensors of each stream.
-        b: Of each stream.
-        words: Of the codes with their counts.
+        b: Parameter of each stream.
+        words: Words of the codes with their counts.
     """
 
     def __init__(self, sizes: Sequence[int], k: Sequence[int]):
@@ -60,19 +60,19 @@ class GolombStreams:
         self.b = [self.parameter(m) for m in self.members]
 
     def total(self, members: Sequence[int]) -> tuple[int, int]:
-        """Elements and positions of a stream."""
+        """Number of elements and positions of a stream."""
         return sum(self.sizes[i] for i in members), sum(self.k[i] for i in members)
 
     def parameter(self, members: Sequence[int]) -> int:
         return best_parameter(*self.total(members))
 
     def part_words(self, members: Sequence[int]) -> int:
-        """A count, and the longest low bits and bitmap, of whole words each."""
+        """Words of a count, the longest low bits and the bitmap, rounded up to whole words each."""
         low, bitmap = longest_bits(*self.total(members), self.parameter(members))
         return 1 + -(-low // 32) + -(-bitmap // 32)
 
     def streams(self, chosen: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Positions in each stream, of ascending ones in each tensor."""
+        """Positions in each stream, from ascending positions in each tensor."""
         found = []
         for members in self.members:
             starts = np.cumsum([0, *(self.sizes[i] for i in members)])[:-1]

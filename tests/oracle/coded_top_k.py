@@ -21,7 +21,7 @@ UNITS = 31  # magnitudes are multiples of 2^-31 of the power of two above the la
 
 
 def mean_numpy(magnitudes, exponent: int) -> np.float32:
-    """Mean of magnitudes below 2^exponent, each rounded down; 0 of none."""
+    """Mean of magnitudes below 2^exponent, each rounded down; 0 without magnitudes."""
     if len(magnitudes) == 0:
         return np.float32(0)
     total = sum(int(math.ldexp(a, UNITS - exponent)) for a in magnitudes.tolist())
@@ -29,7 +29,7 @@ def mean_numpy(magnitudes, exponent: int) -> np.float32:
 
 
 def conditional_means_numpy(values, bits: int):
-    """(magnitudes float32 [2^(bits - 1)], number of each value's): halves at their means."""
+    """(magnitudes float32 [2^(bits - 1)], code of each value): halves split at their means."""
     magnitudes = np.abs(np.asarray(values, np.float32))
     exponent = math.frexp(magnitudes.max(initial=np.float32(0)))[1]
     sets = [np.arange(magnitudes.size)]
@@ -58,7 +58,7 @@ def from_bfloat16(halves) -> np.ndarray:
 
 
 def value_words(slots, bits: int) -> int:
-    """Words of the values: magnitudes and codes, or halves."""
+    """Words of the values: magnitudes and codes, or bfloat16 values."""
     if bits == 16:
         return sum(-(-k // 2) for k in slots)
     return len(slots) * 2 ** (bits - 1) + -(-sum(slots) * bits // 32)
@@ -70,7 +70,7 @@ def message_words(sizes, slots, bits: int) -> int:
 
 
 def code_values_numpy(values, slots, bits: int):
-    """(words, what is sent of each tensor) of the values that are sent of every tensor."""
+    """(words, transmitted values of each tensor) for the selected values of every tensor."""
     if bits == 16:
         halves = [bfloat16_numpy(v) for v in values]
         words = []
@@ -91,7 +91,7 @@ def code_values_numpy(values, slots, bits: int):
 
 
 def select_and_code_numpy(grads, residuals, velocities, k, *, value_bits, **options):
-    """(message int32 [W], residuals, velocities, positions and values that are sent)."""
+    """(message int32 [W], residuals, velocities, positions and transmitted values)."""
     n = len(grads)
     form = {"selectors": ["exact"] * n, "quantized": [False] * n}
     plain, v, u, _ = accumulate_and_select_numpy(
@@ -185,10 +185,10 @@ class CodedTopKOracle:
     """Workers that send coded top-k messages and keep the rest.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
         density: Fraction of each tensor that is sent, or one for each tensor.
-        value_bits: Of a value; 16: bfloat16.
+        value_bits: Bits of a value; 16 means bfloat16.
         options: `momentum`, `nesterov`, `masking`.
     """
 
@@ -204,7 +204,7 @@ class CodedTopKOracle:
         ]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = [np.zeros(int(np.prod(s)), np.float32) for s in self.shapes]
         for worker, own in enumerate(grads):
             _, self.residuals[worker], self.velocities[worker], sent = select_and_code_numpy(
@@ -217,7 +217,7 @@ class CodedTopKOracle:
 
 
 class CodedGMCOracle:
-    """Workers that add the same momentum, a share each of the last total, before they select.
+    """Workers that add global momentum, a share each of the last total, before they select.
 
     Shi, Zhao, Xie, Gao, Li (2019), "Global Momentum Compression", in the units of an exchange, as
     `tests/oracle/gmc.py` derives them: a = v + (g / K + beta / K before).
@@ -230,14 +230,14 @@ class CodedGMCOracle:
 
     @property
     def residuals(self):
-        """With the share of the last total, which the next step adds."""
+        """Includes the share of the last total, which the next step adds."""
         return [
             [v + self.share * b for v, b in zip(own, self.before, strict=True)]
             for own in self.top_k.residuals
         ]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]` are g / K. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`, which are g / K; returns the totals."""
         own = [[self.share * b + g for g, b in zip(gs, self.before, strict=True)] for gs in grads]
         self.before = self.top_k.step(own)
         return self.before

@@ -1,8 +1,8 @@
-"""Codes of positions in plain Python: what each one writes for a bucket, bit by bit.
+"""Codes of positions in plain Python, bit by bit.
 
-Every code has `words`, its length, which the longest code of so many positions has, whichever they
-are; and `encode(stream)`, its int32 words. The stream are the ascending positions of the bucket's
-tensors, flattened one after the other.
+Every code has `words`, the length of the longest code for any positions, and `encode(stream)`, its
+int32 words. The stream has the ascending positions of the bucket's tensors, flattened one after the
+other.
 
 References: Golomb (1966), "Run-length encodings"; Elias (1974), "Efficient storage and retrieval by
 content and address of static files"; Huffman (1952), "A method for the construction of
@@ -22,7 +22,7 @@ from tests.oracle.quantization import to_words
 
 
 def field(number: int, bits: int) -> list[int]:
-    """A number in so many bits, the lowest first."""
+    """A number in `bits` bits, lowest first."""
     assert 0 <= number < 2**bits or bits == number == 0
     return [number >> t & 1 for t in range(bits)]
 
@@ -33,7 +33,7 @@ def fields(numbers: Sequence[int], bits: int) -> np.ndarray:
 
 
 def padded(words: np.ndarray, length: int) -> np.ndarray:
-    """The words, and zeros up to a length."""
+    """The words, padded with zeros to a length."""
     assert len(words) <= length
     return np.concatenate([words, np.zeros(length - len(words), np.int32)])
 
@@ -43,7 +43,7 @@ class Code:
 
     Args:
         sizes: Elements of each tensor.
-        slots: Positions of each tensor, at most.
+        slots: Maximum number of positions of each tensor.
     """
 
     def __init__(self, sizes: Sequence[int], slots: Sequence[int]):
@@ -54,14 +54,14 @@ class Code:
     words: int
 
     def prepare(self) -> None:
-        """Compute what does not depend on positions."""
+        """Computes everything that does not depend on positions."""
 
     def encode(self, stream: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
 
 class Raw(Code):
-    """Words only: indices in 32 bits, and a count a tensor."""
+    """Words without bit packing: indices in 32 bits, and a count per tensor."""
 
     def prepare(self):
         self.words = self.tensors + self.k
@@ -130,7 +130,7 @@ class Golomb(Code):
 
 
 class DeltaPacking(Code):
-    """Groups of 32 gaps with as many bits as the largest one of them needs."""
+    """Groups of 32 gaps; the largest gap of a group determines its bits."""
 
     def prepare(self):
         self.groups = math.ceil(self.k / 32)
@@ -139,8 +139,9 @@ class DeltaPacking(Code):
         self.words = 1 + self.heads + self.capacity
 
     def widest(self):
-        """One bit more for one group after the other, the cheapest first, while leaps are left."""
-        leaps, widths = self.size - 1, [0] * self.groups  # as many as a single position leaps over
+        """Adds one bit to one group after the other, cheapest first, while gaps are left."""
+        # number of elements that a single position skips
+        leaps, widths = self.size - 1, [0] * self.groups
         while widths and self.size:
             least = widths.index(min(widths))
             width = widths[least] + 1
@@ -187,7 +188,7 @@ def huffman_codes(size: int) -> list[list[int]]:
     least = max(1, math.ceil(4 * size / 2**13))
     trees = [(max(int(n), least), symbol, [symbol]) for symbol, n in enumerate(often)]
     lengths = [0] * 256
-    while len(trees) > 1:  # merge the two rarest; of equal ones those that began first
+    while len(trees) > 1:  # merge the two rarest symbols; among equals the oldest
         trees.sort()
         (n, first, left), (m, _, right) = trees[:2]
         for symbol in left + right:
@@ -201,7 +202,7 @@ def huffman_codes(size: int) -> list[list[int]]:
     return codes
 
 
-# As `Cheapest` has them: of equally long ones the first.
+# In the order of `Cheapest`: the first of equally long codes is used.
 LOSSLESS = {
     "RawIndices": Raw,
     "Bitmap": Bitmap,
@@ -214,7 +215,7 @@ LOSSLESS = {
 
 
 def code_of(name: str, sizes: Sequence[int], slots: Sequence[int]) -> Code:
-    """The code of a coding's name; of `Cheapest` the shortest."""
+    """The code for a coding's name; for `Cheapest` the shortest code."""
     if name != "Cheapest":
         return LOSSLESS[name](sizes, slots)
     return min((code(sizes, slots) for code in LOSSLESS.values()), key=lambda c: c.words)

@@ -1,4 +1,4 @@
-"""DeepReduce in plain Python and numpy: policies of Bloom filters, fitted curves, lengths.
+"""DeepReduce in plain Python and numpy: Bloom filter policies, fitted curves, lengths.
 
 Reference: Xu, Kostopoulou, Dutta, Li, Ntoulas, Kalnis (2021), "DeepReduce: A Sparse-tensor
 Communication Framework for Federated Deep Learning", NeurIPS.
@@ -18,7 +18,7 @@ class BloomFilter:
 
     Args:
         size: Elements of the tensor.
-        slots: r, positions at most.
+        slots: r, maximum number of positions.
         rate: epsilon, or None for a tenth of the density.
     """
 
@@ -29,7 +29,7 @@ class BloomFilter:
         self.words = max(1, math.ceil(slots * doublings / math.log(2) / 32))
         self.hashes = min(math.ceil(doublings), 64)
         bits, throws = 32 * self.words, self.hashes * max(slots, 1)
-        empty = math.exp(-throws / bits)  # share of the bits, as of bins after so many balls
+        empty = math.exp(-throws / bits)  # expected fraction of set bits (balls into bins)
         spread = math.sqrt(max(empty - (1 + throws / bits) * empty**2, 0) / bits)
         false = (1 - empty) ** self.hashes * (size - slots)
         by_bits = false * self.hashes * spread / (1 - empty)
@@ -42,14 +42,14 @@ class BloomFilter:
         return bloom_build_numpy([chosen], [len(chosen)], seed, **layout)
 
     def positives(self, words: np.ndarray, seed: int) -> list[int]:
-        """P: all that the filter holds, as far as there is room."""
+        """P: all positives of the filter, up to the capacity."""
         layout = {"words": [self.words], "hashes": [self.hashes]}
         sizes, slots = [self.size], [self.positives_capacity]
         (at,), counts = bloom_query_numpy([words], seed, sizes=sizes, slots=slots, **layout)
         return at[0, : counts[0, 0]].tolist()
 
     def by_conflicts(self, positives: list[int], noise, r: int, seed: int) -> list[int]:
-        """P2: from the smallest conflict set on, one of each that is not taken."""
+        """P2: one untaken element of each conflict set, smallest sets first."""
         sets: dict[int, list[int]] = {}
         for place, position in enumerate(positives):
             for bit in set(probes_numpy(position, seed, 32 * self.words, self.hashes)):
@@ -67,7 +67,7 @@ DIVISORS = (100_000, 30_000, 10_000, 3_000, 1_000, 300, 100, 30, 10, 5, 1)
 
 
 def segments(n: int) -> list[slice]:
-    """Where n magnitudes in descending order are cut; short pieces only at the end."""
+    """Boundaries of the segments of n magnitudes in descending order; short segments at the end."""
     found, start = [], 0
     for divisor in DIVISORS:
         end = n // divisor
@@ -78,7 +78,7 @@ def segments(n: int) -> list[slice]:
 
 
 def fitted(values: np.ndarray) -> np.ndarray:
-    """What polynomials of degree 5 make of values, in their order."""
+    """Values of the fitted polynomials of degree 5, in the order of `values`."""
     order = np.argsort(-values, kind="stable")
     curve = np.float64(values[order])
     result, positive = np.zeros(len(values)), int((curve > 0).sum())
@@ -95,12 +95,12 @@ def fitted(values: np.ndarray) -> np.ndarray:
 
 
 def place_bits(k: int) -> int:
-    """Bits of a place in the sorted order."""
+    """Bits of a position in the sorted order."""
     return math.ceil(math.log2(k)) if k > 1 else 0
 
 
 def polynomial_words(k: int, least: int) -> int:
-    """Words of k values, or of their fit: positive ones, 6 numbers a segment, places."""
+    """Words of k values, or of their fit: positive count, 6 numbers per segment, places."""
     pieces = 2 * sum(k // d >= 30 or d == 1 for d in DIVISORS)
     fit = 1 + 6 * pieces + math.ceil(k * place_bits(k) / 32)
     return fit if k >= max(least, 1) and fit < k else k
@@ -113,6 +113,6 @@ def exponential_words(k: int, least: int) -> int:
 
 
 def qsgd_words(k: list[int], levels: int, bucket: int) -> int:
-    """A flag, a norm a bucket, and a code a value."""
+    """Words of a flag, a norm per bucket, and a code per value."""
     bits = math.ceil(math.log2(2 * levels + 1))
     return 1 + sum(math.ceil(n / bucket) + math.ceil(n * bits / 32) for n in k)

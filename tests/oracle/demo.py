@@ -22,7 +22,7 @@ def blocks(matrix: np.ndarray, limit: int):
 
 
 def as_matrix(tensor: np.ndarray) -> np.ndarray:
-    """A contiguous tensor as a view: rank above 2 as [the others, last axis], a vector as a row."""
+    """A contiguous tensor as a matrix view: [other axes, last axis]; a vector is one row."""
     if tensor.ndim < 2:
         return tensor.reshape(1, tensor.size)
     return tensor.reshape(int(np.prod(tensor.shape[:-1])), tensor.shape[-1])
@@ -61,9 +61,9 @@ def idct(q: np.ndarray) -> np.ndarray:
 class DeMoOracle:
     """Decoupled momentum.
 
-    `forward` and `back` transform all chunks of a tensor, `[number, height, width]`. What is
-    chosen, and the sign of an element near 0, hang on their rounding, so one that compares bits
-    gives the method's.
+    `forward` and `back` transform all chunks of a tensor, `[number, height, width]`. Their rounding
+    decides the selection and the sign of elements near 0. For equal bits, pass the method's
+    transforms.
     """
 
     residuals = None
@@ -75,7 +75,7 @@ class DeMoOracle:
         self.before_sign: list[np.ndarray] = []
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         self.before_sign = [self._tensor(i, [g[i] for g in grads]) for i in range(len(grads[0]))]
         return [np.sign(t).astype(np.float32) for t in self.before_sign]
 

@@ -31,13 +31,13 @@ def threshold_numpy(
 
 
 class DGCOracle:
-    """`workers` workers over many steps.
+    """Simulates `workers` workers over many steps.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
-        counts: `counts(step)`, k of every tensor.
-        sample: `sample(tensor, step)`, sampled positions.
+        counts: `counts(step)` returns k of every tensor.
+        sample: `sample(tensor, step)` returns sampled positions.
         momentum, nesterov, masking: See the module's docstring.
     """
 
@@ -51,7 +51,7 @@ class DGCOracle:
         self.velocities = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = [np.zeros(int(np.prod(s)), np.float32) for s in self.shapes]
         for worker, own in enumerate(grads):
             for i, k in enumerate(self.counts(self.iteration)):

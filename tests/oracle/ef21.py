@@ -17,10 +17,10 @@ from tests.oracle.sparse import count
 
 
 class EF21Oracle:
-    """Workers that know what a server believes their gradients to be, and the server.
+    """A server and workers that store the server's estimates of their gradients.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
         density: Fraction of the elements that C keeps.
     """
@@ -40,7 +40,7 @@ class EF21Oracle:
         return kept.reshape(difference.shape)
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         for i, total in enumerate(self.total):
             change = np.zeros_like(total)
             for own, gradients in zip(self.estimates, grads, strict=True):

@@ -2,11 +2,11 @@
 
     a = e + (beta before + eta g),  c = C(a),  e = a - c,  before = mean of c
 
-with g a worker's own gradient. The totals of an exchange are `before / eta`, since the optimizer
-multiplies them by eta; it is given g / K, and its residual is e / (eta K).
+where g is a worker's own gradient. The totals of an exchange are `before / eta`, since the
+optimizer multiplies them by eta. Its input is g / K, and its residual is e / (eta K).
 
 Reference: Shi, Zhao, Xie, Gao, Li (2019), "Global Momentum Compression for Sparse Communication in
-Distributed Learning". C is the k largest elements of every tensor, or a given choice.
+Distributed Learning". C selects the k largest elements of every tensor, or a given set.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 
 class GMCOracle:
-    """`workers` workers over many steps.
+    """Simulates `workers` workers over many steps.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: K.
         choose: As in `tests.oracle.sparse.MemoryOracle`.
         momentum: beta.
@@ -38,12 +38,12 @@ class GMCOracle:
 
     @property
     def residuals(self):
-        """In the exchange's units."""
+        """The residuals in the exchange's units."""
         unit = self.rate * np.float32(self.workers)
         return [[e / unit for e in own] for own in self.errors]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]` are g / K. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`, which are g / K; returns the totals."""
         sums = [np.zeros(int(np.prod(s)), np.float32) for s in self.shapes]
         for errors, own in zip(self.errors, grads, strict=True):
             a = [

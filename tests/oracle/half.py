@@ -1,6 +1,6 @@
 """Sums of 16-bit numbers with error feedback, in plain numpy.
 
-Worker b adds up block b of the values; what is sent, and the sum, is the 16-bit number next to it.
+Worker b sums block b of the values. Messages and sums are rounded to the nearest 16-bit number.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def next_half(x, dtype: str) -> np.ndarray:
-    """The number of 16 bits next to each float32 element, as float32; ties go to even."""
+    """The nearest 16-bit number of each float32 element, as float32; ties go to even."""
     x = np.asarray(x, np.float32)
     if dtype == "float16":
         return x.astype(np.float16).astype(np.float32)
@@ -21,7 +21,7 @@ class HalfOracle:
     """Dense sums; all tensors of a step are one vector.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
         dtype: "float16" or "bfloat16".
     """
@@ -36,7 +36,7 @@ class HalfOracle:
         return [self._tensors(v) for v in self.vectors]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         sums = [
             e + np.concatenate([np.ravel(g) for g in own])
             for e, own in zip(self.vectors, grads, strict=True)
@@ -50,7 +50,7 @@ class HalfOracle:
             arrived = np.float32(0)
             for h in sent:
                 arrived = arrived + h[block]
-            arrived = arrived + self.vectors[owner][block]  # what it did not tell itself
+            arrived = arrived + self.vectors[owner][block]  # blocks that other workers sent
             total[block] = next_half(arrived, self.dtype)
             self.vectors[owner][block] = arrived - total[block]
         return self._tensors(total)

@@ -38,7 +38,7 @@ def transposed_convolution(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
 
 
 class Network:
-    """The autoencoder; `parameters` one after the other, each layer's kernel and then its bias."""
+    """The autoencoder; `parameters` lists each layer's kernel and bias in order."""
 
     def __init__(self, parameters, channels, decoder_channels, code_channels, innovation: bool):
         rest = np.float64(parameters)
@@ -78,14 +78,14 @@ def normalised(x: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 class LGCOracle:
-    """`workers` workers in the third stage; worker `step mod workers` leads.
+    """Workers in the third stage; worker `step mod workers` leads.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
         network: The autoencoder.
-        density: Fraction of each tensor's elements that the leader chooses.
-        innovation: Number of elements of an innovation; `None`: codes are averaged instead.
+        density: Fraction of each tensor's elements that the leader selects.
+        innovation: Number of elements of an innovation; `None` averages codes instead.
     """
 
     def __init__(self, shapes, workers, network: Network, density: float, innovation: int | None):
@@ -95,7 +95,7 @@ class LGCOracle:
         self.residuals = [[np.zeros(s) for s in shapes] for _ in range(workers)]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         sums = [
             np.concatenate([(np.float32(v) + g).reshape(-1) for v, g in zip(old, new, strict=True)])
             for old, new in zip(self.residuals, grads, strict=True)
@@ -127,11 +127,11 @@ class LGCOracle:
         return self._tensors(total)
 
     def follow(self, states) -> None:
-        """Go on from the state of float32 workers: near ties select other elements."""
+        """Continues from the state of float32 workers, where near ties select other elements."""
         self.residuals = [[np.float32(v) for v in s["residual"]] for s in states]
 
     def _largest(self, vector: np.ndarray) -> np.ndarray:
-        """Slots for the positions of every tensor; -1 in those that are not used."""
+        """Slots for the positions of every tensor; unused slots are -1."""
         found, start = [], 0
         for size in self.sizes:
             k = count(self.density, size)

@@ -20,16 +20,16 @@ def wide(matrix: np.ndarray) -> np.ndarray:
 
 
 def back(matrix: np.ndarray, shape) -> np.ndarray:
-    """A tensor of a shape from its matrix by `wide`."""
+    """Inverse of `wide` for a tensor of the given shape."""
     rows = int(np.prod(shape[:-1]))
     return (matrix.T if rows > shape[-1] else matrix).reshape(shape)
 
 
 class LowRankOracle:
-    """`workers` workers over many steps.
+    """Simulates `workers` workers over many steps.
 
     Args:
-        shapes: Of the tensors, rank 2 or more.
+        shapes: Shapes of the tensors, rank 2 or more.
         workers: Number of workers.
         p, q: First factors, one for each tensor; p may be None for PowerSGD.
         alternate: ACP-SGD, one factor a step, instead of PowerSGD.
@@ -57,14 +57,14 @@ class LowRankOracle:
         return totals
 
     def follow(self, states) -> None:
-        """Go on from the state of float32 workers: a power iteration amplifies rounding."""
+        """Continues from the state of float32 workers: a power iteration amplifies rounding."""
         self.residuals = [[np.float64(e) for e in s["residual"]] for s in states]
         self.q = [np.float64(q) for q in states[0]["q"]]
         if self.alternate:
             self.p = [np.float64(p) for p in states[0]["p"]]
 
     def _one(self, i: int, matrices) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Total of tensor i, and what each worker put into it."""
+        """Total of tensor i, and each worker's contribution."""
         if not self.alternate:
             p = orthonormal(sum(m @ self.q[i] for m in matrices))
             own = [m.T @ p for m in matrices]

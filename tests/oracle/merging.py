@@ -11,7 +11,7 @@ from tests.oracle.quantization import Malformed, flush
 def sparse_merge_numpy(indices, values, counts, *, sizes, k):
     """Fields in the order of `tf_redsync.ops.codecs.Merged`; raises Malformed.
 
-    Positions in the result have no sign: their bits are in an int32.
+    Positions in the result are unsigned, stored as the bits of an int32.
     """
     kept: list = []
     dropped: list = []

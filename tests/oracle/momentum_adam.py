@@ -1,11 +1,10 @@
-"""Adam behind an exchange that has the momentum, in plain numpy, float64.
+"""Adam after an exchange that applies the momentum, in plain numpy, float64.
 
     u = m u + g                                 the momentum of the sum over workers
     v = b2 v + (1 - b2) u^2
-    w -= eta u / (sqrt(v / (1 - b2^t)) + eps)   Adam with a beta_1 of 0, of u
+    w -= eta u / (sqrt(v / (1 - b2^t)) + eps)   Adam of u with beta_1 = 0
 
-Where everything is sent, that is what GMC's momentum (Shi et al. 2019) makes of Adam (Kingma, Ba
-2015).
+Without compression, GMC's momentum (Shi et al. 2019) turns Adam (Kingma, Ba 2015) into this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MSTop-k in plain numpy, as the paper's algorithm has it, element by element of its list.
+"""MSTop-k in plain numpy, by the paper's algorithm.
 
 Reference: Shi, Zhou, Song, and others (2021), "Towards Scalable Distributed Training of Deep
 Learning on Public Cloud Clusters", MLSys, Algorithm 1.
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def ms_top_k(x: np.ndarray, k: int, samplings: int, u: float) -> np.ndarray:
-    """Ascending positions of the `k` elements that are sent; `u` in [0, 1) places the block."""
+    """Ascending positions of the `k` selected elements; `u` in [0, 1) places the block."""
     if not x.size:
         return np.arange(0)
     a = np.abs(x)
@@ -38,14 +38,14 @@ def ms_top_k(x: np.ndarray, k: int, samplings: int, u: float) -> np.ndarray:
 
 
 class MSTopKOracle:
-    """Workers that choose elements of gradient plus residual so, and keep the rest.
+    """Workers that select elements of gradient plus residual by MSTop-k, and keep the rest.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
         counts: k of each tensor.
         samplings: N.
-        starts: `starts(step, worker, tensor)`: where the block begins, in [0, 1).
+        starts: `starts(step, worker, tensor)` returns the start of the block, in [0, 1).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MSTopKOracle:
         self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = [np.zeros(s, np.float32) for s in self.shapes]
         for worker, own in enumerate(grads):
             for i, total in enumerate(totals):

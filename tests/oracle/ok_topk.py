@@ -16,10 +16,10 @@ PIECES = 64
 
 
 class OkTopkOracle:
-    """`workers` workers over many steps.
+    """Simulates `workers` workers over many steps.
 
     Args:
-        shapes: Of the bucket's tensors.
+        shapes: Shapes of the bucket's tensors.
         workers: Number of workers and of regions.
         density: Fraction of the bucket's elements.
         thresholds: Steps between evaluations of the thresholds.
@@ -39,15 +39,15 @@ class OkTopkOracle:
         self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
-        anew = self.iteration % self.every[0] == 0
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
+        exact = self.iteration % self.every[0] == 0
         sums = [
             np.concatenate([(v + g).reshape(-1) for v, g in zip(old, new, strict=True)])
             for old, new in zip(self.residuals, grads, strict=True)
         ]
         edges = np.floor(resampled(self.points, self.workers)).astype(np.int64)
         edges[-1] = self.size
-        chosen = [self.select(w, s, anew) for w, s in enumerate(sums)]
+        chosen = [self.select(w, s, exact) for w, s in enumerate(sums)]
         starts = [self.proposed(at) for at in chosen]
         sent = np.zeros((self.workers, self.size), bool)
         total = np.zeros(self.size, np.float32)
@@ -60,14 +60,14 @@ class OkTopkOracle:
                 sent[w, at] = True
                 collected[at] += sums[w][at]
             at = top_k_numpy(np.abs(collected), self.slots)
-            at = at if anew else at[np.abs(collected[at]) >= self.threshold]
+            at = at if exact else at[np.abs(collected[at]) >= self.threshold]
             total[at] = collected[at]
             gathered += at.size
-        if anew:
+        if exact:
             self.threshold = kth_largest(total, self.k)
             total[np.abs(total) < self.threshold] = 0
         else:
-            self.threshold = self.moved(self.threshold, gathered)
+            self.threshold = self.updated(self.threshold, gathered)
         kept = [np.where(sent[w] & (total != 0), 0, s) for w, s in enumerate(sums)]
         self.residuals = [self.tensors(k.astype(np.float32)) for k in kept]
         if self.iteration % self.every[1] == 0:
@@ -76,16 +76,16 @@ class OkTopkOracle:
         self.iteration += 1
         return self.tensors(total)
 
-    def select(self, worker: int, x: np.ndarray, anew: bool) -> np.ndarray:
+    def select(self, worker: int, x: np.ndarray, exact: bool) -> np.ndarray:
         """Positions that a worker selects; moves its threshold."""
-        threshold = kth_largest(x, self.k) if anew else self.own[worker]
+        threshold = kth_largest(x, self.k) if exact else self.own[worker]
         magnitudes = np.where(np.abs(x) >= threshold, np.abs(x), 0)
         at = top_k_numpy(magnitudes, self.capacity)
-        self.own[worker] = threshold if anew else self.moved(threshold, at.size)
+        self.own[worker] = threshold if exact else self.updated(threshold, at.size)
         return at
 
-    def moved(self, threshold, reached: int):
-        """The threshold after a step in which so many elements reached it."""
+    def updated(self, threshold, reached: int):
+        """The new threshold after a step in which `reached` elements reached it."""
         if reached >= math.ceil(1.25 * self.k):
             return np.float32(threshold * np.float32(1.012))
         if reached < math.floor(2 / 3 * self.k):
@@ -93,7 +93,7 @@ class OkTopkOracle:
         return threshold
 
     def proposed(self, at: np.ndarray) -> list[int]:
-        """Where a worker would let the regions begin."""
+        """The boundaries of the regions that a worker proposes."""
         shares = range(1, self.workers)
         if at.size:
             return [0, *(int(at[r * at.size // self.workers]) for r in shares)]
@@ -112,7 +112,7 @@ def kth_largest(x: np.ndarray, k: int) -> np.float32:
 
 
 def resampled(points: np.ndarray, pieces: int) -> np.ndarray:
-    """A line through equidistant points, at `pieces + 1` equidistant places."""
+    """Linear interpolation of equidistant points at `pieces + 1` equidistant places."""
     at = np.arange(pieces + 1) * (len(points) - 1) / pieces
     low = np.minimum(at.astype(int), len(points) - 2)
     return (1 - (at - low)) * points[low] + (at - low) * points[low + 1]

@@ -12,9 +12,9 @@ import numpy as np
 
 
 class _Memory:
-    """Adds up `compressed(vector, codebook)` of gradient plus residual, and keeps the rest.
+    """Sums `compressed(vector, codebook)` of gradient plus residual, and keeps the rest.
 
-    The residuals go on from the float32 workers': a rounding could turn a decision around.
+    The residuals continue from the float32 workers': rounding could change a decision.
     """
 
     def __init__(self, shapes, workers: int):
@@ -25,7 +25,7 @@ class _Memory:
         self.residuals = [[np.array(e) for e in s["residual"]] for s in states]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = [np.zeros(np.shape(g)) for g in grads[0]]
         for kept, own in zip(self.residuals, grads, strict=True):
             for i, g in enumerate(own):
@@ -40,7 +40,7 @@ class _Memory:
 
 
 class DitheringOracle(_Memory):
-    """Levels 2 h apart, h = sqrt(alpha / d), times the best factor."""
+    """Levels 2 h apart, h = sqrt(alpha / d), times the optimal factor."""
 
     def __init__(self, shapes, workers: int, alpha: float):
         super().__init__(shapes, workers)
@@ -56,14 +56,14 @@ class DitheringOracle(_Memory):
 
 
 class SphericalOracle(_Memory):
-    """The first vector of a codebook that is near enough, or the nearest, for each block.
+    """The first codebook vector within the error alpha, or the nearest, for each block.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
-        alpha: Error that is near enough.
-        codebook: `codebook(step)`, unit vectors `[vectors, d]`.
-        factors: What factors may be, relative to the largest, ascending from 0.
+        alpha: Accepted error.
+        codebook: `codebook(step)` returns unit vectors `[vectors, d]`.
+        factors: Possible factors relative to the largest, ascending from 0.
     """
 
     def __init__(self, shapes, workers: int, alpha: float, codebook: Callable, factors):

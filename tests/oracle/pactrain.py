@@ -15,14 +15,14 @@ from tests.oracle.quantized import StochasticOracle
 
 
 def capacity(sparsity: float, size: int) -> int:
-    """Elements that are left of `size`: all but the whole part of sparsity times size."""
+    """Number of elements that remain of `size`: all but the whole part of sparsity times size."""
     return size - int(Decimal(str(sparsity)) * size)
 
 
 def masks_by_magnitude(
     weights: Sequence[np.ndarray], sparsity: float, scope: str
 ) -> list[np.ndarray]:
-    """`True` for the largest magnitudes, of each tensor or of all; among equals the first."""
+    """`True` for the largest magnitudes of each tensor or of all; among equals the first."""
     names = [(i, j) for i, w in enumerate(weights) for j in range(w.size)]
     magnitude = {(i, j): abs(float(weights[i].flat[j])) for i, j in names}
     groups = [[n for n in names if n[0] == i] for i in range(len(weights))]
@@ -37,7 +37,7 @@ def masks_by_magnitude(
 
 
 class PrunedOracle:
-    """The sum of the gradients, and nothing where the mask has nothing."""
+    """The sum of the gradients, and 0 outside of the mask."""
 
     residuals = None
 
@@ -45,7 +45,7 @@ class PrunedOracle:
         self.masks = list(masks)
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = []
         for i, mask in enumerate(self.masks):
             total = np.zeros(mask.shape, np.float32)
@@ -56,12 +56,12 @@ class PrunedOracle:
 
 
 class TernaryOracle:
-    """What the mask leaves, in a row and filled up with zeros, goes through TernGrad.
+    """TernGrad of the elements inside of the mask, packed into a row and padded with zeros.
 
     Args:
-        masks: Of the tensors.
-        sparsity: How many elements a row has.
-        stream: As for `StochasticOracle`.
+        masks: Masks of the tensors.
+        sparsity: Determines the number of elements of a row.
+        stream: As in `StochasticOracle`.
     """
 
     residuals = None
@@ -71,7 +71,7 @@ class TernaryOracle:
         self.ternary = StochasticOracle([(n,) for n in self.capacities], stream, shared=True)
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         rows = [
             [
                 np.append(np.asarray(g)[m], np.zeros(n - m.sum(), np.float32)).astype(np.float32)

@@ -14,18 +14,18 @@ MASK64 = 2**64 - 1
 
 
 def unsigned(positions) -> np.ndarray:
-    """Positions, of the int32 words that carry their 32 bits; those of other types as they are."""
+    """Positions as unsigned numbers from the bits of int32 words; other types are unchanged."""
     positions = np.asarray(positions)
     return positions.view(np.uint32) if positions.dtype == np.int32 else positions
 
 
 def golomb_capacity(size: int, slots: int, rice: int) -> int:
-    """Words that the positions of every choice fit: those of low bits, and those of a bitmap."""
+    """Words that hold any choice of positions: those of the low bits and of the bitmap."""
     return -(-slots * rice // 32) + -(-(slots + ((size - slots) >> rice)) // 32)
 
 
 def golomb_bits_numpy(positions, rice: int) -> tuple[list[int], list[int]]:
-    """The code: per gap its low bits, the lowest first; and zeros and a one in the bitmap."""
+    """The low bits of each gap, lowest first; and its zeros and a one in the bitmap."""
     low, bitmap, last = [], [], -1
     for position in positions:
         gap, last = int(position) - last - 1, int(position)
@@ -35,7 +35,7 @@ def golomb_bits_numpy(positions, rice: int) -> tuple[list[int], list[int]]:
 
 
 def golomb_part_numpy(positions, size: int, slots: int, rice: int) -> np.ndarray:
-    """[count, low bits, bitmap] of positions that have `slots` slots."""
+    """[count, low bits, bitmap] of positions with `slots` slots."""
     low, bitmap = golomb_bits_numpy(positions, rice)
     words = np.zeros(golomb_capacity(size, slots, rice), np.int32)
     first = -(-slots * rice // 32)  # Word of the bitmap.
@@ -56,7 +56,7 @@ def golomb_encode_numpy(indices, counts, *, sizes, rice) -> np.ndarray:
 def golomb_decode_numpy(messages, *, sizes, slots, rice):
     """(list of positions int32 [P, slots], counts int32 [P, N]); raises Malformed.
 
-    Positions have no sign: their bits are in the int32.
+    Positions are unsigned, stored as the bits of an int32.
     """
     messages = np.asarray(messages, np.int32)
     indices = [np.zeros((len(messages), k), np.uint32) for k in slots]

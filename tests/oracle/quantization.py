@@ -1,10 +1,10 @@
 """Quantization in plain numpy: signs, two levels, ternary thresholds, QSGD, uniform, natural.
 
-A message is [flag, scales, codes]; codes are written as a stream of bits, lowest bit first. Sign:
-Bernstein et al., "signSGD", ICML 2018; two levels: Seide et al., "1-Bit SGD", Interspeech 2014;
-stochastic: Alistarh et al., "QSGD", NeurIPS 2017, TernGrad being the case of one level; uniform:
-Zhou et al., "DoReFa-Net", 2016; natural: Horváth et al., "Natural Compression", 2019. Random
-numbers: Philox4x32-10 of Salmon et al., SC 2011.
+A message is [flag, scales, codes]; codes are a stream of bits, lowest bit first. Sign: Bernstein et
+al., "signSGD", ICML 2018; two levels: Seide et al., "1-Bit SGD", Interspeech 2014; stochastic:
+Alistarh et al., "QSGD", NeurIPS 2017, of which TernGrad is the case of one level; uniform: Zhou et
+al., "DoReFa-Net", 2016; natural: Horváth et al., "Natural Compression", 2019. Random numbers:
+Philox4x32-10 of Salmon et al., SC 2011.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 TINY = np.finfo(np.float32).tiny  # 2^-126, the smallest normal number
 RANDOM = ("stochastic", "uniform", "natural")
-SCALES = {"two_level": 2, "natural": 0}  # of a bucket; else 1
+SCALES = {"two_level": 2, "natural": 0}  # one per bucket; others have one per tensor
 
 # Every mode once, with levels and bucket size.
 FORMATS = [
@@ -27,7 +27,7 @@ FORMATS = [
 
 
 class Malformed(ValueError):
-    """A message that no encoder writes; the text begins with the name of the field."""
+    """A message that no encoder produces; the text begins with the name of the field."""
 
 
 def philox_numpy(counter, key) -> np.ndarray:
@@ -46,7 +46,7 @@ def philox_numpy(counter, key) -> np.ndarray:
 
 
 def uniform_numpy(stream, tensor: int, n: int) -> np.ndarray:
-    """Numbers in [0, 1) of the elements of one tensor; `stream` is (seed, worker, step)."""
+    """Numbers in [0, 1) for the elements of one tensor; `stream` is (seed, worker, step)."""
     seed, worker, step = (int(x) % 2**32 for x in stream)
     block = np.arange(-(-n // 4), dtype=np.uint64)
     counter = [
@@ -60,7 +60,7 @@ def uniform_numpy(stream, tensor: int, n: int) -> np.ndarray:
 
 
 def flush(x) -> np.ndarray:
-    """Denormals become zero, as TensorFlow's threads take them."""
+    """Flushes denormals to zero, as TensorFlow's threads do."""
     x = np.asarray(x, np.float32)
     return np.where(np.abs(x) < TINY, np.float32(0), x)
 
@@ -85,7 +85,7 @@ def to_bits(words) -> np.ndarray:
 
 
 def bucket_slices(n: int, bucket_size: int | None):
-    """The elements of every bucket; a tensor without buckets is one, even if it is empty."""
+    """The slice of every bucket; without buckets a tensor is one slice, even if it is empty."""
     if bucket_size is None:
         return [slice(0, n)]
     return [slice(b, min(n, b + bucket_size)) for b in range(0, n, bucket_size)]
@@ -111,11 +111,13 @@ def code_numpy(x, c, mode: str, levels: int, u) -> np.ndarray:
 
 
 def natural_code(x, u) -> np.ndarray:
-    """Codes of the powers of two around x, the upper one with a probability of x's distance to the
-    lower one in units of their distance; 0 and 2^-126 are neighbours. 510: 2^128.
+    """Codes of the powers of two around x. The upper one is chosen with probability (x - lower) /
+    lower.
+
+    0 and 2^-126 are neighbors. 510 means 2^128.
     """
     size = np.abs(np.float64(x))
-    _, exponent = np.frexp(np.maximum(size, TINY))  # of twice the lower one
+    _, exponent = np.frexp(np.maximum(size, TINY))  # relative to twice the lower one
     low = np.where(size < TINY, 0, np.ldexp(1.0, exponent - 1))
     share = (size - low) / np.ldexp(1.0, exponent - 1)
     up = share + np.floor(np.float64(u) * 2**23) / 2**23 >= 1

@@ -14,14 +14,14 @@ from tests.oracle.quantization import uniform_numpy
 
 
 class StochasticOracle:
-    """Rounding at random to multiples of c / levels, c being the largest magnitude of a bucket.
+    """Stochastic rounding to multiples of c / levels; c is the largest magnitude of a bucket.
 
     Args:
-        shapes: Of the tensors.
-        stream: `stream(step, worker)`, three integers that name a worker's random numbers.
-        levels: Magnitudes besides 0.
-        bucket_size: Elements with a common c; None for all of a tensor.
-        shared: Whether c is the largest of all workers, and codes are added up as integers.
+        shapes: Shapes of the tensors.
+        stream: `stream(step, worker)` returns three integers that select a worker's random numbers.
+        levels: Number of magnitudes besides 0.
+        bucket_size: Elements with a common c; None for the whole tensor.
+        shared: Whether c is the largest of all workers, and codes are summed as integers.
     """
 
     residuals = None
@@ -31,7 +31,7 @@ class StochasticOracle:
         self.levels, self.bucket_size, self.shared = levels, bucket_size, shared
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = [self._total(i, [np.ravel(own[i]) for own in grads]) for i in range(len(grads[0]))]
         self.iteration += 1
         return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]
@@ -50,20 +50,20 @@ class StochasticOracle:
         return total.reshape(-1)[:size]
 
     def _buckets(self, row) -> np.ndarray:
-        """One bucket a row, filled up with zeros."""
+        """One bucket per row, padded with zeros."""
         if self.bucket_size is None:
             return row[np.newaxis]
         filled = np.concatenate([row, np.zeros(-row.size % self.bucket_size, np.float32)])
         return filled.reshape(-1, self.bucket_size)
 
     def _rounded(self, x, c, u) -> np.ndarray:
-        """Integers; times c / levels they are x on average."""
+        """Integers whose expectation times c / levels is x."""
         y = np.abs(x) / np.where(c > 0, c, np.float32(np.inf)) * np.float32(self.levels)
         return np.copysign(np.floor(y) + (u < y - np.floor(y)), x).astype(np.float32)
 
 
 class ThresholdOracle:
-    """Elements that reach a fixed threshold send it; the rest stays."""
+    """Sends elements that reach a fixed threshold; the rest stays in the residual."""
 
     def __init__(self, shapes, workers: int, threshold: float):
         self.threshold = np.float32(threshold)

@@ -1,7 +1,7 @@
 """RedSync in plain numpy: residual sparsification with momentum correction.
 
 A worker adds its gradient to a residual, sends the largest elements of the residual and sets them
-to zero; the sum over workers of what was sent is what the optimizer applies. With t = scale * g:
+to zero. The optimizer applies the sum of these elements over the workers. With t = scale * g:
 
     u' = m u + t,  v' = v + u',  S = select(v', k),  send v'[S],  v'[S] = 0,  u'[S] = 0
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SELECTORS = ("exact", "trimmed", "threshold", "fixed")
-PROBES = 10  # of one threshold search
+PROBES = 10  # maximum probes of one threshold search
 
 
 # ---------------------------------------------------------------------------------------- selection
@@ -35,8 +35,8 @@ def top_k_numpy(a: np.ndarray, k: int) -> np.ndarray:
 def trimmed_candidates_numpy(a: np.ndarray, k: int) -> np.ndarray:
     """Indices above m + ratio (M - m), for the first ratio of 0.8, 0.6, .. 0.0 with `k` or more.
 
-    m is the mean and M the maximum of `a`. Where even the elements above the mean are too few
-    (constant input, say) the guard returns all indices: the paper's loop would not end.
+    m is the mean and M the maximum of `a`. If fewer than `k` elements are above the mean (for
+    constant input, say), all indices are returned: the paper's loop would not end.
     """
     if a.size == 0:
         return np.arange(0)
@@ -147,8 +147,8 @@ def accumulate_and_select_numpy(
 
     Returns:
         (message int32 [W], residuals, velocities, ratios float32 [N]). If anything is not finite,
-        the message is all zero, the ratios are unchanged, and residuals and velocities are
-        not to be used.
+        the message is all zero, the ratios are unchanged, and residuals and velocities must not be
+        used.
     """
     parts, new_v, new_u, new_ratios = [], [], [], []
     finite = True
@@ -327,11 +327,11 @@ class RedSyncOracle:
         return total
 
     def _momentum(self, g, u) -> tuple:
-        """What is applied for gradient `g`, and the new velocity."""
+        """The value to apply for gradient `g`, and the new velocity."""
         return accumulate_numpy(g, np.float32(0), u, self.momentum, self.nesterov, None)
 
     def _dense_round(self, grads, totals):
-        """Warm-up: every worker's velocity is summed, residuals stay as they are."""
+        """Warm-up: sums every worker's velocity; residuals are unchanged."""
         velocities = [list(v) for v in self.velocities]
         for i in self.sparse:
             sent = []
@@ -342,7 +342,7 @@ class RedSyncOracle:
         return self.residuals, velocities, self.ratios
 
     def _sparse_round(self, grads, totals, step: int):
-        """Select, all-gather, decode; None if a worker's message says not finite."""
+        """Select, all-gather, decode; None if a worker's message is flagged as non-finite."""
         if not self.sparse:
             return self.residuals, self.velocities, self.ratios
         k = self.k_at(step)
@@ -376,7 +376,7 @@ class RedSyncOracle:
         return residuals, velocities, ratios
 
     def _spread(self, values) -> list:
-        """Values of the sparse variables at their places among all variables."""
+        """Values of the sparse variables in the order of all variables."""
         out: list = [None] * len(self.shapes)
         for i, value in zip(self.sparse, values, strict=False):
             out[i] = value

@@ -1,7 +1,7 @@
 """Sparse binary compression in plain numpy.
 
-    A = R + dW;  v+, v- = the k largest of A and of -A;  the side of the larger mean is sent as it
-    R <- A - dW*
+    A = R + dW;  v+, v- = the k largest of A and of -A;  dW* = the mean of the side with the
+    larger mean, at its positions;  R <- A - dW*
 
 Reference: Sattler, Wiedemann, Müller, Samek (2019), "Sparse Binary Compression".
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def one_side(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions, ascending, and the float32 value that all of them get."""
+    """Positions, ascending, and the float32 value of all of them."""
     sides = []
     for sign in (1, -1):
         at = np.sort(np.argsort(-sign * values, kind="stable")[:k])
@@ -24,8 +24,8 @@ def one_side(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return sides[0] if sides[0][1] >= -sides[1][1] else sides[1]
 
 
-def binarised(values: np.ndarray, k: int) -> np.ndarray:
-    """What is sent of a flat tensor."""
+def binarized(values: np.ndarray, k: int) -> np.ndarray:
+    """The transmitted values of a flat tensor."""
     at, mean = one_side(values, k)
     sent = np.zeros_like(values)
     sent[at] = mean
@@ -36,9 +36,9 @@ class SBCOracle:
     """Workers that exchange changes of their weights.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
-        density: Of each tensor, rounded up.
+        density: Density of each tensor; the count is rounded up.
     """
 
     def __init__(self, shapes, workers: int, density: float):

@@ -1,11 +1,11 @@
 """SIDCo in plain numpy: fits and thresholds in float64, elements in float32.
 
     v <- v + g,  a = |v|,  t = 0
-    M stages: x = {a - t : a > t}, r = wanted / number of x, t <- t + F^-1(1 - r)
+    M stages: x = {a - t : a > t}, r = target / number of x, t <- t + F^-1(1 - r)
     S = {a >= t}, at most the 2 k largest (all of a, if none reaches t)
 
-wanted: n / 4, then falling by equal factors to k. Every `interval` steps M grows by one where the
-mean of (number of a >= t) / k is off by more than 20 %.
+`target` falls by equal factors from n / 4 to k. Every `interval` steps M grows by one if the mean
+of (number of a >= t) / k differs from 1 by more than 20 %.
 
 Reference: Abdelmoniem, Elzanaty, Alouini, Canini (2021), "An Efficient Statistical-based Gradient
 Compression Technique for Distributed Training Systems", MLSys.
@@ -22,7 +22,7 @@ from tests.oracle.redsync import top_k_numpy
 
 
 def lower_gamma(shape: float, x: float) -> float:
-    """Regularised lower incomplete gamma function by its power series."""
+    """Regularized lower incomplete gamma function by its power series."""
     term = total = 1.0 / shape
     for i in range(1, 2000):
         term *= x / (shape + i)
@@ -44,7 +44,7 @@ def gamma_quantile(shape: float, p: float) -> float:
 
 
 def exceeded(x: np.ndarray, ratio: float, kind: str) -> float:
-    """What a fraction `ratio` of the fitted distribution exceeds."""
+    """The value that a fraction `ratio` of the fitted distribution exceeds."""
     mean = x.mean()
     if ratio == 1.0:
         return 0.0
@@ -64,23 +64,23 @@ def threshold_numpy(a: np.ndarray, k: int, stages: int, kind: str) -> float:
     a, t = np.float64(a), 0.0
     first = max(0.25 * a.size, k)
     for m in range(stages if first > k else 1):
-        wanted = first * (k / first) ** (m / (stages - 1))
+        target = first * (k / first) ** (m / (stages - 1))
         x = a[a > t] - t
         if x.size:
             later = "generalized_pareto" if kind == "gamma" and m else kind
-            t += exceeded(x, min(1.0, wanted / x.size), later)
+            t += exceeded(x, min(1.0, target / x.size), later)
     return t
 
 
 class SIDCoOracle:
-    """`workers` workers over many steps.
+    """Simulates `workers` workers over many steps.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
         counts: k of every tensor.
         kind: "exponential", "gamma" or "generalized_pareto".
-        interval: Steps between two looks at the number of stages.
+        interval: Steps between updates of the number of stages.
     """
 
     def __init__(self, shapes: Sequence[tuple], workers: int, counts, kind: str, interval: int):
@@ -90,7 +90,7 @@ class SIDCoOracle:
         self.achieved: list = [[[] for _ in shapes] for _ in range(workers)]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = [np.zeros(int(np.prod(s)), np.float32) for s in self.shapes]
         for worker, own in enumerate(grads):
             for i, k in enumerate(self.counts):
@@ -110,7 +110,7 @@ class SIDCoOracle:
         return top_k_numpy(np.where(allowed, a, 0), min(2 * k, a.size))
 
     def _adapt(self, worker: int, i: int, ratio: float, most: int) -> None:
-        """In float32, since small tensors hit 20 % exactly."""
+        """Computed in float32, since small tensors reach exactly 20 %."""
         history = self.achieved[worker][i]
         history.append(np.float32(ratio))
         if len(history) == self.interval:

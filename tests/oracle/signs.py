@@ -23,7 +23,7 @@ class VoteOracle:
         self.averages = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         m, votes = self.momentum, []
         for worker, own in enumerate(grads):
             average = [
@@ -38,7 +38,7 @@ class VoteOracle:
 
 
 class _Memory:
-    """Residuals that go on from the float32 workers': a rounding could turn a sign around."""
+    """Residuals that continue from the float32 workers': rounding could flip a sign."""
 
     def __init__(self, shapes, workers: int):
         self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
@@ -73,7 +73,7 @@ class ScaledSignOracle(_Memory):
 
 
 def two_means(values: np.ndarray) -> np.ndarray:
-    """Every element as the mean of the negative ones or of the others."""
+    """Replaces every element by the mean of the negative elements or of the others."""
     result, values = np.zeros(values.shape), np.float64(values)
     for side in (values < 0, values >= 0):
         if side.any():
@@ -82,7 +82,7 @@ def two_means(values: np.ndarray) -> np.ndarray:
 
 
 class OneBitOracle(_Memory):
-    """1-bit SGD: quantized to the owner of a block, added up, quantized to all."""
+    """1-bit SGD: quantized to the owner of a block, summed, quantized to all workers."""
 
     def step(self, grads) -> list[np.ndarray]:
         sums, workers = self.sums(grads), len(grads)
@@ -108,8 +108,8 @@ class OneBitOracle(_Memory):
 class OneBitAdamOracle(OneBitOracle):
     """The second stage of 1-bit Adam: totals are momenta.
 
-    An element moves by its momentum over the root of its variance of the first stage. Where that is
-    0 the paper's step is not defined: there is none, and no momentum.
+    An element moves by its momentum over the root of its first-stage variance. The paper does not
+    define the step where the variance is 0: the element then has no step and no momentum.
     """
 
     def __init__(self, shapes, workers: int, beta_1: float, momentum, variance):
@@ -119,7 +119,7 @@ class OneBitAdamOracle(OneBitOracle):
 
     @classmethod
     def after(cls, history, workers: int, beta_1: float, beta_2: float = 0.999):
-        """The oracle after a first stage: Adam's m and v of sums `history[step][tensor]`."""
+        """The oracle after a first stage: Adam's m and v of the sums `history[step][tensor]`."""
         m = v = [np.zeros(np.shape(g)) for g in history[0]]
         for sums in history:
             sums = [np.float64(g) for g in sums]

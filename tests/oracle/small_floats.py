@@ -1,20 +1,20 @@
-"""Streaming DiLoCo's messages of few bits in numpy.
+"""Streaming DiLoCo's low-bit messages in numpy.
 
-From the definition of the formats: a list of magnitudes, and of each value the nearest one.
+Written from the definition of the formats: a list of magnitudes, and the nearest one of each value.
 """
 
 import numpy as np
 
 RUN = 256
 # E3M0: three bits of exponent, one of its eight codes for 0. E4M3: sixteen exponents of eight
-# mantissas each, of which the largest is 1 and the smallest stands for 0.
+# mantissas each; the largest value is 1 and the smallest represents 0.
 E3M0 = [2.0**-j for j in range(7)]
 E4M3 = sorted([1.0, *((1 + i / 8) * 2.0**-j for i in range(8) for j in range(1, 17))])[-127:]
 MAGNITUDES = {4: np.array([0.0, *sorted(E3M0)]), 8: np.array([0.0, *E4M3])}
 
 
 def rounded(run, bits):
-    """The nearest magnitude of each element, in units of the run's largest; of two the larger."""
+    """The nearest magnitude of each element in units of the run's largest; ties go up."""
     scale = np.abs(run).max()
     if scale == 0:
         return np.zeros_like(run)
@@ -24,7 +24,7 @@ def rounded(run, bits):
 
 
 class SmallFloatsOracle:
-    """Two workers add up the runs of both; of more, each rounds the sums of a block of runs."""
+    """Two workers sum both runs; of more workers, each rounds the sums of a block of runs."""
 
     residuals = None
 

@@ -1,4 +1,4 @@
-"""SparDL in plain numpy: the all-to-all form, and the paper's rounds to compare it with.
+"""SparDL in plain numpy: the all-to-all form, and the paper's rounds for comparison.
 
 Reference: Zhao et al. (2024), "SparDL: Distributed Deep Learning Training with Efficient Sparse
 Communication", ICDE.
@@ -18,7 +18,7 @@ class SparDLOracle:
     """`workers` workers over many steps, with global residual collection.
 
     Args:
-        shapes: Of the bucket's tensors.
+        shapes: Shapes of the bucket's tensors.
         workers: Number of workers and of blocks.
         density: Fraction of a block's elements that is sent.
     """
@@ -31,7 +31,7 @@ class SparDLOracle:
         self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         sums = [
             self.blocks([v + g for v, g in zip(old, new, strict=True)])
             for old, new in zip(self.residuals, grads, strict=True)
@@ -55,13 +55,13 @@ class SparDLOracle:
         return self.tensors(total)
 
     def blocks(self, tensors) -> np.ndarray:
-        """All tensors as one vector, in a block for each worker."""
+        """All tensors as one vector, split into one block per worker."""
         vector = np.concatenate([t.reshape(-1) for t in tensors])
         vector = np.pad(vector, (0, self.workers * self.length - self.size))
         return vector.reshape(self.workers, self.length)
 
     def tensors(self, blocks: np.ndarray) -> list[np.ndarray]:
-        """Undo `blocks`."""
+        """Inverse of `blocks`."""
         parts = np.split(
             blocks.reshape(-1)[: self.size], np.cumsum([int(np.prod(s)) for s in self.shapes])[:-1]
         )

@@ -19,11 +19,11 @@ class MemoryOracle:
     """Workers that choose elements of gradient plus residual and keep the rest.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
         choose: `choose(values, step)`, with the flat accumulated tensors of one worker, returns for
             every tensor the positions to send.
-        rounded: What becomes of values that are sent; the rest of them is kept.
+        rounded: Rounds the values to send; the rounding error stays in the residual.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class MemoryOracle:
         self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = [np.zeros(int(np.prod(s)), np.float32) for s in self.shapes]
         for worker, own in enumerate(grads):
             sums = [(v + g).reshape(-1) for v, g in zip(self.residuals[worker], own, strict=True)]
@@ -48,17 +48,17 @@ class MemoryOracle:
 
 
 def count(density: float, size: int) -> int:
-    """Elements to send of `size`."""
+    """Number of elements to send of `size`."""
     return min(max(1, int(np.floor(density * size + 0.5))), size)
 
 
 def top_k_by_layer(density: float) -> Callable:
-    """The largest of every tensor."""
+    """Chooses the largest elements of every tensor."""
     return lambda values, step: [top_k_numpy(np.abs(v), count(density, v.size)) for v in values]
 
 
 def top_k_of_model(density: float) -> Callable:
-    """The largest of all tensors together; among equals the first."""
+    """Chooses the largest elements of all tensors together; among equals the first."""
 
     def choose(values, step):
         everything = np.concatenate(values)

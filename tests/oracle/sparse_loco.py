@@ -12,10 +12,10 @@ from tests.oracle.demo import as_matrix, blocks
 
 
 class SparseLoCoOracle:
-    """What one exchange of changes does; `grads[worker][tensor]` are changes over the workers.
+    """One exchange of weight changes; `grads[worker][tensor]` are changes over the workers.
 
-    `large(rows)` says which values of the chunks, `[number, k]`, are no less than the mean of their
-    chunk. Where they are equal to it that hangs on rounding, so it is rounded as the method does.
+    `large(rows)` returns which values of the chunks, `[number, k]`, are at least the mean of their
+    chunk. Rounding decides if they are equal to it, so pass the method's comparison.
     """
 
     def __init__(self, shapes, workers, decay, k, value_bits, divide_by, chunk, large):
@@ -28,7 +28,7 @@ class SparseLoCoOracle:
         return self.errors
 
     def follow(self, states):
-        """Go on from the method's errors: rounding must not decide what is the largest."""
+        """Continues from the method's errors, because rounding may change the selection."""
         self.errors = [[np.array(e) for e in state["residual"]] for state in states]
 
     def step(self, grads):
@@ -67,7 +67,7 @@ class SparseLoCoOracle:
             return sent
         limit, taken = self._limit(tensor), self._taken(tensor)
         pairs = zip(blocks(as_matrix(sent), limit), blocks(as_matrix(taken), limit), strict=True)
-        rows = np.array([values[marks > 0] for values, marks in pairs])  # a chunk each
+        rows = np.array([values[marks > 0] for values, marks in pairs])  # one chunk per row
         if not rows.size:
             return sent
         means = np.abs(rows).mean(axis=1, keepdims=True, dtype=np.float64)
@@ -76,7 +76,7 @@ class SparseLoCoOracle:
         assert (large == (units >= 1))[np.abs(units - 1) > 1e-5].all()
         small = ~large & (means > 0)  # chunks of zeros have no level
         level = np.where(large, _mean(units[large]), _mean(units[small]))
-        coded = np.where(rows < 0, -1, 1) * level * means  # two bits cannot say 0
+        coded = np.where(rows < 0, -1, 1) * level * means  # two bits cannot encode 0
         pairs = zip(blocks(as_matrix(sent), limit), blocks(as_matrix(taken), limit), strict=True)
         for (values, marks), row in zip(pairs, coded, strict=True):
             values[marks > 0] = row

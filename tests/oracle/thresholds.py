@@ -19,13 +19,13 @@ from tests.oracle.redsync import top_k_numpy
 
 
 class ThresholdOracle:
-    """`workers` workers over many steps.
+    """Simulates `workers` workers over many steps.
 
     Args:
-        shapes: Of the tensors.
+        shapes: Shapes of the tensors.
         workers: Number of workers.
         threshold: tau.
-        capacities: Elements that a message can hold, of every tensor.
+        capacities: Capacity of a message, in elements of every tensor.
         signs: Send tau and a sign (Strom) instead of the value.
     """
 
@@ -37,7 +37,7 @@ class ThresholdOracle:
         self.residuals = [[np.zeros(s, np.float32) for s in shapes] for _ in range(workers)]
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = [np.zeros(int(np.prod(s)), np.float32) for s in self.shapes]
         for residuals, own in zip(self.residuals, grads, strict=True):
             for i, capacity in enumerate(self.capacities):

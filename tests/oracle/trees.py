@@ -27,11 +27,11 @@ def largest(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def paper_tree(vectors: list[np.ndarray], k: int) -> np.ndarray:
-    """The paper's reduction: in round j worker w adds what worker w + 2^j sends, and cuts.
+    """The paper's reduction: in round j worker w adds the message of worker w + 2^j and keeps k.
 
     Args:
-        vectors: Of 2^m workers, with k elements other than 0 each.
-        k: Elements to keep.
+        vectors: Vectors of 2^m workers, with k nonzero elements each.
+        k: Number of elements to keep.
     """
     vectors, distance = list(vectors), 1
     while distance < len(vectors):
@@ -63,10 +63,10 @@ class _Workers:
 
 
 class GTopKOracle(_Workers):
-    """gTop-k in which workers keep what is dropped on the way.
+    """gTop-k whose workers keep elements that are dropped in any round.
 
     Args:
-        shapes: Of the bucket's tensors.
+        shapes: Shapes of the bucket's tensors.
         workers: Number of workers.
         density: Fraction of the bucket's elements.
     """
@@ -76,12 +76,12 @@ class GTopKOracle(_Workers):
         self.k = count(density, sum(int(np.prod(s)) for s in shapes))
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         sums = self.sums(grads)
         own = [largest(s, self.k) for s in sums]
         kept = [s - x for s, x in zip(sums, own, strict=True)]
         half = power_below(self.workers)
-        for w in range(half, self.workers):  # handed over to a worker of the tree
+        for w in range(half, self.workers):  # sent to a worker of the tree
             merged = largest(own[w - half] + own[w], self.k)
             for part in (w - half, w):
                 kept[part] += np.where(merged == 0, own[part], 0)
@@ -101,10 +101,10 @@ class GTopKOracle(_Workers):
 
 
 class SparCMLOracle(_Workers):
-    """Top-k of every tensor, added up in a tree.
+    """Top-k of every tensor, summed in a tree.
 
     Args:
-        shapes: Of the bucket's tensors.
+        shapes: Shapes of the bucket's tensors.
         workers: Number of workers.
         density: Fraction of each tensor's elements.
     """
@@ -114,7 +114,7 @@ class SparCMLOracle(_Workers):
         self.density = density
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         sums = self.sums(grads)
         own = [
             np.concatenate(

@@ -1,4 +1,4 @@
-"""Compressors that are right on average, in plain numpy, given their random numbers.
+"""Unbiased compressors in plain numpy, given their random numbers.
 
 References: Horváth, Ho, Horváth, Sahu, Canini, Richtárik (2019), "Natural Compression for
 Distributed Deep Learning"; Zhou, Wu, Ni, Zhou, Wen, Zou (2016), "DoReFa-Net"; Wangni, Wang, Liu,
@@ -14,11 +14,11 @@ import numpy as np
 
 from tests.oracle.quantization import code_numpy, uniform_numpy, value_numpy
 
-MODE = "stochastic"  # of Quantized Frank-Wolfe
+MODE = "stochastic"  # mode of Quantized Frank-Wolfe
 
 
 class _Sum:
-    """Adds up what workers send; `sent(worker, tensors)` returns that, a vector for each tensor."""
+    """Sums the workers' messages; `sent(worker, tensors)` returns one vector per tensor."""
 
     residuals = None
 
@@ -26,7 +26,7 @@ class _Sum:
         self.shapes, self.iteration = list(shapes), 0
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = [np.zeros(int(np.prod(s)), np.float32) for s in self.shapes]
         for worker, own in enumerate(grads):
             sent = self.sent(worker, [np.ravel(g) for g in own])
@@ -40,12 +40,12 @@ class _Sum:
 
 
 class RoundedOracle(_Sum):
-    """Rounded at random, each tensor with its largest magnitude as its scale.
+    """Stochastic rounding; each tensor's scale is its largest magnitude.
 
     Args:
-        shapes: Of the tensors.
-        streams: `streams(step, worker)`, three integers that name the random numbers.
-        mode: "uniform", or "natural", which does not look at the scale.
+        shapes: Shapes of the tensors.
+        streams: `streams(step, worker)` returns three integers that select the random numbers.
+        mode: "uniform", or "natural", which ignores the scale.
         levels: Steps between the ends of "uniform".
     """
 
@@ -59,14 +59,14 @@ class RoundedOracle(_Sum):
 
 
 def rounded(x, mode, levels, stream, number) -> np.ndarray:
-    """A vector rounded at random; `number` is the tensor's."""
+    """A vector after stochastic rounding; `number` is the tensor's number."""
     c = [np.abs(x).max(initial=np.float32(0))]
     codes = code_numpy(x, c, mode, levels, uniform_numpy(stream, number, x.size))
     return value_numpy(codes, c, mode, levels)
 
 
 def greedy_probabilities(g, count: int, rounds: int) -> np.ndarray:
-    """Algorithm 3 of Wangni et al.: probabilities that add up to `count`."""
+    """Algorithm 3 of Wangni et al.: probabilities with the sum `count`."""
     g = np.abs(np.float64(g))
     if count >= g.size:
         return np.ones(g.size)
@@ -83,13 +83,13 @@ def greedy_probabilities(g, count: int, rounds: int) -> np.ndarray:
 
 
 class WangniOracle(_Sum):
-    """Elements sent with these probabilities, divided by them, by systematic sampling.
+    """Elements sampled with these probabilities and divided by them, by systematic sampling.
 
     Args:
-        shapes: Of the tensors.
-        numbers: `numbers(step, worker, tensor)`, one in [0, 1).
+        shapes: Shapes of the tensors.
+        numbers: `numbers(step, worker, tensor)` returns one number in [0, 1).
         density: Fraction of the elements.
-        rounds: Of the greedy algorithm.
+        rounds: Rounds of the greedy algorithm.
     """
 
     def __init__(self, shapes, numbers: Callable, density: float, rounds: int):
@@ -104,19 +104,20 @@ class WangniOracle(_Sum):
         p = greedy_probabilities(g, count, self.rounds)
         sums = np.cumsum(p) + self.numbers(self.iteration, worker, tensor)
         integers = np.arange(1, np.floor(sums[-1]) + 1) if g.size else []
-        at = np.searchsorted(sums, integers)  # the first element at which the sum gets there
+        # the first element at which the cumulative sum reaches it
+        at = np.searchsorted(sums, integers)
         sent = np.zeros(g.shape, np.float32)
         sent[at] = g[at] / p[at]
         return sent
 
 
 class QuantizedFWOracle(_Sum):
-    """Rounded at random to levels, on the way to the owner of a block and on the way back.
+    """Stochastic rounding to levels, both to the owner of a block and back to all.
 
     Args:
-        shapes: Of the tensors.
-        streams: `streams(step, worker)`, two triples of integers that name the random numbers of
-            the two roundings.
+        shapes: Shapes of the tensors.
+        streams: `streams(step, worker)` returns two triples of integers that select the random
+            numbers of the two roundings.
         levels: s.
         sum_levels: s2.
     """
@@ -126,7 +127,7 @@ class QuantizedFWOracle(_Sum):
         self.streams, self.levels, self.sum_levels = streams, levels, sum_levels
 
     def step(self, grads) -> list[np.ndarray]:
-        """One step; `grads[worker][tensor]`. Returns the totals."""
+        """Runs one step on `grads[worker][tensor]`; returns the totals."""
         totals = [self._total(i, [np.ravel(own[i]) for own in grads]) for i in range(len(grads[0]))]
         self.iteration += 1
         return [t.reshape(s) for t, s in zip(totals, self.shapes, strict=True)]
