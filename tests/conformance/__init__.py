@@ -1,1 +1,1 @@
-"""Laws that every method obeys or declares to break: one table of descriptors, one file of laws."""
+"""Laws of all methods: a table of descriptors and the tests that check them."""

@@ -1,4 +1,4 @@
-"""What the laws need to know about a method, and the tensors that they are tried on."""
+"""A method's descriptor for the laws, and the tensors of the tests."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ WORKERS = (1, 2, 3, 4, 5, 7, 8)
 
 
 def dense_payload(method, specs, step) -> list[int]:
-    """Bytes of one all-reduce of everything."""
+    """Bytes of one all-reduce of all elements."""
     return [sum(s.bytes for s in specs)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Descriptor:
-    """A method and what it is expected to be.
+    """A method and its expected properties.
 
     Attributes:
         method: The instance under test.
-        full: The same method when it sends everything (density 1, full rank), or None if there is
-            no such thing. Its totals must be those of uncompressed momentum SGD.
+        full: The same method when it sends everything (density 1, full rank), or None if it cannot.
+            Its totals must be those of uncompressed momentum SGD.
         agrees: All workers end up with the same totals.
         requests: The types of its requests in a step, in order; or a function of the number of
             workers that returns them.
-        payload: `payload(method, specs, step)`: bytes that a worker puts into each of them, by the
-            paper's formula and not by the code's. A function in the list, or in its place, is
-            called with the number of workers and returns them.
+        payload: `payload(method, specs, step)` returns the bytes of a worker's request or requests,
+            by the paper's formula and not by the code's. A function, as an item or as the whole
+            result, is called with the number of workers.
         oracle: `oracle(method, specs, workers)` makes an object whose `step(grads)`, with
-            `grads[worker][tensor]`, returns the totals of that step in numpy, and whose
+            `grads[worker][tensor]`, returns the totals of that step in numpy. Its
             `residuals[worker][tensor]` are then the new residuals (None if there are none). If it
-            has `follow(states)`, it goes on from the method's states after every step.
-        tolerance: Of the comparison with the oracle and of what sending everything gives, relative
-            to the largest element of a tensor. 0 demands equal bits of the oracle.
-        steps: Of the comparison with the oracle. Fewer where eager steps are slow.
+            has `follow(states)`, it continues from the method's states after every step.
+        tolerance: For comparisons with the oracle and with uncompressed SGD, relative to the
+            largest element of a tensor. 0 requires equal bits.
+        steps: Number of steps compared with the oracle. Fewer where eager steps are slow.
         traces: Whether a graph gives the bits of eager steps; it may add in another order.
         served_only: Leave out tensors that the method refuses.
-        start: `start(method, specs)` returns the state that each worker starts from; without it
-            the method's `init` does.
-        patience: How many times longer than where the largest residuals are sent first an element
-            may wait until it is delivered; see `test_delivery.py`. `None` where a worker sends
-            something else than elements, or all of them.
+        start: `start(method, specs)` returns the state that each worker starts from; the default is
+            the method's `init`.
+        patience: How many times longer an element may wait for delivery than if the largest
+            residuals are sent first; see `test_delivery.py`. `None` if a worker sends no elements,
+            or all.
     """
 
     method: Any
@@ -75,12 +75,12 @@ class Descriptor:
         return bool({AllGather, PairGather} & set(self.kinds(2)))
 
     def kinds(self, workers: int) -> tuple[type, ...]:
-        """The types of its requests with so many workers."""
+        """The types of its requests with this number of workers."""
         return self.requests(workers) if callable(self.requests) else self.requests
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """The tensors to try it on."""
+        """The tensors of its tests."""
         if not self.served_only:
             return SPECS
         return tuple(s for s in SPECS if self.method.refuses(s) is None)

@@ -1,4 +1,4 @@
-"""Runs a method of the table on the loopback and keeps everything the laws look at."""
+"""Runs a method of the table on the loopback and records what the laws check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One step: what went in (copied before the step) and what came out."""
+    """Inputs (copied before the step) and outputs of one step."""
 
     number: int
     grads: list[list[np.ndarray]]  # [worker][tensor]
@@ -30,7 +30,7 @@ class Record:
 
 
 def make_grads(step: int, workers: int, shapes=SHAPES, seed: int = 0) -> list[list[np.ndarray]]:
-    """Gradients that differ in kind: normal, heavy-tailed, constant and mostly zero ones."""
+    """Gradients of several kinds: normal, heavy-tailed, constant and mostly zero."""
     rng = np.random.default_rng([seed, step, workers])
     kinds = (
         rng.standard_normal,
@@ -48,7 +48,7 @@ def make_grads(step: int, workers: int, shapes=SHAPES, seed: int = 0) -> list[li
 
 
 def copied(state: Any) -> Any:
-    """The state as arrays of its own memory: an eager tensor's `numpy()` may share the tensor's."""
+    """The state as copied arrays: an eager tensor's `numpy()` may share memory."""
     return tf.nest.map_structure(lambda t: np.array(t, copy=True), state)
 
 
@@ -57,7 +57,7 @@ def tensors(arrays: Any) -> Any:
 
 
 def initial_states(method, layout, start=None) -> list[Any]:
-    """Fresh states, from the method or from what a descriptor has in their place."""
+    """Initial states, from the method or from the descriptor's `start`."""
     if start is None:
         return loopback.initial_states(method, layout)
     return [start(method, layout.specs) for _ in range(layout.workers)]
@@ -73,7 +73,7 @@ def run(method, workers: int, specs, phase="exchange", steps=STEPS, start=None) 
         inputs = tensors(grads)
         old = copied(states)
         step = loopback.run_step(method, layout, inputs, states, number, phase)
-        # Purity, checked here because nothing else sees the inputs again.
+        # Checks purity here, because later code does not see the inputs again.
         assert_equal_bits(copied(states), old, "the step changed a state that it was given")
         assert_equal_bits(copied(inputs), grads, "the step changed a gradient that it was given")
         states = step.states
@@ -87,10 +87,10 @@ def recorded(name: str, workers: int, phase: str = "exchange") -> list[Record]:
     return run(descriptor.method, workers, descriptor.specs, phase, start=descriptor.start)
 
 
-def assert_equal_bits(found: Any, expected: Any, message: str = "") -> None:
-    """Same structure, dtypes, shapes and bits."""
-    tf.nest.assert_same_structure(found, expected)
-    for f, e in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+def assert_equal_bits(actual: Any, expected: Any, message: str = "") -> None:
+    """Asserts the same structure, dtypes, shapes and bits."""
+    tf.nest.assert_same_structure(actual, expected)
+    for f, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True):
         f, e = np.asarray(f), np.asarray(e)
         assert (f.dtype, f.shape) == (e.dtype, e.shape), message
         assert f.tobytes() == e.tobytes(), f"{message}: {f} != {e}"

@@ -1,4 +1,4 @@
-"""Workers of the loopback whose state is saved and restored by the code that training uses."""
+"""Loopback workers whose state is saved and restored by the code of real training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_redsync.state import saveable_exchange
 
 
 class _Value:
-    """What the state's code needs of a variable, around an array."""
+    """An array with the variable methods that the state's code calls."""
 
     def __init__(self, array: Any):
         self.assign(array)
@@ -30,16 +30,16 @@ class _Value:
 
 
 class _Copies(tuple[_Value, ...]):
-    """A variable of which each worker has its own."""
+    """A variable with one copy per worker."""
 
     def numpy(self) -> np.ndarray:
         return self[0].numpy()
 
 
 class _OneProcess:
-    """A strategy whose replicas are all workers of this process, as those of one machine's GPUs."""
+    """A strategy whose replicas are all workers, as with several GPUs in one process."""
 
-    extended = None  # which knows of no other process
+    extended = None  # no other process
 
     def experimental_local_results(self, value: Any) -> tuple:
         return value if isinstance(value, tuple) else (value,)
@@ -75,12 +75,12 @@ class _States:
 
 
 class Workers(saveable_exchange.SaveableExchange):
-    """All workers of an exchange of one bucket, in lockstep, with weights of their own.
+    """All workers of an exchange of one bucket, in lockstep, each with its own weights.
 
-    What saves and restores its state is `state/saveable_exchange.py`, as in training.
+    `state/saveable_exchange.py` saves and restores the state, as in training.
 
     Args:
-        descriptor: Of the method.
+        descriptor: Descriptor of the method.
         specs: The tensors.
         workers: Number of workers.
     """
@@ -107,7 +107,7 @@ class Workers(saveable_exchange.SaveableExchange):
         self.weights_of = [[np.zeros(s.shape, np.float32) for s in specs] for _ in range(workers)]
 
     def read(self) -> list[dict[str, list[tf.Tensor]]]:
-        """By worker, its state."""
+        """State of each worker."""
         groups = self.states[0].variables_by_name.items()
         return [
             {name: [tf.constant(c[rank].numpy()) for c in group] for name, group in groups}
@@ -115,13 +115,13 @@ class Workers(saveable_exchange.SaveableExchange):
         ]
 
     def phase(self) -> str:
-        """What the method does in the next step, by its sync schedule."""
+        """The phase of the next step, by the method's sync schedule."""
         step, schedule = int(self.step.numpy()), self.method.sync_schedule
         phase = "dense_exchange" if step < schedule.warm_up_steps else "exchange"
         return next((name for until, name in schedule.phases if step < until), phase)
 
     def train(self, grads: list[list[np.ndarray]], rate: float) -> loopback.LoopbackStep:
-        """One step of all workers; one that is not finite changes nothing but a counter."""
+        """Runs one step of all workers; a non-finite step changes only a counter."""
         inputs = [[tf.constant(g) for g in one] for one in grads]
         step = int(self.step.numpy())
         found = loopback.run_step(self.method, self.layout, inputs, self.read(), step, self.phase())
@@ -140,20 +140,20 @@ class Workers(saveable_exchange.SaveableExchange):
         return found
 
     def residuals(self) -> list[np.ndarray]:
-        """By tensor, the sum over the workers of what was not delivered yet."""
+        """Sum over the workers of each tensor's residuals."""
         group = self.states[0].variables_by_name.get("residual")
         if group is None:
             return [np.zeros(s.shape) for s in self.layout.specs]
         return [sum(np.float64(c.numpy()) for c in copies) for copies in group]
 
     def bits(self) -> list[bytes]:
-        """All of the state and the weights of all workers, to compare."""
+        """Bits of the state and the weights of all workers, for comparison."""
         states = tf.nest.flatten(self.read())
         arrays = [np.asarray(value) for value in states] + tf.nest.flatten(self.weights_of)
         return [array.tobytes() for array in arrays]
 
     def save(self) -> bytes:
-        """Return a file."""
+        """Returns a saved file."""
         weights = {
             f"weight/{rank}/{i}": weight
             for rank, weights in enumerate(self.weights_of)
@@ -164,7 +164,7 @@ class Workers(saveable_exchange.SaveableExchange):
         return file.getvalue()
 
     def load(self, file: bytes) -> None:
-        """Go on from what any number of workers have saved."""
+        """Resumes from a file saved by any number of workers."""
         with np.load(io.BytesIO(file), allow_pickle=False) as archive:
             found = dict(archive)
         weights = {name: found.pop(name) for name in list(found) if name.startswith("weight/")}

@@ -1,7 +1,7 @@
-"""The table: every public method, in its variants; the entries are in `families/`, one file each.
+"""The table of every public method and its variants; `families/` has one file per family.
 
-A new method needs one entry; `test_laws.test_table_covers_every_public_method` says so. A family
-whose `Traits.bits` no other method has puts that formula into `CLAIMS`; see `test_claims.py`.
+A new method needs one entry, see `test_laws.test_table_covers_every_public_method`. A family whose
+`Traits.bits` is unique adds that formula to `CLAIMS`; see `test_claims.py`.
 """
 
 import importlib
@@ -23,9 +23,10 @@ _FIRST = {type(d.method): name for name, d in reversed(TABLE.items())}
 
 
 def worker_counts(name: str) -> tuple[int, ...]:
-    """Return the numbers of workers to try: fewer for variants and for methods of `contrib`.
+    """Return the numbers of workers to test: fewer for variants and for methods of `contrib`.
 
-    Blocks need a number that is no power of two, pairs one that leaves several without a partner.
+    Blocks need a number that is no power of two; pairs need one that leaves several workers without
+    a partner.
     """
     if DEEP:
         return WORKERS
@@ -40,7 +41,7 @@ def is_first(name: str) -> bool:
 
 
 def in_contrib(name: str) -> bool:
-    """Return whether an entry is of a method of `contrib`."""
+    """Return whether an entry's method is in `contrib`."""
     return type(TABLE[name].method).__module__.startswith("tf_redsync.contrib")
 
 
@@ -50,10 +51,10 @@ def in_pairs(name: str) -> bool:
 
 
 def cases(names=TABLE, counts=WORKERS) -> list[tuple[str, int]]:
-    """Return names with those of `counts` that are to be tried, or else with 3 workers."""
+    """Return pairs of names and those of `counts` to test, or 3 workers if none."""
     return [(name, workers) for name in names for workers in counts_of(name, counts)]
 
 
 def counts_of(name: str, counts=WORKERS) -> list[int]:
-    """Return those of `counts` that are to be tried with a method, or else 3."""
+    """Return those of `counts` to test with a method, or 3 if none."""
     return [w for w in worker_counts(name) if w in counts] or [3]

@@ -1,7 +1,7 @@
-"""What methods say that they send (`Traits.bits`) is what they send, of a large tensor.
+"""Methods send as many bits of a large tensor as they declare (`Traits.bits`).
 
-The tables in `families/` are for tensors of some hundred elements. Here is one of 16 MiB, where
-what depends on the size of a tensor comes in: other selections, other codes, capacities.
+The tables in `families/` use tensors of some hundred elements. This test uses one of 16 MiB, where
+methods may choose other selections, codes and capacities.
 """
 
 import math
@@ -15,14 +15,14 @@ from tests.conformance.table import TABLE
 from tf_redsync.exchange import traffic
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 
-K = 2  # workers
+K = 2  # number of workers
 SIDE = 2048
 SPEC = TensorSpec("kernel", (SIDE, SIDE), position=1)
 N = SIDE * SIDE
 
 
 def payload_bits(method) -> float:
-    """Bits for each element that a worker puts into its requests in a step, on average."""
+    """Average bits per element that a worker puts into its requests in a step."""
     schedule = method.sync_schedule
     dense = 1 / schedule.dense_every if schedule.dense_every else 0.0
     bits = (1 - dense) * phase_bits(method, "exchange")
@@ -32,27 +32,27 @@ def payload_bits(method) -> float:
 
 
 def phase_bits(method, phase: str) -> float:
-    """The mean of two late steps, since some methods take turns; of traces, not of a formula."""
+    """The mean of two late steps, since some methods alternate; from traces, not from a formula."""
     numbers = [tf.int64.max - 1, tf.int64.max]
     steps = traffic.dry_run(method, BucketLayout((SPEC,), K), numbers, phase)
-    # A ring of two: half of the rows of an all-to-all stay where they are.
+    # In a ring of two, half of the rows of an all-to-all stay on their worker.
     whole = {"all_gather": 1, "all_reduce": 1, "all_to_all": 2, "pair_gather": 1}
     sent = [8 * sum(whole[message.kind] * message.sent for message in step) for step in steps]
     return sum(sent) / len(sent) / N
 
 
 def position_bits(density: float) -> float:
-    """Golomb's code of the worst positions: b + 1 bits, and one for each 2^b leapt over."""
+    """Golomb code of the worst positions: b + 1 bits each, and one bit per 2^b skipped elements."""
     return min(b + 1 + (1 / density - 1) / 2**b for b in range(31))
 
 
 def index_bits(density: float) -> float:
-    """Of the shortest code of positions: a bitmap, or Golomb's."""
+    """Bits of the shortest position code: a bitmap or Golomb's."""
     return min(1 / density, position_bits(density))
 
 
 def coded_bits(method) -> float:
-    """Of a position and a value; `DeepReduce` sends those of false positives too."""
+    """Bits of a position and a value; `DeepReduce` also sends values of false positives."""
     density = method.method.density
     if not isinstance(method, rs.contrib.DeepReduce):
         return index_bits(density) + 32
@@ -60,7 +60,8 @@ def coded_bits(method) -> float:
     return math.log2(10 / density) / math.log(2) + 1.1 * value
 
 
-# The text, and the same in Python for K workers and a matrix of SIDE x SIDE; families add theirs.
+# Each claim and the same formula in Python, for K workers and a SIDE x SIDE matrix; families add
+# others.
 CLAIMS = {
     "64 density": lambda m: 64 * m.density,
     "as the method, in each stage": lambda m: CLAIMS[m.method.traits.bits](m.method),

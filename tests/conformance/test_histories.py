@@ -1,7 +1,7 @@
-"""Random histories of a training: whatever comes, workers stay equal, and nothing is lost.
+"""Random training histories: workers stay equal and no gradient is lost.
 
-Hypothesis makes up tensors, a method, and a history of steps, bad steps, saves, kills, restorations
-on as many workers or others, and learning rates. What fails is made as short as possible.
+Hypothesis generates tensors, a method, and a history of steps, non-finite steps, saves, kills,
+restorations on the same or another number of workers, and learning rates. It shrinks failures.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from tests.loops import loop
 from tf_redsync.exchange.layout import TensorSpec
 
 SHAPES = [(), (1,), (3,), (0, 2), (17,), (5, 4), (33, 3), (2, 3, 4)]
-LARGE = [(64, 33), (257, 3)]  # for methods that refuse all of these
+LARGE = [(64, 33), (257, 3)]  # for methods that refuse all shapes above
 SEEDS = st.integers(0, 2**16)
 COUNTS = st.sampled_from([1, 2, 3, 4] if DEEP else [1, 2, 3])
 SCALES = st.sampled_from([1.0, 1e-4, 1e3])
@@ -35,9 +35,9 @@ RATES = st.sampled_from([0.1, 0.003, 1.0])
 
 @dataclasses.dataclass
 class Ledger:
-    """What went in and what came out, by tensor, over a whole history, in float64."""
+    """Sums of all gradients and all totals of a history, by tensor, in float64."""
 
-    put_in: list[np.ndarray]
+    gradients_sum: list[np.ndarray]
     delivered: list[np.ndarray]
     scale: float = 0.0
     steps: int = 0
@@ -47,20 +47,20 @@ class Ledger:
         return cls([np.zeros(s.shape) for s in specs], [np.zeros(s.shape) for s in specs])
 
     def copy(self):
-        lists = ([a.copy() for a in arrays] for arrays in (self.put_in, self.delivered))
+        lists = ([a.copy() for a in arrays] for arrays in (self.gradients_sum, self.delivered))
         return Ledger(*lists, self.scale, self.steps)
 
     def add(self, grads, totals):
         for i, total in enumerate(totals):
-            self.put_in[i] += sum(np.float64(one[i]) for one in grads)
+            self.gradients_sum[i] += sum(np.float64(one[i]) for one in grads)
             self.delivered[i] += np.float64(total)
         sizes = [np.abs(a).max() for one in grads for a in one if a.size]
         self.scale = max([self.scale, *map(float, sizes)])
         self.steps += 1
 
     def missing(self, residuals):
-        """The largest difference between what went in and what is anywhere."""
-        rows = zip(self.put_in, self.delivered, residuals, strict=True)
+        """The largest difference between gradients and totals plus residuals."""
+        rows = zip(self.gradients_sum, self.delivered, residuals, strict=True)
         return max(float(np.abs(a - b - r).max(initial=0.0)) for a, b, r in rows)
 
 
@@ -70,7 +70,7 @@ def specs_of(shapes):
 
 
 class History(RuleBasedStateMachine):
-    """See the module. `NAMES` are the methods to take one from."""
+    """Random history, see the module's docstring. Methods are drawn from `NAMES`."""
 
     NAMES = tuple(TABLE)
 
@@ -82,18 +82,18 @@ class History(RuleBasedStateMachine):
         drawn = data.draw(st.lists(shapes, min_size=1, max_size=3), label="shapes")
         specs = specs_of(drawn)
         self.specs, self.rate = tuple(specs), 0.1
-        self.workers = self.made(workers)
+        self.workers = self.make_workers(workers)
         self.ledger, self.saved = Ledger.of(self.specs), None
-        self.since: list = []  # the steps since it was saved
+        self.since: list = []  # steps since the last save
 
     def served(self, shapes):
-        """Those that the method serves, if it is tried on no others."""
+        """The shapes to test: all, or only those that the method serves."""
         if not self.descriptor.served_only:
             return shapes
         refuses = self.descriptor.method.refuses
         return [shape for shape in shapes if all(not refuses(s) for s in specs_of([shape]))]
 
-    def made(self, workers):
+    def make_workers(self, workers):
         return Workers(self.descriptor, self.specs, workers)
 
     def gradients(self, seed, scale):
@@ -116,15 +116,15 @@ class History(RuleBasedStateMachine):
 
     @rule(seed=SEEDS, value=st.sampled_from([np.nan, np.inf, -np.inf]), where=SEEDS)
     def bad_step(self, seed, value, where):
-        """On one worker one element is not a number: nothing changes on any."""
+        """One element of one worker is non-finite: no worker's state changes."""
         grads = self.gradients(seed, 1.0)
         rank, tensor = where % len(grads), where % len(self.specs)
         assume(self.descriptor.agrees and grads[rank][tensor].size)
         grads[rank][tensor].flat[where % grads[rank][tensor].size] = value
         before = self.workers.bits()
         found = self.workers.train(grads, self.rate)
-        assert not found.finite, "nobody has noticed"
-        assert self.workers.bits() == before, "a bad step has left a trace"
+        assert not found.finite, "the step was not detected as non-finite"
+        assert self.workers.bits() == before, "a non-finite step has changed the state"
         self.since.append((grads, self.rate))
 
     @rule(rate=RATES)
@@ -135,34 +135,34 @@ class History(RuleBasedStateMachine):
     def save(self):
         before = self.workers.bits()
         self.saved = self.workers.save(), self.ledger.copy(), self.workers.workers
-        assert self.workers.bits() == before, "saving changed something"
+        assert self.workers.bits() == before, "saving changed the state"
         self.since = []
 
     @precondition(lambda self: self.saved is not None)
     @rule()
-    def kill_and_go_on(self):
-        """Restored on as many workers, the same steps lead to the same bits."""
+    def kill_and_resume(self):
+        """Restored on the same number of workers, the same steps give the same bits."""
         file, ledger, workers = self.saved
         assume(workers == self.workers.workers)
         expected, self.ledger = self.workers.bits(), ledger.copy()
-        self.workers = self.made(workers)
+        self.workers = self.make_workers(workers)
         self.workers.load(file)
         for grads, rate in self.since:
             found = self.workers.train(grads, rate)
             if found.finite:
                 self.ledger.add(grads, found.totals[0])
-        assert self.workers.bits() == expected, "it went on in another way than before"
+        assert self.workers.bits() == expected, "the resumed run differs from the first one"
 
     @precondition(lambda self: self.saved is not None)
     @rule(workers=COUNTS)
     def kill_and_restore(self, workers):
-        """What was not saved is gone; the rest is there, on any number of workers."""
+        """A restored run on any number of workers has everything that was saved."""
         file, ledger, _ = self.saved
         self.ledger, self.since = ledger.copy(), []
-        self.workers = self.made(workers)
+        self.workers = self.make_workers(workers)
         self.workers.load(file)
         assert int(self.workers.step.numpy()) == ledger.steps
-        self.saved = None  # the next one is of other workers
+        self.saved = None  # the saved state belongs to the earlier number of workers
 
     @invariant()
     def workers_are_equal(self):
@@ -176,12 +176,12 @@ class History(RuleBasedStateMachine):
                 assert len({c.numpy().tobytes() for c in copies}) == 1, f"{name} is not shared"
 
     @invariant()
-    def nothing_is_lost(self):
+    def gradients_are_conserved(self):
         if self.descriptor.method.traits.conserves:
             missing = self.ledger.missing(self.workers.residuals())
             allowed = 2e-6 * max(1, self.ledger.steps) * self.workers.workers * self.ledger.scale
             note(f"missing {missing}, allowed {allowed}")
-            assert missing <= allowed, f"{missing} of {self.ledger.scale} is nowhere"
+            assert missing <= allowed, f"{missing} of {self.ledger.scale} is lost"
 
 
 def limits(examples, steps, **more):
@@ -200,20 +200,20 @@ TestHistory = History.TestCase
 TestHistory.settings = limits(15, 12)
 
 
-def of_one_method(name, made=Workers):
-    """A machine for one method, and perhaps with workers that have a fault."""
+def of_one_method(name, make_workers=Workers):
+    """A state machine for one method, optionally with faulty workers."""
 
     class HistoryOfOne(History):
         NAMES = (name,)
 
-        def made(self, workers):
-            return made(self.descriptor, self.specs, workers)
+        def make_workers(self, workers):
+            return make_workers(self.descriptor, self.specs, workers)
 
     return HistoryOfOne
 
 
-class Forgetful(Workers):
-    """Its residuals are not in what it saves."""
+class LosesResiduals(Workers):
+    """Workers that lose their residuals when they are saved."""
 
     def load(self, file):
         super().load(file)
@@ -222,7 +222,7 @@ class Forgetful(Workers):
                 copy.assign(np.zeros(copy.shape, np.float32))
 
 
-class Drifting(Workers):
+class DriftsOnSkippedStep(Workers):
     """A skipped step changes a weight of one worker."""
 
     def train(self, grads, rate):
@@ -235,11 +235,11 @@ class Drifting(Workers):
 @loop(
     "fault, text",
     [
-        (Forgetful, "is nowhere|in another way than before"),
-        (Drifting, "has left a trace|in another way than before"),
+        (LosesResiduals, "is lost|the resumed run differs"),
+        (DriftsOnSkippedStep, "has changed the state|the resumed run differs"),
     ],
 )
-def test_what_is_lost_is_found(fault, text):
+def test_history_detects_faults(fault, text):
     machine = of_one_method("redsync_exact", fault)
     with pytest.raises(AssertionError, match=text):
         run_state_machine_as_test(machine, settings=limits(40, 20, phases=[Phase.generate]))

@@ -31,20 +31,21 @@ MIDDLE = SHAPES.index((31, 5))
 
 
 def every_phase(test):
-    """A test of each method, which goes over phases and numbers of workers."""
+    """Runs a test for each method, over phases and numbers of workers."""
 
     def phases(name):
-        counts = WORKERS if DEEP else (1, 3, 5)  # two workers: against the oracle, in test_oracles
+        # two workers: test_oracles compares with the oracle
+        counts = WORKERS if DEEP else (1, 3, 5)
         cases = [("exchange", workers) for workers in counts_of(name, counts)]
-        if DEEP or has_a_new_dense_exchange(name):
+        if DEEP or has_new_dense_exchange(name):
             cases += [("dense_exchange", workers) for workers in ((1, 3) if DEEP else (3,))]
         return [{"phase": phase, "workers": workers} for phase, workers in cases]
 
-    return of_each_method(phases, test)
+    return for_each_method(phases, test)
 
 
 def dense_kind(name) -> tuple:
-    """What a method's dense exchange depends on; sizes and densities are nothing to it."""
+    """The properties that a method's dense exchange depends on; not sizes and densities."""
     method = TABLE[name].method
     inner = getattr(method, "method", None)
     traits = ("momentum", "nesterov", "gathers", "served_only")
@@ -55,13 +56,13 @@ def dense_kind(name) -> tuple:
 _FIRST_DENSE = {dense_kind(name): name for name in reversed(TABLE)}
 
 
-def has_a_new_dense_exchange(name) -> bool:
-    """Whether no entry before has the same dense exchange."""
+def has_new_dense_exchange(name) -> bool:
+    """Whether no earlier entry has the same dense exchange."""
     return _FIRST_DENSE[dense_kind(name)] == name
 
 
-def of_each_method(cases, test):
-    """A test of each method, which goes over `cases(name)`; an error says in which one."""
+def for_each_method(cases, test):
+    """Runs a test for each method over `cases(name)`; an error names the case."""
 
     @pytest.mark.parametrize("name", TABLE)
     def run(name):
@@ -84,7 +85,7 @@ def test_table_covers_every_public_method():
 # ------------------------------------------------------------------------------ conservation
 
 
-def surplus(record) -> tuple[float, float]:
+def conservation_error(record) -> tuple[float, float]:
     """Largest |sum(g + old residual) - total - sum(new residual)|, and the scale of its terms."""
     worst, scale = 0.0, 0.0
     for i in range(len(record.grads[0])):
@@ -103,22 +104,22 @@ def surplus(record) -> tuple[float, float]:
 
 @every_phase
 def test_conservation(name, workers, phase):
-    """sum(gradient + old residual) = total + sum(new residual), or the method says otherwise."""
+    """sum(gradient + old residual) = total + sum(new residual), unless declared otherwise."""
     records = recorded(name, workers, phase)
-    surpluses = [surplus(r) for r in records]
+    surpluses = [conservation_error(r) for r in records]
     if TABLE[name].method.traits.conserves:
         for worst, scale in surpluses:
             assert worst <= 1e-6 * workers * scale
     elif phase == "exchange" and workers > 1:
-        # The declaration is not modesty: something is added (momentum) or dropped.
+        # The declaration is needed: something is added (momentum) or dropped.
         assert max(worst / scale for worst, scale in surpluses) > 1e-3
 
 
-# ----------------------------------------------------------------------- what sending all means
+# -------------------------------------------------------------------------- sending everything
 
 
 def momentum_sgd(grads: list, method) -> list:
-    """What uncompressed SGD applies, in float64; `grads`: [step][worker][tensor]."""
+    """The totals of uncompressed SGD, in float64; `grads`: [step][worker][tensor]."""
     momentum, nesterov = getattr(method, "momentum", 0.0), getattr(method, "nesterov", False)
     velocity = [np.zeros(g.shape) for g in grads[0][0]]
     applied = []
@@ -159,20 +160,20 @@ def check_everything_sent(descriptor, workers):
 
 
 @every_phase
-def test_all_workers_get_the_same_bits(name, workers, phase):
-    """One worker has none to differ from."""
+def test_all_workers_get_same_bits(name, workers, phase):
+    """Tests two or more workers."""
     for record in recorded(name, workers, phase):
         if TABLE[name].agrees or phase == "dense_exchange":
             for totals in record.totals[1:]:
                 assert_equal_bits(totals, record.totals[0])
         elif workers > 1:
             distinct = {b"".join(t.tobytes() for t in totals) for totals in record.totals}
-            assert len(distinct) > 1, "the method agrees on totals; declare it"
+            assert len(distinct) > 1, "the method agrees on totals; declare `agrees`"
 
 
 @pytest.mark.parametrize("name", [n for n in TABLE if DEEP or not in_contrib(n)])
 def test_same_inputs_same_bits(name):
-    """Once more the first state, and the last step from the state before it."""
+    """Repeats the first state, and the last step from the state before it."""
     descriptor, workers = TABLE[name], 3
     layout = BucketLayout(descriptor.specs, workers)
     first, *_, last = recorded(name, workers)
@@ -185,7 +186,7 @@ def test_same_inputs_same_bits(name):
 
 
 @every_phase
-def test_totals_and_states_keep_their_form(name, workers, phase):
+def test_totals_and_states_keep_structure(name, workers, phase):
     method, layout = TABLE[name].method, BucketLayout(TABLE[name].specs, workers)
     shapes = [s.shape for s in layout.specs]
     initial = copied(method.init(layout))
@@ -201,16 +202,16 @@ def test_totals_and_states_keep_their_form(name, workers, phase):
                 assert np.isfinite(new).all()
 
 
-def shared(name) -> list[str]:
-    """What of a method's state all workers have in common."""
+def shared_state(name) -> list[str]:
+    """The parts of a method's state that all workers share."""
     return [key for key, kind in TABLE[name].method.traits.state_kinds.items() if kind == "shared"]
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if shared(name)])
+@pytest.mark.parametrize("name", [name for name in TABLE if shared_state(name)])
 def test_shared_state_is_equal_on_all_workers(name):
     for workers in counts_of(name):
         for record in recorded(name, workers):
-            for key in shared(name):
+            for key in shared_state(name):
                 for state in record.new_states[1:]:
                     assert_equal_bits(state[key], record.new_states[0][key])
 
@@ -228,14 +229,14 @@ RING = {
 
 
 def message_rows(request) -> np.ndarray:
-    """What a worker sends, `[messages, words]`."""
+    """The messages that a worker sends, `[messages, words]`."""
     words = np.asarray(request.messages if isinstance(request, AllToAll) else request.message)
     return words.reshape(-1, words.shape[-1])
 
 
 @every_phase
 def test_bytes_and_messages(name, workers, phase):
-    """The requests that the method names, their bytes by its formula; word 0 is the finite flag."""
+    """The declared requests, their bytes by the formula; word 0 is the finite flag."""
     descriptor = TABLE[name]
     specs = descriptor.specs
     for record in recorded(name, workers, phase):
@@ -257,16 +258,16 @@ def test_bytes_and_messages(name, workers, phase):
                 assert rows.dtype == np.int32 and np.all(rows[:, 0] == 1)
 
 
-def has_a_formula(method) -> bool:
-    """Whether what it sends is the same from the first step on."""
+def has_constant_size(method) -> bool:
+    """Whether it sends the same amount from the first step on."""
     return not (method.traits.density_changes or method.sync_schedule.phases)
 
 
-@loop("name, workers", cases([n for n, d in TABLE.items() if has_a_formula(d.method)], (3,)))
+@loop("name, workers", cases([n for n, d in TABLE.items() if has_constant_size(d.method)], (3,)))
 def test_formulas_and_periods(name, workers):
-    """`payloads`, where a method has it, is what it asks for; and after `period` it asks again.
+    """`payloads`, if a method has it, equals its requests, and repeats after `period`.
 
-    With stages, in each of them.
+    With stages, this holds in each of them.
     """
     method = TABLE[name].method
     layout = BucketLayout(TABLE[name].specs, workers)
@@ -281,7 +282,7 @@ def test_formulas_and_periods(name, workers):
             assert requests == found[next(n for n in again if at_step(method, n) == stage)]
 
 
-def test_a_period_is_no_longer_than_it_must_be():
+def test_period_is_minimal():
     first, second, third = (recorded("acp_sgd", 3)[i].step.bytes_sent for i in range(3))
     assert TABLE["acp_sgd"].method.traits.period == 2 and first == third != second
 
@@ -290,9 +291,9 @@ def test_a_period_is_no_longer_than_it_must_be():
 
 
 def bad_values(name):
-    """What is bad, on how many workers, on which of them, in which tensor and phase.
+    """Cases of non-finite values: value, number of workers, which worker, tensor and phase.
 
-    NaN at both ends, infinities of either sign, one worker alone; where pairs pass flags on, as
+    NaN at both ends, infinities of either sign, one worker alone; where pairs forward flags, as
     many workers as need more than one round.
     """
     if DEEP:
@@ -300,7 +301,7 @@ def bad_values(name):
         cases = [(*c, end, phase) for c in counts for phase in PHASES for end in (0, -1)]
     else:
         cases = [(3, np.nan, 0, PHASES[0]), (3, np.inf, -1, PHASES[0]), (3, -np.inf, 0, PHASES[0])]
-        if has_a_new_dense_exchange(name):
+        if has_new_dense_exchange(name):
             cases += [(3, np.nan, 0, PHASES[1]), (3, np.inf, -1, PHASES[1])]
         if is_first(name):
             cases += [(3, np.nan, -1, PHASES[0]), (1, np.nan, -1, PHASES[0])]
@@ -310,11 +311,11 @@ def bad_values(name):
 
 
 def every_bad_value(test):
-    return of_each_method(bad_values, test)
+    return for_each_method(bad_values, test)
 
 
 @every_bad_value
-def test_one_bad_value_stops_the_step_everywhere(name, workers, bad, end, phase):
+def test_nonfinite_value_skips_step_on_all_workers(name, workers, bad, end, phase):
     descriptor = TABLE[name]
     layout = BucketLayout(descriptor.specs, workers)
     grads = make_grads(1, workers, [s.shape for s in layout.specs])
@@ -323,7 +324,7 @@ def test_one_bad_value_stops_the_step_everywhere(name, workers, bad, end, phase)
     old = copied(states)
     step = loopback.run_step(descriptor.method, layout, tensors(grads), states, 1, phase)
     if not descriptor.agrees and phase == "exchange":
-        assert step.finite  # nobody is asked, so nobody knows
+        assert step.finite  # without communication no worker can know
         return
     assert not step.finite
     assert_equal_bits(copied(step.states), old, "a step that is not finite changed a state")
@@ -332,10 +333,10 @@ def test_one_bad_value_stops_the_step_everywhere(name, workers, bad, end, phase)
         assert not message_rows(first).any(), "flag and payload must be 0"
 
 
-@pytest.mark.deep  # that no state changes and that equal inputs give equal bits is asked above
+@pytest.mark.deep  # other tests check that no state changes and that equal inputs give equal bits
 @pytest.mark.parametrize("name", [n for n, d in TABLE.items() if d.agrees])
-def test_a_bad_step_leaves_no_trace(name):
-    """Steps 0, bad, 2 give the bits of steps 0, 2 (with the step numbers 0 and 2)."""
+def test_nonfinite_step_leaves_no_trace(name):
+    """Steps 0, non-finite, 2 give the bits of steps 0, 2 (with the step numbers 0 and 2)."""
     method, workers = TABLE[name].method, 2
     layout = BucketLayout(TABLE[name].specs, workers)
 
@@ -353,8 +354,8 @@ def test_a_bad_step_leaves_no_trace(name):
     assert_equal_bits(steps([0, 1, 2], bad=1), steps([0, 2], bad=None))
 
 
-def test_infinities_that_cancel_are_found():
-    """+inf on one worker and -inf on another: their sum is a NaN, not a number."""
+def test_cancelling_infinities_are_nonfinite():
+    """+inf on one worker and -inf on another sum to NaN."""
     for name in ("dense", "redsync_exact"):
         grads = make_grads(0, 2)
         grads[0][MIDDLE].flat[0], grads[1][MIDDLE].flat[0] = np.inf, -np.inf
@@ -364,8 +365,8 @@ def test_infinities_that_cancel_are_found():
 
 
 @loop("name", ["dense", "redsync_exact"])
-def test_a_sum_that_overflows_is_not_finite(name):
-    """Each worker's value is a float32, their sum is not: no worker may apply it."""
+def test_overflowing_sum_is_nonfinite(name):
+    """Each worker's value is a float32 but their sum overflows: no worker may apply it."""
     grads = make_grads(0, 2)
     grads[0][MIDDLE].flat[0] = grads[1][MIDDLE].flat[0] = 2.5e38
     method, layout = TABLE[name].method, BucketLayout(SPECS, 2)

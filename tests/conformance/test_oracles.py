@@ -1,7 +1,7 @@
-"""Every method that names an oracle, step by step against it.
+"""Compares every method that names an oracle with it, step by step.
 
-With `pytest --deep` over 50 steps for every entry of the table and number of workers, which takes
-long; else over fewer.
+`pytest --deep` runs 50 steps for every entry of the table and number of workers, which takes long;
+otherwise fewer.
 """
 
 import functools
@@ -19,18 +19,20 @@ from tf_redsync.exchange.layout import BucketLayout
 
 # Eager steps of the pure-TensorFlow ops take a tenth of a second each.
 STEPS = (50 if DEEP else 12) if rs.ops.backend() == "native" else 11
-# From here on a graph is faster: tracing it takes as long as 15 to 30 eager steps.
+# For this many steps a graph is faster: tracing takes as long as 15 to 30 eager steps.
 TRACED_FROM = 30
 
 
-def assert_near(found, expected, tolerance, what):
-    """Equal bits for tolerance 0, else relative to the largest element."""
-    found, expected = np.asarray(found), np.asarray(expected)
+def assert_near(actual, expected, tolerance, message):
+    """Asserts equal bits for tolerance 0, else a tolerance relative to the largest element."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
     if tolerance == 0:
-        np.testing.assert_array_equal(found, expected, what)
+        np.testing.assert_array_equal(actual, expected, message)
     else:
         scale = max([1.0, *np.abs(expected).flat])
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * scale, err_msg=what)
+        np.testing.assert_allclose(
+            actual, expected, rtol=0, atol=tolerance * scale, err_msg=message
+        )
 
 
 @pytest.mark.parametrize(
@@ -54,11 +56,11 @@ def test_equals_the_oracle(name, workers):
         step = run(tensors(grads), states, number)
         assert step.finite
         states = step.states
-        what = f"{name}, {workers} workers, step {number}"
-        for found, expected in zip(step.totals[-1], reference.step(grads), strict=True):
-            assert_near(found, expected, tolerance, f"totals of {what}")
+        message = f"{name}, {workers} workers, step {number}"
+        for actual, expected in zip(step.totals[-1], reference.step(grads), strict=True):
+            assert_near(actual, expected, tolerance, f"totals of {message}")
         for state, residuals in zip(states, reference.residuals or [], strict=False):
-            for found, expected in zip(state["residual"], residuals, strict=True):
-                assert_near(found, expected, tolerance, f"residuals of {what}")
+            for actual, expected in zip(state["residual"], residuals, strict=True):
+                assert_near(actual, expected, tolerance, f"residuals of {message}")
         if hasattr(reference, "follow"):
             reference.follow(states)

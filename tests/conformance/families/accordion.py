@@ -8,9 +8,9 @@ from tests.oracle.accordion import AccordionOracle
 from tests.oracle.sparse import count
 from tf_redsync.exchange.requests import AllGather
 
-NEVER = 1e9  # a change of the norm that does not occur
+NEVER = 1e9  # a relative change of the norm that never occurs
 
-# Of a training's first step, which is in a critical regime.
+# For the first step of a training, which is in a critical regime.
 CLAIMS = {"64 density; outside of critical regimes 64 low_density": lambda m: 64 * m.density}
 
 
@@ -32,7 +32,7 @@ def oracle(method, specs, workers):
 def _accordion(**options):
     method = rs.contrib.Accordion(**options)
     full = dataclasses.replace(method, density=1.0, low_density=1.0)
-    # Delivery is tried at density 0.05, of which a low density of 0.02 sends two fifths.
+    # Delivery is tested at density 0.05; a low density of 0.02 sends two fifths of that.
     return Descriptor(method, full, True, (AllGather,), payload, oracle, steps=20, patience=5.0)
 
 

@@ -1,4 +1,4 @@
-"""Integers with a scale per block: sums of dense gradients, of factors, of a block; values."""
+"""Integers with a scale per block: dense sums, sums of factors or of a block, selected values."""
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
@@ -25,13 +25,13 @@ def dense(method, specs, step):
 
 
 def in_blocks(payload, finer):
-    """The elements of `payload`: to all if there are two workers, else in parts.
+    """The elements of `payload`: to all workers if there are two, else in parts.
 
     The first `finer` sums have twice the bits, at most 8.
     """
 
     def payload_in_blocks(method, specs, step):
-        def with_so_many(workers):
+        def for_workers(workers):
             result = []
             for number, float32 in enumerate(payload(method.method, specs, step)):
                 parts = 1 if workers <= 2 else workers
@@ -40,13 +40,13 @@ def in_blocks(payload, finer):
                 result += [size] if parts == 1 else [workers * size, size]
             return result
 
-        return with_so_many
+        return for_workers
 
     return payload_in_blocks
 
 
 def selected_message(method, specs, step):
-    """A flag; for each tensor a count and indices; the values of all as one row, without a flag."""
+    """A flag; a count and indices for each tensor; the values of all tensors as one row."""
     counts = [sparse_oracle.count(method.method.density, s.size) for s in specs]
     words = 1 + sum(1 + k for k in counts) - 1
     return [4 * words + row_bytes(sum(counts), method.bits, method.block)]

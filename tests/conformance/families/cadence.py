@@ -1,4 +1,4 @@
-"""Exchanges of local SGD and its variants; `tests/distributed/test_own_weights.py` tests when."""
+"""Exchanges of local SGD and variants; `tests/distributed/test_own_weights.py` has schedules."""
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
@@ -25,7 +25,7 @@ def _sbc(**options):
 
 def _streaming(bits):
     def payload(method, specs, step):
-        """Whole runs of 256 elements, among more than two workers in a block for each.
+        """Runs of 256 elements; with more than two workers, a block of runs per worker.
 
         A flag, a scale for each run, codes.
         """

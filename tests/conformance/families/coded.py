@@ -23,7 +23,7 @@ def filters(method, specs):
 
 
 def index_words(method, sizes, k):
-    """Words of the positions, and places for values of each tensor."""
+    """Words of the positions, and slots for values of each tensor."""
     if isinstance(method.indices, rs.contrib.codings.Bloom):
         blooms = [deep_reduce.BloomFilter(n, m, None) for n, m in zip(sizes, k, strict=True)]
         words = sum(b.words for b in blooms)
@@ -34,7 +34,7 @@ def index_words(method, sizes, k):
 
 
 def value_words(method, k):
-    """Words of so many values of each tensor."""
+    """Words of the given number of values of each tensor."""
     coding = method.values
     if isinstance(coding, rs.contrib.codings.QSGDValues):
         return deep_reduce.qsgd_words(k, coding.levels, coding.bucket_size)
@@ -72,16 +72,16 @@ def blocks(method, specs, step):
 
 
 def with_false_positives(choose, method, specs):
-    """What of chosen positions a filter holds; `choose` as `MemoryOracle` wants it."""
+    """The filter's positives for chosen positions; `choose` as in `MemoryOracle`."""
     blooms = filters(method, specs)
 
-    def held(values, step):
+    def positives(values, step):
         seeds = stream(method.seed, tf.constant(step, tf.int64), specs[0].position).numpy()
         seed = int(seeds.sum(dtype=np.int32))
         chosen = zip(blooms, choose(values, step), strict=True)
         return [np.int64(b.positives(b.build(np.int64(at), seed), seed)) for b, at in chosen]
 
-    return held
+    return positives
 
 
 def oracle(method, specs, workers):
@@ -102,7 +102,7 @@ def _coded(indices=None, values=None, *, inside=None, form=message, exact=True, 
     return Descriptor(method, **{**forms, **options})
 
 
-# Two tensors, or the largest one, since eager steps are slow. Small ones are in `tests/unit`.
+# Two tensors, or only the largest, since eager steps are slow. `tests/unit` tests small ones.
 FEW, ONE = {"dense_below": 3000}, {"dense_below": 5000}
 TABLE = {
     "coded": _coded(),

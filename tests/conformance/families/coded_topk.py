@@ -8,7 +8,7 @@ from tf_redsync.exchange.requests import AllGather
 
 
 def densities(method, specs):
-    """Biases, norms and what is below `dense_below` have a density of their own."""
+    """Biases, norms and tensors below `dense_below` have a density of their own."""
     small = [len(s.shape) < 2 or 4 * s.size < method.dense_below for s in specs]
     if method.small_density is None:
         return [method.density] * len(specs)
@@ -43,7 +43,7 @@ def gmc_oracle(method, specs, workers):
 
 def _gmc(**options):
     method = rs.CodedGMC(**options)
-    forms = {"tolerance": 1e-5, "steps": 15, "patience": 6.0}  # momentum is sent again
+    forms = {"tolerance": 1e-5, "steps": 15, "patience": 6.0}  # momentum is sent repeatedly
     return Descriptor(method, None, True, (AllGather,), payload, gmc_oracle, **forms)
 
 

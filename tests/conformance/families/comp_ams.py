@@ -13,7 +13,7 @@ def elements(method, specs, step):
 
 
 def signs(method, specs, step):
-    """A flag; then a scale and a bit an element, in whole words, for each tensor."""
+    """A flag; for each tensor a scale and one bit per element, in whole words."""
     return [4 * (1 + sum(1 + -(-s.size // 32) for s in specs))]
 
 

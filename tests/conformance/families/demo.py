@@ -15,7 +15,7 @@ from tf_redsync.methods.common import two_bit_values
 
 
 def words(method, shape):
-    """Of one tensor: ceil(log2(n)) bits for each of k positions in a chunk of n, and k values."""
+    """Words of one tensor: ceil(log2(n)) bits per position, k positions and values per chunk."""
     rows, columns = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
     n = divisor(rows, method.chunk) * divisor(columns, method.chunk)
     count = rows * columns // n * min(method.top_k, n)
@@ -28,7 +28,7 @@ def message(method, specs, step):
 
 
 def oracle(method, specs, workers):
-    def transform(function):  # rounded as the method does it; the unit tests look at it
+    def transform(function):  # rounded as the method does; the unit tests check it
         return lambda blocks: np.array(function(tf.constant(blocks, tf.float32)))
 
     return DeMoOracle(
@@ -77,7 +77,7 @@ def loco_oracle(method, specs, workers):
 
 def _loco(**arguments):
     method = rs.SparseLoCo(**arguments)
-    rounded = 1e-5 if method.value_bits == 2 else 0.0  # means of numpy's float64
+    rounded = 1e-5 if method.value_bits == 2 else 0.0  # means in numpy's float64
     return Descriptor(
         method,
         None,

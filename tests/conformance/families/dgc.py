@@ -14,7 +14,7 @@ from tf_redsync.exchange.requests import AllGather
 
 def counts(method, specs, step):
     densities = getattr(method.warm_up, "densities", ())
-    density = densities[step] if step < len(densities) else method.density  # a step a stage
+    density = densities[step] if step < len(densities) else method.density  # one step per stage
     return [count(density, s.size) for s in specs]
 
 
@@ -24,7 +24,7 @@ def payload(method, specs, step):
 
 
 def oracle(method, specs, workers):
-    """The sample is the method's own; `test_dgc.py` looks at it."""
+    """Uses the method's own sample; `test_dgc.py` tests it."""
 
     def sample(tensor, step):
         return np.array(method.sample(specs[tensor], method.draw(tf.constant(step, tf.int64))))

@@ -23,6 +23,6 @@ def _ef21(full=None, tolerance=0.0, **options):
 
 TABLE = {
     "ef21": _ef21(density=0.1),
-    # Estimates come close to a gradient in two roundings, that of a difference to one before.
+    # Estimates approach a gradient with two roundings; a difference to an earlier one has one.
     "ef21_full": _ef21(full=rs.contrib.EF21(density=1.0), tolerance=1e-5, density=0.3),
 }

@@ -1,4 +1,4 @@
-"""GMC and GMC+ against the paper's units; `test_gmc.py` does so to the bit."""
+"""GMC and GMC+ in the paper's units; `test_gmc.py` compares bits."""
 
 import dataclasses
 
@@ -16,12 +16,12 @@ def message(method, specs, step):
 
 
 def values(method, specs, step):
-    """A block of each tensor: workers know where."""
+    """A block of each tensor: all workers know its position."""
     return [4 * sum(count(method.density, s.size) for s in specs)]
 
 
 def oracle(method, specs, workers):
-    """The blocks are the method's; `test_sparse_methods.py` looks at them."""
+    """Uses the method's blocks; `test_sparse_methods.py` tests them."""
     block = rs.RandomBlock(density=method.density, seed=method.seed)
 
     def choose_block(sums, step):
@@ -34,7 +34,7 @@ def oracle(method, specs, workers):
 
 def _gmc(method, requests, payload):
     full = dataclasses.replace(method, density=1.0)
-    patience = RANDOM if method.selection == "random_block" else 6.0  # momentum is sent again
+    patience = RANDOM if method.selection == "random_block" else 6.0  # momentum is sent repeatedly
     forms = {"tolerance": 1e-5, "steps": 20, "patience": patience}
     return Descriptor(method, full, True, requests, payload, oracle, **forms)
 

@@ -16,7 +16,7 @@ def dense(method, specs, step):
 
 
 def in_blocks(payload):
-    """A flag and half of the bytes of `payload`, in blocks: to K workers, then to all."""
+    """A flag and half the bytes of `payload`, in blocks: to K workers, then to all."""
 
     def payload_in_blocks(method, specs, step):
         result = []
@@ -32,13 +32,13 @@ def in_blocks(payload):
 
 
 def half_message(method, specs, step):
-    """A flag; for each tensor a count, indices, and values of which two make a word."""
+    """A flag; for each tensor a count, indices, and values, two of them per word."""
     counts = [sparse_oracle.count(method.method.density, s.size) for s in specs]
     return [4 * (1 + sum(1 + k + -(-k // 2) for k in counts))]
 
 
 def selected_oracle(method, specs, workers):
-    """Top-k with memory whose values are rounded; the error stays."""
+    """Top-k with memory and rounded values; the rounding error stays in the residual."""
     choose = sparse_oracle.top_k_by_layer(method.method.density)
     numbers = tf.as_dtype(method.dtype).as_numpy_dtype
     shapes = [s.shape for s in specs]

@@ -1,4 +1,4 @@
-"""LGC's third stage, with a small autoencoder; `tests/unit/test_lgc.py` has the second one."""
+"""LGC's third stage with a small autoencoder; `tests/unit/test_lgc.py` tests the second stage."""
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
@@ -12,7 +12,7 @@ STRIDE = 4
 
 
 def selected(method, specs) -> int:
-    """Positions of the leader."""
+    """Positions that the leader selects."""
     return sum(count(method.density, s.size) for s in specs)
 
 
@@ -26,7 +26,7 @@ def raw_words(method, specs) -> int:
 
 
 def broadcast(words) -> int:
-    """Three words are four numbers of 24 bits."""
+    """Three words hold four numbers of 24 bits."""
     return 4 * 4 * -(-words // 3)
 
 
@@ -37,7 +37,7 @@ def ring_payload(method, specs, step):
 
 
 def server_payload(method, specs, step):
-    """Positions and a code; then a flag, a share, and values and places of an innovation."""
+    """Positions and a code; then a flag, a share, and values and positions of an innovation."""
     words = raw_words(method, specs) + code_size(method, specs)
     return [broadcast(words), 4 * (2 + 2 * innovation(method, specs))]
 
@@ -47,7 +47,7 @@ def innovation(method, specs) -> int:
 
 
 def oracle(method, specs, workers):
-    """From the method's own first parameters; all else is numpy's."""
+    """Starts from the method's own initial parameters; everything else is numpy."""
     parameters = method.autoencoder.initial(method.seed).numpy()
     server = method.variant == "server"
     network = Network(parameters, *SMALL.values(), server)

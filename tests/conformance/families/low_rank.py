@@ -12,7 +12,7 @@ from tf_redsync.exchange.requests import AllReduce
 
 
 def sides(method, specs):
-    """Elements of all P and of all Q."""
+    """Number of elements of all P and of all Q."""
     p = q = 0
     for spec in specs:
         n, m = sorted((int(np.prod(spec.shape[:-1])), spec.shape[-1]))
@@ -30,7 +30,7 @@ def acp_payload(method, specs, step):
 
 
 def oracle(method, specs, workers):
-    """From the method's own random factors; all else is numpy's."""
+    """Starts from the method's own random factors; everything else is numpy."""
     state = method.init(BucketLayout(specs, workers))
     factors = {name: [np.float64(f) for f in state.get(name, [])] for name in ("p", "q")}
     shapes = [s.shape for s in specs]

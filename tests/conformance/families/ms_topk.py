@@ -18,7 +18,7 @@ def payload(method, specs, step):
 
 
 def oracle(method, specs, workers):
-    """Where blocks start is the method's."""
+    """Uses the method's block starts."""
 
     @functools.cache
     def starts(step, worker, tensor):

@@ -30,13 +30,13 @@ def _ok_topk(density, thresholds, partitions):
         rs.contrib.OkTopk(
             density=density, threshold_interval=thresholds, partition_interval=partitions
         ),
-        # Thresholds of another step would let what is smaller wait.
+        # Thresholds of an earlier step would delay smaller elements.
         rs.contrib.OkTopk(density=1.0, threshold_interval=1),
         requests=(AllToAll, AllGather),
         payload=messages,
         oracle=oracle,
         steps=10,
-        patience=5.0,  # the workers' elements share the places of one
+        patience=5.0,  # the workers' elements share one message's capacity
     )
 
 

@@ -13,7 +13,7 @@ from tf_redsync.exchange.requests import AllGather
 
 
 def dithering_message(method, specs, step):
-    """A flag; for each tensor a factor; r bits an element; a bitmap of ones and zeros."""
+    """A flag; for each tensor a factor; r bits per element; a bitmap of ones and zeros."""
     r = max(1, math.ceil(math.log2(1 / math.sqrt(method.alpha))) - 1)
     n = sum(s.size for s in specs)
     zeros = sum(math.ceil(1.0001 * s.size / (2**r * math.sqrt(method.alpha))) for s in specs)
@@ -31,7 +31,7 @@ def dithering_oracle(method, specs, workers):
 
 
 def spherical_oracle(method, specs, workers):
-    """The codebook is the method's; `test_spherical.py` looks at it."""
+    """Uses the method's codebook; `test_spherical.py` tests it."""
     layout = BucketLayout(specs, workers)
 
     def codebook(step):

@@ -1,4 +1,4 @@
-"""PacTrain, with masks of which some keep fewer elements than there is room for."""
+"""PacTrain, including masks that keep fewer elements than the capacity."""
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +13,7 @@ from tf_redsync.methods.common.random_numbers import stream
 
 
 def masks(method, specs):
-    """Random ones, the same for all workers."""
+    """Random masks, the same for all workers."""
     found, rng = [], np.random.default_rng(len(specs))
     for i, spec in enumerate(specs):
         mask = np.zeros(spec.size, bool)
@@ -24,17 +24,17 @@ def masks(method, specs):
 
 
 def pruned(method, specs):
-    """The state once the masks are written."""
+    """The state after the masks are written."""
     return method.with_masks(BucketLayout(specs, 1), masks(method, specs))
 
 
 def kept_values(method, specs, step):
-    """32 (1 - s) bits an element."""
+    """32 (1 - s) bits per element."""
     return [4 * sum(capacity(method.sparsity, s.size) for s in specs)]
 
 
 def scalers_and_kept_sums(method, specs, step):
-    """TernGrad's, of tensors of (1 - s) n elements."""
+    """Scalers and sums of TernGrad, for tensors of (1 - s) n elements."""
     rows = [TensorSpec(s.name, (capacity(method.sparsity, s.size),)) for s in specs]
     return scalers_and_sums(method, rows, step)
 

@@ -10,7 +10,7 @@ from tf_redsync.exchange.requests import PairGather
 
 
 def rounds(workers):
-    """One on one worker; two more if the number is no power of two."""
+    """Number of rounds: 1 for one worker; two more if the number is no power of two."""
     whole = int(math.log2(workers))
     return max(1, whole if workers == 2**whole else whole + 2)
 
@@ -22,7 +22,7 @@ def k_elements(method, specs, step):
 
 
 def union(method, specs, step):
-    """Capacity for twice as many elements in each round, or all values if that is no longer."""
+    """Capacity for twice as many elements in each round, or all values if that is shorter."""
     sizes = [s.size for s in specs]
     k = [count(method.density, n) for n in sizes]
 
@@ -49,11 +49,11 @@ def _pairs(cls, density, payload, oracle):
     )
 
 
-# The workers' elements share the places of one, with GTopK.
+# With GTopK, the workers' elements share one message's capacity.
 PATIENCE = {rs.contrib.GTopK: 5.0, rs.contrib.SparCML: 2.0}
 
 TABLE = {
     "gtopk": _pairs(rs.contrib.GTopK, 0.05, k_elements, GTopKOracle),
-    # Sparse in two rounds, dense from then on.
+    # Sparse in two rounds, then dense.
     "sparcml": _pairs(rs.contrib.SparCML, 0.2, union, SparCMLOracle),
 }

@@ -16,19 +16,19 @@ def words(bits: int) -> int:
 
 
 def qsgd_message(method, specs, step):
-    """A flag; a norm for each bucket; ceil(log2(2 s + 1)) bits an element."""
+    """A flag; a norm for each bucket; ceil(log2(2 s + 1)) bits per element."""
     bits = math.ceil(math.log2(2 * method.levels + 1))
     norms = [1 if not method.bucket_size else -(-s.size // method.bucket_size) for s in specs]
     return [4 * (1 + sum(norms) + sum(words(s.size * bits) for s in specs))]
 
 
 def two_bits(method, specs, step):
-    """A flag; a scale for each tensor; 2 bits an element."""
+    """A flag; a scale for each tensor; 2 bits per element."""
     return [4 * (1 + len(specs) + sum(words(2 * s.size) for s in specs))]
 
 
 def scalers_and_sums(method, specs, step):
-    """A flag and the scalers; then numbers of D digits in base 2 K + 1, below 2^24 about zero."""
+    """A flag and the scalers; then numbers of D digits in base 2 K + 1, below 2^24 in magnitude."""
 
     def numbers(workers):
         digits = max(d for d in range(1, 17) if ((2 * workers + 1) ** d - 1) / 2 <= 2**24)
@@ -38,7 +38,7 @@ def scalers_and_sums(method, specs, step):
 
 
 def stochastic_oracle(method, specs, workers):
-    """The names of the random numbers are the method's; `test_quantized.py` looks at them."""
+    """Uses the method's random streams; `test_quantized.py` tests them."""
 
     def own_stream(step, worker):
         seed, number = stream(method.seed, tf.constant(step, tf.int64), specs[0].position).numpy()
@@ -60,7 +60,7 @@ def _gathers(method, payload, oracle=None, requests=(AllGather,)):
     return Descriptor(method, None, True, requests, payload, oracle, steps=10)
 
 
-# Oracles are compared where no rounded sum decides about a code: largest elements, no clipping.
+# Compared with the oracle where no rounded sum decides a code: largest elements, no clipping.
 TABLE = {
     "qsgd": _gathers(rs.QSGD(), qsgd_message),
     "qsgd_max": _gathers(

@@ -1,4 +1,4 @@
-"""RedSync; its oracle is compared in `tests/unit/test_redsync.py`, in more variants."""
+"""RedSync; `tests/unit/test_redsync.py` compares it with the oracle in more variants."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from tf_redsync.exchange.requests import AllGather
 
 
 def payload(method, specs, step) -> list[int]:
-    """Bytes of a message, from the paper's layout: count, indices, and values or a mean."""
+    """Bytes of a message in the paper's layout: count, indices, and values or a mean."""
     words = 1
     densities = getattr(method.warm_up, "densities", ())
     density = (*densities, *[method.density] * 9)[step]

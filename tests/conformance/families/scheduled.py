@@ -1,4 +1,4 @@
-"""Stages of densities, around methods that have other tests of their own."""
+"""Stages of densities, around methods that have tests of their own."""
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
@@ -9,7 +9,7 @@ STAGES = rs.DensityStages(begins=(0, 1, 2), densities=(0.5, 0.02, 0.1))
 
 
 def payload(method, specs, step) -> list[int]:
-    """A flag; and for each tensor a count, indices and values, as many as the stage's."""
+    """A flag; for each tensor a count, indices and values, as many as in the stage."""
     density = (*STAGES.densities, *[STAGES.densities[-1]] * 50)[step]
     return [4 * (1 + sum(1 + 2 * sparse_oracle.count(density, s.size) for s in specs))]
 

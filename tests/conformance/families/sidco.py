@@ -10,7 +10,7 @@ from tf_redsync.exchange.requests import AllGather
 
 
 def payload(method, specs, step):
-    """A flag, then for each tensor a count, indices and values of twice as many as are wanted."""
+    """A flag; for each tensor a count, and capacity for twice the desired indices and values."""
     slots = [min(2 * count(method.density, s.size), s.size) for s in specs]
     return [4 * (1 + sum(1 + 2 * n for n in slots))]
 
@@ -27,7 +27,7 @@ def _sidco(**options):
     return Descriptor(method, full, True, (AllGather,), payload, oracle, steps=11)
 
 
-# The gamma distribution goes on with generalised Pareto; `test_sidco.py` looks at each of them.
+# The gamma distribution continues with generalized Pareto; `test_sidco.py` tests each.
 TABLE = {
     "sidco_exponential": _sidco(density=0.1, distribution="exponential", adapt_every=2),
     "sidco_gamma": _sidco(density=0.02, distribution="gamma"),

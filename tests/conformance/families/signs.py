@@ -11,12 +11,12 @@ from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
 
 
 def message(method, specs, step):
-    """A flag; then a scale and a bit an element, in whole words, for each tensor."""
+    """A flag; for each tensor a scale and one bit per element, in whole words."""
     return [4 * (1 + sum(1 + -(-s.size // 32) for s in specs))]
 
 
 def two_phases(method, specs, step):
-    """A flag; for each tensor two means and a bit an element of a block; to each owner, to all."""
+    """A flag; for each tensor two means and one bit per element of a block; to owners, to all."""
 
     def message_of_blocks(workers):
         lengths = [-(-s.size // workers) for s in specs]
@@ -35,14 +35,14 @@ def _oracle(cls):
 
 
 def momenta(specs):
-    """Those at the end of the first stage; of some elements, which never had a gradient, 0."""
+    """Momenta at the end of the first stage; 0 for some elements, which never had a gradient."""
     generator = np.random.default_rng(7)
     found = [generator.standard_normal(s.shape).astype(np.float32) for s in specs]
     return [np.where(np.abs(m) < 0.2, np.float32(0), m) for m in found]
 
 
 def underflowed(specs):
-    """The same; of some elements that have had a gradient long ago, 0 as well."""
+    """The same; also 0 for some elements whose last gradient was long ago."""
     return [np.where(np.abs(m) > 1.5, np.float32(0), m) for m in momenta(specs)]
 
 
@@ -67,7 +67,7 @@ RATES = 0.25  # sum over a round
 
 
 def after_a_round(method, specs):
-    """Variances of what has had a gradient, and 0."""
+    """Variances of elements with a gradient, and 0."""
     first = method.init(BucketLayout(tuple(specs), 1))
     variances = [tf.constant(m**2) for m in momenta(specs)]
     return {**first, "variance": variances, "rates": [tf.constant(RATES)]}

@@ -30,7 +30,7 @@ def _spardl(density):
         requests=(AllToAll, AllGather),
         payload=messages,
         oracle=oracle,
-        patience=5.0,  # the workers' elements share the places of one
+        patience=5.0,  # the workers' elements share one message's capacity
     )
 
 

@@ -21,7 +21,7 @@ def message(method, specs, step):
 
 
 def values(method, specs, step):
-    """The chosen elements alone: workers know the positions."""
+    """Only the chosen elements: all workers know their positions."""
     return [4 * sum(oracle.count(method.density, s.size) for s in specs)]
 
 
@@ -32,14 +32,14 @@ def top_k_oracle(method, specs, workers):
 
 
 def random_oracle(method, specs, workers):
-    """The positions are the method's; `test_sparse_methods.py` looks at them."""
+    """Uses the method's positions; `test_sparse_methods.py` tests them."""
     shapes = [s.shape for s in specs]
     return oracle.MemoryOracle(shapes, workers, lambda sums, step: chosen(method, specs, step))
 
 
 @functools.cache
 def chosen(method, specs, step):
-    """Random positions of one step, the same for all workers, however many there are."""
+    """Random positions of one step, equal for all workers and any number of them."""
     seeds = [stream(method.seed, tf.constant(step, tf.int64), s.position) for s in specs]
     return [np.array(method.choose(s, seed)) for s, seed in zip(specs, seeds, strict=True)]
 
@@ -56,8 +56,8 @@ def _random(cls, **options):
     )  # fmt: skip
 
 
-# In random order nobody's turn is certain: after 500 steps at 5 % some element of 15,000 still
-# waits with a probability of 1e-7.
+# Random selection has no certain bound: after 500 steps at 5 %, some element of 15,000 still waits
+# with probability 1e-7.
 RANDOM = 170.0
 
 TABLE = {

@@ -24,18 +24,18 @@ def nine_bits(method, specs, step):
 
 
 def k_bits(method, specs, step):
-    """A flag; a maximum for each tensor; k bits an element."""
+    """A flag; a maximum for each tensor; k bits per element."""
     return [4 * (1 + len(specs) + sum(words(method.bitwidth * s.size) for s in specs))]
 
 
 def elements(method, specs, step):
-    """A flag; a count for each tensor, indices and values, of one more than are sent on average."""
+    """A flag; for each tensor a count, and capacity for one element more than the average."""
     slots = [min(count(method.density, s.size) + 1, s.size) for s in specs]
     return [4 * (1 + sum(1 + 2 * k for k in slots))]
 
 
 def two_phases(method, specs, step):
-    """A flag; for each tensor a maximum and z(s) bits an element of a block; to owners, to all."""
+    """A flag; for each tensor a maximum and z(s) bits per element of a block; to owners, to all."""
 
     def message(workers, levels):
         z = 1 + int(np.ceil(np.log2(levels + 1)))
@@ -47,7 +47,7 @@ def two_phases(method, specs, step):
     ]
 
 
-# Random numbers are the method's; the unit tests look at them.
+# The oracles use the method's random numbers; the unit tests check them.
 
 
 def _streams(method, specs):
