@@ -1,13 +1,13 @@
-"""Practises failures on real worker processes.
+"""Injects failures into real worker processes.
 
     python -m tests.chaos --list
-    python -m tests.chaos kill_all full_disk     these
+    python -m tests.chaos kill_all full_disk     only these scenarios
     python -m tests.chaos --deep                 all: about 50 minutes
-    python -m tests.chaos --deep --log FILE      results go to FILE; what passed is left out
-    python -m tests.chaos --table FILE           the results in FILE as a table in Markdown
+    python -m tests.chaos --deep --log FILE      writes results to FILE; skips passed scenarios
+    python -m tests.chaos --table FILE           prints the results in FILE as a Markdown table
 
-Without arguments it plays the few that say most in a minute or two. Each scenario ends: what waits
-is given up after some minutes, and its processes are killed.
+Without arguments it runs a few representative scenarios in a minute or two. Each wait has a timeout
+of some minutes, after which all processes are killed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tests.chaos.bench import SCENARIOS, Bench, Outcome, Scenario  # noqa: E402
 SHORT = ("bad_day", "missing")
 
 
-def played(scenario: Scenario, bench: Bench) -> dict:
-    """Plays one; returns what to note of it."""
+def run_scenario(scenario: Scenario, bench: Bench) -> dict:
+    """Runs a scenario; returns its log entry."""
     began = time.monotonic()
     note = {"name": scenario.name, "date": datetime.date.today().isoformat()}
     try:
@@ -47,7 +47,7 @@ def played(scenario: Scenario, bench: Bench) -> dict:
 
 
 def without_paths(values: dict) -> dict:
-    """Leaves out of texts where the temporary folder happened to be."""
+    """Replaces the path of the temporary folder in texts."""
     return {
         name: re.sub(r"/\S*?/run\b", "DIRECTORY", value) if isinstance(value, str) else value
         for name, value in values.items()
@@ -55,12 +55,12 @@ def without_paths(values: dict) -> dict:
 
 
 def first_line(error: Exception) -> str:
-    """What an unexpected outcome was, without what the workers have said."""
+    """The first line of an unexpected outcome, without the workers' output."""
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def table(notes: list[dict]) -> str:
-    """The results in Markdown, in the order of the scenarios."""
+    """The results as a Markdown table, in the order of the scenarios."""
     by_name = {note["name"]: note for note in notes}
     lines = [
         "| failure | what happened | found after | by whom, in what words | what was lost |",
@@ -83,14 +83,14 @@ def table(notes: list[dict]) -> str:
 
 
 def read(log: Path | None) -> list[dict]:
-    """The notes in a log."""
+    """The entries of a log."""
     if log is None or not log.exists():
         return []
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
 
 
 def play(names: list[str], seed: int, log: Path | None) -> list[dict]:
-    """Plays scenarios one after the other and says how far it is."""
+    """Runs scenarios one after the other and prints progress."""
     notes = []
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(seed, Path(folder))
@@ -102,7 +102,7 @@ def play(names: list[str], seed: int, log: Path | None) -> list[dict]:
             if reason:
                 print(f"    not played: {reason}", flush=True)
                 continue
-            note = played(scenario, bench)
+            note = run_scenario(scenario, bench)
             notes.append(note)
             print(f"    {json.dumps(note, indent=1)}", flush=True)
             if log is not None:

@@ -1,4 +1,4 @@
-"""What scenarios share: chance, folders, an undisturbed training to compare with, and outcomes."""
+"""Shared by scenarios: random numbers, folders, a reference training, and outcomes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.chaos.training import Settings
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a failure.
+    """Result of an injected failure.
 
     Attributes:
-        happened: In words and figures.
-        found: Seconds until it was found; None where training went on.
-        by: Who found it, and what it said.
-        lost: Of the training.
+        happened: Description with figures.
+        found: Seconds until detection; None if training continued.
+        by: The process that detected it, and its message.
+        lost: Lost work.
     """
 
     happened: str
@@ -36,15 +36,15 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """A failure to practise.
+    """A failure to inject.
 
     Attributes:
-        name: For the command line.
-        failure: In words, for the table.
-        expected: What must come of it.
-        seconds: About how long it takes.
-        run: Plays it, and raises `Unexpected` for another outcome than the one that it must have.
-        missing: Why it cannot be played here; "" if it can.
+        name: Name on the command line.
+        failure: Description for the table.
+        expected: Required outcome.
+        seconds: Approximate duration.
+        run: Runs the scenario; raises `Unexpected` for any other outcome.
+        missing: Returns why this machine cannot run it, or "".
     """
 
     name: str
@@ -59,7 +59,7 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(failure: str, expected: str, seconds: float, missing: Callable[[], str] = lambda: ""):
-    """Adds a function to the table of scenarios."""
+    """Registers a function as a scenario."""
 
     def add(run: Callable[[Bench], Outcome]):
         name = run.__name__
@@ -70,11 +70,11 @@ def scenario(failure: str, expected: str, seconds: float, missing: Callable[[], 
 
 
 class Bench:
-    """One run of some scenarios.
+    """State shared by the scenarios of one run.
 
     Args:
-        seed: Of everything that is left to chance.
-        folder: For checkpoints; it is emptied by who has made it.
+        seed: Seed of all random choices.
+        folder: For checkpoints; the caller deletes it.
     """
 
     def __init__(self, seed: int, folder: Path):
@@ -83,35 +83,35 @@ class Bench:
         self._references: dict[tuple, dict] = {}
 
     def folder(self) -> Path:
-        """A new one."""
+        """Creates a new folder."""
         return Path(tempfile.mkdtemp(dir=self._folder))
 
     def reference(self, settings: Settings) -> dict:
-        """How the same training ends that nothing happens to, without checkpoints."""
+        """Final values of the same training without failures and checkpoints."""
         plain = Settings(
             steps=settings.steps, bad_steps=settings.bad_steps, units=settings.units, pace=0.0
         )
         key = (plain.steps, tuple(plain.bad_steps), plain.units)
         if key not in self._references:
             with Job(plain) as job:
-                self._references[key] = job.trained()
+                self._references[key] = job.wait_for_end()
         return self._references[key]
 
-    def trained_as_ever(self, job: Job) -> str:
-        """Waits for the end of a job, which must have the bits of the undisturbed one."""
-        found, expected = job.trained(), self.reference(job.settings)
+    def wait_for_reference_weights(self, job: Job) -> str:
+        """Waits for a job to end; it must have the bits of the reference training."""
+        found, expected = job.wait_for_end(), self.reference(job.settings)
         must(found == expected, f"it ends with {found}; undisturbed with {expected}", job)
         return "weights bit for bit those of an undisturbed run"
 
-    def goes_on(self, settings: Settings, died_at: int) -> str:
-        """Starts a job again; returns what was lost of the one that died."""
+    def resume(self, settings: Settings, died_at: int) -> str:
+        """Restarts a job; returns the work that the killed one lost."""
         with Job(dataclasses.replace(settings, pace=0.0)) as job:
-            same = self.trained_as_ever(job)
+            same = self.wait_for_reference_weights(job)
             first = job.workers[0].events("step")
         resumed = first[0]["step"] - 1 if first else died_at
         # A checkpoint may still be written when the next one is due.
         must(
-            resumed >= died_at - 2 * settings.every, f"it went on from step {resumed} of {died_at}"
+            resumed >= died_at - 2 * settings.every, f"it resumed from step {resumed} of {died_at}"
         )
         steps = max(0, died_at - resumed)
         again = f"{steps} steps of work, done again" if steps else "nothing"
@@ -119,13 +119,13 @@ class Bench:
 
 
 def must(condition: object, text: str, job: Job | None = None) -> None:
-    """Raises `Unexpected` with the text, and what the workers have said."""
+    """Raises `Unexpected` with the text and the workers' output."""
     if not condition:
         raise Unexpected(text if job is None else f"{text}\n{job.report()}")
 
 
 def error_of(worker: Worker, since: float, pattern: str) -> tuple[float, str]:
-    """When a worker's training ended by an error, in seconds, and the line that says why."""
+    """Seconds from `since` until a worker's training raised, and the line that gives the reason."""
     events = worker.events("error")
     must(events, f"worker {worker.rank} ended without an error of its training:\n{worker.output}")
     lines = events[0]["text"].splitlines()
@@ -136,7 +136,7 @@ def error_of(worker: Worker, since: float, pattern: str) -> tuple[float, str]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own, in memory."""
+    """Mounts a file system of limited size in memory."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
     try:
         yield folder
@@ -145,7 +145,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def remount(folder: Path, mode: str) -> None:
-    """Makes it read-only ("ro") or writable ("rw"); a write that is under way has to end first."""
+    """Remounts it read-only ("ro") or writable ("rw"); waits for a pending write."""
     for _ in range(100):
         command = ["mount", "-o", f"remount,{mode}", str(folder)]
         if not subprocess.run(command, capture_output=True, check=False).returncode:
@@ -155,5 +155,5 @@ def remount(folder: Path, mode: str) -> None:
 
 
 def no_mounts() -> str:
-    """Why there can be no `small_disk`."""
+    """Why `small_disk` cannot be mounted, or ""."""
     return "" if os.geteuid() == 0 else "it needs root, to mount a small file system"

@@ -1,4 +1,4 @@
-"""Scenarios: hosts of `launch --nodes` that die, and come back, in network namespaces."""
+"""Scenarios: hosts of `launch --nodes` that fail and return, in network namespaces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MINUTES = 10.0
 
 
 class Process(Worker):
-    """`tf-redsync WORDS` on one host; it tells what its workers tell."""
+    """`tf-redsync WORDS` on one host; collects its workers' events."""
 
     def __init__(self, namespace: str, *words: str):
         self.namespace = namespace
@@ -38,19 +38,19 @@ class Process(Worker):
         super().__init__(0, command, env, threading.Condition())
 
     def rounds(self) -> list[tuple[int, int]]:
-        """Number and nodes of each round that it has begun."""
+        """Number and node count of each round that it has begun."""
         found = re.findall(r"round (\d+): \d+ workers on (\d+) nodes", self.output)
         return [(int(number), int(nodes)) for number, nodes in found]
 
     def power_off(self) -> float:
-        """Ends everything on the host, while nothing that it sends arrives; returns when."""
+        """Cuts the network and kills all processes of the host; returns the time."""
         _link(self.namespace, "down")
         at = self.kill()
         _link(self.namespace, "up")
         return at
 
     def kill(self) -> float:
-        """SIGKILL to the launcher, with which its workers end; returns when."""
+        """Sends SIGKILL to the launcher, which also ends its workers; returns the time."""
         self.process.kill()
         at = time.monotonic()
         self._thread.join(10)
@@ -63,13 +63,13 @@ def _link(namespace: str, state: str) -> None:
 
 
 class Hosts:
-    """Machines on a network, for a `with` block.
+    """Machines on a network, as a context manager.
 
     Args:
-        network: Of the machines; the last one has the rendezvous if it is `apart`.
-        settings: Of the training.
+        network: The machines' network; if `apart`, its last machine runs the rendezvous.
+        settings: Settings of the training.
         apart: Whether the rendezvous has a machine of its own.
-        timeout: Of the rendezvous, in seconds.
+        timeout: Timeout of the rendezvous in seconds.
     """
 
     def __init__(self, network: Network, settings: Settings, apart: bool, timeout: float = 120):
@@ -102,27 +102,27 @@ class Hosts:
         self.all.append(process)
         return process
 
-    def until(self, what: str, found: Callable[[], object], seconds: float = PATIENCE) -> float:
-        """Waits until `found()` is true; returns when."""
+    def until(self, goal: str, condition: Callable[[], object], seconds: float = PATIENCE) -> float:
+        """Waits until `condition()` is true; returns the time."""
         limit = time.monotonic() + seconds
-        while not found():
+        while not condition():
             if time.monotonic() > limit:
                 tails = "\n".join(f"--- {p.code}\n{p.output[-2500:]}" for p in self.all)
-                raise Unexpected(f"{what}: not within {seconds:g} s.\n{tails}")
+                raise Unexpected(f"{goal}: not within {seconds:g} s.\n{tails}")
             time.sleep(0.02)
         return time.monotonic()
 
     def until_progress(self, among: Sequence[Process], since: float, end: float) -> None:
-        """Waits until a worker makes a step after a time, or until `end`."""
+        """Waits until a worker makes a step after time `since`, or until `end`."""
 
-        def goes_on() -> bool:
+        def has_progressed() -> bool:
             steps = [event["at"] for one in among for event in one.events("step")]
             return time.monotonic() >= end or max(steps, default=0.0) > since
 
-        self.until("a step", goes_on)
+        self.until("a step", has_progressed)
 
     def until_steps(self, workers: int, among: Sequence[Process], since: float) -> float:
-        """Waits until a round of some workers has made a step after a time; returns when."""
+        """Waits until a round of `workers` workers has made a step after `since`; returns when."""
 
         def steps() -> bool:
             return all(
@@ -138,19 +138,19 @@ class Hosts:
 
 @contextmanager
 def _machines(
-    bench: Bench, count: int, settings: dict, braked: bool = False, **how
+    bench: Bench, count: int, settings: dict, braked: bool = False, **options
 ) -> Iterator[tuple[Hosts, Path]]:
-    """Machines, and a folder: of checkpoints, of states, and of the brake of the training."""
+    """Machines, and a folder for checkpoints, states, and the training's brake file."""
     folder = bench.folder()
     (folder / "states").mkdir()
     (folder / "brake").touch()
-    made = Settings(
+    run_settings = Settings(
         directory=str(folder / "run"),
         states=str(folder / "states"),
         brake=str(folder / "brake") if braked else "",
         **settings,
     )
-    with Network(count) as network, Hosts(network, made, **how) as hosts:
+    with Network(count) as network, Hosts(network, run_settings, **options) as hosts:
         yield hosts, folder
 
 
@@ -167,7 +167,7 @@ def residuals(folder: Path, attempt: int, kind: str) -> dict[str, np.ndarray]:
 
 
 def conserved(folder: Path, attempt: int) -> str:
-    """Compares the sums of residuals before and after a restoration; returns how far they are."""
+    """Compares the sums of residuals before and after a restoration; returns their difference."""
     saved, restored = (residuals(folder, attempt, kind) for kind in ("saved", "restored"))
     must(saved and saved.keys() == restored.keys(), f"{saved.keys()} and {restored.keys()}")
     largest = max(float(np.abs(total).max()) for total in saved.values())
@@ -191,7 +191,7 @@ def host_returns(bench: Bench) -> Outcome:
         hosts.until_steps(3, (a, b, c), 0.0)
         hosts.until("a checkpoint", lambda: list((folder / "run").glob("*/manifest.json")))
         at = c.kill()
-        said = hosts.until("the loss", lambda: "is lost" in a.output)
+        detected = hosts.until("the loss", lambda: "is lost" in a.output)
         two = hosts.until_steps(2, (a, b), at)
         late = hosts.start(2)
         back = time.monotonic()
@@ -205,7 +205,7 @@ def host_returns(bench: Bench) -> Outcome:
     return Outcome(
         f"two workers made a step {two - at:.0f} s after the death, three {three - back:.0f} s "
         "after the return (with imports)",
-        said - at,
+        detected - at,
         "the rendezvous: node is lost",
         f"the steps since the checkpoint; sums of residuals kept to {' and '.join(apart)} of the "
         "largest element",
@@ -226,7 +226,7 @@ def hosts_die(bench: Bench, minutes: float = _MINUTES) -> Outcome:
         end, deaths, reached = time.monotonic() + 60 * minutes, [], 0
         hosts.until("a step", lambda: any(one.step for one in there.values()))
         while time.monotonic() < end:
-            if bench.random.random() < 0.6:  # else perhaps while workers start
+            if bench.random.random() < 0.6:  # otherwise workers may still be starting
                 since = time.monotonic()
                 hosts.until_progress(list(there.values()), since, end)
             time.sleep(bench.random.uniform(0, 15))
@@ -236,15 +236,15 @@ def hosts_die(bench: Bench, minutes: float = _MINUTES) -> Outcome:
                 serves.kill()
                 time.sleep(bench.random.uniform(0, 15))
                 serves = hosts.serve(3)
-                how = "rendezvous"
+                options = "rendezvous"
             else:
                 off = bench.random.random() < 0.5
                 there[victim].power_off() if off else there[victim].kill()
-                how = f"{'power' if off else 'SIGKILL'} of host {victim}"
+                options = f"{'power' if off else 'SIGKILL'} of host {victim}"
                 time.sleep(bench.random.uniform(0, 30))
                 there[victim] = hosts.start(victim)
-            deaths.append(how)
-            print(f"    {len(deaths)} {how}, step {reached}", flush=True)
+            deaths.append(options)
+            print(f"    {len(deaths)} {options}, step {reached}", flush=True)
         since = time.monotonic()
         hosts.until_steps(3, list(there.values()), 0.0)
         last = hosts.until("steps", lambda: min(one.step for one in there.values()) > 0) - since
@@ -255,7 +255,9 @@ def hosts_die(bench: Bench, minutes: float = _MINUTES) -> Outcome:
         codes = [one.code for one in there.values()]
         must(codes == [75, 75, 75], f"{codes}\n{there[0].output[-3000:]}")
         rounds = max(number for one in there.values() for number, _ in one.rounds())
-    kinds = {kind: sum(kind in how for how in deaths) for kind in ("SIGKILL", "power", "rendez")}
+    kinds = {
+        kind: sum(kind in options for options in deaths) for kind in ("SIGKILL", "power", "rendez")
+    }
     return Outcome(
         f"{len(deaths)} deaths in {minutes:g} min ({kinds['SIGKILL']} by SIGKILL, {kinds['power']} "
         f"without a word, {kinds['rendez']} of the rendezvous), {rounds} restarts, step {reached}; "

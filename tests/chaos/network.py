@@ -1,15 +1,15 @@
-"""Machines in network namespaces, joined by a cable that this process holds in its hands.
+"""Machines in network namespaces, joined by a simulated cable.
 
     with Network(2) as network:
         Job(Settings(namespaces=network.namespaces), addresses=network.addresses)
         network.delay = 0.1      # seconds, in each direction
-        network.cut = True       # nothing passes
-        network.loss = 0.01      # of each packet
-        network.spoil = 3        # the next three large packets are changed
+        network.cut = True       # drops all frames
+        network.loss = 0.01      # probability for each packet
+        network.spoil = 3        # corrupts the next three large packets
 
-Each machine has one interface, a tap device, whose frames a thread of this process hands to all
-others, as a hub does, when their time has come. Linux's own way to delay packets, netem, is a
-module that many kernels lack. It needs root and /dev/net/tun.
+Each machine has one tap device. A thread of this process forwards its frames to all others after
+their delay, as a hub does. Linux's own delay module, netem, is missing in many kernels. The network
+needs root and /dev/net/tun.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GUARD = 'cat; sleep 0.2; for name in "$@"; do ip netns del "$name" 2>/dev/null;
 
 
 def missing() -> str:
-    """Why there can be no network here; "" if there can."""
+    """Why this machine cannot create a network, or ""."""
     if os.geteuid() != 0:
         return "it needs root, for network namespaces"
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
@@ -44,19 +44,18 @@ def missing() -> str:
 
 
 class Network:
-    """See the module.
+    """Simulated network, see the module's docstring.
 
     Args:
         workers: Number of machines.
-        chance: By which packets are lost.
+        chance: Random numbers for packet loss.
 
     Attributes:
-        delay: Seconds that each frame is under way.
-        cut: Whether all frames are lost.
-        loss: The chance of each to be lost.
-        lost: How many were, by `loss`.
-        spoil: How many of the next large packets change, in a way that TCP's checksum does not
-            find.
+        delay: Delay of each frame in seconds.
+        cut: Whether all frames are dropped.
+        loss: Probability of dropping each frame.
+        lost: Number of frames dropped by `loss`.
+        spoil: Number of next large packets to corrupt without changing TCP's checksum.
     """
 
     def __init__(self, workers: int, chance: random.Random | None = None):
@@ -68,7 +67,7 @@ class Network:
         self._over = threading.Event()
 
     def __enter__(self) -> Network:
-        # It removes the namespaces when this process lets go of the pipe, however it ends.
+        # It removes the namespaces when this process closes the pipe, however it ends.
         self._guard = subprocess.Popen(
             ["sh", "-c", _GUARD, "sh", *self.namespaces],
             stdin=subprocess.PIPE,
@@ -94,7 +93,7 @@ class Network:
         self._guard.wait()
 
     def _carry(self) -> None:
-        """Hands on frames until the end."""
+        """Forwards frames until the end."""
         numbers, under_way = itertools.count(), []
         with selectors.DefaultSelector() as selector:
             for tap in self._taps:
@@ -124,10 +123,10 @@ class Network:
 
 
 def spoiled(frame: bytes) -> bytes:
-    """Changes two bits of a frame's TCP payload, so that its checksum stays right.
+    """Flips two bits of a frame's TCP payload without changing the checksum.
 
-    The checksum is a sum of words of 16 bits: one bit from 0 to 1, and the same bit of another word
-    from 1 to 0, leave it as it is. Where there are no such two, the frame is as it was.
+    The checksum is a sum of words of 16 bits. Changing one bit from 0 to 1, and the same bit of
+    another word from 1 to 0, keeps the sum. A frame without such a pair is returned unchanged.
     """
     start = _ETHERNET + 4 * (frame[_ETHERNET] & 15)
     start += 4 * (frame[start + 12] >> 4)

@@ -1,4 +1,4 @@
-"""Scenarios: processes that die, stop, are asked to stop, come late, twice, or not at all."""
+"""Scenarios: processes that die, stop, are preempted, start late, twice, or never."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.chaos.training import Settings
 
 
 def _lasting(bench: Bench, **changes) -> Settings:
-    """A training with checkpoints."""
+    """Settings of a training with checkpoints."""
     return Settings(steps=60, directory=str(bench.folder() / "run"), **changes)
 
 
@@ -27,8 +27,8 @@ def _kill_one(bench: Bench, victim: int, pattern: str) -> Outcome:
             found, text = error_of(job.workers[other], at, pattern)
         else:
             found, text = job.workers[other].ended - at, _last_words(job.workers[other].output)
-    must(code, "the other worker ended as if all were well")
-    lost = bench.goes_on(settings, step)
+    must(code, "the other worker ended without an error")
+    lost = bench.resume(settings, step)
     happened = f"killed in step {step}; the other worker ended by an error"
     return Outcome(happened, found, f"worker {other}: {text}", lost)
 
@@ -63,8 +63,8 @@ def kill_the_chief(bench: Bench) -> Outcome:
 
 
 @scenario(
-    "SIGKILL of all workers, time and again, at any moment: of the start, of a step, of a save",
-    "each run goes on from the last checkpoint or the one before; in the end the bits of an "
+    "SIGKILL of all workers, repeatedly, at any moment of the start, a step or a save",
+    "each run resumes from the last checkpoint or the one before; the end has the bits of an "
     "undisturbed run",
     180,
 )
@@ -83,14 +83,14 @@ def kill_all(bench: Bench, times: int = 8) -> Outcome:
             job.kill_all()
             job.until_ended()
             steps.append(max(steps[-1], *(worker.step for worker in job.workers.values())))
-    lost = bench.goes_on(settings, steps[-1])
+    lost = bench.resume(settings, steps[-1])
     reached = ", ".join(map(str, steps[1:]))
     return Outcome(f"{times} times; steps that were reached: {reached}", lost=lost)
 
 
 @scenario(
     "SIGSTOP of a worker for 20 s",
-    "the others wait; training goes on",
+    "the others wait; training continues",
     45,
 )
 def stop_20_s(bench: Bench) -> Outcome:
@@ -108,13 +108,13 @@ def stopped_for(bench: Bench, seconds: float) -> Outcome:
         at = victim.send(signal.SIGCONT)
         job.until_step(step + 2)
         again = time.monotonic() - at
-        lost = bench.trained_as_ever(job)
+        lost = bench.wait_for_reference_weights(job)
     happened = f"worker {victim.rank} stopped in step {step}; {again:.1f} s after it goes on, "
     return Outcome(f"{happened}two more steps are done", lost=f"nothing: {lost}")
 
 
 @scenario(
-    "SIGSTOP of a worker for ever",
+    "SIGSTOP of a worker, permanently",
     "the other one ends within 45 s by an error that names it; the stopped one, if it ever goes "
     "on, ends as well",
     120,
@@ -130,8 +130,8 @@ def stop_for_ever(bench: Bench) -> Outcome:
         again = job.workers[1].send(signal.SIGCONT)
         job.until_ended([1])
         ended = job.workers[1].ended - again
-        must(job.workers[1].code, "the stopped worker ended as if all were well", job)
-    lost = bench.goes_on(settings, step)
+        must(job.workers[1].code, "the stopped worker ended without an error", job)
+    lost = bench.resume(settings, step)
     happened = (
         f"worker 1 stopped in step {step}; continued later, it ended by itself in {ended:.0f} s"
     )
@@ -154,7 +154,7 @@ def preempted(bench: Bench) -> Outcome:
         must(codes == [75, 75], f"exit codes {codes}", job)
         step = job.workers[1].step
         stopped = [w.events("stopped")[0]["at"] - at for w in job.workers.values()]
-    lost = bench.goes_on(settings, step)
+    lost = bench.resume(settings, step)
     must("(from" in lost and lost.startswith("nothing"), lost)
     return Outcome(f"both ended after step {step} by exit code 75", max(stopped), "both", lost)
 
@@ -166,7 +166,7 @@ def preempted(bench: Bench) -> Outcome:
 )
 def slow(bench: Bench) -> Outcome:
     with Job(Settings(slow={"1": 0.5})) as job:
-        lost = bench.trained_as_ever(job)
+        lost = bench.wait_for_reference_weights(job)
         steps = [event["at"] for event in job.workers[0].events("step")]
     each = (steps[-1] - steps[0]) / (len(steps) - 1)
     return Outcome(f"a step takes {each:.2f} s on both", lost=f"nothing: {lost}")
@@ -183,13 +183,13 @@ def late(bench: Bench) -> Outcome:
         job.until("the start", lambda: first.events("start"))
         at = time.monotonic()
         job.until("a word", lambda: "waiting for worker 1 at" in first.output, 30)
-        said = time.monotonic() - at
-        must(said < 8, f"it said so after {said:.0f} s only", job)
+        reported = time.monotonic() - at
+        must(reported < 8, f"it reported this after {reported:.0f} s only", job)
         text = next(line for line in first.output.splitlines() if "waiting for worker 1" in line)
-        time.sleep(max(0.0, 15 - said))
+        time.sleep(max(0.0, 15 - reported))
         job.workers[1] = job.start(1)
-        lost = bench.trained_as_ever(job)
-    return Outcome("they met and trained", said, f"worker 0: {text}", f"nothing: {lost}")
+        lost = bench.wait_for_reference_weights(job)
+    return Outcome("they met and trained", reported, f"worker 0: {text}", f"nothing: {lost}")
 
 
 @scenario(
@@ -209,7 +209,7 @@ def missing(bench: Bench, seconds: float = 10.0) -> Outcome:
 
 @scenario(
     "A second process with a worker's index, and one with the chief's, while the job trains",
-    "each newcomer ends and says so; the job goes on",
+    "each newcomer ends with an error; the job continues",
     45,
 )
 def twice(bench: Bench) -> Outcome:
@@ -223,6 +223,6 @@ def twice(bench: Bench) -> Outcome:
             found, text = error_of(newcomer, at, r"is running already|port \d+ is in use")
             seconds.append(found)
             texts.append(text)
-        lost = bench.trained_as_ever(job)
+        lost = bench.wait_for_reference_weights(job)
     happened = "both newcomers ended; the job trained on"
     return Outcome(happened, max(seconds), f"the newcomers: {texts[0]}", f"nothing: {lost}")

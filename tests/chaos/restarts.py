@@ -1,4 +1,4 @@
-"""Scenarios: workers that fail under the launcher, which starts them again."""
+"""Scenarios: workers that fail under the launcher, which restarts them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sys.exit(os.environ["TF_REDSYNC_RESTART"] != "{times}")
 
 
 class Launcher(Worker):
-    """`python -m tf_redsync.launch -n 2` with further words; it tells what its workers tell."""
+    """`python -m tf_redsync.launch -n 2` with further arguments; collects its workers' events."""
 
     def __init__(self, *words: str):
         command = [sys.executable, "-m", "tf_redsync.launch", "-n", "2", "--isolate", "no", *words]
@@ -35,26 +35,26 @@ class Launcher(Worker):
     def __exit__(self, *_) -> None:
         self.close()
 
-    def until(self, what: str, found: Callable[[], object], seconds: float = PATIENCE) -> None:
-        """Waits until `found()` is true, or it has ended."""
+    def until(self, goal: str, condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+        """Waits until `condition()` is true; raises if the launcher has ended before."""
         limit = time.monotonic() + seconds
-        while not found():
+        while not condition():
             if self.code is not None or time.monotonic() > limit:
-                raise Unexpected(f"{what}: exit code {self.code}\n{self.output[-3000:]}")
+                raise Unexpected(f"{goal}: exit code {self.code}\n{self.output[-3000:]}")
             time.sleep(0.01)
 
-    def until_said(self, text: str, seconds: float = PATIENCE) -> float:
-        """Waits for a line with a text; returns when it was there."""
+    def until_output(self, text: str, seconds: float = PATIENCE) -> float:
+        """Waits for a line that contains a text; returns the time."""
         self.until(text, lambda: text in self.output, seconds)
         return time.monotonic()
 
     def until_ended(self, seconds: float = PATIENCE) -> None:
-        """Waits for its end, which must be a good one."""
+        """Waits for its end, which must be without an error."""
         self.until("the end", lambda: self.code is not None, seconds)
         must(self.code == 0, f"exit code {self.code}:\n{self.output[-3000:]}")
 
     def steps(self, since: float = 0.0) -> list[dict]:
-        """What the workers told of their steps from some time on."""
+        """Step events of the workers after time `since`."""
         return [event for event in self.events("step") if event["at"] > since]
 
 
@@ -71,12 +71,12 @@ def restarted(bench: Bench, times: int = 3) -> Outcome:
     found, again, lost, since = [], [], [], 0.0
     with Launcher("--max-restarts", str(times), "--grace", "2", "--threads", "1", *ask) as launcher:
         for restart in range(1, times + 1):
-            wanted = 2 * bench.random.randrange(4, 15)
-            launcher.until("steps", lambda t=since, n=wanted: len(launcher.steps(t)) >= n)
+            count = 2 * bench.random.randrange(4, 15)
+            launcher.until("steps", lambda t=since, n=count: len(launcher.steps(t)) >= n)
             victim = launcher.events("start")[-1 - bench.random.randrange(2)]["pid"]
             os.kill(victim, signal.SIGKILL)
             at, reached = time.monotonic(), launcher.step
-            found.append(launcher.until_said(f"restart {restart} with") - at)
+            found.append(launcher.until_output(f"restart {restart} with") - at)
             since = time.monotonic()
             launcher.until("a step", lambda t=since: launcher.steps(t))
             first = launcher.steps(since)[0]
@@ -106,8 +106,9 @@ def thousand_restarts(bench: Bench, times: int = 1000) -> Outcome:
     script.write_text(_SCRIPT.format(times=times), encoding="utf-8")
     began, seen = time.monotonic(), []
     with Launcher("--max-restarts", str(times), "--grace", "0", str(script)) as launcher:
-        for restart in (times // 10, times - times // 10):  # after them it goes on for a while
-            launcher.until_said(f"restart {restart} with", 1200)
+        # the launcher continues for a while after both
+        for restart in (times // 10, times - times // 10):
+            launcher.until_output(f"restart {restart} with", 1200)
             seen.append(_size(launcher.process.pid))
         launcher.until_ended(1200)
     seconds = time.monotonic() - began
@@ -122,7 +123,7 @@ def thousand_restarts(bench: Bench, times: int = 1000) -> Outcome:
 
 
 def _size(process: int) -> tuple[int, int]:
-    """The fewest open files, and the least memory in KiB, within half a second or two attempts."""
+    """Minimum number of open files, and of memory in KiB, over half a second."""
     sizes = []
     for _ in range(50):
         status = Path(f"/proc/{process}/status").read_text(encoding="ascii")

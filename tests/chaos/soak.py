@@ -1,10 +1,10 @@
-"""Many steps on two workers: what a process has of the machine must stay what it was.
+"""Many steps on two workers: a process's threads, memory and open files must not grow.
 
     python -m tests.chaos.soak --steps 20000 --folder build/soak
     python -m tests.chaos.soak --folder build/soak --plot docs/images/soak.png
 
-It may be interrupted, also by SIGKILL, and started again: it goes on from its last checkpoint, with
-new processes. Progress and the time left are printed, all numbers are in FOLDER/log.jsonl.
+It may be interrupted, even by SIGKILL, and restarted: it resumes from its last checkpoint with new
+processes. Progress and the remaining time are printed, all numbers are in FOLDER/log.jsonl.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ PANELS = {
 
 
 def soak(steps: int, folder: Path) -> None:
-    """Trains, and notes what the workers tell."""
+    """Trains and records the workers' events."""
     directory = str(folder / "checkpoints")
     settings = Settings(
         steps=steps, epoch=EPOCH, watch=WATCH, pace=0.0, directory=directory, every=SAVES
     )
-    told, began = [0, 0], time.monotonic()
+    seen, began = [0, 0], time.monotonic()
     with Job(settings) as job, (folder / "log.jsonl").open("a", encoding="utf-8") as log:
         while any(worker.code is None for worker in job.workers.values()):
             time.sleep(1.0)
             for rank, worker in job.workers.items():
                 events = worker.events("watch")
-                for event in events[told[rank] :]:
+                for event in events[seen[rank] :]:
                     log.write(json.dumps(event) + "\n")
-                told[rank] = len(events)
+                seen[rank] = len(events)
             log.flush()
-            if told[0] and job.workers[0].events("watch"):
+            if seen[0] and job.workers[0].events("watch"):
                 show(job.workers[0].events("watch"), steps, began)
-        print(job.trained())
+        print(job.wait_for_end())
 
 
 def show(events: list[dict], steps: int, began: float) -> None:
-    """Prints how far it is, whenever that has changed by a twentieth."""
+    """Prints progress every twentieth."""
     first, last = events[0]["step"], events[-1]["step"]
     if last % (steps // 20) or show.__dict__.get("shown") == last:
         return
@@ -62,7 +62,7 @@ def show(events: list[dict], steps: int, began: float) -> None:
 
 
 def plot(log: Path, picture: Path) -> None:
-    """Draws the log."""
+    """Plots the log."""
     from matplotlib.figure import Figure
 
     events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -70,9 +70,9 @@ def plot(log: Path, picture: Path) -> None:
     axes = figure.subplots(2, 2, sharex=True)
     for axis, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
         for rank, style in ((0, "-"), (1, "--")):
-            mine = [event for event in events if event["rank"] == rank]
-            values = [event[name] * (1000 if name == "median" else 1) for event in mine]
-            axis.plot([event["step"] for event in mine], values, style, label=f"worker {rank}")
+            rows = [event for event in events if event["rank"] == rank]
+            values = [event[name] * (1000 if name == "median" else 1) for event in rows]
+            axis.plot([event["step"] for event in rows], values, style, label=f"worker {rank}")
         axis.set_title(title)
         axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
         axis.grid(alpha=0.3)
@@ -82,9 +82,9 @@ def plot(log: Path, picture: Path) -> None:
     figure.savefig(picture, dpi=110)
     for name in PANELS:
         for rank in (0, 1):
-            mine = [event[name] for event in events if event["rank"] == rank]
-            tenth = max(1, len(mine) // 10)
-            head, tail = sorted(mine[tenth : 2 * tenth]), sorted(mine[-tenth:])
+            rows = [event[name] for event in events if event["rank"] == rank]
+            tenth = max(1, len(rows) // 10)
+            head, tail = sorted(rows[tenth : 2 * tenth]), sorted(rows[-tenth:])
             print(f"worker {rank} {name}: {head[len(head) // 2]:.5g}, {tail[len(tail) // 2]:.5g}")
 
 

@@ -1,4 +1,4 @@
-"""Scenarios: disks, clocks, numbers, and workers that do not do the same."""
+"""Scenarios: disks, clocks, non-finite values, and workers that run different code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.chaos.training import EPOCH, Settings
 
 
 def newest(directory: Path) -> int:
-    """The step of the newest checkpoint, all of whose files must be as they were written."""
+    """The step of the newest checkpoint, after verifying all of its files."""
     from tf_redsync.state.checkpoint_store import Store
 
     store = Store(directory)
@@ -32,7 +32,7 @@ def newest(directory: Path) -> int:
 
 
 def fill(disk: Path) -> None:
-    """Leaves no room on a small disk."""
+    """Fills a small disk."""
     with open(disk / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -53,7 +53,7 @@ def _disk(bench: Bench, spoil, mend, word: str) -> Outcome:
             text = text.partition("; worker ")[0]
             step = first.step
             mend(disk)
-            lost = bench.trained_as_ever(job)
+            lost = bench.wait_for_reference_weights(job)
         end = newest(disk / "run")
         must(end == settings.steps, f"the newest checkpoint is of step {end}")
     happened = (
@@ -65,7 +65,7 @@ def _disk(bench: Bench, spoil, mend, word: str) -> Outcome:
 
 @scenario(
     "The disk becomes full while checkpoints are saved",
-    "a warning on each save that fails; the last checkpoint stays usable, training goes on, and "
+    "a warning on each save that fails; the last checkpoint stays usable, training continues, and "
     "saves again once there is room",
     60,
     no_mounts,
@@ -76,7 +76,7 @@ def full_disk(bench: Bench) -> Outcome:
 
 @scenario(
     "The directory of checkpoints becomes read-only",
-    "a warning on each save that fails; the last checkpoint stays usable, training goes on, and "
+    "a warning on each save that fails; the last checkpoint stays usable, training continues, and "
     "saves again once it may",
     60,
     no_mounts,
@@ -119,9 +119,9 @@ def clock_jumps(bench: Bench) -> Outcome:
         steps=60, pace=0.05, directory=directory, clocks={"0": [12, 1.0], "1": [18, -1.0]}
     )
     with Job(settings) as job:
-        lost = bench.trained_as_ever(job)
+        lost = bench.wait_for_reference_weights(job)
     must(newest(Path(directory)) == settings.steps, "the end was not saved")
-    return Outcome("training and saves went on", lost=f"nothing: {lost}")
+    return Outcome("training and saves continued", lost=f"nothing: {lost}")
 
 
 @scenario(
@@ -133,7 +133,7 @@ def nan_storm(bench: Bench) -> Outcome:
     bad = tuple(sorted(bench.random.sample(range(EPOCH), EPOCH // 2)))
     settings = Settings(steps=60, bad_steps=bad)
     with Job(settings) as job:
-        end = job.trained()
+        end = job.wait_for_end()
     must(end["skipped"] == 3 * len(bad), f"{end['skipped']} steps were skipped of {3 * len(bad)}")
     happened = f"{end['skipped']} of {settings.steps} steps were skipped on both; equal weights"
     return Outcome(happened, lost="the bad steps; see test_skipped_steps: they leave no trace")
@@ -175,12 +175,12 @@ def chief_only(bench: Bench) -> Outcome:
         return _refused(job, "evaluate", "both", "fault")
 
 
-def _refused(job: Job, pattern: str, who: str, since: str) -> Outcome:
-    """Both workers end by an error with a line like `pattern`."""
+def _refused(job: Job, pattern: str, by: str, since: str) -> Outcome:
+    """Both workers end with an error whose text has a line like `pattern`."""
     job.until_ended()
     at = max(e[0]["at"] for w in job.workers.values() if (e := w.events(since)))
     found, text = max(error_of(worker, at, pattern) for worker in job.workers.values())
     step = max(worker.step for worker in job.workers.values())
     return Outcome(
-        "both ended by an error", found, f"{who}: {text}", f"the run ends, in step {step}"
+        "both ended by an error", found, f"{by}: {text}", f"the run ends, in step {step}"
     )

@@ -1,4 +1,4 @@
-"""The sharpest failures on every commit, in one job and its restart; all of them with `--deep`."""
+"""The most severe failures in one job and its restart; `--deep` runs all scenarios."""
 
 import random
 
@@ -16,29 +16,29 @@ IN_SHORT = {"bad_day", "missing"}
 @pytest.fixture
 def bench(tmp_path):
     seed = random.SystemRandom().randrange(10**6)
-    print(f"seed {seed}")  # shown where it fails
+    print(f"seed {seed}")  # shown if the test fails
     return Bench(seed, tmp_path)
 
 
-def test_a_bad_day_is_survived(bench):
+def test_job_survives_bad_day(bench):
     together.bad_day(bench)
 
 
-def test_a_missing_worker_is_named(bench):
+def test_missing_worker_is_named(bench):
     processes.missing(bench, 3.0)
 
 
 @pytest.mark.deep  # 50 minutes
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in IN_SHORT])
-def test_failures_are_survived_or_found(name, bench):
+def test_scenario_has_expected_outcome(name, bench):
     scenario = SCENARIOS[name]
     if scenario.missing():
         pytest.skip(scenario.missing())
     scenario.run(bench)
 
 
-def test_the_table_names_what_was_not_played():
+def test_table_lists_scenarios_not_played():
     note = {"passed": False, "happened": "a | b", "found": 1.26, "by": "", "lost": ""}
     lines = chaos.table([{"name": "late", **note}]).splitlines()
     (late,) = [line for line in lines if line.startswith("| A late worker")]
@@ -54,7 +54,7 @@ def checksum(segment):
     return total
 
 
-def test_a_changed_packet_keeps_its_checksum():
+def test_corrupted_packet_keeps_checksum():
     payload = random.Random(0).randbytes(1000)
     ip = bytes([0x45, *([0] * 8), 6, *([0] * 10)])
     frame = bytes(14) + ip + bytes([*([0] * 12), 0x50, *([0] * 7)]) + payload

@@ -17,8 +17,8 @@ PAUSE = 2.0  # seconds
 @scenario(
     "A bad day: NaNs on one worker, clocks that jump, SIGSTOP for 2 s, a second worker 1, a full "
     "disk, and then SIGKILL of all",
-    "training goes on through all but the last, and after that from the last checkpoint, to the "
-    "bits of a run in which there are but the NaNs",
+    "training continues through all but the last, then resumes from the last checkpoint and ends "
+    "with the bits of a run with only the NaNs",
     60,
 )
 def bad_day(bench: Bench) -> Outcome:
@@ -55,5 +55,5 @@ def bad_day(bench: Bench) -> Outcome:
             job.until_ended()
             step = max(worker.step for worker in job.workers.values())
         must(step < settings.steps - 1, f"it was killed in step {step} only, after its end")
-        lost = bench.goes_on(settings, step)
+        lost = bench.resume(settings, step)
     return Outcome(f"all was survived; killed in step {step}", lost=lost)

@@ -1,7 +1,7 @@
-"""A training to practise failures on: small, slow where it is asked to, and it tells where it is.
+"""The training of the scenarios: small, slow on request, reports every step.
 
-Runs inside the workers, as a script: `training.py SETTINGS`. It tells by lines of its output,
-each with the time by the clock that all processes of the machine share.
+Runs inside the workers, as a script: `training.py SETTINGS`. It reports events as lines of its
+output, each with the time by the clock that all processes of the machine share.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if __name__ == "__main__":
 from benchmarks.relay import enter_namespace
 
 MARK = "CHAOS "
-WIDTH, BATCH = 12, 8  # BATCH rows in a step, of all workers together
+WIDTH, BATCH = 12, 8  # BATCH: rows per step, of all workers together
 EPOCH = 20  # steps
 _DAY = datetime.timedelta(days=1).total_seconds()
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What to train, and what goes wrong inside of a worker.
+    """The training and the failures inside of a worker.
 
     Attributes:
-        steps: In all, a multiple of `epoch`.
+        steps: Total steps, a multiple of `epoch`.
         epoch: Steps of an epoch.
-        watch: After how many steps to tell of threads, memory, open files and the time of a step;
-            0 for never. Then nothing is told of the steps.
-        pace: Seconds that a step takes longer than it has to.
-        directory: Where checkpoints are; "" for none.
-        every: Steps between two of them.
+        watch: Steps between reports of threads, memory, open files and step time; 0 for never. If
+            set, single steps are not reported.
+        pace: Seconds added to each step.
+        directory: Directory of checkpoints; "" for none.
+        every: Steps between two checkpoints.
         strategy: Arguments of the strategy.
-        namespaces: By rank, the network namespace to move into.
-        bad_steps: Of each epoch, in which the data of `bad_rank` are not numbers.
+        namespaces: By rank, the network namespace to enter.
+        bad_steps: Steps of each epoch in which the data of `bad_rank` are NaN.
         bad_rank: See `bad_steps`.
         slow: By rank, seconds that each step takes in addition to `pace`.
         clocks: By rank, the step at which the wall clock jumps, and by how many days.
@@ -74,7 +74,7 @@ class Settings:
 
 
 def tell(kind: str, **values) -> None:
-    """Writes one line that `job.py` understands."""
+    """Writes one event line for `job.py`."""
     event = {"kind": kind, "at": time.monotonic(), **values}
     os.write(1, (f"\n{MARK}{json.dumps(event)}\n").encode())
 
@@ -93,12 +93,12 @@ def data(settings: Settings, workers: int):
     batches = tf.data.Dataset.from_tensor_slices((x, y))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    options.autotune.enabled = False  # its end may take a minute when there was an error
+    options.autotune.enabled = False  # otherwise its end may take a minute after an error
     return batches.with_options(options)
 
 
 def digest(model) -> str:
-    """A hash of all weights, bit by bit."""
+    """Hash of the bits of all weights."""
     import numpy as np
 
     bits = b"".join(np.asarray(w).tobytes() for w in model.get_weights())
@@ -106,14 +106,14 @@ def digest(model) -> str:
 
 
 def jump_clock(days: float) -> None:
-    """Changes what Python's wall clock says from now on."""
+    """Shifts Python's wall clock from now on."""
     seconds, nanoseconds, offset = time.time, time.time_ns, days * _DAY
     time.time = lambda: seconds() + offset
     time.time_ns = lambda: nanoseconds() + int(offset * 1e9)
 
 
-def used() -> dict:
-    """What this process has of the machine."""
+def resources() -> dict:
+    """Threads, memory and open files of this process."""
     with open("/proc/self/status", encoding="ascii") as file:
         status = dict(line.split(":", 1) for line in file)
     kib = int(status["VmRSS"].split()[0])
@@ -122,7 +122,7 @@ def used() -> dict:
 
 
 def keep_states(settings: Settings, rank: int, model) -> None:
-    """Writes this worker's state, and as the chief those in the checkpoint that all restored."""
+    """Writes this worker's restored state; the chief also copies the checkpoint's states."""
     import numpy as np
 
     exchange = model.optimizer.exchange
@@ -138,13 +138,13 @@ def keep_states(settings: Settings, rank: int, model) -> None:
 
 
 def callbacks(settings: Settings, rank: int, model):
-    """What tells of each step, and what goes wrong."""
+    """Callbacks that report each step and inject failures."""
     import keras
     import numpy as np
 
     import tf_redsync as rs
 
-    class Tells(keras.callbacks.Callback):
+    class ReportSteps(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
             if settings.states:
                 keep_states(settings, rank, model)
@@ -161,7 +161,7 @@ def callbacks(settings: Settings, rank: int, model):
             if settings.brake and os.path.exists(settings.brake):
                 time.sleep(1.0)
 
-    class Watches(keras.callbacks.Callback):
+    class ReportResources(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
             self.times = []
 
@@ -172,17 +172,23 @@ def callbacks(settings: Settings, rank: int, model):
             self.times.append(time.perf_counter() - self.began)
             step = int(model.optimizer.exchange.step.numpy())
             if step % settings.watch == 0:
-                tell("watch", rank=rank, step=step, **used(), median=float(np.median(self.times)))
+                tell(
+                    "watch",
+                    rank=rank,
+                    step=step,
+                    **resources(),
+                    median=float(np.median(self.times)),
+                )
                 self.times = []
 
-    class Alone(keras.callbacks.Callback):
+    class EvaluateAlone(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             tell("fault")
             model.evaluate(data(settings, 1).take(2), verbose=0)
 
-    found = [Watches() if settings.watch else Tells()]
+    found = [ReportResources() if settings.watch else ReportSteps()]
     if settings.chief_only and rank == 0:
-        found.append(Alone())
+        found.append(EvaluateAlone())
     if settings.directory:
         found.append(rs.callbacks.Checkpoint(settings.directory, every=settings.every))
     return found
@@ -199,7 +205,7 @@ def train(settings: Settings, rank: int, workers: int) -> None:
     tell("met")
     keras.utils.set_random_seed(7)
     with strategy.scope():
-        # Without a bias: a large one would be all-reduced, which has no checksum.
+        # Without a bias: a large one would be all-reduced, without a checksum.
         hidden = keras.layers.Dense(settings.units, activation="relu", use_bias=False)
         layers = [keras.layers.Input([WIDTH]), hidden]
         model = keras.Sequential([*layers, keras.layers.Dense(1)])
