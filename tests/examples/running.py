@@ -1,4 +1,4 @@
-"""Runs a script of examples/ on worker processes, which are forks of one with all imports."""
+"""Runs a script of examples/ on worker processes, forked from one with all imports."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ def run_example(name, *flags, workers=2, env=None, timeout=120, code=0):
     """Runs examples/NAME.py.
 
     Args:
-        name: Of the script, without its ending.
+        name: Name of the script, without its extension.
         *flags: Its command line.
         workers: Number of worker processes.
-        env: Variables beside those of all tests. Each set of them costs the imports once.
+        env: Additional environment variables. Each distinct set repeats the imports once.
         timeout: Seconds until the workers are ended, for a fast machine; see `tests/patience.py`.
-        code: The exit code that it should end with.
+        code: The expected exit code.
 
     Returns:
         The output of each worker.

@@ -1,7 +1,7 @@
-"""The recipes of examples/cluster: what can be started here is, the rest is held against schemas.
+"""Recipes of examples/cluster: runs those that can run here, checks the others against schemas.
 
-SLURM's, Kubernetes's and compose's are played in tests/distributed/test_schedulers.py. Ray's runs
-for real where Ray is installed.
+tests/distributed/test_schedulers.py simulates SLURM, Kubernetes and compose. Ray's recipe runs
+where Ray is installed.
 """
 
 import json
@@ -43,7 +43,7 @@ def start(script, folder, **env):
     )  # fmt: skip
 
 
-def test_a_worker_is_started_by_hand_on_each_machine(tmp_path):
+def test_manual_start_on_each_machine(tmp_path):
     addresses = "10.0.0.1:12345 10.0.0.2:12345"
     jobs = [start("tf_config.sh", tmp_path, WORKERS=addresses, INDEX=str(i)) for i in range(2)]
     for index, job in enumerate(jobs):
@@ -54,7 +54,7 @@ def test_a_worker_is_started_by_hand_on_each_machine(tmp_path):
     assert job.returncode == 1 and "the number of the worker on this machine" in out
 
 
-def test_workers_are_started_over_ssh(tmp_path):
+def test_start_over_ssh(tmp_path):
     ssh = tmp_path / "ssh"
     ssh.write_text(FAKE)
     ssh.chmod(0o755)
@@ -69,7 +69,7 @@ RECIPES = ("kubernetes.yaml", "jobset.yaml", "trainjob.yaml")
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_pods_are_those_of_an_indexed_job(name):
+def test_pods_match_indexed_job(name):
     job, _, subdomain = indexed_job(name)
     kubernetes_validate.validate(job, "1.31", strict=True)
     spec, template = job["spec"], job["spec"]["template"]["spec"]
@@ -86,7 +86,7 @@ def test_the_pods_are_those_of_an_indexed_job(name):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_service_of_kubernetes_finds_the_pods():
+def test_kubernetes_service_selects_pods():
     service = documents("kubernetes.yaml")["Service"]
     kubernetes_validate.validate(service, "1.31", strict=True)
     job, _, subdomain = indexed_job("kubernetes.yaml")
@@ -95,7 +95,7 @@ def test_the_service_of_kubernetes_finds_the_pods():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_pods_of_an_elastic_job_meet_at_their_rendezvous():
+def test_pods_of_elastic_job_use_its_rendezvous():
     parts = list(yaml.safe_load_all((CLUSTER / "kubernetes-elastic.yaml").read_text()))
     for part in parts:
         kubernetes_validate.validate(part, "1.31", strict=True)
@@ -117,17 +117,17 @@ def test_the_pods_of_an_elastic_job_meet_at_their_rendezvous():
 
 
 @pytest.mark.parametrize("name", RECIPES[1:])
-def test_custom_resources_are_those_of_their_definitions(name):
+def test_custom_resources_match_definitions(name):
     definitions = json.loads(Path(__file__).with_name("custom_resources.json").read_text())
     for kind, resource in documents(name).items():
         assert resource["apiVersion"] == definitions[kind]["apiVersion"]
         validator = jsonschema.Draft202012Validator(definitions[kind]["schema"])
         validator.validate(resource)
-        resource["spec"]["replicas"] = 2  # no field of theirs
+        resource["spec"]["replicas"] = 2  # unknown to their schema
         assert not validator.is_valid(resource)
 
 
-def test_the_services_of_compose_are_the_workers():
+def test_compose_services_are_workers():
     services = yaml.safe_load((CLUSTER / "compose.yaml").read_text())["services"]
     for index, (name, service) in enumerate(services.items()):
         config = json.loads(service["environment"]["TF_CONFIG"])
@@ -141,14 +141,14 @@ def test_the_services_of_compose_are_the_workers():
 
 
 def parsed(command):
-    """What the launcher makes of a container's command."""
+    """The launcher's arguments parsed from a container's command."""
     assert command[:2] == ["tf-redsync", "launch"]
     parser = Parser()
     launch.COMMAND.configure(parser)
     return parser.parse_args(command[2:])
 
 
-def test_the_pages_lead_to_these_recipes():
+def test_pages_link_recipes():
     page = (ROOT / "docs" / "launching.md").read_text()
     for name in ("slurm.sbatch", *RECIPES):
         assert f"](../examples/cluster/{name})" in page

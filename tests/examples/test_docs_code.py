@@ -1,10 +1,10 @@
-"""Python blocks of the pages in docs/ run as they stand, on two workers.
+"""Python blocks of the pages in docs/ run unchanged, on two workers.
 
-A comment above a block says so: `<!-- run -->`, among the blocks of its page and with what a how-to
-page takes for granted (`Given`); `<!-- run: two workers -->`, a script of its own; `<!-- run: after
-X -->`, as `<!-- run -->`, in names of its own; `<!-- not run: reason -->`. Of a diff the new side
-runs, with `<!-- run: both sides of X -->` the old one, too. Others are fragments: test_readme.py
-looks whether the names and arguments in them exist.
+A comment above a block selects how it runs: `<!-- run -->`, after the other blocks of its page and
+with the names that a how-to page presupposes (`Given`); `<!-- run: two workers -->`, as a separate
+script; `<!-- run: after X -->`, as `<!-- run -->`, in a namespace of its own; `<!-- not run: reason
+-->`. The new side of a diff runs, and with `<!-- run: both sides of X -->` the old one too. Other
+blocks are fragments: test_readme.py checks that their names and arguments exist.
 """
 
 import ast
@@ -16,7 +16,7 @@ import pytest
 from tests.deep import DEEP
 from tests.distributed.cluster import run_workers
 
-SHORT = ("first-script.md", "custom-loops.md")  # the other pages with --deep
+SHORT = ("first-script.md", "custom-loops.md")  # `--deep` runs the other pages
 ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(
     r"^<!-- (run|not run)(?:: ([^>]*))? -->\n```(python|diff)\n(.*?)^```$", re.M | re.S
@@ -24,7 +24,7 @@ _BLOCK = re.compile(
 
 
 def marked():
-    """Page, kind, and text of each block that is marked to be run."""
+    """Page, kind, and text of each block that is marked to run."""
     found = []
     for path in sorted((ROOT / "docs").rglob("*.md")):
         for mark, kind, language, text in _BLOCK.findall(path.read_text(encoding="utf-8")):
@@ -41,7 +41,7 @@ def side(diff, sign):
     return "".join(f"{line[1:]}\n" for line in lines)
 
 
-def test_marks_are_understood():
+def test_marks_are_valid():
     text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     marks = re.findall(r"^<!-- (?:not )?run\b.*$", text, flags=re.M)
     assert len(marks) == len(_BLOCK.findall(text)) >= 15
@@ -59,7 +59,7 @@ def test_both_sides_of_a_diff_are_python():
 
 
 class Given(dict):
-    """Names that a page takes for granted, made when a block first asks for them."""
+    """Names that a page presupposes, created when a block first uses them."""
 
     def __init__(self, strategy):
         import keras
@@ -87,13 +87,13 @@ class Given(dict):
 
 
 def run_pages(blocks):
-    """Run the blocks: the script first, since it makes the strategy."""
+    """Run the blocks: the script first, since it creates the strategy."""
     import os
     import tempfile
 
     import numpy as np
 
-    os.chdir(tempfile.mkdtemp())  # for what they save
+    os.chdir(tempfile.mkdtemp())  # for files that they save
     blocks = sorted(blocks, key=lambda block: block[1] != "two workers")
     script = {}
     exec(blocks[0][2].replace("epochs=5", "epochs=1"), script)
@@ -114,7 +114,7 @@ def run_pages(blocks):
     }
     import tf_redsync as rs
 
-    rs.MultiWorkerMirroredStrategy = lambda: strategy  # a process has one
+    rs.MultiWorkerMirroredStrategy = lambda: strategy  # a process has only one
     spaces = {}
     for page, kind, text in blocks[1:]:
         names = spaces.setdefault((page, kind), Given(strategy))
@@ -126,17 +126,17 @@ def run_pages(blocks):
 
 
 @pytest.mark.distributed
-def test_blocks_run_and_the_first_script_does_what_its_page_says():
+def test_blocks_run_and_first_script_matches_its_page():
     blocks = [block for block in marked() if DEEP or block[0] in SHORT]
     workers = run_workers(run_pages, args=(blocks,), timeout=250)
     for rank, worker in enumerate(workers):
         assert worker["ran"] == len(blocks)
         assert (worker["rank"], worker["workers"]) == (rank, 2)
-        # "The batch is global": 64, of which each worker gets a half; the last one is shorter.
+        # "The batch is global": 64, half for each worker; the last one is shorter.
         assert set(worker["sizes"][:-1]) == {32}
         assert worker["saved"] == (rank == 0) and worker["checkpoint"]
         assert 0 < worker["sent"] < 40_000 < 4 * 150_000
-    # "Sharding": together the workers see every example once.
+    # "Sharding": the workers together see every example once.
     seen = [row.tobytes() for worker in workers for row in worker["rows"]]
     assert sorted(seen) == sorted(row.tobytes() for row in workers[0]["all"])
     assert workers[0]["accuracy"] == workers[1]["accuracy"]

@@ -1,4 +1,4 @@
-"""The examples that train by `fit`, on two worker processes, with little data and few steps."""
+"""The examples that use `fit`, on two worker processes, with little data and few steps."""
 
 import importlib.util
 import pickle
@@ -45,7 +45,7 @@ def cifar_at(folder, examples=16):
 
 
 def needs(package):
-    """Skips without a library whose examples are optional: KerasHub brings tensorflow-text."""
+    """Skips if an optional library is missing: KerasHub requires tensorflow-text."""
     name = package.replace("-", "_")
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{package} is not installed: pip install {package}")
@@ -60,7 +60,7 @@ def text_at(folder):
 
 
 @pytest.mark.deep
-def test_mnist_goes_on_where_it_was(tmp_path):
+def test_mnist_resumes(tmp_path):
     mnist_at(tmp_path)
     flags = [f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--batch_size=8"]
     first, second = run_example("mnist", *flags, "--epochs=1")
@@ -70,7 +70,7 @@ def test_mnist_goes_on_where_it_was(tmp_path):
     assert "Epoch 2/2" in first and "Epoch 1/2" not in first
 
 
-def test_a_wrong_flag_is_answered_before_workers_wait(tmp_path):
+def test_invalid_flag_raises_before_workers_wait(tmp_path):
     for output in run_example("mnist", "--exchange=RedSnyc", code=1):
         assert "Did you mean RedSync?" in output and "Traceback" not in output
 
@@ -114,7 +114,7 @@ print(sorted(set(begins)))
 """
 
 
-def test_streams_go_on_in_each_replica_of_a_worker(tmp_path):
+def test_streams_resume_in_each_replica(tmp_path):
     (tmp_path / "streams.py").write_text(STREAMS)
     (output,) = run_example(tmp_path / "streams", workers=1)
     assert "[0, 12, 24, 36, 48, 60, 72, 84]" in output
@@ -130,7 +130,7 @@ def test_transformer(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "window"), [("transformer", 200), ("language_model", 60)])
-def test_a_text_too_short_to_test_with_is_refused_before_training(tmp_path, name, window):
+def test_short_text_raises_before_training(tmp_path, name, window):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 40)
     flags = [f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--batch_size=1"]
     for output in run_example(name, *flags, f"--window={window}", code=1):
@@ -163,7 +163,7 @@ def test_recommender(tmp_path):
     for output in run_example("recommender", *flags, code=1):
         assert "--data_dir must hold either u.data or ratings.dat" in output
     rows = [row.replace("\t", "::").replace("::5::", "::4.5::") for row in rows]
-    (tmp_path / "ratings.dat").write_text("".join(rows))  # as that of MovieLens 10M
+    (tmp_path / "ratings.dat").write_text("".join(rows))  # as in MovieLens 10M
     flags[1] = f"--run_dir={tmp_path / 'halves'}"
     first, _ = run_example("recommender", *flags, "--batch_size=16", "--width=8")
     assert "val_rmse" in first
@@ -177,7 +177,7 @@ def test_hub_lora(tmp_path):
         "hub_lora", f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", *flags
     )
     whole, lora = re.findall(r"== \w+: ([\d,]+) of [\d,]+ weights learn", first)
-    # Of two layers the queries and the values: [width, heads, rank], [rank, width / heads], biases.
+    # Queries and values of two layers: [width, heads, rank], [rank, width / heads], biases.
     assert int(lora.replace(",", "")) == 4 * (16 * 4 * 2 + 2 * 4 + 16) < int(whole.replace(",", ""))
     assert first.count("6/6") == 2 and first.count("compression_ratio") == 2
 
@@ -209,7 +209,7 @@ def test_public_layouts_are_read(tmp_path, datasets):
         datasets.text(str(tmp_path / "two"))
 
 
-def test_data_at_hand(datasets):
+def test_local_data_is_used(datasets):
     (x, y), (x_test, y_test) = datasets.cifar10()
     assert x.shape == (1438, 32, 32, 3) and x.dtype == np.uint8 and x_test.shape[0] == 359
     assert set(y) == set(y_test) == set(range(10))
@@ -217,7 +217,7 @@ def test_data_at_hand(datasets):
     assert len(train) > 400_000 and len(test) > 40_000 and " the " in test
 
 
-def test_every_example_is_in_the_list():
+def test_list_contains_every_example():
     page = (ROOT / "examples" / "README.md").read_text()
     others = {"datasets.py", "quickstart.py"}
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")} - others

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own trains on two workers, natively; all of it: --deep."""
+"""The installed wheel trains on two workers with native ops; `--deep` tests more versions."""
 
 import importlib.util
 import subprocess
@@ -42,11 +42,11 @@ def check(*arguments, limit):
     assert "all as it should be" in run.stdout
 
 
-def test_the_wheel_beside_this_tensorflow():
+def test_wheel_with_installed_tensorflow():
     check("--this", limit=280)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(3600)
-def test_wheel_and_sdist_beside_old_and_new_tensorflows():
+def test_wheel_and_sdist_with_old_and_new_tensorflow():
     check(limit=3500)

@@ -8,10 +8,10 @@ import pytest
 
 from tests.patience import PATIENCE
 
-HOW = "a Jupyter kernel is missing: pip install -e .[test], as tests/run.sh does"
-nbclient = pytest.importorskip("nbclient", reason=HOW)
-nbformat = pytest.importorskip("nbformat", reason=HOW)
-pytest.importorskip("ipykernel", reason=HOW)
+INSTALL_HINT = "a Jupyter kernel is missing: pip install -e .[test], as tests/run.sh does"
+nbclient = pytest.importorskip("nbclient", reason=INSTALL_HINT)
+nbformat = pytest.importorskip("nbformat", reason=INSTALL_HINT)
+pytest.importorskip("ipykernel", reason=INSTALL_HINT)
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,12 +23,12 @@ def cells():
 
 
 def printed(cell):
-    """Text of a cell's output; a kernel may divide it."""
+    """Text of a cell's output, which a kernel may split."""
     assert {o.output_type for o in cell.outputs} == {"stream"}
     return "".join(o.text for o in cell.outputs if o.name == "stdout")
 
 
-def test_it_is_committed_without_outputs():
+def test_notebook_has_no_outputs():
     book, _ = cells()
     nbformat.validate(book)
     code = [cell for cell in book.cells if cell.cell_type == "code"]
@@ -36,7 +36,7 @@ def test_it_is_committed_without_outputs():
     assert not any(cell.outputs or cell.execution_count for cell in code)
 
 
-def test_it_trains(tmp_path, monkeypatch):
+def test_notebook_trains(tmp_path, monkeypatch):
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("PYTHONPATH", path)
     book, by_id = cells()

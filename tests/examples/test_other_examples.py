@@ -1,4 +1,4 @@
-"""Each example trains on two workers, as it stands but for the length; some go on afterwards."""
+"""Each example trains on two workers, unchanged except for the length; some also resume."""
 
 import importlib.util
 import re
@@ -25,25 +25,25 @@ def losses(output):
 
 def test_custom_loop(tmp_path):
     first, second = run_example("custom_loop", f"--run_dir={tmp_path}", "--epochs=1")
-    assert len(losses(first)) == 1 and not losses(second)  # worker 0 shows the progress
+    assert len(losses(first)) == 1 and not losses(second)  # worker 0 prints progress
     assert numbers(r"compression_ratio: ([\d.]+)", first)[-1] > 10
     assert (tmp_path / "worker-1.jsonl").exists()
 
 
 @pytest.mark.deep
-def test_custom_loop_goes_on(tmp_path):
+def test_custom_loop_resumes(tmp_path):
     first, _ = run_example("custom_loop", f"--run_dir={tmp_path}", "--epochs=1")
     longer, _ = run_example("custom_loop", f"--run_dir={tmp_path}", "--epochs=3")
     assert "goes on after epoch 1" in longer and re.findall(r"Epoch (\d)", longer) == ["2", "3"]
     assert losses(longer)[-1] < 0.8 * losses(first)[0]
-    # What workers have differs by more than the save in which they were stopped.
+    # Workers' individual state includes steps after the save in which they were stopped.
     shutil.rmtree(tmp_path / "checkpoints" / "worker-1")
     outputs = run_example("custom_loop", f"--run_dir={tmp_path}", code=1)
     assert all("the newest epochs are [3 0]" in output for output in outputs)
 
 
 @pytest.mark.deep
-def test_custom_loop_that_was_stopped_is_one_that_was_not(tmp_path):
+def test_stopped_custom_loop_equals_uninterrupted_one(tmp_path):
     straight, _ = run_example("custom_loop", f"--run_dir={tmp_path / 'a'}", "--epochs=3")
     run = [f"--run_dir={tmp_path / 'b'}"]
     run_example("custom_loop", *run, "--epochs=1")
@@ -82,7 +82,7 @@ def test_gan(tmp_path):
 
 
 @pytest.mark.deep
-def test_gan_that_was_stopped_is_one_that_was_not(tmp_path):
+def test_stopped_gan_equals_uninterrupted_one(tmp_path):
     pictures = []
     for name, stops in (("straight", [4]), ("stopped", [2, 4])):
         for epochs in stops:
@@ -92,7 +92,7 @@ def test_gan_that_was_stopped_is_one_that_was_not(tmp_path):
 
 
 def checksums(outputs, phase):
-    """Of the frozen weights before and after, and of all: what both workers say."""
+    """Hashes of the frozen weights before and after, and of all; equal on both workers."""
     line = rf"{phase}: checksum of frozen weights (\w+) before, (\w+) after, of all (\w+)"
     first, second = (re.search(line, output).groups() for output in outputs)
     assert first == second
@@ -114,7 +114,7 @@ def test_finetune(tmp_path, rank):
     run = [f"--run_dir={tmp_path}", "--head_epochs=1", "--epochs=1", f"--lora={rank}"]
     outputs = run_example("finetune", *run, timeout=240)
     before, after, _ = checksums(outputs, "backbone")
-    assert before != after  # statistics: here nothing is frozen
+    assert before != after  # statistics: nothing is frozen here
     ends = [checksums(outputs, phase) for phase in ("head", "lora" if rank else "whole")]
     assert all(before == after for before, after, _ in ends) and ends[0][2] != ends[1][2]
     learn = re.findall(r"([\d,]+) of [\d,]+ weights learn", outputs[0])
@@ -124,7 +124,7 @@ def test_finetune(tmp_path, rank):
 
 
 @pytest.mark.deep
-def test_finetune_with_a_folder_of_images_and_a_file_of_weights(tmp_path):
+def test_finetune_with_image_folder_and_weights_file(tmp_path):
     rng = np.random.default_rng(0)
     for label, name in enumerate(["dark", "light"]):
         (tmp_path / "images" / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What README.md and CONTRIBUTING.md show exists: code parses; names, flags and files are real."""
+"""README.md and CONTRIBUTING.md are valid: code parses; names, flags and files exist."""
 
 import ast
 import importlib.util
@@ -66,8 +66,8 @@ def dotted(node):
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
 
 
-def changed(block):
-    """The script that a diff leads to."""
+def new_side(block):
+    """The new side of a diff."""
     kept = [line[1:] for line in block.splitlines() if not line.startswith("-")]
     return "\n".join(kept) + "\n"
 
@@ -81,8 +81,8 @@ def test_pages_have_code():
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))
 
 
-def named(name):
-    """What a page calls `rs.TopK` or `tf_redsync.TopK`; None for names of others."""
+def resolve(name):
+    """The object that a page names `rs.TopK` or `tf_redsync.TopK`; None for other names."""
     first, _, rest = (name or "").partition(".")
     if first not in ("rs", "tf_redsync") or not rest:
         return None
@@ -93,14 +93,14 @@ def named(name):
 
 
 @loop("page", [*PAGES, *DOCS])
-def test_python_blocks_use_what_exists(page):
-    for block in [*blocks(page, "python"), *map(changed, blocks(page, "diff"))]:
+def test_python_blocks_use_existing_names(page):
+    for block in [*blocks(page, "python"), *map(new_side, blocks(page, "diff"))]:
         for node in ast.walk(ast.parse(block)):
-            named(dotted(node))
-            function = named(dotted(node.func)) if isinstance(node, ast.Call) else None
+            resolve(dotted(node))
+            function = resolve(dotted(node.func)) if isinstance(node, ast.Call) else None
             if function is not None:
                 # Raises TypeError for an argument that does not exist.
-                keywords = {k.arg: None for k in node.keywords if k.arg}  # ** is anything
+                keywords = {k.arg: None for k in node.keywords if k.arg}  # ** may hold any argument
                 inspect.signature(function).bind(*[None] * len(node.args), **keywords)
 
 
@@ -124,13 +124,13 @@ def test_commands_name_existing_scripts_modules_and_flags(page):
 
 
 @loop("page", [*PAGES, "CHANGELOG.md", *DOCS])
-def test_links_lead_somewhere(page):
+def test_links_are_valid(page):
     for target in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text()):
         if not target.startswith("https://"):
             assert (ROOT / page).parent.joinpath(target).exists(), target
 
 
-def test_the_table_of_the_readme_is_one_of_the_quickstart():
+def test_readme_table_has_format_of_quickstart():
     path = ROOT / "examples/quickstart.py"
     spec = importlib.util.spec_from_file_location("quickstart", path)
     quickstart = importlib.util.module_from_spec(spec)
@@ -152,8 +152,8 @@ def test_the_table_of_the_readme_is_one_of_the_quickstart():
         assert run["ratio"] == round(runs["dense"]["bytes_per_step"] / run["bytes_per_step"], 1)
 
 
-# Runs a block of the README; what the block leaves to the reader is made when it is first named,
-# since nothing may use TensorFlow before the strategy exists.
+# Runs a block of the README. Names that the block leaves undefined are created on first use, since
+# nothing may use TensorFlow before the strategy exists.
 _RUN_BLOCK = """
 import pathlib, sys
 import numpy as np
@@ -215,8 +215,8 @@ def run_python(code, cwd, *arguments):
 
 
 @pytest.mark.distributed
-def test_the_first_example_runs_as_it_stands(tmp_path):
-    (tmp_path / "block.py").write_text(changed(blocks("README.md", "diff")[0]))
+def test_first_example_runs_unchanged(tmp_path):
+    (tmp_path / "block.py").write_text(new_side(blocks("README.md", "diff")[0]))
     (tmp_path / "run.py").write_text(_RUN_BLOCK)
     words = [tmp_path / "run.py", tmp_path / "block.py", tmp_path]
     job = launch.run(
@@ -229,8 +229,8 @@ def test_the_first_example_runs_as_it_stands(tmp_path):
     for name in ends[0]:
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
-    # Processes in which nothing but the package was imported before.
-    orders = [("keras", "tf_redsync"), ("tf_redsync", "keras")]  # each of which imports Keras
+    # Processes that have imported only the package.
+    orders = [("keras", "tf_redsync"), ("tf_redsync", "keras")]  # each of them imports Keras
     for first, second in orders if DEEP else orders[:1]:
         code = _LOAD.format(first=first, second=second)
         done = run_python(code, tmp_path, str(tmp_path / "0"))
@@ -239,7 +239,7 @@ def test_the_first_example_runs_as_it_stands(tmp_path):
 
 @pytest.mark.deep
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="TensorFlow Addons ends at Python 3.11")
-def test_the_addons_example_runs_as_it_stands(tmp_path):
+def test_addons_example_runs_unchanged(tmp_path):
     code = blocks("docs/addons.md", "python")[0] + (
         "\nimport tensorflow as tf\n"
         "weight = tf.Variable(tf.ones([3, 4]))\n"

@@ -1,7 +1,7 @@
-"""The quickstart's script on two real workers, by the launcher and under a TF_CONFIG by hand.
+"""The quickstart's script on two real workers, with the launcher and with a manual TF_CONFIG.
 
-Workers are forks of a process with all imports, also below the launcher's command line; see
-tests/distributed/test_ports.py for workers that start Python anew.
+Workers are forks of a process with all imports, also under the launcher's command line. See
+tests/distributed/test_ports.py for workers that start a new Python process.
 """
 
 import importlib.util
@@ -33,18 +33,18 @@ def load_quickstart():
 
 
 def environment(**extra):
-    # Also when the package is not installed: the scripts are started by path.
+    # The scripts are started by path, so they need this if the package is not installed.
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **extra}
 
 
 def script(*flags):
-    """The words that run the script in a fork of one process with all imports."""
+    """The command that runs the script in a fork of one process with all imports."""
     return forks.command(ENVIRONMENT, SCRIPT, *flags)
 
 
 def train(out, *flags):
-    """Runs the script on two workers, started by the launcher's command line."""
+    """Runs the script on two workers with the launcher's command line."""
     command = [
         sys.executable,
         "-m",
@@ -54,7 +54,8 @@ def train(out, *flags):
         "--timeout",
         str(PATIENCE * 150),
     ]
-    _, *words = script(f"--out={out}", *flags)  # without Python, which the launcher adds
+    # without the Python interpreter, which the launcher adds
+    _, *words = script(f"--out={out}", *flags)
     command += words[words.index(forks.__file__) :]
     done = subprocess.run(
         command,
@@ -68,7 +69,7 @@ def train(out, *flags):
 
 
 def train_forks(out, *flags):
-    """Runs the script on two workers, started by the launcher's function."""
+    """Runs the script on two workers with the launcher's function."""
     job = launcher.run(
         script(f"--out={out}", *flags), 2, env=ENVIRONMENT, timeout=PATIENCE * 150, threads=1
     )
@@ -89,7 +90,7 @@ def results(tmp_path_factory):
 
 @pytest.mark.distributed
 @pytest.mark.timeout(500)
-def test_result_has_what_the_quickstart_reads(results):
+def test_result_has_fields_of_quickstart(results):
     for name, result in results.items():
         assert result.keys() >= KEYS
         assert result["exchange"].lower().startswith(name.lower())
@@ -100,7 +101,7 @@ def test_result_has_what_the_quickstart_reads(results):
         assert np.mean(result["loss"][-10:]) < 0.7 * np.mean(result["loss"][:10])
         assert result["step_ms"] > 0
     assert results["dense"]["accuracy"] > 0.6
-    # Ring all-reduce between two workers: every gradient's bytes once, and little else.
+    # Ring all-reduce between two workers: the gradients' bytes once, and little else.
     dense = 4 * results["dense"]["params"]
     assert dense <= results["dense"]["bytes_per_step"] <= 1.01 * dense
     assert results["HalfPrecision"]["bytes_per_step"] <= 1.01 * dense / 2
@@ -109,7 +110,7 @@ def test_result_has_what_the_quickstart_reads(results):
 
 @pytest.mark.distributed
 @pytest.mark.timeout(500)
-def test_the_first_step_is_the_same_for_all_methods(results):
+def test_first_step_is_equal_for_all_methods(results):
     # The same seed means the same weights and the same first batches.
     losses = [result["loss"][0] for result in results.values()]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
@@ -150,7 +151,7 @@ def test_smoothing_is_a_trailing_mean():
 
 
 @pytest.mark.distributed
-def test_under_a_tf_config_written_by_hand_with_data_of_my_own(tmp_path):
+def test_manual_tf_config_with_own_data(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, [96, 6, 6], dtype=np.uint8)
     labels = rng.integers(0, 3, [96])
@@ -185,7 +186,7 @@ def test_under_a_tf_config_written_by_hand_with_data_of_my_own(tmp_path):
 
 
 @pytest.mark.distributed
-def test_alone_it_trains_on_one_worker_and_warns(tmp_path):
+def test_single_worker_trains_and_warns(tmp_path):
     out = tmp_path / "alone.json"
     done = subprocess.run(
         script("--exchange=redsync", "--epochs=1", f"--out={out}"),
@@ -210,7 +211,7 @@ def test_alone_it_trains_on_one_worker_and_warns(tmp_path):
         (["--batch_size=5000"], "--batch_size"),
     ],
 )
-def test_bad_flags_end_with_an_error_that_names_them(tmp_path, flags, message):
+def test_error_names_invalid_flags(tmp_path, flags, message):
     done = subprocess.run(
         script("--epochs=1", *flags),
         env=environment(),
