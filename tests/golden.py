@@ -4,11 +4,10 @@
     python -m tests.golden compare golden.json    after it; prints differences, exit status 1
 
 The file has two tables. `loopback`: each descriptor of the conformance table, `STEPS` steps on
-three
-workers in one process; totals and states of all workers, bytes sent. `workers`: each public method
-in each Keras family, `STEPS` steps on two worker processes; the weights after each step, the final
-optimizer variables, bytes sent. Values depend on the machine and the TensorFlow version. A file
-records both and is not part of the repository.
+three workers in one process; totals and states of all workers, bytes sent. `workers`: each public
+method in each Keras family, `STEPS` steps on two worker processes; the weights after each step, the
+final optimizer variables, bytes sent. Values depend on the machine and the TensorFlow version. A
+file records both and is not part of the repository.
 """
 
 import argparse

@@ -43,11 +43,11 @@ def all_of(family):
         modules = {"keras3": keras.optimizers, "tf_keras": tf_keras.optimizers, "legacy": legacy}
         module, special, arguments = modules[family], _KERAS_3 if family == "keras3" else {}, ()
     base = getattr(module, "Optimizer", legacy.Optimizer)
-    made = {
+    makers = {
         name: kind
         for name, kind in vars(module).items()
         if isinstance(kind, type) and issubclass(kind, base) and name not in NOT_WRAPPED
     }
     for name, make in special.items():
-        made[name] = functools.partial(make, module, *arguments)
-    return made
+        makers[name] = functools.partial(make, module, *arguments)
+    return makers

@@ -129,12 +129,12 @@ def main(argv=None):
     parser.add_argument("--write", action="store_true", help=f"write it to {DOCUMENT.name}")
     options = parser.parse_args(argv)
     (saved, _) = run_workers(walk, args=(["TopK"],))
-    made = as_list(json.loads(saved["roads"])["TopK"])
+    markdown = as_list(json.loads(saved["roads"])["TopK"])
     if not options.write:
-        print(made, end="")
+        print(markdown, end="")
         return
     text = DOCUMENT.read_text()
-    DOCUMENT.write_text(text.replace(BEGIN + in_document(text), BEGIN + made))
+    DOCUMENT.write_text(text.replace(BEGIN + in_document(text), BEGIN + markdown))
 
 
 if __name__ == "__main__":

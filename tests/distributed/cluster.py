@@ -129,12 +129,12 @@ def die_together():
     own = Path(os.environ[RESULT_VARIABLE])
     count = sum(len(hosts) for hosts in json.loads(os.environ["TF_CONFIG"])["cluster"].values())
     here = [own.with_name(f"here_{i}") for i in range(count)]
-    mine = own.with_name(own.name.replace("result", "here"))
-    mine.with_suffix(".part").write_text(str(os.getpid()))
-    mine.with_suffix(".part").rename(mine)
+    marker = own.with_name(own.name.replace("result", "here"))
+    marker.with_suffix(".part").write_text(str(os.getpid()))
+    marker.with_suffix(".part").rename(marker)
     while not all(path.exists() for path in here):
         time.sleep(0.001)
-    for path in sorted(here, key=lambda path: path == mine):  # the caller last
+    for path in sorted(here, key=lambda path: path == marker):  # the caller last
         os.kill(int(path.read_text()), signal.SIGKILL)
 
 

@@ -39,8 +39,7 @@ def freeze_garbage():
     """Excludes existing objects from garbage collection and raises its thresholds.
 
     A full collection takes half a second in a process with TensorFlow. In a fork it also copies
-    memory
-    pages.
+    memory pages.
     """
     gc.collect()
     gc.freeze()
@@ -190,7 +189,7 @@ def _become(request):
     """Takes over the client's files, environment, folder and network; runs in the fork."""
     import numpy as np
 
-    wanted, (out, error, network) = request
+    options, (out, error, network) = request
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(out, 1)
@@ -202,10 +201,10 @@ def _become(request):
             raise OSError(ctypes.get_errno(), "setns")
     os.close(network)
     os.environ.clear()
-    os.environ.update(wanted["env"])
-    os.chdir(wanted["cwd"])
+    os.environ.update(options["env"])
+    os.chdir(options["cwd"])
     np.random.seed()  # numpy has no fork hook, unlike `random`
-    return wanted["argv"]
+    return options["argv"]
 
 
 def _import():

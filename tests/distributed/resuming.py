@@ -236,11 +236,13 @@ def fitted(strategy, family, folder=None, epochs=3):
 
     training = Training(strategy, family, "redsync")
     callbacks = training.keras.callbacks
-    made = []
+    backups = []
     if folder is not None:
         own = str(pathlib.Path(folder) / f"backup_{training.rank}")
-        made = [callbacks.BackupAndRestore(own, delete_checkpoint=False)]
-    history = training.model.fit(problems.dataset(64, 16), epochs=epochs, verbose=0, callbacks=made)
+        backups = [callbacks.BackupAndRestore(own, delete_checkpoint=False)]
+    history = training.model.fit(
+        problems.dataset(64, 16), epochs=epochs, verbose=0, callbacks=backups
+    )
     return {
         "digest": training.digest(),
         "state": training.state(),

@@ -233,8 +233,8 @@ def test_window_equals_step_with_larger_batch(trained, kind):
         if kind != USUAL[0]:
             np.testing.assert_allclose(accumulated, worker[f"{kind}, at once"], atol=2e-6)
         np.testing.assert_array_equal(accumulated, trained[0][f"{kind}, accumulated"])
-        for how in ("accumulated", "at once")[: len(WINDOWS[kind])]:
-            assert worker[f"{kind}, {how}, exchanges"] == UPDATES
+        for mode in ("accumulated", "at once")[: len(WINDOWS[kind])]:
+            assert worker[f"{kind}, {mode}, exchanges"] == UPDATES
         assert worker[f"{kind}, accumulated, iterations"] == UPDATES  # as in Keras
 
 

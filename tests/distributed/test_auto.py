@@ -18,8 +18,7 @@ def fit_with_auto(family, strategy=None):
     """Fit a small model with the default method, and with a dense exchange, from one seed.
 
     The network is measured and then replaced by a fast one: on a busy machine a latency of
-    milliseconds
-    may be measured for one collective only.
+    milliseconds may be measured for one collective only.
     """
 
     import tensorflow as tf
@@ -73,7 +72,7 @@ def assert_dense(first, second):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("family", ["tf_keras", "legacy"])
-def test_a_small_model_stays_dense_in_other_families(family):
+def test_small_model_stays_dense_in_other_families(family):
     assert_dense(*run_workers(fit_with_auto, args=(family,), env=LEGACY, timeout=240))
 
 
@@ -130,7 +129,7 @@ def train_with_moved_momentum(strategy):
     saved = optimizer.exchange.worker_state()
     probe.link = lambda *_: cost.Link.of(rate=1e12, latency=0.0)
     again, _ = fit(library(FAMILIES[-1]), None, 0.9, state=saved)
-    found["goes_on/methods"] = sorted({r.method for r in again.optimizer.explain().rows})
+    found["resumed/methods"] = sorted({r.method for r in again.optimizer.explain().rows})
     return found
 
 
@@ -139,8 +138,7 @@ def train_with_trial(strategy, slow_phase, bad=None):
 
     Gradients therefore do not depend on the weights, and the weights show the sum of the delivered
     gradients. `bad` lists steps in which a gradient of worker 1 overflows; a `LossScaleOptimizer`
-    skips
-    them before the exchange.
+    skips them before the exchange.
     """
     import dataclasses
     import time
@@ -233,25 +231,25 @@ TRIALS += [("dense_exchange", BAD)] if DEEP else []
 
 
 @pytest.fixture(scope="module")
-def both():
+def workers():
     return run_workers(train_with_trials, args=(TRIALS,), timeout=240)
 
 
-def of_part(both, part):
+def of_part(workers, part):
     return [
         {k.split("/")[1]: v for k, v in worker.items() if k.startswith(f"{part}/")}
-        for worker in both
+        for worker in workers
     ]
 
 
 @pytest.fixture(scope="module")
-def trial_results(both):
+def trial_results(workers):
     """Results of both workers by slow phase and bad steps."""
-    return {trial: of_part(both, number) for number, trial in enumerate(TRIALS)}
+    return {trial: of_part(workers, number) for number, trial in enumerate(TRIALS)}
 
 
-def test_a_small_model_stays_dense(both):
-    assert_dense(*of_part(both, "small"))
+def test_small_model_stays_dense(workers):
+    assert_dense(*of_part(workers, "small"))
 
 
 def test_trial_falls_back_to_dense(trial_results):
@@ -278,9 +276,9 @@ def test_trial_with_a_loss_scale_that_overflows(trial_results, slow_phase):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_momentum_of_plain_sgd_moves_to_exchange(both, family):
+def test_momentum_of_plain_sgd_moves_to_exchange(workers, family):
     """The momentum is applied once: by the exchange if compressed, by Keras if dense."""
-    first, second = of_part(both, family)
+    first, second = of_part(workers, family)
     np.testing.assert_array_equal(first["moved"], second["moved"])
     assert "CodedGMC" in first["methods"]
     np.testing.assert_allclose(first["kept"], [0.9, 0.9])  # shown to users and saved in files
@@ -289,6 +287,6 @@ def test_momentum_of_plain_sgd_moves_to_exchange(both, family):
     assert np.abs(first["plain"] - first["without"]).max() > 1e-3
 
 
-def test_resumed_run_keeps_momentum_in_exchange(both):
+def test_resumed_run_keeps_momentum_in_exchange(workers):
     """Even on a network where the resumed run would choose dense exchanges."""
-    assert all("CodedGMC" in worker["goes_on/methods"] for worker in both)
+    assert all("CodedGMC" in worker["resumed/methods"] for worker in workers)

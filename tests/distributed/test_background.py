@@ -180,7 +180,7 @@ def test_no_step_waits_for_a_round_trip_to_count_skipped_steps():
     assert [[in_step, size] for in_step, size in counts if size > 1] == [[False, 3]]
 
 
-def fail(how):
+def fail(failure):
     """A training in which worker 1 fails within a background exchange."""
     import os
     import signal
@@ -195,9 +195,9 @@ def fail(how):
 
     def failing(self, index, number):
         if problems.rank() and int(number) == 3:
-            if how == "killed":
+            if failure == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if how == "stopped":
+            if failure == "stopped":
                 time.sleep(600)
             raise ValueError("injected failure")
         run(self, index, number)
@@ -207,13 +207,13 @@ def fail(how):
     model.fit(problems.dataset(8 * 2 * 600, 16), epochs=1, verbose=0)
 
 
-def test_a_worker_whose_exchange_fails_is_named():
+def test_failed_exchange_names_worker():
     first, second = fail_workers(fail, args=("raises",))
     assert "ValueError: injected failure" in second
     assert "worker 1 has failed: ValueError: injected failure" in first
 
 
-def test_a_worker_that_dies_within_an_exchange_is_named():
+def test_death_in_exchange_names_worker():
     first, _ = fail_workers(fail, args=("killed",))
     assert "worker 1" in first and "DistributedError" in first
 

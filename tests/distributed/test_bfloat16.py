@@ -50,8 +50,10 @@ def trained(runs):
     def dtypes(graph):
         definition = graph.as_graph_def()
         nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-        mine = [n for n in nodes if n.op in ("RedsyncAccumulateAndSelect", "RedsyncSelectAndCode")]
-        return [tf.as_dtype(t).name for n in mine for t in n.attr["T"].list.type]
+        selections = [
+            n for n in nodes if n.op in ("RedsyncAccumulateAndSelect", "RedsyncSelectAndCode")
+        ]
+        return [tf.as_dtype(t).name for n in selections for t in n.attr["T"].list.type]
 
     def run(policy, text, with_casts):
         for module, look in looks.items():
@@ -82,8 +84,8 @@ def trained(runs):
         def step(x, y):
             strategy.run(replica_step, (x, y))
 
-        mine = problems.rank() * len(rows) // 2
-        batches = [slice(mine + 8 * i, mine + 8 * i + 8) for i in range(STEPS)]
+        start = problems.rank() * len(rows) // 2
+        batches = [slice(start + 8 * i, start + 8 * i + 8) for i in range(STEPS)]
         x, y = tf.constant(rows), tf.constant(labels)
         concrete = step.get_concrete_function(x[batches[0]], y[batches[0]])
         for batch in batches:

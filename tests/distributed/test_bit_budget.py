@@ -61,16 +61,16 @@ def train(folder):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def workers(tmp_path_factory):
     return run_workers(train, args=(str(tmp_path_factory.mktemp("budget")),), timeout=200)
 
 
-def test_all_workers_make_same_choice(found):
+def test_all_workers_make_same_choice(workers):
     for key in ("first", "explained", "weights", "other", "kept", "later"):
-        assert found[0][key] == found[1][key], key
-    assert "of 1.2 bits per element" in found[0]["explained"]
+        assert workers[0][key] == workers[1][key], key
+    assert "of 1.2 bits per element" in workers[0]["explained"]
 
 
-def test_resumed_run_keeps_choice(found):
-    assert found[0]["other"] != found[0]["first"]
-    assert found[0]["kept"] == found[0]["first"]
+def test_resumed_run_keeps_choice(workers):
+    assert workers[0]["other"] != workers[0]["first"]
+    assert workers[0]["kept"] == workers[0]["first"]

@@ -430,7 +430,7 @@ def save_after_chief_has_ended(directory):
     return {"weights": len(model.get_weights())}
 
 
-def test_a_worker_saves_after_the_chief_has_ended(tmp_path):
+def test_worker_saves_after_chief_has_ended(tmp_path):
     run_workers(save_after_chief_has_ended, args=(str(tmp_path),), grace=100)
     assert (tmp_path / "late.keras").stat().st_size > 1000
 

@@ -58,12 +58,14 @@ def train(names):
         model.fit(x, np.ones((16, 64), "float32"), batch_size=8, epochs=2, verbose=0)
         inside = [h for h in handed if h[0] in ("gather", "reduce")]
         tokens = {reference for _, _, reference in inside}
-        said = [line for line in str(optimizer.explain()).splitlines() if "collectives:" in line]
+        explained = [
+            line for line in str(optimizer.explain()).splitlines() if "collectives:" in line
+        ]
         found |= {
             f"{name}/hints": ",".join(sorted({hint for _, hint, _ in inside})),
             f"{name}/calls": len(inside),
             f"{name}/tokens": len(tokens),
-            f"{name}/said": said[0],
+            f"{name}/explained": explained[0],
             f"{name}/weights": np.concatenate([w.ravel() for w in model.get_weights()]),
         }
     return found
@@ -86,19 +88,19 @@ def test_nccl_is_requested_with_ordered_collectives(trained):
     for found in plain:
         assert found["hints"] == "AUTO"
         assert found["tokens"] == found["calls"] > 1, "collectives over gRPC need no order"
-        assert found["said"] == "collectives: TensorFlow's ring, over gRPC"
+        assert found["explained"] == "collectives: TensorFlow's ring, over gRPC"
     for found, other in zip(with_gpus, plain, strict=True):
         assert found["hints"] == "NCCL"
         assert found["tokens"] == 1, "NCCL needs one order"
-        assert found["said"] == "collectives: NCCL"
+        assert found["explained"] == "collectives: NCCL"
         assert (found["weights"] == other["weights"]).all()
 
 
-def test_a_gpu_that_two_workers_share(trained):
+def test_shared_gpu_uses_grpc(trained):
     for found in of_case(trained, "shared"):
-        assert (found["hints"], found["said"][-4:]) == ("AUTO", "gRPC")
+        assert (found["hints"], found["explained"][-4:]) == ("AUTO", "gRPC")
 
 
-def test_a_worker_without_gpus_is_named():
+def test_worker_without_gpus_is_named():
     for text in fail_workers(train, args=(["missing"],)):
         assert "worker 0: 1, worker 1: 0" in text

@@ -11,7 +11,7 @@ from tests import total_state
 from tests.distributed.cluster import fail_workers, run_workers
 
 
-def build_differently(strategy, what):
+def build_differently(strategy, difference):
     """Build workers that differ in `what` by rank, then try to train a step."""
     import keras
 
@@ -19,9 +19,11 @@ def build_differently(strategy, what):
     from tests.distributed import problems
 
     rank = problems.rank()
-    width = 48 + rank if what == "shape" else 48
-    layers = 1 + rank if what == "more layers" else 2 - rank if what == "fewer layers" else 1
-    density = 0.1 + 0.1 * rank if what == "method" else 0.1
+    width = 48 + rank if difference == "shape" else 48
+    layers = (
+        1 + rank if difference == "more layers" else 2 - rank if difference == "fewer layers" else 1
+    )
+    density = 0.1 + 0.1 * rank if difference == "method" else 0.1
     with strategy.scope():
         hidden = [keras.layers.Dense(width) for _ in range(layers)]
         model = keras.Sequential([keras.layers.Input((12,)), *hidden, keras.layers.Dense(1)])
@@ -29,23 +31,23 @@ def build_differently(strategy, what):
     problems.train_loop(strategy, model, optimizer, problems.dataset(16, 8), 1)
 
 
-def start_differently(what):
+def start_differently(difference):
     """The strategy or a variable's broadcast fails; the job cannot continue."""
     import tf_redsync as rs
 
-    build_differently(rs.MultiWorkerMirroredStrategy(), what)
+    build_differently(rs.MultiWorkerMirroredStrategy(), difference)
 
 
 @pytest.mark.parametrize(
-    ("what", "both"),
+    ("difference", "both"),
     [
         pytest.param("shape", ("(12, 48)", "(12, 49)"), marks=pytest.mark.deep),
         pytest.param("more layers", ("(48, 1)", "(48, 48)"), marks=pytest.mark.deep),
         ("fewer layers", ("(48, 1)", "(48, 48)")),
     ],
 )
-def test_all_workers_report_different_variables(what, both):
-    outputs = fail_workers(start_differently, args=(what,), timeout=100)
+def test_all_workers_report_different_variables(difference, both):
+    outputs = fail_workers(start_differently, args=(difference,), timeout=100)
     for output in outputs:
         assert_differ(output, both)
 
@@ -57,7 +59,7 @@ def assert_differ(text, both):
 
 
 def leave_out_one_step():
-    """Worker 1 stops training after two steps; worker 0 goes on."""
+    """Worker 1 stops training after two steps; worker 0 continues."""
     import keras
 
     import tf_redsync as rs

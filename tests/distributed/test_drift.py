@@ -147,7 +147,7 @@ def trained():
 
 
 @pytest.mark.parametrize(
-    ("what", "both"),
+    ("case", "both"),
     [
         ("momentum", ("momentum=0.9", "momentum=0.8")),
         pytest.param("schedule", ("decay_rate=0.9", "decay_rate=0.8"), marks=pytest.mark.deep),
@@ -157,12 +157,12 @@ def trained():
         ("version", ("versions.tf_redsync", "+local")),
     ],
 )
-def test_different_settings_raise_at_start_or_between_epochs(trained, what, both):
+def test_different_settings_raise_at_start_or_between_epochs(trained, case, both):
     for worker in trained:
-        assert "Disagreement" in worker[what] and "the workers disagree" in worker[what]
+        assert "Disagreement" in worker[case] and "the workers disagree" in worker[case]
         for text in both:
-            assert text in worker[what], worker[what]
-        assert "trainable_variables" not in worker[what]  # equal settings are not shown
+            assert text in worker[case], worker[case]
+        assert "trainable_variables" not in worker[case]  # equal settings are not shown
 
 
 def test_equal_workers_raise_nothing(trained):
@@ -171,7 +171,7 @@ def test_equal_workers_raise_nothing(trained):
 
 
 @pytest.mark.parametrize(
-    ("what", "texts"),
+    ("case", "texts"),
     [
         ("rate", ("worker 1 has the learning rate 0.05", "worker 0 has 0.1")),
         ("weight", ("worker 1 has the bits of 'dense", "kernel")),
@@ -181,12 +181,12 @@ def test_equal_workers_raise_nothing(trained):
         pytest.param("local", ("worker 1 has the bits of", "kernel"), marks=pytest.mark.deep),
     ],
 )
-def test_drift_stops_all_workers(trained, what, texts):
+def test_drift_stops_all_workers(trained, case, texts):
     for worker in trained:
-        assert "the workers have drifted apart" in worker[what]
+        assert "the workers have drifted apart" in worker[case]
         for text in texts:
-            assert text in worker[what], worker[what]
-        assert worker[f"{what}/step"] == 4  # detected at the fifth step
+            assert text in worker[case], worker[case]
+        assert worker[f"{case}/step"] == 4  # detected at the fifth step
 
 
 def test_weights_loaded_on_one_worker_between_fits_raise(trained):

@@ -177,10 +177,10 @@ def reductions(strategy):
         run = {name: strategy.run(tf.identity, (value,)) for name, value in summable.items()}
         return {op: strategy.reduce(op, run, axis=None) for op in ("SUM", "MEAN")}
 
-    results = traced()
+    reduced = traced()
     for op, (name, value) in itertools.product(("SUM", "MEAN"), values.items()):
         if name in summable:
-            result = results[op][name]
+            result = reduced[op][name]
             assert result.dtype.name == name or (op == "MEAN" and result.dtype == tf.float64)
             results[f"{op}/{name}"] = result.numpy().astype("f8")
         if name in EAGERLY:
@@ -281,8 +281,8 @@ def test_tf_keras(results):
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs_of_every_dtype(results, name):
     column = numbers()[:, 0]
-    wanted = {"string": np.array(WORDS)[column], "bool": column > 0}.get(name, column)
-    np.testing.assert_array_equal(results[f"outputs/{name}"], wanted)
+    expected = {"string": np.array(WORDS)[column], "bool": column > 0}.get(name, column)
+    np.testing.assert_array_equal(results[f"outputs/{name}"], expected)
 
 
 @pytest.mark.parametrize("name", [n for n in REDUCED if n != "bool"])

@@ -36,8 +36,8 @@ def train_pairs():
     def train(optimizer):
         with strategy.scope():
             model = problems.network(keras)
-            made = optimizer()
-        problems.train_loop(strategy, model, made, problems.dataset(32, 8), 4)
+            built = optimizer()
+        problems.train_loop(strategy, model, built, problems.dataset(32, 8), 4)
         return np.concatenate([w.ravel() for w in model.get_weights()])
 
     def wrap(name, method, **options):

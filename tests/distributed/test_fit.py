@@ -19,8 +19,8 @@ def fit_and_save(folder):
     from tests.distributed import problems
 
     strategy = rs.MultiWorkerMirroredStrategy()
-    mine = pathlib.Path(folder) / f"worker_{problems.rank()}"
-    mine.mkdir()
+    own_folder = pathlib.Path(folder) / f"worker_{problems.rank()}"
+    own_folder.mkdir()
 
     def compiled(**options):
         with strategy.scope():
@@ -47,7 +47,7 @@ def fit_and_save(folder):
     result["mae"] = evaluated["mae"]
     result["mae_by_hand"] = float(np.abs(predicted - y).mean())
 
-    path = mine / "model.keras"
+    path = own_folder / "model.keras"
     residual = total_state.total(model.optimizer.exchange)
     model.save(path)
     with strategy.scope():
@@ -68,7 +68,7 @@ def fit_and_save(folder):
     loaded.fit(train, epochs=1, verbose=0)
 
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-    prefix = checkpoint.save(str(mine / "checkpoint"))
+    prefix = checkpoint.save(str(own_folder / "checkpoint"))
     fresh = compiled()
     with strategy.scope():
         fresh.optimizer.build(fresh.trainable_variables)

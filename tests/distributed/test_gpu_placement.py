@@ -160,8 +160,8 @@ def test_messages_stay_on_the_device(methods, policy):
     workers = run_workers(traced, args=(methods, policy), timeout=240)
     for rank, worker in enumerate(workers):
         found, seen = (json.loads(str(worker[name])) for name in ("found", "seen"))
-        mine = methods if DEEP else methods[rank::2]
+        own_methods = methods if DEEP else methods[rank::2]
         assert {m: not crossing for m, crossing in found.items()} == {
-            m: METHODS[m] for m in mine
+            m: METHODS[m] for m in own_methods
         }, found
         assert min(seen.values()) > 0, "the ranks of senders must cross"

@@ -31,7 +31,7 @@ def run_all(names):
     return results
 
 
-def loop(strategy, model, optimizer, how):
+def loop(strategy, model, optimizer, mode):
     """A custom loop without `build`; returns weight hashes of every step."""
     import tensorflow as tf
 
@@ -47,7 +47,7 @@ def loop(strategy, model, optimizer, how):
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    run = tf.function(replica_step) if how == "decorated" else replica_step
+    run = tf.function(replica_step) if mode == "decorated" else replica_step
 
     def step(batch):
         return strategy.reduce("SUM", strategy.run(run, args=(batch,)), axis=None)
@@ -59,16 +59,16 @@ def loop(strategy, model, optimizer, how):
     traced = tf.function(step)
     data = strategy.experimental_distribute_dataset(problems.dataset(16 * STEPS, 16))
     digests = []
-    if how == "epoch":  # the loop over the data is in the graph
+    if mode == "epoch":  # the loop over the data is in the graph
         tf.function(epoch)(data)
         return [problems.digest(model)]
     for batch in data:
-        (traced if how == "traced" else step)(batch)
+        (traced if mode == "traced" else step)(batch)
         digests.append(problems.digest(model))
     return digests
 
 
-def looped(how, family="keras", method="redsync", dtype=None):
+def looped(mode, family="keras", method="redsync", dtype=None):
     """Scenario: a custom loop of a family."""
 
     def scenario(strategy):
@@ -86,7 +86,7 @@ def looped(how, family="keras", method="redsync", dtype=None):
                 optimizers.SGD(0.05, momentum=0.5),
                 None if method == "auto" else rs.RedSync(density=0.1, dense_below=16),
             )
-        digests = loop(strategy, model, optimizer, how)
+        digests = loop(strategy, model, optimizer, mode)
         return {"digests": digests, "step": int(optimizer.exchange.step.numpy())}
 
     return scenario
@@ -120,8 +120,8 @@ def gan(strategy):
                 zip(tape.gradient(d_loss, weights), weights, strict=True)
             )
             with tf.GradientTape() as tape:
-                made = self.generator(keras.random.normal((rows, 4), seed=self.seeds))
-                g_loss = self.loss_fn(tf.zeros((rows, 1)), self.discriminator(made))
+                generated = self.generator(keras.random.normal((rows, 4), seed=self.seeds))
+                g_loss = self.loss_fn(tf.zeros((rows, 1)), self.discriminator(generated))
             weights = self.generator.trainable_weights
             self.g_optimizer.apply_gradients(
                 zip(tape.gradient(g_loss, weights), weights, strict=True)
@@ -448,28 +448,28 @@ if not DEEP:
 
 
 @pytest.fixture(scope="module")
-def found():
+def workers():
     return run_workers(run_all, args=(list(SCENARIOS),), timeout=240)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_trains_with_equal_weights(found, name):
-    for result in found:
+def test_trains_with_equal_weights(workers, name):
+    for result in workers:
         assert not result[f"{name}.error"], result[f"{name}.error"]
-    first, second = (list(result[f"{name}.digests"]) for result in found)
+    first, second = (list(result[f"{name}.digests"]) for result in workers)
     assert first == second and len(set(first)) == len(first)
-    assert found[0][f"{name}.step"] == (2 * STEPS if name == "gan" else STEPS)
+    assert workers[0][f"{name}.step"] == (2 * STEPS if name == "gan" else STEPS)
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name.startswith("mixed")])
-def test_overflow_on_one_worker_halves_scale_on_all(found, name):
-    for result in found:
+def test_overflow_on_one_worker_halves_scale_on_all(workers, name):
+    for result in workers:
         assert result[f"{name}.scale"] == 32.0 and result[f"{name}.finite"]
         assert result[f"{name}.skipped"] == 1
 
 
-def test_uneven_batches_warn(found):
-    for result in found:
+def test_uneven_batches_warn(workers):
+    for result in workers:
         even, short, uneven, less_than_workers = result["rows.warned"]
         assert even == "(48, 16): " and short == "(40, 16): ", (even, short)
         assert "worker 0: 7, worker 1: 6" in uneven and "gradient of 0" not in uneven

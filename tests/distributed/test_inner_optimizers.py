@@ -41,10 +41,10 @@ def optimizers(family):
     """Constructors of the family's optimizers that this run trains."""
     import keras
 
-    made = all_of(family)
+    makers = all_of(family)
     if family == "keras3":
-        made |= {n: functools.partial(make, keras.optimizers) for n, make in VARIANTS.items()}
-    return {n: m for n, m in made.items() if DEEP or n in FEW[family]}
+        makers |= {n: functools.partial(make, keras.optimizers) for n, make in VARIANTS.items()}
+    return {n: m for n, m in makers.items() if DEEP or n in FEW[family]}
 
 
 def train_each(families, steps):

@@ -49,7 +49,7 @@ if not DEEP:
     RUNS = {run: RUNS[run] for run in ("DiLoCo, scaled", "DiLoCo, everything")}
 
 
-def made(rs, name):
+def make_method(rs, name):
     small = {"dense_below": 16}
     return {
         "LocalSGD": lambda: rs.LocalSGD(steps=ROUND),
@@ -82,7 +82,9 @@ class Training:
             inner = kind(falls, **options)
             if scaled:
                 inner = keras.optimizers.LossScaleOptimizer(inner, initial_scale=SCALE)
-            optimizer = rs.DistributedOptimizer(inner, made(rs, name), check_every=None, **warm)
+            optimizer = rs.DistributedOptimizer(
+                inner, make_method(rs, name), check_every=None, **warm
+            )
             optimizer.build(model.trainable_variables)
             metric = keras.metrics.MeanAbsoluteError()
         self.optimizer, self.exchange, self.strategy = optimizer, optimizer.exchange, strategy
@@ -236,13 +238,13 @@ def rounds(names):
                 keras.utils.set_random_seed(1)
                 with strategy.scope():
                     model = keras.Sequential([keras.Input([6]), keras.layers.Dense(3)])
-                    method = dataclasses.replace(made(rs, name), steps=steps)
+                    method = dataclasses.replace(make_method(rs, name), steps=steps)
                     sgd = keras.optimizers.SGD(0.05)
                     model.compile(rs.DistributedOptimizer(sgd, method), "mse")
-                begun = weights(model)
+                initial = weights(model)
                 model.fit(data, epochs=epochs, steps_per_epoch=2 * ROUND // epochs, verbose=0)
                 found[f"{backend}, {name}, {ends}"] = weights(model)
-                found[f"{backend}, {name}, moved"] = np.abs(weights(model) - begun).max()
+                found[f"{backend}, {name}, moved"] = np.abs(weights(model) - initial).max()
     return found
 
 
@@ -250,22 +252,22 @@ IN_ROUNDS = ("DiLoCo", "SparseLoCo", "SBC", "CodedTopK")
 
 
 @pytest.fixture(scope="module")
-def ended():
+def workers():
     return run_workers(rounds, args=(IN_ROUNDS,), timeout=300)
 
 
 @pytest.mark.parametrize("backend", ["native", "tensorflow"])
 @pytest.mark.parametrize("name", IN_ROUNDS)
-def test_round_ended_by_step_equals_round_ended_by_fit(ended, backend, name):
+def test_round_ended_by_step_equals_round_ended_by_fit(workers, backend, name):
     case = f"{backend}, {name}"
-    for seen in ended:
-        assert seen[f"{case}, moved"] > 0.01
-        np.testing.assert_allclose(seen[f"{case}, step"], seen[f"{case}, fit"], rtol=1e-5)
-        np.testing.assert_array_equal(seen[f"{case}, step"], ended[0][f"{case}, step"])
+    for worker in workers:
+        assert worker[f"{case}, moved"] > 0.01
+        np.testing.assert_allclose(worker[f"{case}, step"], worker[f"{case}, fit"], rtol=1e-5)
+        np.testing.assert_array_equal(worker[f"{case}, step"], workers[0][f"{case}, step"])
 
 
 @pytest.fixture(scope="module")
-def seen():
+def records():
     return run_workers(train_and_check_graphs, args=(SHORT, list(RUNS)), timeout=300)
 
 
@@ -276,8 +278,8 @@ def check_graph(case, method):
 
 
 @loop("method, habit", SHORT)
-def test_graph_of_step(seen, method, habit):
-    check_graph(json.loads(seen[0]["graphs"])[f"{method}, {habit}"], method)
+def test_graph_of_step(records, method, habit):
+    check_graph(json.loads(records[0]["graphs"])[f"{method}, {habit}"], method)
 
 
 @pytest.mark.deep
@@ -293,8 +295,8 @@ def test_graphs_of_all_steps(method):
 
 
 @pytest.fixture
-def runs(seen):
-    return [json.loads(worker["runs"]) for worker in seen]
+def runs(records):
+    return [json.loads(worker["runs"]) for worker in records]
 
 
 @loop("run", RUNS)

@@ -31,7 +31,7 @@ def train(families):
             family, library.mixed_precision
         )
 
-        def made(order, library=library, optimizers=optimizers, scale=scale):
+        def make_optimizer(order, library=library, optimizers=optimizers, scale=scale):
             inner = optimizers.SGD(0.05)
             method = rs.RedSync(density=0.1, dense_below=16)
             if order == "inside":
@@ -43,7 +43,7 @@ def train(families):
             key = f"{family}, {order}"
             with strategy.scope():
                 model = problems.network(library)
-                wrapped, given = made(order)
+                wrapped, given = make_optimizer(order)
                 model.compile(given, "mse")
             assert model.optimizer is wrapped, key
             model.fit(data, epochs=2, verbose=0, shuffle=False)

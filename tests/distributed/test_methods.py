@@ -55,11 +55,11 @@ def names_of(family):
         return names
     # Under tf_keras, methods that use the adapter differently (schedule, target). Local steps are
     # in test_forgotten_consensus.py, the usual kind is in test_adapters.py.
-    told_apart = {name: kind(name)[: None if family == "keras3" else 4] for name in names}
-    chosen = {of_a_kind: name for name, of_a_kind in told_apart.items()}
+    kinds = {name: kind(name)[: None if family == "keras3" else 4] for name in names}
+    chosen = {of_a_kind: name for name, of_a_kind in kinds.items()}
     if family == "tf_keras":
         return [name for k, name in chosen.items() if any(k) and not k[0]]
-    chosen |= {told_apart[name]: name for name in STEPS_PER_EXECUTION}
+    chosen |= {kinds[name]: name for name in STEPS_PER_EXECUTION}
     return [name for name in chosen.values() if name not in TESTED_ELSEWHERE]
 
 

@@ -179,10 +179,10 @@ def data(name):
     rows = STEPS * 4 * workers
     x = inputs(kind, rows)
     y = np.random.default_rng(4).integers(0, CLASSES, [rows])
-    made = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(rows, seed=11)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(rows, seed=11)
     if "every" in options:
-        made = made.filter(lambda x, y: True)  # its size is unknown
-    return made.batch(4 * workers, drop_remainder=True)
+        dataset = dataset.filter(lambda x, y: True)  # its size is unknown
+    return dataset.batch(4 * workers, drop_remainder=True)
 
 
 def digest(array):

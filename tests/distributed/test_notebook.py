@@ -98,7 +98,7 @@ def test_fit_in_a_notebook(capsys):
 
 @pytest.mark.deep
 @pytest.mark.timeout(300)
-def test_an_error_in_fit_of_rank_1_is_raised():
+def test_error_in_fit_of_rank_1_is_raised():
     x = np.zeros([12, 8], "float32")
     with pytest.raises(ArithmeticError, match="step 5") as caught:
         rs.notebook_launcher(train, 2, (x, abs, 1))

@@ -70,7 +70,7 @@ def of_fit(strategy):
             model.fit(problems.dataset(64, 16), epochs=2, verbose=0)
         found[f"fit/{name}"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
         texts = [str(w.message) for w in caught if "local step" in str(w.message)]
-        found[f"fit/{name}/said"] = "\n".join(texts)
+        found[f"fit/{name}/warned"] = "\n".join(texts)
     return found
 
 
@@ -323,5 +323,5 @@ def test_fractions_refer_to_steps_of_fit(trained):
     for found in trained:
         np.testing.assert_array_equal(found["fit/fractions"], found["fit/steps"])
         assert np.abs(found["fit/fractions"] - found["fit/long"]).max() > 1e-4
-        assert found["fit/fractions/said"] == found["fit/steps/said"] == ""
-        assert "local steps of ZeroOneAdam begin after 8" in found["fit/long/said"]
+        assert found["fit/fractions/warned"] == found["fit/steps/warned"] == ""
+        assert "local steps of ZeroOneAdam begin after 8" in found["fit/long/warned"]

@@ -9,7 +9,7 @@ import pytest
 from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
 from tests.oracle.block_quantization import quantized
-from tests.oracle.sbc import binarised
+from tests.oracle.sbc import binarized
 
 # Cases by family. tf_keras optimizers reach the momentum that SBC clears and the weights that
 # CD-SGD sets in other ways; the arithmetic is the same for all.
@@ -236,8 +236,7 @@ class Simulated:
         """Local SGD; `outer(pseudo_gradient)` returns the step to subtract at the end of a round.
 
         As in DiLoCo's algorithm 1, the pseudo-gradient is the weights before the round minus the
-        mean of
-        the workers' weights after it.
+        mean of the workers' weights after it.
         """
         agreed = np.zeros(13)
         own = [agreed.copy() for _ in range(self.workers)]
@@ -265,10 +264,8 @@ class Simulated:
         """Kernel and bias in turn, as in algorithm 2 of the paper; `outer()` makes an optimizer.
 
         A fragment sent after step t arrives after step t + delay. Then the worker's own weights are
-        mixed
-        with the consensus. With `bits`, changes are quantized with error feedback; errors of
-        fragments that
-        never arrive do not count.
+        mixed with the consensus. With `bits`, changes are quantized with error feedback; errors of
+        fragments that never arrive do not count.
         """
         fragments = [(slice(0, 12), 0, outer()), (slice(12, 13), every // 2, outer())]
         agreed, on_its_way = np.zeros(13), []
@@ -514,7 +511,7 @@ def signed_mean(change, k):
     [(f, name) for f, names in TRAINED.items() for name in names if name in ("sbc", "coded_topk")],
 )
 def test_residual_is_kept_and_momentum_cleared(trained, family, name):
-    compressed = {"sbc": binarised, "coded_topk": signed_mean}[name]
+    compressed = {"sbc": binarized, "coded_topk": signed_mean}[name]
     expected = Simulated().sparse(every=2, compressed=compressed)
     first, second = of_case(trained, family, name)
     for step in range(STEPS):

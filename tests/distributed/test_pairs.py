@@ -64,11 +64,11 @@ def test_pairs_of_workers(workers, training):
         for rank, found in enumerate(results):
             for rows, distance in zip(found[name], DISTANCES, strict=True):
                 ranks = sorted((rank, rank ^ distance))
-                wanted = [[1, 10 + r, 20 * r] if r < workers else [1, 0, 0] for r in ranks]
-                assert rows.tolist() == wanted, (name, rank, distance)
-            for what in ("loss", "weights", "bytes") if training else ():
-                here, there = found[f"{name}/{what}"], results[0][f"{name}/{what}"]
-                np.testing.assert_array_equal(here, there, err_msg=f"{name} {what} of {rank}")
+                expected = [[1, 10 + r, 20 * r] if r < workers else [1, 0, 0] for r in ranks]
+                assert rows.tolist() == expected, (name, rank, distance)
+            for key in ("loss", "weights", "bytes") if training else ():
+                here, there = found[f"{name}/{key}"], results[0][f"{name}/{key}"]
+                np.testing.assert_array_equal(here, there, err_msg=f"{name} {key} of {rank}")
     if training:
         first = results[0]
         assert first["direct/loss"][-1] < 0.9 * first["direct/loss"][0]

@@ -71,15 +71,15 @@ def train_both(family, folder):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             model.fit(problems.dataset(16 * steps, 16), verbose=0, callbacks=[*callback, count])
-        said = " ".join(str(w.message) for w in caught if "tf_redsync" in str(w.message))
-        return model.get_weights(), count.seen, said
+        warned = " ".join(str(w.message) for w in caught if "tf_redsync" in str(w.message))
+        return model.get_weights(), count.seen, warned
 
     method = rs.contrib.PacTrain(sparsity=SPARSITY, stable_steps=STABLE, dense_below=16)
     prune = rs.callbacks.Prune(SPARSITY, at_step=AT_STEP)
     model = compiled(method)
     start = model.get_weights()
-    pruned, sent, said = fitted(model, [prune])
-    results = {"sent": sent, "said": said, "digest": problems.digest(model)}
+    pruned, sent, warned = fitted(model, [prune])
+    results = {"sent": sent, "warned": warned, "digest": problems.digest(model)}
     dense, _, _ = fitted(compiled(rs.Dense()), [DensePruning()])
 
     # Workers that prune differently raise in the same step, without a deadlock.
@@ -125,7 +125,7 @@ def test_both_workers_switch_in_the_same_step(trained):
     expected += [bytes_of(1 - SPARSITY)] * (STEPS - len(expected))
     for worker in trained:
         np.testing.assert_array_equal(worker["sent"], expected)
-        assert worker["said"] == ""
+        assert worker["warned"] == ""
     assert trained[0]["digest"] == trained[1]["digest"]
 
 

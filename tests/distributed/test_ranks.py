@@ -59,8 +59,8 @@ def networks(strategy):
         ask = functools.partial(strategy.run, replica)
         if network is public:  # otherwise each gather becomes a function
             ask = tf.function(ask, autograph=False)
-        for what, result in zip(("rows", "received", "pairs"), ask(), strict=True):
-            results[f"{name}/{what}"] = result.numpy()
+        for request, result in zip(("rows", "received", "pairs"), ask(), strict=True):
+            results[f"{name}/{request}"] = result.numpy()
     return results | user_gathers(strategy)
 
 
@@ -176,8 +176,8 @@ def test_rows_are_in_the_order_of_ranks(results, name):
         assert here[f"{name}/received"].tolist() == received, rank
         for rows, distance in zip(here[f"{name}/pairs"], DISTANCES, strict=True):
             ranks = sorted((rank, rank ^ distance))
-            wanted = [[1, r] if r < workers else [1, 0] for r in ranks]
-            assert rows.tolist() == wanted, (rank, distance)
+            expected = [[1, r] if r < workers else [1, 0] for r in ranks]
+            assert rows.tolist() == expected, (rank, distance)
 
 
 def test_user_gathers_are_in_order_of_ranks(results):

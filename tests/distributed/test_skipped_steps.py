@@ -54,13 +54,13 @@ def train_with_bad_steps():
         def values(self):
             listed = self.inner.variables
             listed = [*self.model.variables, *(listed() if callable(listed) else listed)]
-            mine = []
+            own_values = []
             for v in listed:
                 v = v if isinstance(v, tf.Variable) else v.value
                 name = getattr(v, "name", "")
                 if "step_counter" not in name and "dynamic_scale" not in name:
-                    mine.append(strategy.experimental_local_results(v)[0].numpy().ravel())
-            return np.concatenate([np.asarray(m, np.float64) for m in mine])
+                    own_values.append(strategy.experimental_local_results(v)[0].numpy().ravel())
+            return np.concatenate([np.asarray(m, np.float64) for m in own_values])
 
         def state(self):
             state = total_state.total(self.optimizer.exchange)
@@ -99,18 +99,18 @@ def train_with_bad_steps():
         result[f"{name}/skipped"] = int(with_bad.optimizer.exchange.skipped.numpy())
         result[f"{name}/others"] = int(without.optimizer.exchange.skipped.numpy())
 
-    told = []
+    messages = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("tf_redsync").addHandler(handler)
     local = Training(keras, lambda: keras.optimizers.SGD(0.02), rs.LocalSGD(steps=4))
     for number in range(12):
         local.step(number, bad=1)
-    result["local/told"] = "\n".join(told)
+    result["local/messages"] = "\n".join(messages)
     result["local/skipped"] = int(local.optimizer.exchange.skipped.numpy())
     result["local/digest"] = problems.digest(local.model)
     result["local/statistics"] = local.model.layers[1].moving_mean.numpy()
-    told.clear()
+    messages.clear()
 
     with strategy.scope():
         model = problems.network(keras)
@@ -134,7 +134,7 @@ def train_with_bad_steps():
         model.fit(data(x, bad_y), epochs=2, steps_per_epoch=8, verbose=0)
     except tf.errors.OpError as error:
         result["fit/error"] = str(error)
-    result["fit/told"] = "\n".join(told)
+    result["fit/messages"] = "\n".join(messages)
     result["fit/skipped"] = int(model.optimizer.exchange.skipped.numpy())
     return result
 
@@ -159,16 +159,16 @@ def test_skipped_local_steps_are_counted_on_all_workers(trained):
     assert first["local/digest"] == second["local/digest"]
     assert np.isfinite(first["local/statistics"]).all()
     for worker in trained:
-        assert "12 steps in a row were skipped" in worker["local/told"]
-        assert "on worker 1 in the gradient of" in worker["local/told"]
-        assert "worker 0" not in worker["local/told"]
+        assert "12 steps in a row were skipped" in worker["local/messages"]
+        assert "on worker 1 in the gradient of" in worker["local/messages"]
+        assert "worker 0" not in worker["local/messages"]
 
 
 def test_fit_warns_and_then_stops_on_all_workers(trained):
     for worker in trained:
         assert list(worker["fit/history"]) == [0, 0]
-        assert "10 steps in a row were skipped" in worker["fit/told"]
-        assert "on worker 1 in the gradient of" in worker["fit/told"]
+        assert "10 steps in a row were skipped" in worker["fit/messages"]
+        assert "on worker 1 in the gradient of" in worker["fit/messages"]
         assert "12 steps in a row were skipped" in worker["fit/error"]
         assert "worker 0" not in worker["fit/error"]
         assert worker["fit/skipped"] == 12

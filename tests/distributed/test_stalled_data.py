@@ -20,11 +20,11 @@ def stall(family, amount, loop):
 
     watchdog._STUCK_SECONDS = 3.0
     library = keras if family == "keras3" else tf_keras
-    begun = []
+    steps_done = []
     strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=8)
 
     def wait(row):
-        while begun and problems.rank() == 1:
+        while steps_done and problems.rank() == 1:
             time.sleep(1)
         return row
 
@@ -43,7 +43,7 @@ def stall(family, amount, loop):
         model.compile(optimizer=optimizer, loss="mse")
     if loop == "fit":
         start = library.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: begun.append(batch)
+            on_train_batch_end=lambda batch, logs: steps_done.append(batch)
         )
         model.fit(data, steps_per_epoch=200, verbose=0, callbacks=[start])
         return
@@ -56,7 +56,7 @@ def stall(family, amount, loop):
         for _ in tf.range(199):
             step.python_function(next(iterator))
 
-    begun.append(0)
+    steps_done.append(0)
     steps(iterator)
 
 

@@ -150,7 +150,7 @@ def test_worker_lost_during_tensorflow_start_ends_others(broken):
 
 
 @pytest.mark.deep
-def test_a_worker_may_be_stopped_for_20_seconds(tmp_path):
+def test_worker_may_be_stopped_for_20_seconds(tmp_path):
     thread, results = job(200, tmp_path)
     pid, workers = running(tmp_path)
     os.kill(pid, signal.SIGSTOP)

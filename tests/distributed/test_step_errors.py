@@ -13,12 +13,12 @@ STEP = 15
 MAX_SECONDS = 15.0  # seconds, half of the limit for silent processes that have not ended
 
 
-def train(victim, how):
+def train(victim, api):
     """Skips too many steps, then loses worker `victim`; returns the other worker's errors.
 
     Args:
         victim: The worker that ends by SIGKILL after step `STEP`.
-        how: "fit" or "loop".
+        api: "fit" or "loop".
     """
     import os
     import signal
@@ -65,7 +65,7 @@ def train(victim, how):
             calls = [keras.callbacks.LambdaCallback(on_train_batch_end=after)] if after else []
             model.fit(data, steps_per_epoch=40, verbose=0, callbacks=calls)
 
-        return fit if how == "fit" else loop
+        return fit if api == "fit" else loop
 
     def record_error(name, call):
         try:
@@ -91,16 +91,16 @@ def train(victim, how):
 
 
 @pytest.mark.parametrize(
-    ("victim", "how"),
+    ("victim", "api"),
     [
         (0, "loop"),
         (1, "fit"),
         pytest.param(0, "fit", marks=pytest.mark.deep),
     ],
 )
-def test_message_begins_with_reason(victim, how):
+def test_message_begins_with_reason(victim, api):
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (train, 2, (victim, how), None, 120, 60, Path(folder))
+        arguments = (train, 2, (victim, api), None, 120, 60, Path(folder))
         job = cluster._launch(*arguments)
         saved = Path(folder) / f"result_{1 - victim}"
         assert saved.exists(), cluster._report(job, [])

@@ -145,7 +145,7 @@ def test_all_combinations(tmp_path, monkeypatch, capsys):
     assert files["plot"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_interruption_keeps_the_finished_rounds(tmp_path, monkeypatch, capsys):
+def test_interruption_keeps_finished_rounds(tmp_path, monkeypatch, capsys):
     """Ctrl-C in the second round: the first one is printed and saved."""
     calls = []
 
@@ -186,7 +186,7 @@ def test_skipped_steps_are_a_failure(tmp_path, monkeypatch):
     assert "skipped 2 of 7 steps" in row["error"]
 
 
-def test_a_latency_is_in_the_report(tmp_path, monkeypatch, capsys):
+def test_latency_is_in_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(netlab, "network", Lab)
     monkeypatch.setattr(workers, "measure", fake_run)
     report = tmp_path / "one.json"
@@ -282,7 +282,7 @@ def test_wire_bytes_agree_with_the_library(tmp_path, monkeypatch):
 
 @pytest.mark.distributed
 @pytest.mark.deep  # messages of failing workers: tests/unit/test_launch.py
-def test_a_failing_worker_is_reported():
+def test_failing_worker_is_reported():
     done = run("--rate", "none", "--methods", "redsync", "--density", "7", "--rounds", "1")
     assert done.returncode == 1
     assert "`redsync` failed. worker" in done.stderr

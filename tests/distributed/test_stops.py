@@ -17,7 +17,7 @@ pytestmark = pytest.mark.distributed
 STEPS, EPOCHS = 12, 2
 
 
-def train(folder, how, number):
+def train(folder, failure, number):
     """Trains; in the first attempt worker 1 fails after a step ("raise") or in it ("in a step").
 
     After the seventh step worker 1 receives the signal `number`, if not 0.
@@ -43,7 +43,7 @@ def train(folder, how, number):
     rng = np.random.default_rng(index)
     x, y = rng.normal(size=(4 * STEPS, 8)), rng.normal(size=(4 * STEPS, 4))
     first = os.environ["TF_REDSYNC_RESTART"] == "0"
-    if how == "in a step" and index == 1 and first:
+    if failure == "in a step" and index == 1 and first:
         x[2 * 4] = np.inf  # in the fifth step: two rows of each batch belong to this worker
     data = tf.data.Dataset.from_tensor_slices((x.astype("f4"), y.astype("f4"))).batch(4)
     options = tf.data.Options()
@@ -56,7 +56,7 @@ def train(folder, how, number):
         began.append(step)
         if index == 1 and number and step == 7:
             os.kill(os.getpid(), number)
-        if index == 1 and how == "raise" and step == 15 and first:
+        if index == 1 and failure == "raise" and step == 15 and first:
             raise ValueError("bad batch")
 
     callbacks = [
@@ -68,15 +68,15 @@ def train(folder, how, number):
     return {"weights": weights, "first": began[0], "last": began[-1]}
 
 
-def job(tmp_path, folder, how, number=0, grace=3, **kwargs):
+def job(tmp_path, folder, failure, number=0, grace=3, **kwargs):
     """Runs the job; returns its result, and what worker 1 has saved if it finished."""
-    own = [{cluster.RESULT_VARIABLE: str(tmp_path / f"{how}_{i}")} for i in range(2)]
-    arguments = json.dumps([str(tmp_path / folder), how, number])
+    own = [{cluster.RESULT_VARIABLE: str(tmp_path / f"{failure}_{i}")} for i in range(2)]
+    arguments = json.dumps([str(tmp_path / folder), failure, number])
     command = forks.command(cluster.ENVIRONMENT, cluster.__file__, __file__, "train", arguments)
     result = launch.run(
         command, 2, env=cluster.ENVIRONMENT, worker_env=own, timeout=100, grace=grace, **kwargs
     )
-    saved = tmp_path / f"{how}_1"
+    saved = tmp_path / f"{failure}_1"
     return result, cluster._load(saved) if saved.exists() else None
 
 

@@ -58,7 +58,7 @@ def train_with_switches(cases):
                     self.model.optimizer.enable()
 
         key = f"{family}, {name}"
-        found[f"{key}, said"] = "dense until `enable()`" in str(model.optimizer.explain())
+        found[f"{key}, explained"] = "dense until `enable()`" in str(model.optimizer.explain())
         found[f"{key}, predicted"] = model.optimizer.bytes_per_step()
         model.fit(data, epochs=1, verbose=0, steps_per_epoch=2)
         dense.fit(data, epochs=1, verbose=0, steps_per_epoch=2)
@@ -108,7 +108,7 @@ def test_disable_and_enable(cases):
         for family, name in cases:
             key = f"{family}, {name}"
             dense = seen[f"{key}, dense bytes"]
-            assert seen[f"{key}, dense"] < 1e-6 and seen[f"{key}, said"], key
+            assert seen[f"{key}, dense"] < 1e-6 and seen[f"{key}, explained"], key
             sent = seen[f"{key}, sent"]
             assert (sent[:2] == dense).all(), (key, sent)
             assert (sent[2:] < 0.5 * dense).any(), (key, sent)
@@ -132,7 +132,7 @@ def local_steps(folder):
     data = problems.dataset(64, 16)
     batches = iter(strategy.experimental_distribute_dataset(data.repeat()))
 
-    def made(method, inner):
+    def make_training(method, inner):
         with strategy.scope():
             model = problems.network(keras)
             optimizer = rs.DistributedOptimizer(inner, method)
@@ -146,7 +146,7 @@ def local_steps(folder):
         ("momentum", rs.LocalSGD(steps=4), keras.optimizers.SGD(0.05, momentum=0.9)),
         ("Adam", rs.DiLoCo(steps=4), keras.optimizers.Adam(0.05)),
     ):
-        model, optimizer, step = made(method, inner)
+        model, optimizer, step = make_training(method, inner)
         for _ in range(6):
             step(next(batches))
         optimizer.disable()
@@ -160,7 +160,7 @@ def local_steps(folder):
             step(next(batches))
         found[f"{name}, on"] = weights(model)
 
-    model, optimizer, step = made(rs.DiLoCo(steps=4), keras.optimizers.SGD(0.05))
+    model, optimizer, step = make_training(rs.DiLoCo(steps=4), keras.optimizers.SGD(0.05))
     path = os.path.join(folder, f"{problems.rank()}.weights.h5")
     plain = problems.network(keras)
     plain.set_weights(model.get_weights())

@@ -42,8 +42,8 @@ def train_everything(folder):
     from tf_redsync.auto import cost, probe
 
     x, y = levels.batches(STEPS)
-    mine = pathlib.Path(folder) / f"worker_{problems.rank()}"
-    mine.mkdir()
+    own_folder = pathlib.Path(folder) / f"worker_{problems.rank()}"
+    own_folder.mkdir()
     sgd = lambda: keras.optimizers.SGD(0.05)  # noqa: E731
     redsync = rs.RedSync(density=0.1, dense_below=16, momentum=0.5)
 
@@ -57,7 +57,7 @@ def train_everything(folder):
         found[name] = training.train(x, y)
         return training
 
-    def both(name, optimizer, library=keras):
+    def train_pair(name, optimizer, library=keras):
         """Train hosts of two replicas and hosts of one; returns the two trainings."""
         pair = [train(f"{name}/{replicas}", replicas, optimizer, library) for replicas in (2, 1)]
         for replicas, training in zip((2, 1), pair, strict=True):
@@ -67,30 +67,30 @@ def train_everything(folder):
 
     train("plain", 2, sgd)
     train("dense", 2, wrapped(rs.Dense()))
-    pair = both("redsync", wrapped(redsync))
+    pair = train_pair("redsync", wrapped(redsync))
     found["table"] = str(pair[0].optimizer.explain())
     found["config"] = json.dumps(pair[0].optimizer.get_config()["two_levels"])
     train("replicas", 2, wrapped(redsync, two_levels=False))
     if DEEP:
-        both("shared state", wrapped(rs.PowerSGD(rank=2)))
+        train_pair("shared state", wrapped(rs.PowerSGD(rank=2)))
         # So sparse that plain SGD gets the totals as coordinates, after two dense steps.
         warm_up = rs.DenseWarmUp(steps=2)
-        both("switching", wrapped(rs.RedSync(density=0.01, dense_below=16, warm_up=warm_up)))
-        both("all-to-all", wrapped(rs.contrib.SparDL(density=0.1)))
-        both("pairs", wrapped(rs.contrib.GTopK(density=0.1)))
-        both("tf_keras", wrapped(redsync, lambda: tf_keras.optimizers.SGD(0.05)), tf_keras)
+        train_pair("switching", wrapped(rs.RedSync(density=0.01, dense_below=16, warm_up=warm_up)))
+        train_pair("all-to-all", wrapped(rs.contrib.SparDL(density=0.1)))
+        train_pair("pairs", wrapped(rs.contrib.GTopK(density=0.1)))
+        train_pair("tf_keras", wrapped(redsync, lambda: tf_keras.optimizers.SGD(0.05)), tf_keras)
 
     # On a network so slow that Auto compresses, and tries dense steps from the fifth one on.
     measured, probe.link = probe.link, lambda network: cost.Link.of(rate=1e3, latency=0.0)
     auto = rs.Auto(candidates=(rs.TopK(density=0.1, dense_below=0),))
     if DEEP:
-        two, _ = both("trial", wrapped(auto))
+        two, _ = train_pair("trial", wrapped(auto))
     else:
         two = train("trial/2", 2, wrapped(auto))
     found["link"] = str(measured(two.optimizer.exchange.network))
     found |= not_finite(wrapped, keras, x, y, redsync)
-    found |= saved(mine, wrapped(redsync), keras, *pair)
-    found |= fitted(mine, keras, wrapped(redsync))
+    found |= saved(own_folder, wrapped(redsync), keras, *pair)
+    found |= fitted(own_folder, keras, wrapped(redsync))
     found |= refused(wrapped, keras)
     return found
 

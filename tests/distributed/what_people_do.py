@@ -82,12 +82,12 @@ class Trainer:
             fit: Further arguments of `fit`.
         """
         with self.strategy.scope():
-            made = build()
-            if not isinstance(made, self.keras.Model):
+            network = build()
+            if not isinstance(network, self.keras.Model):
                 model_class = self._own_train_step() if self.way == "train_step" else None
-                made = (model_class or self.keras.Model)(*made)
-            self.compile(made, loss, optimizer, options)
-        return self.go_on(made, data, loss, epochs, **fit)
+                network = (model_class or self.keras.Model)(*network)
+            self.compile(network, loss, optimizer, options)
+        return self.go_on(network, data, loss, epochs, **fit)
 
     def compile(self, model, loss="mse", optimizer=None, options=None):
         """Compile with a new optimizer."""
