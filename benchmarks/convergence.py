@@ -80,7 +80,7 @@ def _loopback(args, settings, found, row, kept, progress) -> dict[str, Any]:
     row["commit"] = ", ".join(training.commits) or None
     progress.begin(name, training.number)
     if training.number:
-        print(f"{name}: goes on at step {training.number}", flush=True)
+        print(f"{name}: resumes at step {training.number}", flush=True)
 
     def evaluated(training: local_training.Training) -> None:
         kept.add({**row, "curve": training.curve})
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         train(args, settings, found, kept)
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on" if args.json else "\ninterrupted")
+        print("\ninterrupted; the same command resumes" if args.json else "\ninterrupted")
         return INTERRUPTED
     rows = [r for m in args.methods for s in args.seed_list if (r := kept.row(m, s))]
     title = f"{args.task}, {args.model}, {args.workers} workers, {settings.steps} steps"

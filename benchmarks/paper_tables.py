@@ -148,7 +148,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     names = parser.add_subparsers(dest="table", required=True, metavar="TABLE")
     for name, table in TABLES.items():
         sub = names.add_parser(name, help=table.title, allow_abbrev=False)
-        sub.add_argument("--json", type=Path, help="file of rows; a call that finds it goes on")
+        sub.add_argument(
+            "--json", type=Path, help="file of rows; a call with an existing file resumes"
+        )
         sub.add_argument("--rows", help="numbers of rows from 1 on, such as 1,3 (default: all)")
         if table.kind in ("digits", "time"):
             for flag, value in table.settings.items():
@@ -202,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"paper_tables.py: {error}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
-            print("\ninterrupted; the same command goes on" if args.json else "\ninterrupted")
+            print("\ninterrupted; the same command resumes" if args.json else "\ninterrupted")
             return 130
     print(f"\n{table.title}\n\n{markdown(heads, cells)}")
     print(f"\nThe paper: {table.paper}\nNot comparable: {table.not_comparable}")

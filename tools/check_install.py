@@ -245,7 +245,7 @@ def main():
     parser.add_argument("--this", action="store_true", help="only this interpreter's TensorFlow")
     parser.add_argument("--tensorflow", help="only this one, as for pip")
     parser.add_argument("--python", help="interpreter for --tensorflow")
-    parser.add_argument("--keep", help="folder that does not exist yet, for what is made")
+    parser.add_argument("--keep", help="new folder in which to keep the environments")
     options = parser.parse_args()
     folder = pathlib.Path(options.keep or tempfile.mkdtemp(prefix="check_install-")).absolute()
     folder.mkdir(exist_ok=options.keep is None)

@@ -262,7 +262,7 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu_check"))
     parser.add_argument("--only", nargs="+", choices=list(STEPS), default=list(STEPS))
-    parser.add_argument("--emulate", action="store_true", help="without a GPU, what can be")
+    parser.add_argument("--emulate", action="store_true", help="run the steps that need no GPU")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
     problem = None if args.emulate else d.cuda_problem()

@@ -53,7 +53,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--evaluations", type=int, default=6, help="how often the test set is evaluated")
     add("--data_dir", type=Path, help="folder with the data, for all tasks but digits")
     add("--threads", type=int, help="of TensorFlow (default: all cores)")
-    add("--json", type=Path, help="file for the rows; a call that finds it goes on")
+    add("--json", type=Path, help="file for the rows; a call with an existing file resumes")
     add("--save_seconds", type=float, metavar="S",
         help="keep the state of a row in --json's folder every S seconds, besides after each "
         "evaluation")  # fmt: skip

@@ -125,7 +125,7 @@ class Queue:
             self._stopped = not self._stopped
             for process in self._running.values():
                 os.killpg(process.pid, signal.SIGSTOP if self._stopped else signal.SIGCONT)
-            _log("paused" if self._stopped else "goes on")
+            _log("paused" if self._stopped else "resumed")
 
 
 def _log(text: str) -> None:
@@ -177,8 +177,8 @@ def main(argv: Sequence[str] | None = None, setups: Sequence[Setup] = SETUPS) ->
     add("--setups", nargs="+", metavar="NAME", choices=[setup.name for setup in setups],
         help="only these, such as resnet9 (default: all)")  # fmt: skip
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--list", action="store_true", help="print all runs and where they are")
-    what.add_argument("--run", action="store_true", help="train the runs that are left")
+    what.add_argument("--list", action="store_true", help="print all runs and their progress")
+    what.add_argument("--run", action="store_true", help="train the remaining runs")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     folder = args.folder.resolve()

@@ -134,7 +134,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--workers", type=int, default=4)
     add("--steps", type=int, default=300)
     add("--batch", type=int, default=32, help="examples per worker and step")
-    add("--seeds", type=int, default=3, help="trainings that are averaged over")
+    add("--seeds", type=int, default=3, help="number of seeds to average over")
     add("--learning_rate", type=float, default=0.2)
     add("--json", help="file for the rows")
     add("--plot", help="PNG file for a picture")

@@ -40,7 +40,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--peers", default=",".join(runs.PEERS), help="names separated by commas (default: all)")
-    add("--methods", help="tf_redsync's, as step_time.py takes them (default: the usual ones)")
+    add("--methods", help="tf_redsync's methods, as in step_time.py (default: common ones)")
     add("--workers", type=int, default=2)
     add("--rate", default="1gbit", help="of each direction of each link; none: loopback, not root")
     add("--model", choices=common.MODELS, default="mlp")

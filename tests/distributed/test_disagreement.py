@@ -12,7 +12,7 @@ from tests.distributed.cluster import fail_workers, run_workers
 
 
 def build_differently(strategy, difference):
-    """Build workers that differ in `what` by rank, then try to train a step."""
+    """Build workers that differ in `difference` by rank, then try to train a step."""
     import keras
 
     import tf_redsync as rs

@@ -306,7 +306,8 @@ def test_a_checkpoint_of_another_job_in_the_same_directory_stays(tmp_path):
     checkpoint = rs.callbacks.Checkpoint(tmp_path, every=4)
     callbacks = [checkpoint, at_the_end_of_steps(other_job)]
     with pytest.warns(UserWarning, match=r"checkpoint-000002 .* step 8(.|\n)*Another job"):
-        build_model("keras3").fit(DATA["shuffled once"][0](), epochs=1, verbose=0, callbacks=callbacks)
+        data = DATA["shuffled once"][0]()
+        build_model("keras3").fit(data, epochs=1, verbose=0, callbacks=callbacks)
     assert all(path.read_bytes() == data for path, data in files.items())
     assert Store(tmp_path).numbers() == [3, 2, 1]
 

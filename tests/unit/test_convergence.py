@@ -235,11 +235,11 @@ def test_finished_rows_are_kept_and_an_interrupted_row_resumes(tmp_path, capsys,
 
     monkeypatch.setattr(Training, "_measure", interrupted)
     assert convergence.main(flags) == convergence.INTERRUPTED
-    assert calls == [3, 6, 9, 3, 6] and "the same command goes on" in capsys.readouterr().out
+    assert calls == [3, 6, 9, 3, 6] and "the same command resumes" in capsys.readouterr().out
     assert convergence.main([*flags, "--plot", str(plot)]) == 0
     assert calls[5:] == [6, 9]
     out = capsys.readouterr().out
-    assert "1 rows are in" in out and "Dense(), seed 0: goes on at step 3" in out
+    assert "1 rows are in" in out and "Dense(), seed 0: resumes at step 3" in out
     assert "[1/1] Dense(), seed 0: step 9/9" in out and "0:00:00 left" in out
     assert plot.read_bytes().startswith(b"\x89PNG")
     content = json.loads(path.read_text())
@@ -326,7 +326,7 @@ def test_state_of_other_settings_is_rejected(tmp_path, monkeypatch, capsys):
     assert state.read_bytes() == before and not path.exists()
     without(state, "settings", "commits")
     assert convergence.main([*flags, "0.02"]) == 0
-    assert "goes on at step 2" in capsys.readouterr().out
+    assert "resumes at step 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -212,7 +212,7 @@ def test_killed_paused_and_resumed_runs_are_bitwise_equal(tmp_path, queue):
     second = queue(folder)
     other = queue(whole)
     assert second.wait(120) == other.wait(120) == 0
-    assert "goes on at step" in log.read_text()
+    assert "resumes at step" in log.read_text()
     rows = [standard_runs.row_of(next(runs_of([ONE], f)), f) for f in (folder, whole)]
     for key in ("metric", "loss", "bits", "sent_bytes", "curve"):
         assert rows[0][key] == rows[1][key], key
