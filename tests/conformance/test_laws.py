@@ -93,10 +93,10 @@ def conservation_error(record) -> tuple[float, float]:
             sum(np.float64(s["residual"][i]) if "residual" in s else 0.0 for s in states)
             for states in (record.old_states, record.new_states)
         ]
-        put_in = sum(np.float64(g[i]) for g in record.grads) + residuals[0]
-        came_out = np.float64(record.totals[0][i]) + residuals[1]
-        if np.size(put_in):
-            worst = max(worst, float(np.abs(put_in - came_out).max()))
+        accumulated = sum(np.float64(g[i]) for g in record.grads) + residuals[0]
+        delivered = np.float64(record.totals[0][i]) + residuals[1]
+        if np.size(accumulated):
+            worst = max(worst, float(np.abs(accumulated - delivered).max()))
             scale = max(scale, *(float(np.abs(g[i]).max()) for g in record.grads))
             scale = max(scale, float(np.abs(residuals[0]).max()))
     return worst, scale
@@ -106,13 +106,13 @@ def conservation_error(record) -> tuple[float, float]:
 def test_conservation(name, workers, phase):
     """sum(gradient + old residual) = total + sum(new residual), unless declared otherwise."""
     records = recorded(name, workers, phase)
-    surpluses = [conservation_error(r) for r in records]
+    errors = [conservation_error(r) for r in records]
     if TABLE[name].method.traits.conserves:
-        for worst, scale in surpluses:
+        for worst, scale in errors:
             assert worst <= 1e-6 * workers * scale
     elif phase == "exchange" and workers > 1:
         # The declaration is needed: something is added (momentum) or dropped.
-        assert max(worst / scale for worst, scale in surpluses) > 1e-3
+        assert max(worst / scale for worst, scale in errors) > 1e-3
 
 
 # -------------------------------------------------------------------------- sending everything

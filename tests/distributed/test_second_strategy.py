@@ -58,7 +58,7 @@ def train_twice():
     found["again"] = problems.digest(cell(rs.RedSync(density=0.1), timeout_seconds=300))
     found["other"] = problems.digest(cell(rs.Dense(), units=20))
     first.fit(problems.dataset(64, 16), epochs=1, verbose=0)
-    found["goes_on"] = problems.digest(first)
+    found["continued"] = problems.digest(first)
     found["step"] = int(first.optimizer.exchange.step.numpy())
     found["heartbeat"] = error_text(heartbeat_seconds=40)
     found["for_ever"] = error_text(timeout_seconds=None)
@@ -69,10 +69,10 @@ def train_twice():
 
 def test_both_strategies_train():
     one, other = run_workers(train_twice)
-    for name in ("first", "again", "other", "goes_on", "last", "step"):
+    for name in ("first", "again", "other", "continued", "last", "step"):
         assert one[name] == other[name]
     assert one["first"] == one["again"] == one["last"]
-    assert one["step"] == 12 and one["goes_on"] != one["first"]
+    assert one["step"] == 12 and one["continued"] != one["first"]
     for found in (one, other):
         assert "heartbeat_seconds=40" in found["heartbeat"]
         assert "timeout_seconds=None" in found["for_ever"]
