@@ -71,7 +71,7 @@ class Server:
     def __init__(self, timeout: float, secret: str):
         self.membership = Membership(timeout, time.monotonic(), output.say)
         self._secret = secret
-        self._strangers = handshake.Strangers()
+        self._unauthenticated = handshake.UnauthenticatedConnections()
         self._connected: set[Connection] = set()
 
     async def run(self, listening: socket.socket) -> tuple[int, str]:
@@ -92,13 +92,13 @@ class Server:
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = Connection(reader, writer)
-        self._strangers.add(line)
+        self._unauthenticated.add(line)
         node: Node | None = None
         beat: asyncio.Task[None] | None = None
         try:
             await line.open(self._secret, calls=False)
             await line.receive()  # an empty message, since the caller did not know its address yet
-            self._strangers.remove(line)
+            self._unauthenticated.remove(line)
             words = await line.receive()
             self._connected.add(line)
             node = self.membership.join(words, line.send, time.monotonic())
@@ -113,7 +113,7 @@ class Server:
             if error.unsigned:
                 line.send()  # signed, so that a node with another secret detects it
                 await line.finish()
-                self._strangers.report(writer.get_extra_info("peername")[0])
+                self._unauthenticated.report(writer.get_extra_info("peername")[0])
         except asyncio.CancelledError:  # the job is over
             pass
         finally:
@@ -121,7 +121,7 @@ class Server:
                 beat.cancel()
             if node is not None:
                 self.membership.lose(node, time.monotonic())
-            self._strangers.remove(line)
+            self._unauthenticated.remove(line)
             self._connected.discard(line)
             line.close()
 

@@ -29,8 +29,8 @@ from tf_redsync import environment
 ANSWER_SECONDS = 3.0
 _RESOLVED_SECONDS = 0.5  # for a name that was resolved before a connection was tried
 LIMIT = 1 << 20  # bytes in a line: enough for the names of some thousand workers
-MOST_STRANGERS = 128  # unauthenticated connections at a time; a process has 1,024 descriptors
-_MOST_HOSTS = 8  # named in warnings
+MAX_UNAUTHENTICATED = 128  # connections at a time; a process often has 1,024 descriptors
+_MAX_REPORTED_HOSTS = 8
 _MAGIC = b"tf_redsync "
 _CHALLENGE = re.compile(r"[0-9a-f]{32}")
 _OTHER_VERSION = "the process there speaks another protocol: another version of tf_redsync?"
@@ -213,33 +213,37 @@ class Connection:
         self._writer.close()
 
 
-class Strangers:
-    """Callers of this process that have not sent a signed line.
+class UnauthenticatedConnections:
+    """Accepted connections whose callers have not sent a signed message.
 
-    Above `MOST_STRANGERS` the oldest connection is closed, so that a flood of connections does not
-    use up this process's descriptors.
+    Above `limit` the oldest connection is closed, so that a flood of connections does not use up
+    this process's descriptors. A worker whose connection is closed calls again.
+
+    Args:
+        limit: Number of connections.
     """
 
-    def __init__(self) -> None:
-        self._lines: dict[Connection, None] = {}  # in the order of arrival
+    def __init__(self, limit: int = MAX_UNAUTHENTICATED) -> None:
+        self._limit = limit
+        self._connections: dict[Connection, None] = {}  # in the order of arrival
         self._hosts: set[str] = set()
 
-    def add(self, line: Connection) -> None:
+    def add(self, connection: Connection) -> None:
         """Add an accepted connection."""
-        self._lines[line] = None
-        if len(self._lines) > MOST_STRANGERS:
-            oldest = next(iter(self._lines))
+        self._connections[connection] = None
+        if len(self._connections) > self._limit:
+            oldest = next(iter(self._connections))
             self.remove(oldest)
             oldest.close()
 
-    def remove(self, line: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """Remove a connection that is authenticated or closed."""
-        self._lines.pop(line, None)
+        self._connections.pop(connection, None)
 
     def report(self, host: str) -> None:
         """Warn of an unauthenticated caller, once for each of the first few hosts."""
         host = host.removeprefix("::ffff:")
-        if host not in self._hosts and len(self._hosts) < _MOST_HOSTS:
+        if host not in self._hosts and len(self._hosts) < _MAX_REPORTED_HOSTS:
             self._hosts.add(host)
             _logger.warning(
                 "a process at %s has called with another %s or without one; it got no answer",
@@ -253,7 +257,9 @@ async def start_server(
     listening: socket.socket,
 ) -> asyncio.Server:
     """Serve on a socket; asyncio accepts up to `backlog` connections before it calls `answer`."""
-    return await asyncio.start_server(answer, sock=listening, limit=LIMIT, backlog=MOST_STRANGERS)
+    return await asyncio.start_server(
+        answer, sock=listening, limit=LIMIT, backlog=MAX_UNAUTHENTICATED
+    )
 
 
 async def call(address: str, secret: str, **words: Any) -> Connection:

@@ -165,7 +165,9 @@ class Rendezvous:
         self.connections: dict[str, socket.socket] = {}  # by worker, for the startup monitor
         self.me = Identity(cluster.rank, cluster.tasks)
         self._secret = os.environ.get(environment.JOB, "")
-        self._strangers = handshake.Strangers()
+        self._unauthenticated = handshake.UnauthenticatedConnections(
+            max(handshake.MAX_UNAUTHENTICATED, 2 * len(cluster.addresses))
+        )
         self._started = time.monotonic()
         self._main: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
@@ -268,11 +270,11 @@ class Rendezvous:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = Connection(reader, writer)
-        self._strangers.add(line)
+        self._unauthenticated.add(line)
         try:
             await line.open(self._secret, calls=False)
             words = await line.receive()
-            self._strangers.remove(line)
+            self._unauthenticated.remove(line)
             line.send(**vars(self.me))
             await self.greet(words, line)
             await line.flush()
@@ -281,11 +283,11 @@ class Rendezvous:
                 self.note_started_tensorflow()
             if error.unsigned:
                 line.send()  # signed, so that a worker with another secret detects it
-                self._strangers.report(writer.get_extra_info("peername")[0])
+                self._unauthenticated.report(writer.get_extra_info("peername")[0])
         except asyncio.CancelledError:  # the rendezvous is over
             pass
         finally:
-            self._strangers.remove(line)
+            self._unauthenticated.remove(line)
             line.close()
 
     def note_started_tensorflow(self) -> None:
