@@ -27,7 +27,7 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from tests.chaos import cables, hosts, processes, restarts, surroundings, together  # noqa: E402, F401, they fill the table
+from tests.chaos import cables, environment_scenarios, hosts, processes, restarts, together  # noqa: E402, F401, they fill the table
 from tests.chaos.bench import SCENARIOS, Bench, Outcome, Scenario  # noqa: E402
 
 SHORT = ("bad_day", "missing")

@@ -7,8 +7,8 @@ import signal
 import time
 
 from tests.chaos.bench import Bench, Outcome, error_of, must, no_mounts, scenario, small_disk
+from tests.chaos.environment_scenarios import fill, newest
 from tests.chaos.job import Job
-from tests.chaos.surroundings import fill, newest
 from tests.chaos.training import Settings
 
 PAUSE = 2.0  # seconds

@@ -96,7 +96,7 @@ def train_with_different_methods(strategy):
     return "nothing"
 
 
-LOOPED, FITTED = True, False  # more loops: test_habits.py, test_what_people_do.py
+LOOPED, FITTED = True, False  # more loops: test_habits.py, test_user_code.py
 OURS = [("keras3", LOOPED)]
 PLAIN = [("tf_keras", LOOPED), ("Lookahead", FITTED)]
 if DEEP:

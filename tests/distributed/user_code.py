@@ -1,4 +1,4 @@
-"""Typical Keras user code, row by row; test_what_people_do.py runs the rows on real workers.
+"""Typical Keras user code, row by row; test_user_code.py runs the rows on real workers.
 
 A row is a function of a `Trainer` with code that a user would write: a model, data, and training.
 The `Trainer` knows the library, the way (`fit`, a custom `train_step` or a loop), and the

@@ -1,4 +1,4 @@
-"""Typical Keras user code on two real workers: the rows of `what_people_do.py`.
+"""Typical Keras user code on two real workers: the rows of `user_code.py`.
 
 A commit runs one row of each kind. `pytest --deep` runs all rows in all libraries and ways,
 including the large models and 3,000 steps, and compares with the plain optimizer where possible;
@@ -74,7 +74,7 @@ def chosen(rows):
 def train_all():
     """Train all chosen rows with RedSync, and some with a dense exchange and without a wrapper."""
     import tf_redsync as rs
-    from tests.distributed import what_people_do
+    from tests.distributed import user_code
 
     strategy = rs.MultiWorkerMirroredStrategy()
     wraps = {
@@ -85,10 +85,10 @@ def train_all():
         "plain": lambda inner: inner,
     }
     results = {}
-    for library, way, name, compared in chosen(what_people_do.ROWS):
+    for library, way, name, compared in chosen(user_code.ROWS):
         for kind, wrap in wraps.items():
             if kind == "redsync" or compared:
-                found = what_people_do.run(strategy, library, way, name, wrap)
+                found = user_code.run(strategy, library, way, name, wrap)
                 key = f"{library} {way} {name}"
                 results.update({f"{key}/{kind}/{k}": v for k, v in found.items()})
     return results
