@@ -236,6 +236,13 @@ class CodedGMCOracle:
             for own in self.top_k.residuals
         ]
 
+    def follow(self, states) -> None:
+        """Continues from the state of float32 workers, where near ties round differently."""
+        self.top_k.residuals = [
+            [np.array(r) - self.share * b for r, b in zip(s["residual"], self.before, strict=True)]
+            for s in states
+        ]
+
     def step(self, grads) -> list[np.ndarray]:
         """Runs one step on `grads[worker][tensor]`, which are g / K; returns the totals."""
         own = [[self.share * b + g for g, b in zip(gs, self.before, strict=True)] for gs in grads]
