@@ -232,6 +232,15 @@ def test_page_shows_the_rows():
     for part in table(standard_runs.SETUPS, rows).split("\n\n**"):
         name, lines = part.removeprefix("**").split("**\n\n")
         assert lines in (page if name in full else archive), name
+    control = [
+        rows.parent / "resnet9_dense_on_cpus.json",
+        rows / "resnet9-dense-full-0.4-seed0.json",
+    ]
+    on_cpus, on_gpu = (json.loads(path.read_text())["rows"][0] for path in control)
+    assert (on_cpus["device"], on_gpu["device"]) == ("CPU", "NVIDIA H200")
+    assert (
+        f"{on_cpus['metric']:.2f} % on CPUs" in page and f"{on_gpu['metric']:.2f} % on the" in page
+    )
 
 
 @pytest.mark.parametrize("name", ["resnet9", "gpt"])
