@@ -66,7 +66,9 @@ class Ledger:
 
 def specs_of(shapes):
     last = len(shapes) - 1
-    return [TensorSpec(f"t/{i}", s, position=i, output_layer=i == last) for i, s in enumerate(shapes)]
+    return [
+        TensorSpec(f"t/{i}", s, position=i, output_layer=i == last) for i, s in enumerate(shapes)
+    ]
 
 
 class History(RuleBasedStateMachine):
