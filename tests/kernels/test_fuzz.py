@@ -196,7 +196,7 @@ def test_coded_message(seed, value_bits, changes):
     check(
         lambda: coded_sums(ops.backend(), value_bits, sizes, tuple(k))(messages),
         lambda: decode_coded_numpy(messages, [(n,) for n in sizes], k, value_bits),
-        ("flag", "count", "bits", "index", "value"),
+        ("flag", "count", "number of ones", "bits", "index", "value"),
         # Tracing the reference takes seconds.
         ("native", "tensorflow") if value_bits == 3 or DEEP or EXAMPLES else ("native",),
     )  # fmt: skip
