@@ -229,10 +229,10 @@ def test_without_a_compiler_a_folder_of_another_user_is_no_error(tree):
 def test_the_default_folder(tree):
     variables = {"TF_REDSYNC_CACHE": "", "XDG_CACHE_HOME": "relative", "HOME": str(tree / "home")}
     assert ask(tree, env=variables)[0].startswith(str(tree / "home" / ".cache" / "tf_redsync"))
-    nobody = "os.environ.pop('HOME'); import pwd; pwd.getpwuid = {}.__getitem__"
-    answer, said = ask(tree, env=variables, change=nobody)
+    no_home = "os.environ.pop('HOME'); import pwd; pwd.getpwuid = {}.__getitem__"
+    answer, printed = ask(tree, env=variables, change=no_home)
     assert answer.startswith("error: This user has no home") and "Set TF_REDSYNC_CACHE" in answer
-    assert len(answer.splitlines()) == 1 and said == ""
+    assert len(answer.splitlines()) == 1 and printed == ""
 
 
 def test_python_does_not_search_the_scripts_folder(tree):

@@ -225,7 +225,7 @@ REFUSED = {
     "another dtype": (bad_dtype, "dtype float32. Received: dtype=float64"),
     "another shape": (bad_shape, "states/.*received \\(7,\\)"),
     "a negative counter": (put(step=np.int64(-1)), "'step' of a part must be an integer"),
-    "a counter that is none": (put(step=np.float64(3)), "'step' of a part must be an integer"),
+    "a counter in float64": (put(step=np.float64(3)), "'step' of a part must be an integer"),
     "more in a row than at all": (
         lambda parts: [p.update(skipped_in_a_row=np.int64(3)) for p in parts],
         "'skipped_in_a_row' from 0 to 2. Received: 3",

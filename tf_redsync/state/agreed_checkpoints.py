@@ -333,7 +333,8 @@ class Checkpoints:
         if not self.leads or all_failed is _NO_ANSWER:
             return
         if any(all_failed):
-            self._clean_up(lambda: taken or self._store.remove(number))
+            if not taken:
+                self._clean_up(lambda: self._store.remove(number))
         else:
             subject = manifest.subject
             self._clean_up(lambda: self._store.remove_old(self._keep, subject, self._refused))
