@@ -332,6 +332,31 @@ time.sleep(60)
     assert "forwarded to workers 0, 1" in err
 
 
+def test_later_sigusr1_does_not_end_workers_that_save(tmp_path):
+    body = """
+signal.signal(signal.SIGUSR1, lambda *_: print('asked', flush=True))
+print('ready', flush=True)
+signal.pause()
+time.sleep(1)
+print('saved', flush=True)
+sys.exit(75)
+"""
+    program = """
+import sys
+from tf_redsync import stopping
+from tf_redsync.cli import launch
+stopping.SAME_SECONDS = 0.0  # signals within it are ignored in any case
+sys.exit(launch.main(sys.argv[1:]))
+"""
+    args = [sys.executable, "-c", program, "-n", "1", script(tmp_path, body)]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        for line in ("ready", "asked"):
+            assert job.stdout.readline() == f"[worker 0] {line}\n"
+            job.send_signal(signal.SIGUSR1)
+        out, err = job.communicate(timeout=20)
+    assert (job.returncode, out) == (75, "[worker 0] saved\n"), err
+
+
 def test_ignored_signals_at_the_start(tmp_path):
     """`nohup` ignores SIGHUP; an ignored SIGCHLD would hide the ends of workers."""
     body = "print('ready', flush=True)\ntime.sleep(1)\nprint('done')"

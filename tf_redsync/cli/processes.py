@@ -450,8 +450,9 @@ class Job:
         while self._signals:
             number = self._signals.popleft()
             asks = number in stopping.SIGNALS
-            if asks and self._asked_at is not None and now - self._asked_at < stopping.SAME_SECONDS:
-                continue
+            if asks and self._asked_at is not None:  # the rule of `stopping.StopSignals`
+                if number == signal.SIGUSR1 or now - self._asked_at < stopping.SAME_SECONDS:
+                    continue
             self._asked_at = now if asks else self._asked_at
             if self._kill_at is None:
                 self.say(f"{signal.Signals(number).name}: forwarded to {self._names()}.")
