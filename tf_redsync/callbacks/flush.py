@@ -18,8 +18,8 @@ class Flush(OfBothKeras):
     continues the training.
 
     The residuals of many steps make a large step, which costs accuracy unless the learning rate has
-    decayed (docs/momentum.md, "At the end"). Flush if every gradient must be applied, not to
-    improve the model.
+    decayed (docs/momentum.md, "The residual at the end"). Flush if every gradient must be applied,
+    not to improve the model.
 
     Pass it to `fit` of Keras 3 or tf_keras on all workers.
 

@@ -328,8 +328,9 @@ class Wrapper(AttributeForwarding):
         It runs one more step of the inner optimizer on the sums of all residuals. The step counts
         for the learning rate's schedule, weight decay and the optimizer's momentum. With local
         steps, residuals are weight changes and are added to the weights. Velocities are not
-        delivered, as in dense training. With gradient accumulation the step counts as a window, and
-        the sums of an unfinished window stay.
+        delivered, as in dense training; the momentum of `CodedGMC` is, as a part of its residual.
+        With gradient accumulation the step counts as a window, and the sums of an unfinished window
+        stay.
 
         Call it between two steps on all workers; `tf_redsync.callbacks.Flush` calls it at the end
         of `fit`.
