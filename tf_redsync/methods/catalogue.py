@@ -51,7 +51,9 @@ def methods_in(package: str) -> dict[str, type[Method]]:
 
 
 def table() -> Catalogue:
-    """Return all methods with paper, requests, bits sent per element, and conservation.
+    """Return all methods with paper, requests, bits per element, and conservation.
+
+    The bits are those that a worker passes to the collectives in a step.
 
     A method conserves gradients if it sends all of them sooner or later: the sum over workers of
     gradient and old residual equals the total plus the sum over workers of the new residual.
