@@ -57,7 +57,7 @@ def define(
         "exchange_config",
         None,
         "Replaces --exchange: the config of a method or policy from "
-        "tf_redsync.config.serialize, as JSON or as the path of a JSON file.",
+        "tf_redsync.methods.serialize, as JSON or as the path of a JSON file.",
         flag_values=values,
     )
     flags.DEFINE_float(
