@@ -330,6 +330,18 @@ def test_config_round_trip(family):
     assert again.get_config() == optimizer.get_config()
 
 
+def test_step_in_a_branch_is_rejected():
+    optimizer, variable = rs.DistributedOptimizer(sgd(), rs.Dense()), tf.Variable([1.0])
+    optimizer.build([variable])
+
+    @tf.function
+    def every_second_step(step):
+        if step % 2 == 0:
+            optimizer.apply_gradients([(tf.ones([1]), variable)])
+
+    assert_raises(ValueError, lambda: every_second_step(tf.constant(1)), "gradient_accumulation")
+
+
 @every_family
 def test_learning_rate_is_the_inner_one(family):
     optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.25), rs.Dense())

@@ -116,14 +116,14 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             trainable_variables: Their variables; `None`: those of `build`.
 
         Raises:
-            ValueError: the wrapper is inside another optimizer's branch.
+            ValueError: the step is inside a branch of the program or of another optimizer.
         """
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)  # may be a generator
             if len(grads) and not self.exchange.built:
                 self.build_if_needed(trainable_variables)
         if collectives.inside_branch():
-            raise _not_outermost()
+            raise _in_branch()
         apply = self.inner_optimizer.apply
         if not self._accumulates:
             self._adapter.run(apply, grads, trainable_variables)
@@ -181,11 +181,13 @@ def _take_into_scope(optimizer: Any) -> None:
             part._distribution_strategy = strategy
 
 
-def _not_outermost() -> ValueError:
+def _in_branch() -> ValueError:
     return ValueError(
-        "the DistributedOptimizer must be the outermost optimizer: its exchange cannot run inside "
-        "another optimizer's branch, where workers may disagree and deadlock. `compile` reorders a "
-        "LossScaleOptimizer; in a custom loop use DistributedOptimizer(LossScaleOptimizer(inner))."
+        "a DistributedOptimizer cannot run inside a branch (`tf.cond`, or `if` on a tensor), where "
+        "workers may disagree and deadlock. To update in every n-th step, set "
+        "`gradient_accumulation_steps` of the inner optimizer. The branch may also be that of "
+        "another optimizer: `compile` reorders a LossScaleOptimizer; in a custom loop use "
+        "DistributedOptimizer(LossScaleOptimizer(inner))."
     )
 
 
