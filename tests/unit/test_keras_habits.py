@@ -1,4 +1,4 @@
-"""Mixed precision, `.h5` files of tf_keras, and other Keras backends, in one process."""
+"""Keras features and classes of users around a wrapped optimizer, in one process."""
 
 import os
 import subprocess
@@ -115,6 +115,29 @@ def test_h5_files(family, tmp_path):
         for a, b in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
             np.testing.assert_array_equal(a.numpy(), b.numpy())
     fit(loaded)
+
+
+@pytest.mark.parametrize(("library", "steps"), [(keras, None), (keras, 2), (tf_keras, None)])
+def test_apply_gradients_of_a_users_class(library, steps):
+    """Such a class centralizes, scales or filters gradients."""
+
+    class Doubled(library.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, **kwargs):
+            return super().apply_gradients([(2.0 * g, v) for g, v in grads_and_vars], **kwargs)
+
+    options = {"gradient_accumulation_steps": steps} if steps else {}
+    weights = []
+    for wrap in (lambda inner: inner, lambda inner: rs.DistributedOptimizer(inner, rs.Dense())):
+        optimizer, v = wrap(Doubled(0.1, **options)), tf.Variable([1.0])
+        apply = tf.function(lambda o=optimizer, v=v: o.apply_gradients([(v.read_value(), v)]))
+        counted = [int(apply()) for _ in range(2)]
+        weights.append((v.numpy().tolist(), counted))
+    assert weights[0] == weights[1] and weights[0][1] == [1, 2]
+
+
+def test_apply_gradients_returns_iterations():
+    optimizer, v = small_model(keras, keras.optimizers.Adam(0.1)).optimizer, tf.Variable([1.0])
+    assert [int(optimizer.apply_gradients([(tf.ones([1]), v)])) for _ in range(2)] == [1, 2]
 
 
 def test_other_keras_backends_are_rejected():

@@ -65,6 +65,9 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             _accumulate_in_branches(applies, adapter)
         if applies is not inner_optimizer:
             loss_scaling.agree(inner_optimizer, adapter, finishes=not self._accumulates)
+        self.__dict__["_iterations"] = applies._iterations  # returned by Keras's `apply_gradients`
+        if type(inner_optimizer).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:
+            self.apply_gradients = self._apply_by_override
         self.built: bool = False
 
     def adopt_scaler(self, scaler: Any) -> None:
@@ -124,13 +127,24 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
                 self.build_if_needed(trainable_variables)
         if collectives.inside_branch():
             raise _in_branch()
-        apply = self.inner_optimizer.apply
-        if not self._accumulates:
-            self._adapter.run(apply, grads, trainable_variables)
-            return
+        run = self._accumulate if self._accumulates else self._adapter.run
+        run(self.inner_optimizer.apply, grads, trainable_variables)
+
+    def _accumulate(self, apply: Callable[..., Any], *args: Any) -> None:
+        """Run a step of an optimizer that updates only in some steps."""
         before = self.exchange.step.read_value()
-        self._adapter.run(apply, grads, trainable_variables, finish=False)
+        self._adapter.run(apply, *args, finish=False)
         self.exchange.average_after_updates(before)
+
+    def _apply_by_override(self, grads_and_vars: Any) -> Any:
+        """Run a step by the `apply_gradients` of a user's class, which may change gradients."""
+        pairs = list(grads_and_vars)
+        self.build_if_needed([variable for _, variable in pairs])
+        if collectives.inside_branch():
+            raise _in_branch()
+        run = self._accumulate if self._accumulates else self._adapter.run
+        run(self.inner_optimizer.apply_gradients, pairs)
+        return self._iterations
 
     @property
     def variables(self) -> list[Any]:
