@@ -39,6 +39,7 @@ from tf_redsync.keras import (
     fit_hook,
     patch_tf_keras,
     replica_seeds,
+    python_numbers,
     scalar_losses,
     statistics,
 )
@@ -57,6 +58,7 @@ compile_hook.install(keras.Model)
 scalar_losses.install()
 replica_seeds.install()
 device_iterators.install()
+python_numbers.install()
 
 
 @contextmanager

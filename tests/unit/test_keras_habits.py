@@ -140,6 +140,18 @@ def test_apply_gradients_returns_iterations():
     assert [int(optimizer.apply_gradients([(tf.ones([1]), v)])) for _ in range(2)] == [1, 2]
 
 
+def test_numbers_of_distributed_variables():
+    """Callbacks print `float(model.optimizer.learning_rate)`."""
+    with rs.MultiWorkerMirroredStrategy().scope():
+        model = small_model(keras, keras.optimizers.SGD(0.5))
+    fit(model)
+    assert isinstance(model.optimizer.learning_rate.value, tf.distribute.DistributedValues)
+    assert float(model.optimizer.learning_rate) == 0.5
+    assert int(model.optimizer.iterations) == 1
+    with pytest.raises(TypeError, match="scalar"):
+        float(model.layers[0].kernel)
+
+
 def test_other_keras_backends_are_rejected():
     ran = subprocess.run(
         [sys.executable, "-c", "import tf_redsync"],
