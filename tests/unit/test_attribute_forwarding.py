@@ -134,6 +134,23 @@ def test_variables_may_change_at_any_time():
     assert float(optimizer.inner_optimizer.beta_1.numpy()) == 0.5
 
 
+def test_learning_rate_set_in_a_traced_step():
+    optimizer = wrap(keras.optimizers.SGD(0.5), rs.CodedGMC(momentum=0.9))
+    variable = tf.Variable([1.0])
+    optimizer.build([variable])
+
+    @tf.function
+    def step():
+        optimizer.learning_rate = 0.5 / (tf.cast(optimizer.iterations, tf.float32) + 1.0)
+        optimizer.apply_gradients([(tf.zeros([1]), variable)])
+
+    step()
+    step()
+    assert float(optimizer.learning_rate) == 0.25
+    optimizer.learning_rate = keras.Variable(0.125)
+    assert float(optimizer.learning_rate) == 0.125
+
+
 def test_schedule_before_the_first_step():
     optimizer = wrap(keras.optimizers.SGD(0.1))
     optimizer.learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.0])

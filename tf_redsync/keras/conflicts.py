@@ -35,7 +35,7 @@ def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: An
         ValueError: the hyper-parameter is momentum, and a method of the policy has momentum, too.
     """
     exchanged = max(m.traits.momentum_in_exchange for m in policy.methods)
-    if value and exchanged and name in momentum.names(inner):
+    if exchanged and name in momentum.names(inner) and value:
         setting = dataclasses.replace(momentum.of(inner), values={name: value})
         raise _double_momentum_error(setting, exchanged)
 
