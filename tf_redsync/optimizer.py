@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from tf_redsync import checks, requirements
 from tf_redsync.auto import Auto
+from tf_redsync.config import imported_only
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.policy import Policy
@@ -86,6 +87,8 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         True
     """
 
+    saving = keras.saving
+
     @checks.suggesting
     def __new__(
         cls,
@@ -128,6 +131,13 @@ class DistributedOptimizer(Wrapper, abc.ABC):
             on_drift=on_drift,
         )
 
+    @staticmethod
+    @override
+    def inner_from_config(config: Any, custom_objects: Any = None) -> Any:
+        """Return the inner optimizer of a config, for `from_config`."""
+        with _family().saving.custom_object_scope(custom_objects or {}):
+            return _instance(imported_only(config))
+
     @classmethod
     @override
     def __subclasshook__(cls, other: type) -> bool:
@@ -135,13 +145,16 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         return cls is DistributedOptimizer and issubclass(other, Wrapper)
 
 
+def _family() -> Any:
+    """Return the library of optimizers that are given by name or config."""
+    return importlib.import_module("tf_keras") if requirements.wants_legacy_keras() else keras
+
+
 def _instance(optimizer: Any) -> Any:
     """Return the Keras optimizer of a name or a config; anything else unchanged."""
     if not isinstance(optimizer, (str, dict)):
         return optimizer
-    family: Any = keras
-    if requirements.wants_legacy_keras():
-        family = importlib.import_module("tf_keras")
+    family = _family()
     try:
         if isinstance(optimizer, dict) and "module" in optimizer:  # of any optimizer's `serialize`
             return family.saving.deserialize_keras_object(copy.deepcopy(optimizer))

@@ -330,6 +330,17 @@ def test_config_round_trip(family):
     assert again.get_config() == optimizer.get_config()
 
 
+def test_config_of_a_users_optimizer_without_the_wrappers_class():
+    class Own(keras.optimizers.SGD):
+        pass
+
+    optimizer = rs.DistributedOptimizer(Own(0.25), rs.TopK(density=0.5), check_every=7)
+    config = optimizer.get_config()
+    again = rs.DistributedOptimizer.from_config(config, {"Own": Own})
+    assert type(again) is type(optimizer) and type(again.inner_optimizer) is Own
+    assert again.get_config() == config
+
+
 def test_step_in_a_branch_is_rejected():
     optimizer, variable = rs.DistributedOptimizer(sgd(), rs.Dense()), tf.Variable([1.0])
     optimizer.build([variable])
