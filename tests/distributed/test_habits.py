@@ -376,6 +376,32 @@ def forgotten_scope(strategy):
     return {"digests": digests[:1], "step": int(optimizer.exchange.step.numpy())}
 
 
+def stateful_recurrent_layer(strategy):
+    """A stateful LSTM: its states belong to the rows of a worker's batches."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        layer, head = keras.layers.LSTM(4, stateful=True), keras.layers.Dense(1)
+        model = keras.Sequential([keras.Input(batch_shape=(8, 5, 2)), layer, head])
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.05), rs.TopK(density=0.5))
+        model.compile(optimizer, "mse")
+    alone = keras.layers.LSTM(4)
+    alone.build((8, 5, 2))
+    alone.set_weights([w.numpy() for w in layer.trainable_weights])
+    x = np.random.RandomState(0).randn(16 * STEPS, 5, 2).astype("float32")
+    own_rows = x[8 * problems.rank() :][:8]
+    model.evaluate(x[:16], x[:16, 0, :1], batch_size=16, verbose=0)
+    np.testing.assert_allclose(layer.states[0].numpy(), alone(own_rows), rtol=1e-5, atol=1e-6)
+    model.fit(x, x[:, 0, :1], batch_size=16, verbose=0)
+    states = strategy.gather(layer.states[0].value, axis=0).numpy()
+    assert (states[:8] != states[8:]).all()
+    return {"digests": [problems.digest(head)], "step": int(optimizer.exchange.step.numpy())}
+
+
 def branching_layer(strategy):
     """A layer of tf_keras with a Python `if` on a tensor, which AutoGraph converts, under `fit`."""
     import tensorflow as tf
@@ -431,6 +457,7 @@ SCENARIOS = {
     "tf_keras eager": looped("eager", "tf_keras"),
     "legacy": looped("traced", "legacy"),
     "branching layer": branching_layer,
+    "stateful": stateful_recurrent_layer,
     "forgotten scope": forgotten_scope,
     "gan": gan,
     "rows": batch_sizes,

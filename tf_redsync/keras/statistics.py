@@ -22,11 +22,14 @@ import tensorflow as tf
 from tf_redsync.ops.wire import all_finite
 
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_OF_ROWS = "tf_redsync_of_rows"  # marks a variable whose rows are those of a worker's batches
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input is the index
 
 
 def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether Keras updates a variable locally on each replica.
+
+    States of recurrent layers are marked: they belong to the rows of a worker's batches.
 
     Args:
         variable: A variable that the caller has just created.
@@ -36,13 +39,16 @@ def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
         tf.VariableSynchronization.ON_READ,
         tf.VariableAggregation.MEAN,
     ) == (getattr(variable, "synchronization", None), getattr(variable, "aggregation", None))
-    return (
+    candidate = (
         kwargs.get("trainable") is False
         and isinstance(variable, tf.distribute.DistributedValues)
         and variable.dtype.is_floating
         and (averaged_by_others or needs_averaging(variable))
-        and _creator_is_a_layer()
     )
+    creator = _creator() if candidate else None
+    if any(kind.__name__ == "RNN" for kind in type(creator).__mro__):  # of either library
+        setattr(variable, _OF_ROWS, True)
+    return creator is not None
 
 
 def needs_averaging(variable: Any) -> bool:
@@ -53,11 +59,12 @@ def needs_averaging(variable: Any) -> bool:
     return (
         variable.aggregation == tf.VariableAggregation.NONE
         and variable.synchronization != tf.VariableSynchronization.ON_READ
+        and not hasattr(variable, _OF_ROWS)
     )
 
 
-def _creator_is_a_layer() -> bool:
-    """Return whether a layer, and not an optimizer or metric, is creating a variable.
+def _creator() -> Any:
+    """Return the layer that is creating a variable; `None` for an optimizer or metric.
 
     TensorFlow cannot distinguish an optimizer's slots, which are equal on all workers.
     """
@@ -66,11 +73,11 @@ def _creator_is_a_layer() -> bool:
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, others):
-            return False
+            return None
         if isinstance(owner, layers):
-            return True
+            return owner
         frame = frame.f_back
-    return False
+    return None
 
 
 @functools.cache
