@@ -19,6 +19,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_redsync import autograph
@@ -38,8 +39,8 @@ from tf_redsync.keras import (
     first_batch,
     fit_hook,
     patch_tf_keras,
-    replica_seeds,
     python_numbers,
+    replica_seeds,
     scalar_losses,
     statistics,
 )
@@ -57,8 +58,8 @@ first_batch.install(keras.Model)
 compile_hook.install(keras.Model)
 scalar_losses.install()
 replica_seeds.install()
-device_iterators.install()
 python_numbers.install()
+device_iterators.install()
 
 
 @contextmanager
@@ -189,8 +190,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         Args:
             reduce_op: `"SUM"`, `"MEAN"` or a `tf.distribute.ReduceOp`.
-            value: A tensor, a per-replica value, or a structure of them. The mean of integers of
-                any size is float64.
+            value: A tensor, a per-replica value, a number, a Keras variable, or a structure of
+                them. The mean of integers of any size is float64.
             axis: Axis to reduce within each replica, or `None`. Ignored for scalars.
 
         Returns:
@@ -202,6 +203,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
 
         def reduce_one(item: Any) -> Any:
+            if isinstance(item, (int, float, np.generic, keras.Variable)):
+                item = tf.convert_to_tensor(item)  # equal on the replicas of this process
             parts = self.experimental_local_results(item)
             if self.reduces_locally or item is None:
                 return parts[0]

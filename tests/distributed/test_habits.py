@@ -402,6 +402,40 @@ def stateful_recurrent_layer(strategy):
     return {"digests": [problems.digest(head)], "step": int(optimizer.exchange.step.numpy())}
 
 
+def own_logs(strategy):
+    """A `train_step` that sets the learning rate and logs it, with sparse inputs in `fit`."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    class Logging(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+            self.dense.build((None, 3))
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            self.optimizer.learning_rate = 0.5 / (tf.cast(self.optimizer.iterations, "float32") + 2)
+            logs = super().train_step(data)
+            return logs | {"rate": self.optimizer.learning_rate, "half": 0.5, "three": 3}
+
+    with strategy.scope():
+        model = Logging()
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.5), rs.TopK(density=0.5))
+        model.compile(optimizer, "mse")
+    x = np.random.RandomState(0).randn(16 * STEPS, 3).astype("float32")
+    history = model.fit(tf.sparse.from_dense(x), x[:, :1], batch_size=16, verbose=0).history
+    rate = 0.5 / (STEPS + 1)
+    np.testing.assert_allclose(history["rate"] + [float(optimizer.learning_rate)], rate, rtol=1e-6)
+    assert (history["half"], history["three"]) == ([0.5], [3.0])
+    return {"digests": [problems.digest(model)], "step": int(optimizer.exchange.step.numpy())}
+
+
 def branching_layer(strategy):
     """A layer of tf_keras with a Python `if` on a tensor, which AutoGraph converts, under `fit`."""
     import tensorflow as tf
@@ -458,6 +492,7 @@ SCENARIOS = {
     "legacy": looped("traced", "legacy"),
     "branching layer": branching_layer,
     "stateful": stateful_recurrent_layer,
+    "own logs": own_logs,
     "forgotten scope": forgotten_scope,
     "gan": gan,
     "rows": batch_sizes,

@@ -146,8 +146,9 @@ def first_digest(iterator: Any) -> str | None:
     elif hasattr(adapter, "py_dataset"):
         kind, batch = "generators", adapter.py_dataset[0]
     elif hasattr(adapter, "_inputs"):
-        present = [a for a in tf.nest.flatten(adapter._inputs) if a is not None]
-        kind, batch = "arrays", [a[:_ROWS] for a in present]
+        # A `tf.SparseTensor` cannot be sliced by rows.
+        listed = [a for a in tf.nest.flatten(adapter._inputs) if hasattr(a, "__getitem__")]
+        kind, batch = "arrays", [a[:_ROWS] for a in listed]
     else:
         return None
     digest = hashlib.sha256()
