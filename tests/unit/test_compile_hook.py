@@ -24,6 +24,22 @@ def test_method_instead_of_an_optimizer(wrong, by_name):
         model().compile(*given[0], **given[1], loss="mse")
 
 
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+def test_no_xla_unless_asked_for(monkeypatch):
+    """On a GPU and without a strategy, Keras compiles by XLA if the argument is "auto"."""
+    monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda self: True)
+    for options in ({}, {"jit_compile": "auto"}):
+        alone = model()
+        alone.compile(
+            rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense()), "mse", **options
+        )
+        assert alone.jit_compile is False and not alone.get_compile_config()["jit_compile"]
+        alone.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+    plain = model()
+    plain.compile("sgd", "mse")
+    assert plain.jit_compile is True
+
+
 def test_compile_outside_the_scope():
     """Metrics still belong to the strategy's replicas."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -23,7 +23,9 @@ def install(model_class: Any) -> None:
     The patched method runs in the scope of the strategy in which the model was created. Keras 3
     does not enter this scope, and metrics created outside of it would differ between workers. A
     method instead of an optimizer raises `TypeError`, a metric object from outside of the scope
-    `ValueError`. The workers compare the other arguments when `fit` begins.
+    `ValueError`. With a wrapped optimizer `jit_compile="auto"`, Keras's default, is `False`: Keras
+    would choose XLA on a GPU without a strategy. The workers compare the other arguments when `fit`
+    begins.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
@@ -33,7 +35,10 @@ def install(model_class: Any) -> None:
         signature = inspect.signature(compiled)
 
         def in_scope(self: Any, *args: Any, **kwargs: Any) -> None:
-            _check(kwargs["optimizer"] if "optimizer" in kwargs else next(iter(args), None))
+            optimizer = kwargs["optimizer"] if "optimizer" in kwargs else next(iter(args), None)
+            _check(optimizer)
+            if _is_wrapped(optimizer) and _jit_is_automatic(signature, args, kwargs):
+                kwargs["jit_compile"] = False
             with _scope(self):
                 compiled(self, *args, **kwargs)
                 loss_scaling.move_scaler_inside(self)
@@ -44,6 +49,23 @@ def install(model_class: Any) -> None:
         return in_scope
 
     patch_once(model_class, "compile", compiling)
+
+
+def _is_wrapped(optimizer: Any) -> bool:
+    """Return whether an optimizer, or the one in a `LossScaleOptimizer`, is a wrapper."""
+    return any(
+        hasattr(o, "exchange") for o in (optimizer, getattr(optimizer, "inner_optimizer", 0))
+    )
+
+
+def _jit_is_automatic(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Return whether a call of `compile`, without `self`, leaves the choice of XLA to Keras 3."""
+    names = list(signature.parameters)[1:]
+    if "jit_compile" not in names or "jit_compile" in names[: len(args)]:
+        return False
+    return bool(kwargs.get("jit_compile", signature.parameters["jit_compile"].default) == "auto")
 
 
 def _scope(model: Any) -> contextlib.AbstractContextManager[Any]:
