@@ -140,6 +140,29 @@ def test_apply_gradients_returns_iterations():
     assert [int(optimizer.apply_gradients([(tf.ones([1]), v)])) for _ in range(2)] == [1, 2]
 
 
+def test_variables_that_the_strategy_averages():
+    strategy = rs.MultiWorkerMirroredStrategy()
+
+    class Queue(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.own = keras.Variable(
+                np.zeros((4, 2), "f4"),
+                trainable=False,
+                synchronization="on_read",
+                aggregation="only_first_replica",
+            )
+            self.averaged = self.add_weight(shape=(2,), trainable=False)
+
+    with strategy.scope():
+        layer = keras.layers.LSTM(3, stateful=True)
+        layer(np.ones((2, 5, 4), "f4"))
+        queue, norm = Queue(), keras.layers.BatchNormalization()
+        norm.build((None, 2))
+    expected = [queue.averaged, norm.moving_mean, norm.moving_variance]
+    assert list(map(id, strategy.shared_statistics)) == [id(v.value) for v in expected]
+
+
 def test_numbers_of_distributed_variables():
     """Callbacks print `float(model.optimizer.learning_rate)`."""
     with rs.MultiWorkerMirroredStrategy().scope():

@@ -64,9 +64,17 @@ def test_unwrapped_models_file_loads_into_the_wrapper(strategy, tmp_path):
             model.load_weights(path)
         texts = [str(w.message) for w in caught]
         assert len(texts) == 1 and "iteration 3" in texts[0] and "exchange" in texts[0]
-    assert int(model.optimizer.iterations.numpy()) == 3
-    for found, expected in zip(model.optimizer.variables, plain.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    prefix = tf.train.Checkpoint(model=plain, optimizer=plain.optimizer).save(str(tmp_path / "c"))
+    with strategy.scope():
+        again = network(keras)
+        wrapped = rs.DistributedOptimizer(keras.optimizers.Adam(0.01), METHOD)
+        wrapped.build(again.trainable_variables)
+        restored = tf.train.Checkpoint(model=again, optimizer=wrapped.inner_optimizer)
+        restored.restore(prefix).assert_existing_objects_matched()
+    for optimizer in (model.optimizer, wrapped):
+        assert int(optimizer.iterations.numpy()) == 3
+        for found, expected in zip(optimizer.variables, plain.optimizer.variables, strict=True):
+            np.testing.assert_array_equal(found.numpy(), expected.numpy())
 
 
 def test_other_layout_is_rejected(strategy, tmp_path):
