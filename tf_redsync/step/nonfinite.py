@@ -213,7 +213,7 @@ class NonFiniteCounter:
 
     def _is_reported(self, streak: tf.Tensor) -> tf.Tensor:
         """Return whether a streak of this length is reported, a bool scalar."""
-        return tf.equal(streak, WARN_AFTER) | tf.equal(streak, self._limit)
+        return tf.equal(streak, WARN_AFTER) | ((streak >= self._limit) & (self._limit > 0))
 
     def _report_when(
         self, due: tf.Tensor, streak: tf.Tensor, suspect: Callable[[], tf.Tensor]
