@@ -11,8 +11,11 @@ from tests.loops import loop
 from tests.unit.test_optimizer_errors import assert_raises
 from tf_redsync.config import registered
 from tf_redsync.exchange import loopback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.step.trial import _with_residual
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.exchange.traffic import DryRun
+from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.sync_schedules import for_buckets
+from tf_redsync.step.trial import COMPRESSED, DENSE, _with_residual
 
 WORKERS, SHAPE = 3, (40, 30)
 LAYOUT = BucketLayout((TensorSpec("a", SHAPE), TensorSpec("b", (60, 20), position=1)), WORKERS)
@@ -108,3 +111,28 @@ def test_default_candidates():
     )
     with_momentum = rs.Auto(momentum=0.9).methods
     assert with_momentum == (rs.Dense(momentum=0.9), rs.CodedGMC())
+
+
+def test_disabled_steps_after_the_verdict_start_no_other_trial():
+    """After a dense verdict, both kinds of steps of another trial would be dense."""
+    buckets = make_buckets([(TensorSpec("w", (8, 8)), rs.TopK(dense_below=0))], 2)
+    trial = for_buckets(buckets, 2, trial_steps=2)
+
+    def run(steps):
+        for _ in range(steps):
+            trial.run(Inputs([[tf.ones([8, 8])]], [{"residual": [tf.zeros([8, 8])]}], None,
+                             tf.constant(0, tf.int64), DryRun(2)))  # fmt: skip
+
+    run(5)
+    trial.off = True
+    run(2)
+    assert int(trial.times.count) == 0  # interrupted
+    trial.off = False
+    run(trial.end + 1)
+    assert int(trial.times.verdict) in (COMPRESSED, DENSE)
+    trial.times.verdict.assign(DENSE)
+    trial.off = True
+    run(3)
+    trial.off = False
+    run(1)
+    assert int(trial.times.count) > trial.end and int(trial.times.verdict) == DENSE

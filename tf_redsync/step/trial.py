@@ -114,7 +114,7 @@ class Trial(ChangingSteps):
         """Store the duration of the last step; return this step's number and the verdict.
 
         Both are int64 scalars. The number of an interrupted step is reused. Steps of a warm-up are
-        not counted.
+        not counted before the verdict.
         """
         times, count = self.times, self.times.count.read_value()
         with tf.control_dependencies([grads[0][0]]):  # the last layer's gradient, computed first
@@ -140,9 +140,9 @@ class Trial(ChangingSteps):
         due = tf.equal(count, self.end) & ~repeated
         verdict = tf.cond(due, judge, lambda: tf.identity(before))
         times.verdict.assign(verdict, read_value=False)
-        following = (
-            count + 1 if warming is None else tf.where(warming, tf.zeros_like(count), count + 1)
-        )
+        following = count + 1
+        if warming is not None:  # a trial that `disable()` interrupts begins again
+            following = tf.where(warming & (count < self.end), tf.zeros_like(count), following)
         times.count.assign(following, read_value=False)
         return count, verdict
 
