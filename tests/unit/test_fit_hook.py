@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
@@ -58,3 +59,51 @@ def test_running_method_ignores_user_functions():
         return fit_hook.running_method()
 
     assert [*seen, fit()] == ["fit", ""]
+
+
+class TwoOptimizers(keras.Model):
+    """A layer that `optimizer` trains, and one that `second` trains."""
+
+    def __init__(self, **of_second):
+        super().__init__()
+        self.layers_trained = [keras.layers.Dense(1), keras.layers.Dense(1)]
+        first, self.second = (
+            rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK(), **options)
+            for options in ({}, of_second)
+        )
+        self.compile(first)
+        for layer, optimizer in self.trained():
+            layer.build((None, 3))
+            optimizer.build(layer.trainable_variables)
+        self.built = True
+
+    def trained(self):
+        return zip(self.layers_trained, (self.optimizer, self.second), strict=True)
+
+    def call(self, x):
+        return sum(layer(x) for layer in self.layers_trained)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        for layer, optimizer in self.trained():
+            variables = layer.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+def test_all_wrapped_optimizers_among_the_attributes_are_served():
+    model = TwoOptimizers(warm_up=rs.DenseWarmUp(fraction=0.5))
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    model.fit(x, y, batch_size=2, epochs=2, verbose=0)
+    assert model.second.exchange.warm_up.steps == 4
+    model.second.disable()  # retraces the step
+    model.fit(x, y, batch_size=2, verbose=0)
+    model.second.exchange.skipped.assign(0)
+    skip = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda *_: model.second.exchange.skipped.assign_add(3)
+    )
+    history = model.fit(x, y, verbose=0, callbacks=[skip])
+    assert history.history["skipped_steps"] == [3]

@@ -82,7 +82,8 @@ def concerns(model: Any) -> bool:
 def trace_again(exchange: Any) -> None:
     """Retrace the train step of models that train with an exchange, also during `fit`."""
     for model in list(_trained):
-        if models.exchange_of(model) is exchange and model.train_function is not None:
+        trains = any(e is exchange for e in models.exchanges_of(model))
+        if trains and model.train_function is not None:
             model.make_train_function(force=True)
 
 

@@ -22,21 +22,31 @@ def exchange_of(model: Any) -> Any:
     return getattr(getattr(model, "optimizer", None), "exchange", None)
 
 
+def optimizers_of(model: Any) -> list[Any]:
+    """Return a model's optimizer or `None`, then other wrapped optimizers among its attributes.
+
+    A model with its own `train_step` may have several, such as a GAN. Attributes are in the order
+    of their names, which is equal on all workers.
+    """
+    others = [v for _, v in sorted(vars(model).items()) if hasattr(type(v), "adopt_scaler")]
+    return list({id(o): o for o in (getattr(model, "optimizer", None), *others)}.values())
+
+
 def exchanges_of(model: Any) -> list[Any]:
-    """Return the exchanges of a model's optimizer; a `MultiOptimizer` may have several."""
-    optimizer: Any = getattr(model, "optimizer", None)
+    """Return the exchanges of a model's optimizers; a `MultiOptimizer` may have several."""
+    optimizer, *others = optimizers_of(model)
     parts = [optimizer]
     if conflicts.is_multi_optimizer(optimizer):
         specs = getattr(optimizer, "optimizer_specs", None)  # TensorFlow Addons
         parts = list(optimizer.optimizers) if specs is None else [s["optimizer"] for s in specs]
-    exchanges = (getattr(part, "exchange", None) for part in parts)
+    exchanges = (getattr(part, "exchange", None) for part in (*parts, *others))
     return [exchange for exchange in exchanges if exchange is not None]
 
 
 def skipped_steps(model: Any) -> int:
-    """Return the number of steps that a model's optimizer has skipped.
+    """Return the number of steps that a model's optimizers have skipped.
 
-    The optimizers of a `MultiOptimizer` skip independently; this is their maximum.
+    Several optimizers skip independently; this is their maximum.
     """
     skipped = (int(e.skipped.numpy()) for e in exchanges_of(model) if e.built)
     return max(skipped, default=0)

@@ -15,23 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.keras import conflicts, slots
+from tf_redsync.keras.models import optimizers_of
 from tf_redsync.keras.slots import tf_variable
-from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.network import collectives
 from tf_redsync.state.agreed_checkpoints import LoadedCheckpoint
 
 MODEL, _OPTIMIZER, _METRICS = "model", "optimizer", "metrics"
 _REPLICA = "@"  # precedes a replica's index in the names of its values
-
-
-def optimizers(model: Any) -> list[Any]:
-    """Return a model's optimizer, then other wrapped optimizers among its attributes by name.
-
-    A model with its own `train_step` may have several, such as a GAN.
-    """
-    others = {n: v for n, v in vars(model).items() if isinstance(v, Wrapper)}
-    listed = {id(o): o for o in (model.optimizer, *(others[name] for name in sorted(others)))}
-    return list(listed.values())
 
 
 def build(model: Any) -> None:
@@ -48,7 +38,7 @@ def build(model: Any) -> None:
     if not model.optimizer.exchange.built:  # tf_keras builds it in the first step
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
-    unbuilt = [o for o in optimizers(model) if not o.exchange.built]
+    unbuilt = [o for o in optimizers_of(model) if not o.exchange.built]
     names = [n for n, v in vars(model).items() if any(v is o for o in unbuilt)]
     if names:
         raise ValueError(
@@ -142,7 +132,7 @@ def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
 
 def subject(model: Any) -> dict[str, Any]:
     """Return a description of a model that its checkpoints must match; see `differences`."""
-    wrappers = optimizers(model)
+    wrappers = optimizers_of(model)
     inner = [conflicts.innermost(o.inner_optimizer) for o in wrappers]
     groups = {MODEL: model.variables, _OPTIMIZER: _variables_of_optimizers(model)}
     return {
@@ -166,12 +156,14 @@ def versions(model: Any) -> dict[str, str]:
 
 def _exchanges(model: Any) -> dict[str, Any]:
     """Return the exchange of each optimizer, by the prefix of its values' names."""
-    exchanges = [optimizer.exchange for optimizer in optimizers(model)]
+    exchanges = [optimizer.exchange for optimizer in optimizers_of(model)]
     return {f"exchange{f'.{i}' if i else ''}/": exchange for i, exchange in enumerate(exchanges)}
 
 
 def _variables_of_optimizers(model: Any) -> list[Any]:
-    return [v for optimizer in optimizers(model) for v in _variables_of_optimizer(model, optimizer)]
+    return [
+        v for optimizer in optimizers_of(model) for v in _variables_of_optimizer(model, optimizer)
+    ]
 
 
 def _variables_of_optimizer(model: Any, optimizer: Any) -> list[Any]:
