@@ -125,3 +125,11 @@ def test_fit_flushes_at_its_end(mirrored, family):
     plain.compile("sgd", "mse")
     with pytest.raises(ValueError, match="`Flush` needs a model.*DistributedOptimizer"):
         plain.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[Flush()])
+
+
+def test_only_the_first_disable_flushes_a_delayed_exchange(mirrored, monkeypatch):
+    _, optimizer = train(mirrored(2), keras, rs.TopK(density=0.05, dense_below=0))
+    monkeypatch.setattr(optimizer.exchange.schedule, "delay", 1)  # as that of `CDSGD`
+    for _ in range(2):
+        optimizer.disable()
+        assert int(optimizer.exchange.step.numpy()) == STEPS + 1

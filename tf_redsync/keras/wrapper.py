@@ -373,9 +373,10 @@ class Wrapper(AttributeForwarding):
             raise RuntimeError(
                 f"`{action}` needs the model's variables. Call `optimizer.build(variables)` first."
             )
-        if action == "disable" and self.exchange.schedule.delay and self.exchange.called:
+        off, schedule = action == "disable", self.exchange.schedule
+        if off and not schedule.off and schedule.delay and self.exchange.called:
             self.flush()
-        self.exchange.switch(off=action == "disable")
+        self.exchange.switch(off)
         fit_hook.trace_again(self.exchange)
 
     def get_config(self) -> dict[str, Any]:
