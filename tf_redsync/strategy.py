@@ -287,6 +287,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return result
 
         if collectives.worker_count(self) == 1:
+            self.skips = []  # eager steps add to it, too
             return super().run(fn, args, kwargs, options)
         fn = autograph.as_called(fn)
         step_counters.enter_step((args, kwargs))

@@ -257,6 +257,14 @@ def test_too_many_skipped_steps_in_a_row_raise(scaled):
     assert optimizer.get_config()["max_skipped_steps"] is None
 
 
+def test_eager_steps_of_one_worker_use_no_memory():
+    strategy = rs.MultiWorkerMirroredStrategy()
+    optimizer, variable = build_optimizer(strategy)
+    for _ in range(3):
+        strategy.run(lambda: optimizer.apply([tf.ones(2)], [variable]))
+        assert len(strategy.skips) == 1
+
+
 @pytest.mark.parametrize("value", [-1, 1.5, "many", True])
 def test_bad_limit(value):
     with pytest.raises(ValueError, match="`max_skipped_steps` must be an integer >= 0"):
