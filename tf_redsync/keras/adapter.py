@@ -153,8 +153,8 @@ class Adapter:
         described = consistency.describe(self._inner, self._saving)
         described |= {"check_every": self._check_every, "on_drift": self._on_drift}
         exchange = self.exchange.build(variables, sparse_totals, tensors, described)
-        self.exchange = exchange
         conflicts.check_accumulation(self._inner, exchange)
+        self.exchange = exchange
         self._finishes_in_branch = self.exchanges_in_branch and not exchange.schedule.skips_locally
         weight_sync.register(exchange)
         training_length.watch(exchange)
