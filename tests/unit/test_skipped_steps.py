@@ -227,6 +227,21 @@ def test_first_nonfinite_variable_is_named(caplog):
     assert "First seen on worker 0 in the gradient of 'kernel'." in message
 
 
+def test_variable_of_a_frozen_model_is_named(caplog):
+    """`LossScaleOptimizer` checks the gradients of the variables that are not frozen."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        variables = [keras.Variable(np.ones(2, "float32"), name=name) for name in "abc"]
+        inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+        optimizer = rs.DistributedOptimizer(inner, rs.Dense())
+        optimizer.build(variables)
+    step = tf.function(lambda *grads: optimizer.apply(list(grads), variables[1:]))
+    for _ in range(10):
+        step(tf.ones(2), tf.constant([1.0, np.inf]))
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert "First seen on worker 0 in the gradient of 'c'." in message
+
+
 def test_overflowing_sum_is_not_attributed_to_a_worker(caplog, mirrored):
     strategy = mirrored(2)
     optimizer, variable = build_optimizer(strategy)

@@ -348,6 +348,18 @@ class Adapter:
 
         return update_if_finite
 
+    def by_position(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients of some variables by position; `None` for the other variables.
+
+        Args:
+            grads: The gradients; some may be `None`.
+            variables: Their variables; empty for all variables of `build`.
+        """
+        ordered = [None] * len(self._variables)
+        for grad, variable in zip(grads, variables or self._variables, strict=True):
+            ordered[self._position(variable)] = grad
+        return ordered
+
     def _position(self, variable: Any) -> int:
         position = self._positions.get(id(variable))
         return self._position_of_part(variable) if position is None else position

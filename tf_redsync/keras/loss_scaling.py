@@ -52,14 +52,16 @@ def agree(scaler: Any, adapter: Any, finishes: bool) -> None:
             accumulation it ends in the branch of updates.
     """
     check, apply, update = scaler.check_finite, scaler.apply, scaler.inner_optimizer.apply
+    trained: list[Any] = []  # variables of the step that is traced; empty: those of `build`
 
     def check_everywhere(grads: Any) -> Any:
         exchange = adapter.exchange
         if exchange.schedule.skips_locally:
             return tf.constant(True)
-        return exchange.agree_on_finite(check(grads), grads)
+        return exchange.agree_on_finite(check(grads), adapter.by_position(grads, trained))
 
     def apply_alone(grads: Any, trainable_variables: Any = None) -> None:
+        trained[:] = trainable_variables or ()
         if not adapter.exchange.schedule.skips_locally:
             apply(grads, trainable_variables)
             return

@@ -312,7 +312,7 @@ class GradientExchange(tf.Module):
 
         Args:
             finite: Bool scalar: whether this replica's gradients are finite.
-            grads: This replica's gradients; some may be `None`.
+            grads: This replica's gradient of each variable, by position; some may be `None`.
 
         Returns:
             Bool scalar, equal on all workers.
