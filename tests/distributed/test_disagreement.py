@@ -24,10 +24,14 @@ def build_differently(strategy, difference):
         1 + rank if difference == "more layers" else 2 - rank if difference == "fewer layers" else 1
     )
     density = 0.1 + 0.1 * rank if difference == "method" else 0.1
+    options = {}
+    if difference == "collectives":  # without the variable of the comparisons
+        options = {"direct_collectives": rank == 0, "check_every": None}
     with strategy.scope():
         hidden = [keras.layers.Dense(width) for _ in range(layers)]
         model = keras.Sequential([keras.layers.Input((12,)), *hidden, keras.layers.Dense(1)])
-        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.RedSync(density=density))
+        method = rs.RedSync(density=density)
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method, **options)
     problems.train_loop(strategy, model, optimizer, problems.dataset(16, 8), 1)
 
 
@@ -95,10 +99,11 @@ def disagree():
 
     strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=30)
     found = {}
-    try:
-        build_differently(strategy, "method")
-    except ValueError as error:
-        found["method"] = str(error)
+    for difference in ("method", "collectives"):
+        try:
+            build_differently(strategy, difference)
+        except ValueError as error:
+            found[difference] = str(error)
     try:
         fit_with_other_losses(strategy)
     except ValueError as error:
@@ -182,6 +187,12 @@ def results_of_workers():
 def test_all_workers_report_different_methods(results_of_workers):
     for worker in results_of_workers:
         assert_differ(worker["method"], ("0.1", "0.2"))
+
+
+def test_all_workers_report_different_collectives(results_of_workers):
+    both = "direct_collectives=true", "direct_collectives=false"
+    for worker in results_of_workers:
+        assert_differ(worker["collectives"], both)
 
 
 def test_all_workers_report_different_losses(results_of_workers):

@@ -119,9 +119,9 @@ class ExchangeBuilder:
         step_errors.install()
         strategy = tf.distribute.get_strategy()
         collectives.check_supported(strategy)
-        worker = workers.this_worker(strategy, self._two_levels, self._direct)
         specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
         agreement.agree(strategy, self._describe(strategy, specs, described))
+        worker = workers.this_worker(strategy, self._two_levels, self._direct)
         sparse_totals = sparse_totals and all(s.dtype == "float32" for s in specs)
         resolved = self.policy.resolve(
             specs, strategy, worker.network, self._bucket_bytes, sparse_totals
@@ -182,6 +182,7 @@ class ExchangeBuilder:
             {
                 "policy": serialize(self.policy),
                 "bucket_bytes": self._bucket_bytes,
+                "direct_collectives": self._direct,
                 "two_levels": self._two_levels,
                 "max_skipped_steps": self._max_skipped,
                 "warm_up": None if self.warm_up is None else serialize(self.warm_up.wanted),
