@@ -132,10 +132,8 @@ def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
     """
     runs, may_overflow, full = [], [], []
     for bucket in buckets:
-        method, is_dense = (
-            at_step(bucket.method, start),
-            dense and bucket.method.sync_schedule.may_be_dense,
-        )
+        method = at_step(bucket.method, start)
+        is_dense = dense and bucket.method.sync_schedule.may_be_dense
         name = "dense_exchange" if is_dense else phase_at(method, start)
         runs.append(getattr(method, name))
         may_overflow.append(method.traits.totals_may_overflow and not is_dense)

@@ -70,24 +70,22 @@ class PerturbedPoint(ChangingSteps):
         self._warming = tf.reduce_any(flags) if flags else None
         if not self.delay:
             return super().run(dataclasses.replace(inputs, grads=grads))
-        step = begun
         pending = [state["pending"] for state in states]
         inner = [{n: v for n, v in state.items() if n != "pending"} for state in states]
-        now = dataclasses.replace(inputs, grads=grads, states=inner, step=step)
+        now = dataclasses.replace(inputs, grads=grads, states=inner, step=begun)
         late = dataclasses.replace(now, grads=pending)
-        full = tf.equal(step % self.dense_every, 0) if self.dense_every else None
+        full = tf.equal(begun % self.dense_every, 0) if self.dense_every else None
         if self._warming is None:
             outcome = self.whole.run(late, full)
         else:
+            sent_now = self._warming
             outcome = choose(
-                self._warming,
+                sent_now,
                 lambda: (self.whole.dense or self.whole.compressed).run(now),
                 lambda: self.whole.run(late, full),
                 network,
             )
-        if self._warming is not None:
-            now_sent = self._warming
-            grads = [[tf.where(now_sent, tf.zeros_like(g), g) for g in b] for b in grads]
+            grads = [[tf.where(sent_now, tf.zeros_like(g), g) for g in b] for b in grads]
         results = [
             (totals, {**state, "pending": bucket})
             for (totals, state), bucket in zip(outcome.results, grads, strict=True)

@@ -280,13 +280,7 @@ class Streaming(LocalSteps):
         """Apply a fragment's mean changes, or restore the consensus if they are non-finite."""
         specs, mixing = fragment.bucket.layout.specs, fragment.sync_schedule.mixing
         pairs = [(consensus.agreed[s.position], consensus.own[s.position]) for s in specs]
-        changes = dict(
-            zip(
-                [s.position for s in specs],
-                consensus.changes(fragment.bucket.layout.specs),
-                strict=True,
-            )
-        )
+        changes = dict(zip([s.position for s in specs], consensus.changes(specs), strict=True))
 
         def advance() -> None:
             totals, slots = outer_step(fragment.bucket, list(means), state.read())

@@ -72,10 +72,8 @@ class ZeroOne(LocalSteps):
         dense = self.intervals.dense(begun)
         if warming is not None:
             dense |= warming
-        together, by_position = (
-            self._is_synchronous(warming, begun),
-            self._by_position(inputs.grads),
-        )
+        together = self._is_synchronous(warming, begun)
+        by_position = self._by_position(inputs.grads)
         outcome = choose(
             together,
             lambda: choose(
