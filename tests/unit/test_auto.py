@@ -355,6 +355,13 @@ def test_predicted_gain_of_the_advice():
             {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.NoExchange(),)},
             "Received: NoExchange() in candidates",
         ),
+        *(  # the all-reduce would train without momentum, or at the learning rate of votes
+            (
+                {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (method,)},
+                "must apply no momentum and send no votes",
+            )
+            for method in (rs.DGC(), rs.CodedGMC(), rs.DeMo(), rs.SignSGD())
+        ),
         ({"candidates": (rs.LocalSGD(),)}, "must exchange gradients in every step"),
     ],
 )

@@ -131,6 +131,12 @@ def check_candidate(method: Method, alone: bool) -> None:
                 "constant number of local steps, without warm-up or phases. Received: "
                 f"{method!r} in candidates"
             )
+        if method.traits.momentum_in_exchange or method.traits.votes:
+            raise ValueError(
+                "`candidates` with `max_overhead` must apply no momentum and send no votes, since "
+                "the all-reduce, which may be chosen instead, does neither. Set momentum in the "
+                f"optimizer. Received: {method!r} in candidates"
+            )
         return
     if schedule.per_worker_weights or begins or "residual" not in method.traits.state_kinds:
         raise ValueError(
