@@ -192,12 +192,30 @@ class Undecided(Protocol):
         """
 
 
-def check_together(methods: Sequence[Method]) -> None:
-    """Check that `methods` can be combined in one model.
+def check_clip_norms(methods: Sequence[Method]) -> None:
+    """Check that no method clips the gradient otherwise than the first one, the default.
 
     Raises:
-        ValueError: the methods differ in momentum, local steps, delay, interval or fragments.
+        ValueError: another method has a `clip_norm`, which would not be applied.
     """
+    norms = [clips and clips.clip_norm for clips in map(clipping, methods)]
+    for method, norm in zip(methods, norms, strict=True):
+        if norm not in (None, norms[0]):
+            raise ValueError(
+                "`clip_norm` clips the whole gradient; set it in the policy's `default` method, or "
+                f"clip in the optimizer. Received: clip_norm={norm} in {method!r}, and "
+                f"clip_norm={norms[0]} in the default {methods[0]!r}"
+            )
+
+
+def check_together(methods: Sequence[Method]) -> None:
+    """Check that `methods`, the default first, can be combined in one model.
+
+    Raises:
+        ValueError: the methods differ in momentum, local steps, delay, interval or fragments, or a
+            method other than the default clips the gradient.
+    """
+    check_clip_norms(methods)
     momenta = {m.traits.momentum_in_exchange for m in methods}
     if len(momenta) > 1:
         received = ", ".join(f"{type(m).__name__} {m.traits.momentum_in_exchange}" for m in methods)

@@ -158,6 +158,24 @@ def test_lists_are_converted_to_tuples(made):
             ["`clip_norm`", "clip_norm=2.0", "'x'"],
         ),
         (
+            lambda: rs.Auto(candidates=(rs.RedSync(clip_norm=2.0),)),
+            ["`clip_norm`", "clip_norm=2.0 in RedSync(", "clip_norm=None in the default Dense("],
+        ),
+        (
+            lambda: rs.Auto(
+                candidates=(rs.Coded(method=rs.TopK()), rs.Coded(method=rs.RedSync(clip_norm=2.0))),
+                max_overhead=0.1,
+                step_seconds=1.0,
+            ),
+            ["`clip_norm`", "clip_norm=2.0 in Coded("],
+        ),
+        (
+            lambda: rs.BitBudget(
+                default=rs.RedSync(clip_norm=1.0), candidates=(rs.RedSync(clip_norm=2.0),)
+            ),
+            ["`clip_norm`", "clip_norm=2.0 in RedSync(", "clip_norm=1.0 in the default"],
+        ),
+        (
             lambda: rs.Policy(
                 default=rs.RedSync(momentum=0.9),
                 rules=(rs.Rule(pattern="x", method=rs.Dense()),),

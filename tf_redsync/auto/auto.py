@@ -43,7 +43,7 @@ from tf_redsync.exchange.method import Method
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.gmc import CodedGMC
 from tf_redsync.network import collectives
-from tf_redsync.policy import Policy, check_together
+from tf_redsync.policy import Policy, check_clip_norms, check_together
 
 # A candidate must take less than CLEARLY of the all-reduce's time and save WORTHWHILE_SECONDS. A
 # small bucket's time is latency, whose measurement has an error of that order. It must also save
@@ -67,7 +67,7 @@ class Auto(Configurable):
 
     Args:
         candidates: Methods that may replace the all-reduce. They must exchange gradients in every
-            step and keep a residual. `None` means `CodedTopK`, `PowerSGD`,
+            step, keep a residual, and have no `clip_norm`. `None` means `CodedTopK`, `PowerSGD`,
             `BlockQuantized` with 4 and 8 bits, and `HalfPrecision`, as far as they suit the
             optimizer, and with `momentum` `CodedGMC`. With `max_overhead` they may have local
             steps, and are ordered from the most to the least accurate. `None` then means
@@ -116,6 +116,8 @@ class Auto(Configurable):
             check_candidate(method, self.max_overhead is not None)
         if self.max_overhead is None:
             check_together(self.methods)
+        else:
+            check_clip_norms(self.methods)
 
     @property
     def default(self) -> Dense:
