@@ -95,6 +95,12 @@ def test_block_is_contiguous_and_wraps_around():
         assert set(np.diff(chosen)) <= {1, -20}
 
 
+def test_blocks_of_large_tensors_have_positions_above_int32():
+    spec = TensorSpec("w", (2**16, 2**16 - 1))
+    starts = np.array([c[0] for c in choices(rs.RandomBlock(density=1e-9), spec, 20)])
+    assert starts.min() >= 0 and 2**31 < starts.max() < spec.size
+
+
 def test_random_selection_does_not_depend_on_the_data():
     """Workers whose gradients differ by orders of magnitude send the same elements."""
     method, layout = rs.RandomK(density=0.2), BucketLayout(SPECS, 2)

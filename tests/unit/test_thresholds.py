@@ -112,3 +112,9 @@ def test_small_tensors_and_biases_are_rejected(cls):
     assert "rank 1" in cls().refuses(TensorSpec("bias", (5000,)))
     assert "dense_below" in cls().refuses(TensorSpec("w", (31, 33)))
     assert cls().refuses(TensorSpec("w", (32, 32))) is None
+
+
+def test_strom_rejects_tensors_whose_indices_exceed_31_bits():
+    """Bit 31 of an index would be read as the sign of its value."""
+    assert rs.contrib.Strom().refuses(TensorSpec("w", (2**16, 2**15))) is None
+    assert "31 bits" in rs.contrib.Strom().refuses(TensorSpec("w", (2**16, 2**15 + 1)))

@@ -29,6 +29,7 @@ from tf_redsync.ops.wire import (
 
 _SIGN = tf.int32.min  # the sign, in bit 31
 _INDEX = tf.int32.max  # the index, in bits 0 to 30
+MAX_ELEMENTS = 2**31  # whose indices have 31 bits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,6 +171,12 @@ class Strom(_Threshold):
             rounds_values=False,
             sends_selected=False,
         )
+
+    @override
+    def refuses(self, spec: TensorSpec) -> str | None:
+        if spec.size > MAX_ELEMENTS:
+            return f"{spec.size} elements, whose indices exceed 31 bits"
+        return super().refuses(spec)
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

@@ -45,7 +45,9 @@ class _SharedRandom(Sparsifier):
         )
 
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
-        """Return the positions to send, int32 `[k]`, distinct in the flat tensor.
+        """Return the positions to send, int64 `[k]`, distinct in the flat tensor.
+
+        Not int32, which would move to host memory.
 
         Args:
             spec: The tensor.
@@ -61,8 +63,7 @@ class _SharedRandom(Sparsifier):
         ]
         specs = ctx.layout.specs
         chosen = [self.choose(s, stream(self.seed, ctx.step, s.position)) for s in specs]
-        # int64, since int32 would move to host memory.
-        places = [tf.cast(at, tf.int64)[:, tf.newaxis] for at in chosen]
+        places = [at[:, tf.newaxis] for at in chosen]
         values = [tf.gather_nd(v, at) for v, at in zip(sends, places, strict=True)]
         sums, errors = yield from all_reduce(ctx, propagate_nonfinite(values, sends))
         totals, residuals = [], []
@@ -106,8 +107,8 @@ class RandomK(_SharedRandom):
     @override
     def choose(self, spec: TensorSpec, seed: tf.Tensor) -> tf.Tensor:
         """Return k distinct random positions."""
-        draws = uniform([spec.size], seed)
-        return tf.math.top_k(draws, element_count(self.density, spec.size), sorted=False)[1]
+        draws, k = uniform([spec.size], seed), element_count(self.density, spec.size)
+        return tf.cast(tf.math.top_k(draws, k, sorted=False)[1], tf.int64)
 
 
 @register
@@ -149,4 +150,4 @@ class RandomBlock(_SharedRandom):
         k, size = element_count(self.density, spec.size), spec.size
         # A random integer would need a non-empty range, but the size may be 0.
         start = tf.cast(uniform([], seed, tf.float64) * size, tf.int64)
-        return tf.cast((start + tf.range(k, dtype=tf.int64)) % max(size, 1), tf.int32)
+        return (start + tf.range(k, dtype=tf.int64)) % max(size, 1)
