@@ -176,6 +176,10 @@ def scheduled(**options):
             scheduled(method=rs.RedSync(warm_up=RAMP)),
             "`method`.*Received: method=RedSync.*warm_up=None",
         ),
+        (
+            scheduled(method=rs.contrib.Accordion()),
+            "`method` must have a constant density.*Received: method=Accordion",
+        ),
         (scheduled(method=scheduled()()), "`method`.*Received: method=Scheduled.*`stages`"),
         (lambda: rs.DensityStages((0, 5), (0.1,)), "the same length.*begins=.0, 5."),
         (lambda: rs.DensityStages(0, 0.1), "`begins` must be a tuple"),

@@ -136,10 +136,10 @@ class Coded(MethodWrapper):
         fixed = [type(c).__name__ for c in (self.indices, self.values) if not c.any_slots]
         if fixed:
             raise ValueError(
-                "`method` changes its density (ExponentialWarmUp), but messages of "
-                f"{' and '.join(fixed)} have the same length in all steps. Use "
-                "indices=RawIndices() with values=Float32() or Half(), or warm_up=None here "
-                "and Scheduled(method=Coded(...), stages=ExponentialWarmUp(...)). "
+                f"`method` changes its density, but messages of {' and '.join(fixed)} have the "
+                "same length in all steps. Use indices=RawIndices() with values=Float32() or "
+                "Half(), or, for an ExponentialWarmUp, warm_up=None here and "
+                "Scheduled(method=Coded(...), stages=ExponentialWarmUp(...)). "
                 f"Received: method={self.method!r}"
             )
 

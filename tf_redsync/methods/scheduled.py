@@ -53,7 +53,7 @@ class Scheduled(Staged, MethodWrapper):
             `DensityStages.of(schedule, begins)` for any Keras `LearningRateSchedule`.
 
     Raises:
-        ValueError: If the method has no density, or already has a density schedule.
+        ValueError: If the method has no density, or changes it itself.
 
     Example:
         >>> import tf_redsync as rs
@@ -82,8 +82,8 @@ class Scheduled(Staged, MethodWrapper):
             )
         if self.method.traits.density_changes or self.method.sync_schedule.stages:
             raise ValueError(
-                "`method` must not have a density schedule (ExponentialWarmUp). Received: "
-                f"method={self.method!r}. Pass the schedule as `stages`, and warm_up=None to it."
+                f"`method` must have a constant density. Received: method={self.method!r}. Pass "
+                "an ExponentialWarmUp as `stages`, and warm_up=None to the method."
             )
         last = self.stages.stages(density)[-1][1]
         object.__setattr__(self, "method", _replace(self.method, density=last))
