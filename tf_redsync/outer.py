@@ -84,7 +84,8 @@ class Outer(Configurable):
         if callable(rate) and hasattr(rate, "get_config"):
             object.__setattr__(self, "learning_rate", KerasSchedule.of(rate))
         else:
-            checks.real("learning_rate", rate, low=0.0, high=float("inf"), low_open=True)
+            bounds: dict[str, Any] = {"low_open": True, "high_open": True}
+            checks.real("learning_rate", rate, low=0.0, high=float("inf"), **bounds)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -196,7 +197,8 @@ class Adam(Outer):
         super().__post_init__()
         for name in ("beta_1", "beta_2"):
             checks.real(name, getattr(self, name), low=0.0, high=1.0, high_open=True)
-        checks.real("epsilon", self.epsilon, low=0.0, high=float("inf"), low_open=True)
+        bounds: dict[str, Any] = {"low_open": True, "high_open": True}
+        checks.real("epsilon", self.epsilon, low=0.0, high=float("inf"), **bounds)
 
     @property
     @override

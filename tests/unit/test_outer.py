@@ -54,6 +54,8 @@ def test_schedule_counts_rounds(library):
         ),
         (lambda: rs.DiLoCo(outer=rs.outer.Nesterov), "Nesterov()"),
         (lambda: rs.outer.SGD(learning_rate=0.0), "`learning_rate` must be"),
+        (lambda: rs.outer.Nesterov(learning_rate=float("inf")), "must be in (0, inf)"),
+        (lambda: rs.outer.Adam(epsilon=float("inf")), "`epsilon` must be in (0, inf)"),
         (lambda: rs.outer.Nesterov(momentum=1.0), "`momentum` must be in"),
         (lambda: rs.outer.Adam(beta_2=1.5), "`beta_2` must be in"),
         (lambda: rs.CodedTopK(outer=rs.outer.SGD()), "Received: outer=SGD("),

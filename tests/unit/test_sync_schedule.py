@@ -168,6 +168,7 @@ def test_bytes_per_step_are_means_over_a_round():
         (lambda: rs.SBC.preset(4), "`number` must be 1, 2 or 3. Received: number=4"),
         (lambda: rs.CDSGD(full_every=0), "`full_every` must be an integer >= 1"),
         (lambda: rs.CDSGD(local_learning_rate=-0.1), "`local_learning_rate` must be in"),
+        (lambda: rs.CDSGD(local_learning_rate=float("inf")), "`local_learning_rate` must be in"),
         (lambda: rs.CDSGD(warm_up=100), "`warm_up` must be None or DenseWarmUp"),
         (
             lambda: rs.Policy(default=rs.SBC(), rules=(rs.Rule(pattern="x", method=rs.CDSGD()),)),

@@ -76,7 +76,8 @@ class CDSGD(EvaluationPoint, ThresholdCodes):
         super().__post_init__()
         checks.integer("full_every", self.full_every, low=1)
         if self.local_learning_rate is not None:
-            checks.real("local_learning_rate", self.local_learning_rate, low=0.0, high=float("inf"))
+            rate = self.local_learning_rate
+            checks.real("local_learning_rate", rate, low=0.0, high=float("inf"), high_open=True)
         check_warm_up(self.warm_up, DenseWarmUp)
 
     @property
