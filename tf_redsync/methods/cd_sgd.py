@@ -34,7 +34,7 @@ class CDSGD(EvaluationPoint, ThresholdCodes):
     With the common weights W, this worker's weights w and the residual r, in every step:
 
         g = gradient at w
-        W <- optimizer(W, sum over workers of the messages of the last step)
+        W <- optimizer(W, mean over workers of the messages of the last step)
         w <- W - local_learning_rate g              local update, in place of the delayed total
         send 2-bit codes of r + g, as `TwoBit`      while the next gradient is computed
         r <- r + g - codes
@@ -47,7 +47,7 @@ class CDSGD(EvaluationPoint, ThresholdCodes):
     Differences from the paper
 
     * No parameter server: codes are all-gathered, full gradients are all-reduced, and every worker
-      applies the sum with the same optimizer.
+      applies the mean with the same optimizer.
     * The threshold is in units of the root mean square of r + g; see `TwoBit`.
     * Biases, norms and small tensors are sent in full in every step, with the same delay.
     * The first step after the warm-up applies a gradient of zero, and the gradient of the last step

@@ -214,7 +214,7 @@ class CodedGMC(_SharedMomentum, CodedSelection):
     On every one of K workers, with gradient g, residual v and momentum beta, for each tensor of n
     elements, k = density n:
 
-        v <- v + g / K
+        v <- v + g
         S  = the k largest of |v|                   exactly; the lower index among equals
         q  = sign(v[S]) times a mean of |v[S]|      value_bits each; see `codings.SignedLevels`
         message = [Golomb code of S, means, codes of q]     one all-gather per bucket of tensors
@@ -222,8 +222,9 @@ class CodedGMC(_SharedMomentum, CodedSelection):
         total = sum over workers of q on S
         v <- v + (beta / K) total                   the next step's momentum
 
-    The last line is GMC's `(beta / K) before`, added at the end of a step instead of at the start
-    of the next one. So the residual is the only state, and `flush` delivers the momentum as well.
+    g is the gradient that the exchange receives, already divided by K. The last line is GMC's
+    `(beta / K) before`, added at the end of a step instead of at the start of the next one. So the
+    residual is the only state, and `flush` delivers the momentum as well.
 
     Both parts improve accuracy. A coded position and value take an eighth of the bits of a 32-bit
     index and value, so the same bytes hold eight times as many elements, and an element stays in

@@ -122,7 +122,7 @@ class HalfPrecision(RoundingWrapper):
     with gradient g, residual e, and H(x) the nearest 16-bit number:
 
         p = g + e
-        s = sum over workers of H(p), in float32        each worker sums one part
+        s = p + sum over the other workers of H(p), in float32      each worker sums one part
         total = H(s)
         e <- p - H(p);  in the part that this worker sums: e <- s - H(s)
 

@@ -46,7 +46,7 @@ class SBC(Sparsifier):
     round and R the residual, for each tensor of n elements, k = ceil(density n):
 
         A = R + dW
-        v+ = the k largest of A,  v- = the k largest of -A,  m+, m- = their means
+        v+ = the k largest positive elements of A,  v- = those of -A,  m+, m- = their means
         if m+ >= m-:  dW* = +m+ at the positions of v+,  else:  dW* = -m- at the positions of v-
         R <- A - dW*;  momentum of the inner optimizer <- 0 where dW* is not 0
         message = [m of each tensor, Golomb code of the positions]          one all-gather
