@@ -34,7 +34,7 @@ MODE = "two_level"
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneBitSGD(Quantizer):
-    """1-bit SGD: signs and two means per tensor, with error feedback.
+    """1-bit SGD: signs and two means per block, with error feedback.
 
     Frank Seide, Hao Fu, Jasha Droppo, Gang Li, Dong Yu (2014), "1-Bit Stochastic Gradient Descent
     and its Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech.

@@ -131,8 +131,8 @@ class PowerSGD(_LowRank):
     Args:
         rank: r, the number of columns of both factors: 1 to 4 for convolutional networks, 32 or
             more for transformers.
-        min_compression_rate: Tensors of n x m elements with `r (n + m)` above `n m` divided by
-            this are all-reduced densely; so are biases and norms.
+        min_compression_rate: Tensors of n x m elements with `n m / (r (n + m))` up to this are
+            all-reduced densely; so are biases and norms.
         seed: Seed of the initial factors, equal on all workers.
 
     Raises:
@@ -215,8 +215,8 @@ class ACPSGD(_LowRank):
 
     Args:
         rank: r, the number of columns of both factors.
-        min_compression_rate: Tensors of n x m elements with `r (n + m)` above `n m` divided by
-            this are all-reduced densely; so are biases and norms.
+        min_compression_rate: Tensors of n x m elements with `n m / (r (n + m))` up to this are
+            all-reduced densely; so are biases and norms.
         seed: Seed of the initial factors, equal on all workers.
 
     Raises:
