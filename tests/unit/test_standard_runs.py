@@ -243,6 +243,22 @@ def test_page_shows_the_rows():
     )
 
 
+def test_page_shows_the_accuracies_above_the_grid():
+    """The grid's highest rate is the best of dense training, so the page shows the next one."""
+    docs = run_queue.ROOT / "docs"
+    page = " ".join((docs / "accuracy.md").read_text(encoding="utf-8").split())
+    found = {
+        path.name.split("-")[1]: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((docs / "accuracy" / "rate_0.8").glob("resnet9-*-grid-0.8-seed0.json"))
+    }
+    metric = {arm: f"{content['rows'][0]['metric']:.2f}" for arm, content in found.items()}
+    assert (
+        f"`Dense` has {metric['dense']} after 4 epochs, `HalfPrecision` {metric['half']}, "
+        f"`CodedGMC` {metric['codedgmc3']} (3 %) and {metric['codedgmc10']} (10 %)"
+    ) in page
+    assert {content["settings"]["learning_rate"] for content in found.values()} == {0.8}
+
+
 @pytest.mark.parametrize("name", ["resnet9", "gpt"])
 def test_archive_shows_the_minutes(name):
     docs = run_queue.ROOT / "docs"
