@@ -84,8 +84,7 @@ class Outer(Configurable):
         if callable(rate) and hasattr(rate, "get_config"):
             object.__setattr__(self, "learning_rate", KerasSchedule.of(rate))
         else:
-            bounds: dict[str, Any] = {"low_open": True, "high_open": True}
-            checks.real("learning_rate", rate, low=0.0, high=float("inf"), **bounds)
+            _check_positive("learning_rate", rate)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -197,8 +196,7 @@ class Adam(Outer):
         super().__post_init__()
         for name in ("beta_1", "beta_2"):
             checks.real(name, getattr(self, name), low=0.0, high=1.0, high_open=True)
-        bounds: dict[str, Any] = {"low_open": True, "high_open": True}
-        checks.real("epsilon", self.epsilon, low=0.0, high=float("inf"), **bounds)
+        _check_positive("epsilon", self.epsilon)
 
     @property
     @override
@@ -225,6 +223,11 @@ class Adam(Outer):
             for a, b in zip(m, v, strict=True)
         ]
         return steps, {"momentum": m, "velocity": v}
+
+
+def _check_positive(name: str, value: Any) -> None:
+    """Raise `ValueError` unless an argument is finite and above 0."""
+    checks.real(name, value, low=0.0, high=float("inf"), low_open=True, high_open=True)
 
 
 def check(name: str, value: Any) -> None:

@@ -61,6 +61,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         )
         adapter.guard.guard_keras3(applies)
         self._accumulates = conflicts.accumulates(inner_optimizer)
+        self._run = self._accumulate if self._accumulates else adapter.run
         if self._accumulates:
             _accumulate_in_branches(applies, adapter)
         if applies is not inner_optimizer:
@@ -127,8 +128,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
                 self.build_if_needed(trainable_variables)
         if collectives.inside_branch():
             raise _in_branch()
-        run = self._accumulate if self._accumulates else self._adapter.run
-        run(self.inner_optimizer.apply, grads, trainable_variables)
+        self._run(self.inner_optimizer.apply, grads, trainable_variables)
 
     def _accumulate(self, apply: Callable[..., Any], *args: Any) -> None:
         """Run a step of an optimizer that updates only in some steps."""
@@ -142,8 +142,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self.build_if_needed([variable for _, variable in pairs])
         if collectives.inside_branch():
             raise _in_branch()
-        run = self._accumulate if self._accumulates else self._adapter.run
-        run(self.inner_optimizer.apply_gradients, pairs)
+        self._run(self.inner_optimizer.apply_gradients, pairs)
         return self._iterations
 
     @property
