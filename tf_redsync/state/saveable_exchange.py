@@ -29,7 +29,8 @@ class SnapshotState(tf.train.experimental.PythonState):
     @override
     def serialize(self) -> bytes:
         archive = io.BytesIO()
-        np.savez(archive, allow_pickle=False, **snapshot.capture(self._exchange()))
+        arrays: dict[str, Any] = snapshot.capture(self._exchange())
+        np.savez(archive, **arrays)
         return archive.getvalue()
 
     @override
