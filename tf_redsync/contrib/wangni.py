@@ -31,7 +31,7 @@ class Wangni(Sparsifier):
     Communication-Efficient Distributed Optimization", NeurIPS, arXiv 1710.09854, algorithm 3.
 
     On every worker, for each tensor g of n elements and density rho, element i is sent with
-    probability p_i in proportion to its magnitude, and divided by p_i:
+    probability p_i and divided by p_i. p_i is in proportion to the magnitude of the element:
 
         p  <- min(rho n |g| / sum |g|, 1)
         repeat:  I = elements with p < 1,  c = (rho n - n + |I|) / sum p[I],  stop if c <= 1
@@ -45,13 +45,13 @@ class Wangni(Sparsifier):
 
     Differences from the paper
 
-    * Systematic sampling: with one u, uniform in [0, 1), the method sends the elements at which the
-      running sum of p + u passes an integer. Each is sent with its probability, but their number is
-      sum p rounded up or down in every step, not just on average. So messages have a fixed length
-      and never overflow.
-    * Elements with p < 1 share one magnitude, sum |g| / (rho n). The message has it for each of
-      them, as for the others; `Coded` shortens both. The error of its codes stays in a residual and
-      is added to the next gradient.
+    * Systematic sampling: with one u, uniform in [0, 1), the method sends the elements at which u
+      plus the running sum of p passes an integer. Each is sent with its probability, but their
+      number is sum p rounded up or down in every step, not just on average. So messages have a
+      fixed length and never overflow.
+    * The sent values of the elements I with p < 1 have one magnitude, |g_i| / p_i =
+      sum |g[I]| / (rho n - n + |I|). The message has it for each of them, and `Coded` shortens it.
+      The error of the codes stays in a residual and is added to the next gradient.
     * Biases, norms and small tensors are all-reduced densely.
 
     Args:
