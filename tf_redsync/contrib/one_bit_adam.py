@@ -25,7 +25,7 @@ from tf_redsync.schedules import DenseWarmUp
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneBitAdam(AdamMoments, DenseStart, Quantizer):
-    """1-bit Adam: Adam at first, then its momentum in one bit with the variance frozen.
+    """1-bit Adam: dense Adam at first, then its momentum in one bit with a frozen variance.
 
     Hanlin Tang, Shaoduo Gan, Ammar Ahmad Awan, Samyam Rajbhandari, Conglong Li, Xiangru Lian, Ji
     Liu, Ce Zhang, Yuxiong He (2021), "1-bit Adam: Communication Efficient Large-Scale Training with
@@ -38,16 +38,17 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
         m <- mean of m_i, in one bit, with error feedback in both phases   as `OneBitSGD` sums
         w <- w - eta m / (sqrt(v) + epsilon)                               v is frozen
 
-    Momentum changes slowly, so error feedback can compensate its errors; gradients in one bit would
-    ruin the variance. An element that had no gradient in the warm-up stage has v = 0. It does not
-    change from then on, and its m stays 0, because one bit cannot encode 0. An element that had few
-    gradients has a small v, and one bit gives it the mean of all momenta, so it takes large steps.
-    Embedding rows that occur late or rarely need a long warm-up stage or another method (`Policy`).
+    Momentum changes slowly, so error feedback can compensate its errors. The variance is not
+    linear in the gradient, so no error feedback could correct it for gradients in one bit. An
+    element without a gradient in the warm-up stage has v = 0. It does not change from then on, and
+    its m stays 0, because one bit cannot encode 0. An element with few gradients has a small v, and
+    one bit gives it the mean of all momenta, so it takes large steps. Embedding rows that occur
+    late or rarely need a long warm-up stage or another method (`Policy`).
 
     Differences from the paper
 
     * Codes are those of `OneBitSGD`: two means for each worker's block of a tensor instead of a
-      sign and a norm, and a single residual for the block that a worker owns.
+      sign and a norm. A worker has a single residual for the block that it owns.
     * The variance is frozen after Adam's bias correction, v / (1 - beta_2^t), which equals v after
       thousands of steps. The authors' code has no correction and long warm-up stages.
     * Biases, norms and small tensors are all-reduced densely in both stages, and Adam keeps
