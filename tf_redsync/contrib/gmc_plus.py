@@ -28,18 +28,19 @@ class GMCPlus(EvaluationPoint, GMC):
     It is `GMC`, but each worker computes its gradients at the weights after a step along a part of
     its residual. With learning rate eta, K workers, weights w, residual e and momentum beta:
 
-        a <- e + eta g(w - lambda e) + beta before          0 < lambda < 1;  GMC: lambda = 0
+        a <- e + eta g(w - lambda e) + beta d   0 < lambda < 1;  GMC: lambda = 0;  d: last update
         c <- C(a)                               top-k, or a random block that all workers share
         e <- a - c
-        before <- mean over workers of c,  w <- w - before
+        d <- mean over workers of c,  w <- w - d
 
     The weights w, which are equal on all workers, are those to evaluate and to save.
 
     Differences from the paper
 
-    * The residual is kept in units of gradients, as momentum in Keras's SGD. Both forms are equal
-      while the learning rate is constant. If it changes from eta to eta', residual and momentum
-      scale by eta' / eta here; in the paper they keep their size.
+    * Residual and momentum are in units of gradients. In the paper, and in Keras's SGD, they are in
+      units of updates. Both forms are equal while the learning rate is constant. If it changes from
+      eta to eta', residual and momentum scale by eta' / eta here; in the paper they keep their
+      size.
     * The inner optimizer applies weight decay, outside of the residual.
 
     Args:

@@ -111,19 +111,17 @@ class GMC(GlobalMomentum):
     paper's units, updates, with learning rate eta, K workers, weights w, residual e and momentum
     beta:
 
-        a <- e + eta g(w) + beta before
+        a <- e + eta g(w) + beta d              d: last update
         c <- C(a)                               top-k, or the same random block on all workers
         e <- a - c
-        before <- mean over workers of c,  w <- w - before
+        d <- mean over workers of c,  w <- w - d
 
-    The compressor C commutes with scaling. Divided by K eta, the steps are those of this method,
-    whose workers receive g / K and leave the learning rate to the inner optimizer, SGD without
-    momentum:
+    The compressor C commutes with scaling. Divided by K eta, the steps are those of this method.
+    Its workers receive g / K, and the inner optimizer, SGD without momentum, applies eta:
 
-        a <- v + g / K + (beta / K) before      v = e / (K eta)
+        a <- v + g / K + (beta / K) total       v = e / (K eta);  total of the last step
         c <- C(a),  v <- a - c
         total <- sum over workers of c          an all-gather (top-k) or all-reduce
-        before <- total
 
     Differences from the paper
 
@@ -223,7 +221,7 @@ class CodedGMC(_SharedMomentum, CodedSelection):
         v <- v + (beta / K) total                   the next step's momentum
 
     g is the gradient that the exchange receives, already divided by K. The last line is GMC's
-    `(beta / K) before`, added at the end of a step instead of at the start of the next one. So the
+    `(beta / K) total`, added at the end of a step instead of at the start of the next one. So the
     residual is the only state, and `flush` delivers the momentum as well.
 
     Both parts improve accuracy. A coded position and value take an eighth of the bits of a 32-bit
