@@ -34,7 +34,7 @@ MAX_ELEMENTS = 2**31  # whose indices have 31 bits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Threshold(Sparsifier):
-    """Base class of the sparse methods, whose messages differ."""
+    """Base class of the methods that send the elements above a threshold."""
 
     threshold: float = 0.001
 
@@ -223,26 +223,26 @@ class TwoBit(ThresholdCodes):
 
     On every worker, with gradient g and residual e, for each tensor:
 
-        p = g + e,  c = threshold
+        p = g + e,  c = min(threshold * root mean square of p, max |p|)
         code = 1 where p >= c, -1 where p <= -c, else 0
         e <- p - c code
         total = sum over workers of c code              one all-gather of codes and c
 
     Differences from the papers
 
-    * The threshold is relative to the root mean square of p, for each tensor in each step, and at
-      most max |p|, so that something is always sent. The constant of the papers, `unit="absolute"`,
-      must be tuned again for another batch size or number of workers.
+    * c follows the scale of p, for each tensor in each step. It is at most max |p|, so that every
+      message delivers an element. The constant of the papers, `unit="absolute"`, must be tuned
+      again for another batch size or number of workers.
     * Biases, norms and small tensors are all-reduced densely.
 
     Args:
         threshold: Threshold, and magnitude that is sent for an element that reaches it, above 0.
             With unit `"rms"` one standard deviation is near the best choice for normal gradients.
-        unit: `"rms"`: relative to the root mean square of gradient plus residual. `"absolute"`: in
-            units of the gradient that the optimizer receives, which is divided by the global batch
-            size. MXNet's 0.5 is for sums over a batch, so elements would hardly reach it here. A
-            threshold that is too small is bad too, because an element sends at most the threshold
-            in a step.
+        unit: `"rms"`: relative to the root mean square of gradient plus residual. `"absolute"`: c =
+            `threshold`, in units of the gradient that the optimizer receives, which is divided by
+            the global batch size. MXNet's 0.5 is for sums over a batch, so elements would hardly
+            reach it here. A small threshold delays large elements, because an element sends at most
+            c in a step.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
