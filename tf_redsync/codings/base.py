@@ -3,7 +3,7 @@
 A coding depends only on the sizes of the tensors and on the largest number of elements sent of
 each. It takes and returns lists with one entry per tensor of a bucket, so it may code each tensor
 separately or all of them as one stream. All workers compute the same static length. A code of
-variable length has the capacity for the worst case: positions are not random, and the elements that
+variable length has the capacity for the worst case. Positions are not random, so the elements that
 did not fit would be the same in every step.
 """
 

@@ -45,7 +45,7 @@ class Group(NamedTuple):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Golomb(IndexCoding):
-    """Golomb codes of the gaps between positions, 5 % above the entropy.
+    """Golomb codes of the gaps between positions, about 0.5 bits above the entropy.
 
     One stream for all tensors of similar density: `[count, low bits, bitmap]`.
 
@@ -59,10 +59,10 @@ class Golomb(IndexCoding):
 
         k (1 + b) + ((n - k) >> b) bits,
 
-    0.5 bits per position above the entropy of random positions. Messages have this length, for the
-    b that minimizes it. A shorter capacity would suffice on average. But positions in embeddings
-    and single layers cluster, their codes are nearly this long in every step, and the elements that
-    did not fit would be the same each time.
+    0.4 to 0.6 bits per position above the entropy of random positions. Messages have this length,
+    for the b that minimizes it. A shorter capacity would suffice on average. But positions in
+    embeddings and single layers cluster, so their codes are nearly this long in every step. The
+    elements that did not fit would be the same each time.
 
     Small tensors are often sent at a higher density than large ones and need another b. So each
     density has its own stream of gaps, if that makes the message shorter.

@@ -54,7 +54,7 @@ class RawIndices(IndexCoding):
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bitmap(IndexCoding):
-    """One bit for every element of a bucket; the shortest code above a density of about 20 %."""
+    """One bit for every element of a bucket; the shortest code above a density of a third."""
 
     @override
     def words(self, capacity: Capacity) -> Any:
