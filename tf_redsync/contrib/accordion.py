@@ -63,8 +63,8 @@ class Accordion(Sparsifier):
             `density`.
         eta: Relative change of the norm from which a regime is critical; 0.5 in the paper.
         interval: Steps from one detection of the regimes to the next. The paper uses an epoch. Make
-            it longer than 1 / `low_density` steps, in which a residual is delivered: otherwise the
-            delivery after a change of the density looks like a change of the gradients.
+            it longer than 1 / `low_density` steps, in which a residual is delivered. Otherwise a
+            change of the density changes the norm as a critical regime does.
         dense_below: Tensors of fewer float32 bytes are all-reduced densely.
 
     Raises:
