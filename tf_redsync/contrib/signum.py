@@ -29,16 +29,16 @@ class Signum(SignSGD):
         send sign(u)                            one all-gather
         total = sign(sum over workers of signs)
 
-    Totals are -1, 0 or 1, whatever the scale of the gradient: a step moves a weight by the learning
-    rate or not at all, so the learning rate must be much smaller than that of SGD, like that of
-    Adam. The method serves all tensors, since dense totals would need another learning rate. A tie,
-    which an even number of workers can have, is 0, and the weight does not change.
+    Totals are -1, 0 and 1, so every step changes a weight by the learning rate or not at all. Use a
+    much smaller learning rate than with SGD, about that of Adam. No tensor is sent densely, since
+    dense totals would need another learning rate. A tie, possible for an even number of workers,
+    gives 0 and leaves the weight unchanged.
 
     Differences from the paper
 
-    * A bit cannot encode zero. An element whose gradient is exactly 0 (a dead ReLU, a word that
-      does not occur) votes for 1 and -1 in turn, by step and worker. The usual code `g >= 0` would
-      always vote for 1, and weights without a gradient would drift.
+    * One bit cannot represent zero. The vote for a momentum of exactly 0 (an inactive unit, an
+      absent word) alternates between 1 and -1 by step and worker. The common code `u >= 0` would
+      always vote for 1, so that weights without a gradient drift.
     * With one worker the total is the sign of its momentum.
 
     Args:
@@ -46,7 +46,7 @@ class Signum(SignSGD):
             optimizer must have no momentum.
 
     Raises:
-        ValueError: for a momentum out of its range.
+        ValueError: If the momentum is outside [0, 1).
     """
 
     momentum: float = 0.9
