@@ -43,9 +43,9 @@ class CompAMS(Sparsifier):
 
         DistributedOptimizer(tf_redsync.AMSGrad(5e-4), tf_redsync.contrib.CompAMS(density=0.01))
 
-    The paper's learning rate is 5e-4 sqrt(workers). docs/adaptive.md explains the choice of
-    AMSGrad, how other adaptive optimizers behave with sparse totals, and which setting came closer
-    to dense training.
+    The paper's learning rate is 5e-4 sqrt(workers). `AMSGrad(beta_1=0.0)` came closer to dense
+    training. docs/adaptive.md has the measurements, and explains how adaptive optimizers behave
+    with sparse totals.
 
     Differences from the paper
 

@@ -27,8 +27,8 @@ class EF21(Sparsifier):
     Peter Richtárik, Igor Sokolov, Ilyas Fatkhullin (2021), "EF21: A New, Simpler, Theoretically
     Better, and Practically Faster Error Feedback", NeurIPS, arXiv 2106.05203.
 
-    On every worker i, with gradient grad_i, an estimate g_i of it that the messages of all earlier
-    steps determine, and g, the sum of the estimates of all workers; all start at 0:
+    On every worker i, with gradient grad_i and its estimate g_i, the sum of all earlier messages.
+    g is the sum of the estimates of all workers. Estimates start at 0:
 
         c_i = C(grad_i - g_i)                           C: the k largest elements of each tensor
         message = [indices of c_i, values of c_i]       one all-gather

@@ -43,13 +43,13 @@ class MSTopK(Sparsifier):
         v[S] <- 0
         total = sum over workers of the messages        scatter-add, rank by rank
 
-    Every step of the search is a sequential pass over memory, which suits GPUs. To send exactly k
-    elements, the last few are chosen by their position and not by their magnitude.
+    Every step of the search is a sequential pass over memory, which suits GPUs. The last k - k1
+    elements are chosen by their position and not by their magnitude, so that S has exactly k.
 
     Differences from the paper
 
-    * The thresholds start at infinity and 0, so that S has k elements even if no sample finds k or
-      fewer elements (equal maxima) or more than k above the mean.
+    * The thresholds start at infinity and 0. So S has k elements even if no sample finds k or fewer
+      (equal maxima), or none finds more than k.
     * The search ends when exactly k elements reach a threshold; further samples could not change S.
     * The paper's hierarchical all-gather, within a machine and between machines, is `two_levels` of
       the strategy, for any method.
