@@ -30,10 +30,9 @@ class GTopK(Sparsifier):
     Bandwidth Networks", ICDCS, arXiv 1901.04359.
 
     With top-k and an all-gather every worker receives the k elements of all K workers, and the
-    total may have K k of them. gTop-k merges the messages of two workers into one of k elements and
-    repeats that in log2(K) rounds, each of which sends k elements. The gradients of a bucket are a
-    vector of n elements. With gradient g, residual v, density k / n, and top(x) the k elements of x
-    of largest magnitude:
+    total may have K k of them. gTop-k merges the messages of two workers into one of k elements,
+    in each of log2(K) rounds. The gradients of a bucket are a vector of n elements. With gradient
+    g, residual v, density k / n, and top(x) the k elements of x of largest magnitude:
 
         v <- v + g;   x = top(v) of this worker
         in every round:  x <- top(x + the partner's x)            both partners compute the same
@@ -53,8 +52,8 @@ class GTopK(Sparsifier):
       partial sum dropped, but that reaches the total through another branch, is lost there: its
       sender treats it as delivered. Here a worker keeps the elements that were dropped in any of
       its own rounds, so the gradient is conserved.
-    * If K is not a power of two, a worker that received the elements of a worker beyond the largest
-      power of two keeps the elements that the sum of both dropped.
+    * If K is not a power of two, some workers first merge the message of a second worker. Such a
+      worker keeps the elements that this merge dropped.
     * The vector is a bucket, not the model. Biases, norms and small tensors are all-reduced
       densely.
 

@@ -52,28 +52,30 @@ class OkTopk(Sparsifier):
         v[j] <- 0 where j is in S, was sent, and total[j] is not 0
 
     Thresholds change slowly, so an exact top-k is rarely needed; the other steps compare in one
-    pass over the vector. The regions hold equal shares of S: every `partition_interval` steps each
-    worker proposes boundaries that divide its own S equally, and the new boundaries are the
-    averages of the proposals.
+    pass over the vector. The regions hold equal shares of S. Every `partition_interval` steps each
+    worker proposes boundaries that divide its own S equally. The new boundaries are the averages of
+    the proposals.
 
     Messages have a fixed length: a row, to one worker or to all, has a capacity of c = 1.25 k / K
-    elements. A worker sends 2 c (K - 1) words in each of the collectives, that is 5 k (K - 1) / K
-    and 6 (K - 1) of headers in all, whatever the data. The bound in the paper is 6 k (K - 1) / K.
+    elements. A worker sends 2 c (K - 1) words in each of the collectives. These are
+    5 k (K - 1) / K words, plus 6 (K - 1) of headers, whatever the data. The bound in the paper is
+    6 k (K - 1) / K.
     The smallest elements that exceed the capacity stay in the residual, as do the elements that are
     sent but do not reach T.
 
     Differences from the paper
 
     * T needs no exchange of its own. When thresholds are evaluated, workers gather the c largest of
-      their sums regardless of T; the total is the k largest of all gathered sums, and T is the
+      their sums regardless of T. The total has the k largest of all gathered sums, and T is the
       smallest of these.
     * No sums move between workers to balance the all-gather: the regions balance it, and rows have
       25 % more capacity than the mean. The paper moves data if a worker has four times the mean.
     * The rows of the all-to-all carry the proposed boundaries, one number each, and the gathered
       messages carry their averages. New boundaries are used from the next step on; at first all
       regions have equal lengths.
-    * Between evaluations a threshold grows by 1.2 % in a step in which 1.25 k elements or more
-      reach it, and shrinks by the same factor if fewer than 2 k / 3 do, as in the authors' code.
+    * Between evaluations a threshold grows by 1.2 % after a step in which 1.25 k elements or more
+      reach it. It shrinks by the same factor if fewer than 2 k / 3 do. Both are from the authors'
+      code.
     * There are no dense first steps (512 in the authors' code). Biases, norms and small tensors are
       all-reduced densely.
 

@@ -38,10 +38,10 @@ class SparCML(Sparsifier):
         x <- x + the partner's x
 
     The sum of 2^r workers has at most 2^r k elements, each an index and a value. It is sent as a
-    dense vector of n values if 2 * 2^r k >= n, so a round sends min(2 * 2^r k, n) words: 2 k (K -
-    1) in all while sparse, in log2(K) messages instead of the K - 1 of an all-gather of top-k, and
-    n words per dense round. SparCML pays if latency dominates, or if the sums of many workers
-    become nearly dense, which an all-gather cannot exploit. SparDL and OkTopk send less.
+    dense vector of n values if 2 * 2^r k >= n, so a round sends min(2 * 2^r k, n) words. While
+    sparse, all rounds send 2 k (K - 1) words, as an all-gather does, but in log2(K) messages
+    instead of K - 1. SparCML is faster if latency dominates, or if the sums of many workers become
+    nearly dense. `SparDL` and `OkTopk` send less.
 
     Differences from the paper
 

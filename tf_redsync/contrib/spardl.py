@@ -36,7 +36,7 @@ class SparDL(Sparsifier):
     Deep Learning Training with Efficient Sparse Communication", ICDE, arXiv 2304.00737.
 
     With top-k and an all-gather every worker sends its k elements to each of the K - 1 others, and
-    the total may have K k of them. SparDL shares the reduction: the gradients of a bucket are a
+    the total may have K k of them. SparDL shares the reduction. The gradients of a bucket are a
     vector of n elements, cut into K blocks of ceil(n / K), and worker b sums block b. With gradient
     g, residual v, density k / n, and top(X) the k / K largest elements of a block X, on every
     worker:
@@ -53,8 +53,8 @@ class SparDL(Sparsifier):
     The last line is the paper's global residual collection: an element that was sent, but is not in
     the total, returns to the residuals of all workers that sent it.
 
-    A worker sends 2 k (K - 1) / K words in each of the collectives, 4 k (K - 1) / K in all, which
-    is almost independent of K, while an all-gather of k elements takes 2 k (K - 1).
+    A worker sends 2 k (K - 1) / K words in each of the two collectives. The sum, 4 k (K - 1) / K,
+    is almost independent of K. An all-gather of k elements takes 2 k (K - 1).
 
     Differences from the paper
 
