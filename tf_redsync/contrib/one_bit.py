@@ -52,7 +52,7 @@ class OneBitSGD(Quantizer):
         e[w] <- s - Q(s)
         total = the K blocks Q(s)
 
-    A worker sends 2 (K - 1) / K bits per element, whereas an all-gather of codes takes K - 1.
+    A worker sends 2 (K - 1) / K bits per element. An all-gather of codes would take K - 1.
 
     Differences from the paper
 

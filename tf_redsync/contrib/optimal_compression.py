@@ -87,10 +87,10 @@ class SparseDithering(Quantizer):
 
     Differences from the paper
 
-    * The paper enumerates the vectors (n, positions, signs, and levels of a bounded sum) and sends
-      the number of one: about 3.35 bits per element at alpha = 0.1. Such a number has d digits,
-      whereas a Rice code can be written and read in parallel. Entropy codes have a varying length,
-      which messages here cannot have.
+    * The paper numbers all vectors (n, positions, signs, and levels of a bounded sum) and sends
+      the number of one, about 3.35 bits per element at alpha = 0.1. Such a number takes arithmetic
+      on d digits. A Rice code can be written and read in parallel. Entropy codes have a variable
+      length, and messages here have a fixed one.
     * The factor c replaces gamma ||p|| 2 h of the paper, where gamma is a constant.
     * Only the deterministic form is implemented. It is biased, so there is error feedback. Biases,
       norms and small tensors are all-reduced densely.
@@ -222,7 +222,7 @@ class SphericalCompression(Quantizer):
 
     The error is at most alpha of the squared norm of a block, before c is rounded. A random vector
     is close enough with probability q = I_alpha((d - 1) / 2, 1/2) / 2, where I is the regularised
-    incomplete beta function, so k takes about log2(1 / q) bits. As d grows, this approaches the
+    incomplete beta function. So k takes about log2(1 / q) bits. As d grows, this approaches the
     minimum of any code, d log2(1 / alpha) / 2 bits, but the search takes 1 / q vectors.
 
         bits per element          d = 16    32      64      limit
@@ -233,13 +233,13 @@ class SphericalCompression(Quantizer):
 
     * In the paper d is the size of the gradient, which makes the search infeasible. Blocks make it
       feasible, and cost a factor for each.
-    * A codebook has 2^b vectors: k has a fixed length of b bits, whereas a code of varying length
-      would take about log2(1 / q) + 1.5 bits. Blocks without a close enough vector take the nearest
-      one. With `nearest=True` all blocks do: for normal vectors, d = 16 and b = 5, this delivers
-      1/4 of the squared norm instead of 1/5. The codebook changes in every step, so no direction is
-      missed for long.
-    * c is the inner product, where the paper has sqrt(1 - alpha) ||p||. It takes as many bits, is
-      never worse, and is also right for blocks without a close vector. It has 5 bits: 0, or one of
+    * A codebook has 2^b vectors, so k has a fixed length of b bits. A code of variable length would
+      take about log2(1 / q) + 1.5 bits. Blocks without a close enough vector take the nearest one.
+      With `nearest=True` all blocks do: for normal vectors, d = 16 and b = 5, this delivers 1/4 of
+      the squared norm instead of 1/5. The codebook changes in every step, so that later vectors
+      deliver the remaining directions.
+    * c is the inner product, where the paper has sqrt(1 - alpha) ||p||. It takes as many bits, and
+      its error is never larger, also for blocks without a close vector. It has 5 bits: 0, or one of
       31 multiples of the largest factor of the tensor, spaced by 2^(1/4).
     * The compressor is biased, so there is error feedback, which also compensates the rounding of
       c. Biases, norms and small tensors are all-reduced densely.

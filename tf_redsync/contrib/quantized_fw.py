@@ -55,15 +55,15 @@ class QuantizedFW(StochasticQuantizer):
         Q_s2(t) goes to all workers                             one all-gather
         total = the K blocks Q_s2(t)
 
-    A worker sends (z(s) + z(s2)) (K - 1) / K bits per element, almost independent of K, whereas an
-    all-gather of codes takes z(s) (K - 1). The method is stateless, and all roundings are
+    A worker sends (z(s) + z(s2)) (K - 1) / K bits per element, almost independent of K. An
+    all-gather of codes would take z(s) (K - 1). The method is stateless, and all roundings are
     independent.
 
     Differences from the paper
 
     * The Frank-Wolfe step is left to the optimizer: any optimizer can use the total. There is no
       variance reduction by gradients at two points.
-    * There is no server. A worker does not quantize its own part of its block, and c is the largest
+    * There is no server. A worker does not quantize its own part of its block. c is the largest
       magnitude of a block of a tensor, since each block is a message of its own. Both reduce the
       error.
     * s and s2 are constant; in the paper they grow with the number of steps.
