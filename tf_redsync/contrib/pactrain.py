@@ -48,8 +48,8 @@ class PacTrain(Masked, Waiting, Method):
     Gradient Compression for Efficient Collective Communication in Distributed Deep Learning", arXiv
     2505.18563.
 
-    A fraction s of each weight matrix is pruned during training. With its mask m, 1 where a weight
-    is kept and 0 where it is pruned, equal on all workers, and a gradient g of n elements, on every
+    A fraction s of each weight matrix is pruned during training. Its mask m, equal on all workers,
+    is 1 where a weight is kept and 0 where it is pruned. With a gradient g of n elements, on every
     worker:
 
         until the mask has been the same for T steps:
@@ -61,17 +61,17 @@ class PacTrain(Masked, Waiting, Method):
 
     Totals of 0 at pruned weights are the paper's gradient sparsity enforcement: these weights stay
     0. The totals of the kept weights are those of dense exchanges, so there is no residual. Ternary
-    values are optional: with c = max |compact| over all workers, they are -c, 0 or c and unbiased,
-    as in TernGrad with a shared scaler (`quantized.py`).
+    values are optional: -c, 0 or c, with c = max |compact| over all workers. They are unbiased, as
+    in `TernGrad` with a shared scaler.
 
     The masks come from `tf_redsync.callbacks.Prune`, or from `optimizer.prune(...)` in a custom
     loop.
 
     Differences from the paper, of which only the abstract was available
 
-    * The tracker counts the steps since the mask of the weights was set. Zeros in gradients are a
-      weaker signal: a dead ReLU, or an embedding row that no batch contains, has a gradient of 0
-      for a while, and later gradients would be lost.
+    * The tracker counts the steps since the mask of the weights was set. Zeros in gradients do not
+      identify pruned weights: an inactive unit, or an embedding row that no batch contains, has a
+      gradient of 0 for a while. A mask from these zeros would drop its later gradients.
     * Workers agree on a mask when it is set, between steps, so the tracker needs no communication
       in a step, and all workers switch in the same step.
     * The user chooses T, when to prune, and whether by layer or over the model.

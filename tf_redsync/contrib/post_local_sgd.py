@@ -27,9 +27,8 @@ class PostLocalSGD(DenseStart, LocalSGD):
         steps before `start`:   W <- optimizer(W, mean gradient)        the same on all workers
         from `start` on:         as `LocalSGD`
 
-    It equals `LocalSGD` with `warm_up=DenseWarmUp(steps=start)` of `DistributedOptimizer`, and
-    excludes another warm-up there. With an outer optimizer it is DiLoCo that starts from a partly
-    trained model.
+    It equals `LocalSGD` with `warm_up=DenseWarmUp(steps=start)` of `DistributedOptimizer`, which
+    rejects a second warm-up. With an outer optimizer it is `DiLoCo` after synchronous steps.
 
     Args:
         start: Number of synchronous steps at the start, at least 1. A value below 1 is a fraction

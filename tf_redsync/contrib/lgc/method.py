@@ -84,7 +84,7 @@ class LGC(Sparsifier):
     Differences from the paper
 
     * a_i scales the decoded vector of each worker, so errors in its length do not matter. In the
-      ring variant that is another, tiny all-reduce.
+      ring variant that takes one more all-reduce.
     * One decoder serves all workers, with the innovation and a_i of each; the server of the paper
       has one decoder per worker. A checkpoint can be restored on another number of workers.
     * There is no server: innovations are all-gathered, and each worker decodes all of them.
