@@ -156,9 +156,9 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
 class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
     """0/1 Adam: one bit from the start, dense steps at growing distances, then local steps.
 
-    During local steps the weights of workers differ between two exchanges. The end of an epoch, an
-    evaluation and a save end a round early, so that all workers have equal weights there. In a
-    custom loop call `optimizer.exchange.to_consensus()`.
+    During local steps the weights of workers differ between two exchanges. The workers exchange
+    early when an epoch ends and before an evaluation or a save, so that they have common weights
+    there. In a custom loop call `optimizer.exchange.to_consensus()`.
 
     Yucheng Lu, Conglong Li, Minjia Zhang, Christopher De Sa, Yuxiong He (2022), "Maximizing
     Communication Efficiency for Large-scale Training via 0/1 Adam", ICLR 2023, arXiv 2202.06009,

@@ -37,9 +37,9 @@ class BlockQuantized(RoundingWrapper):
     changes of the weights with error feedback, as in Thérien et al. (2025), "MuLoCo", arXiv
     2505.23725.
 
-    Format. With the scale c of a block, rounded up to bfloat16, values are multiples of c / 127
-    with 8 bits, floats with two bits of exponent and one of mantissa (E2M1) with 4 bits, and -c, 0
-    and c with 2 bits. c is the largest magnitude; with 2 bits, the best of four fractions of it. A
+    Format. A block has a scale c, rounded up to bfloat16. With 8 bits values are multiples of
+    c / 127, with 2 bits -c, 0 and c. With 4 bits they are floats with two bits of exponent and one
+    of mantissa (E2M1). c is the largest magnitude; with 2 bits, the best of four fractions of it. A
     scale takes 16 / `block` bits per element. Factors P of `PowerSGD` have twice the bits.
     `ops/block_quantization.py` has the arithmetic, docs/methods/BlockQuantized.md the errors of
     other levels, scales and blocks.

@@ -26,7 +26,7 @@ class CDSGD(EvaluationPoint, ThresholdCodes):
 
     The inner optimizer must be SGD, with or without momentum. During training, each worker has its
     own weights. The workers return to the common weights when an epoch ends and before an
-    evaluation or a save; in a custom loop call `optimizer.exchange.to_consensus()`.
+    evaluation or a save. In a custom loop call `optimizer.exchange.to_consensus()`.
 
     Enda Yu, Dezun Dong, Yemao Xu, Shuo Ouyang, Xiangke Liao (2021), "CD-SGD: Distributed Stochastic
     Gradient Descent with Compression and Delay Compensation", ICPP, arXiv 2106.10796.
@@ -35,7 +35,7 @@ class CDSGD(EvaluationPoint, ThresholdCodes):
 
         g = gradient at w
         W <- optimizer(W, mean over workers of the messages of the last step)
-        w <- W - local_learning_rate g              local update, in place of the delayed total
+        w <- W - local_learning_rate g              local update, instead of the delayed total
         send 2-bit codes of r + g, as `TwoBit`      while the next gradient is computed
         r <- r + g - codes
         every k-th step: send g in full; r stays        k-step correction

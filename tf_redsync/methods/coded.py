@@ -44,8 +44,8 @@ class Coded(MethodWrapper):
 
     The paper's codings: `Bloom` with the policies P0, P1, P2 and leftmost, `RunLength` and
     `Huffman` for indices; `PolynomialFit`, `DoubleExponentialFit` and `QSGDValues` for values. The
-    other codings give shorter messages. Golomb codes, which the default uses if they are the
-    shortest, are lossless and have capacity for any positions. Their length exceeds the entropy of
+    other codings give shorter messages. Golomb codes are lossless and have capacity for any
+    positions. The default uses them if they are the shortest. Their length exceeds the entropy of
     random positions by 5 % at a density of 0.1 %, 6 % at 1 % and 9 % at 10 %.
 
     Size of the message relative to the dense gradient, for 2^18 Laplace gradients, and in the paper
@@ -65,9 +65,9 @@ class Coded(MethodWrapper):
     * Messages have a length that all workers can compute, so that one all-gather suffices. A code
       of variable length is padded to its longest length.
     * The paper sends plain indices in the order of the values sorted for a curve fit. Here indices
-      ascend, as their coding requires, and the message has the rank of each value in the sorted
-      order, ceil(log2 k) bits, as the paper does if it codes both. With Golomb codes this is
-      shorter than 32 bits per index.
+      ascend, as their coding requires. The message has the rank of each value in the sorted order,
+      ceil(log2 k) bits, as in the paper if it codes both. With Golomb codes this is shorter than
+      32 bits per index.
     * No Deflate, for which TensorFlow has no op.
 
     Args:

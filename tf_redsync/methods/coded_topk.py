@@ -52,15 +52,15 @@ class CodedTopK(CodedSelection, MomentumCorrected):
         total = sum over workers of q on S
 
     An element takes 2 + log2(1 / density) bits for its position, for any positions, and
-    `value_bits` for its value. With n = 2^22, a density of 0.1 % or 1 % and one bit per value, a
-    message is 4.6 % to 5.2 % longer than log2(C(n, k)) + k value_bits, the entropy of random
-    positions plus values.
+    `value_bits` for its value. The entropy of random positions plus values is log2(C(n, k)) + k
+    value_bits. With n = 2^22, a density of 0.1 % or 1 % and one bit per value, a message is 4.6 %
+    to 5.2 % longer.
 
     One bit per value is the best choice. The magnitudes of the top-k differ little, and the
     residual keeps their errors. The network of `benchmarks/methods/methods.py` reaches the same
-    loss with 1 bit as with 16, which cost 2.1 to 2.5 times the bytes. The table has the share of
-    the top-k's energy (squared norm) in a message, and that share per bit of the message relative
-    to one bit per value:
+    loss with 1 bit as with 16, which cost 2.1 to 2.5 times the bytes. The first column of each pair
+    is the share of the top-k's energy (squared norm) in a message. The second is that share per
+    bit, relative to one bit per value:
 
     | bits per value | Laplace, 0.1 % | | Laplace, 1 % | | Student t(3), 1 % | |
     |---|---|---|---|---|---|---|
@@ -73,8 +73,8 @@ class CodedTopK(CodedSelection, MomentumCorrected):
     (2^22 elements; `benchmarks/methods/value_bits.py`.)
 
     Biases and norms share the coded message, with a tenth of their elements per step. Other methods
-    all-reduce them densely, which would cost more bytes than the coded matrices: in that network at
-    a density of 1 %, 0.8 % of the weights would take 72 % of the bytes.
+    all-reduce them densely, which would cost more bytes than the coded matrices. In that network,
+    at a density of 1 %, they are 0.8 % of the weights and would take 72 % of the bytes.
 
     For training with momentum prefer `CodedGMC`, which loses less accuracy than momentum
     correction.

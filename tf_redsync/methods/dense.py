@@ -23,7 +23,7 @@ from tf_redsync.exchange.traits import Traits
 
 
 class MomentumInExchange(Method):
-    """A method whose exchange applies the momentum, in place of the inner optimizer.
+    """A method whose exchange applies the momentum, instead of the inner optimizer.
 
     Attributes:
         momentum: In [0, 1); 0 leaves the momentum to the inner optimizer.

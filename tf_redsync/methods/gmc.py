@@ -225,7 +225,7 @@ class CodedGMC(_SharedMomentum, CodedSelection):
     residual is the only state, and `flush` delivers the momentum as well.
 
     Both parts improve accuracy. A coded position and value take an eighth of the bits of a 32-bit
-    index and value, so the same bytes hold eight times as many elements, and an element stays in
+    index and value. So the same bytes hold eight times as many elements, and an element stays in
     the residual an eighth as long. The momentum passes through the same selection as the gradients.
     With momentum correction, in contrast, the velocity of an unsent element keeps accumulating
     until `masking` clears it. CodedGMC needs neither masking nor a warm-up. docs/accuracy.md

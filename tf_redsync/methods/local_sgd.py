@@ -21,7 +21,7 @@ class LocalSGD(Method):
     """Local SGD: workers take local steps, then average their weights.
 
     Between two exchanges the workers' weights differ. The workers exchange early when an epoch ends
-    and before an evaluation or a save, so that they have common weights there; in a custom loop
+    and before an evaluation or a save, so that they have common weights there. In a custom loop
     call `optimizer.exchange.to_consensus()`.
 
     Sebastian U. Stich (2019), "Local SGD Converges Fast and Communicates Little", ICLR, arXiv
@@ -97,7 +97,7 @@ class DiLoCo(LocalSGD):
     """DiLoCo: hundreds of local steps, then an outer step along the mean change of the weights.
 
     Between two exchanges the workers' weights differ. The workers exchange early when an epoch ends
-    and before an evaluation or a save, so that they have common weights there; in a custom loop
+    and before an evaluation or a save, so that they have common weights there. In a custom loop
     call `optimizer.exchange.to_consensus()`.
 
     Arthur Douillard, Qixuan Feng, Andrei A. Rusu, Rachita Chhaparia, Yani Donchev, Adhiguna

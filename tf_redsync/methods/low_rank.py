@@ -107,16 +107,16 @@ class PowerSGD(_LowRank):
         total = P Q^T               with the Q of all workers
         E <- M - P Q_local^T        with the local Q
 
-    "local" is before the all-reduce. Q is random at the start, equal on all workers, and kept
+    "local" is before the all-reduce. Q is random at the start and equal on all workers. It is kept
     between steps (warm start), so that the steps form a power iteration towards the leading
     singular vectors.
 
     Differences from the paper
 
     * The first axes of a tensor are one side of its matrix and the others the other side, split
-      where n + m is smallest: [in, out] for dense kernels and [height width in, out] for
-      convolutions, as in the paper. Convolutions with few outputs are [height width, in out], and
-      attention kernels [in, heads, size] are [in, heads size].
+      where n + m is smallest. Dense kernels are [in, out] and convolutions [height width in, out],
+      as in the paper. Convolutions with few outputs are [height width, in out], and attention
+      kernels [in, heads, size] are [in, heads size].
     * P belongs to the shorter side of the matrix, so the factor to orthogonalise is the cheaper
       one. Rounding errors of P rotate the subspace, which no residual corrects, so
       `BlockQuantized` sends P in twice the bits, at most 8.
@@ -124,7 +124,7 @@ class PowerSGD(_LowRank):
     * The residual subtracts the local product, not the total. The sum over workers is the same,
       and the authors' later package does so too.
     * The columns of Q are scaled to length 1 before the product. orth(P) is the same, but P keeps
-      the magnitude of M; with an unscaled Q it could overflow in `HalfPrecision`.
+      the magnitude of M. With an unscaled Q, P could overflow in `HalfPrecision`.
     * orth is the QR decomposition. All workers must compute equal bits, so use the same kind of
       processor on all of them.
 
@@ -196,16 +196,16 @@ class ACPSGD(_LowRank):
         total = P Q^T                       total = P Q^T
         E <- M - P_local Q^T                  E <- M - P Q_local^T
 
-    "local" is before the all-reduce. P and Q are random at the start, equal on all workers, and
-    kept between steps, so that the steps form a power iteration towards the leading singular
+    "local" is before the all-reduce. P and Q are random at the start and equal on all workers. They
+    are kept between steps, so that the steps form a power iteration towards the leading singular
     vectors.
 
     Differences from the paper
 
     * The first axes of a tensor are one side of its matrix and the others the other side, split
-      where n + m is smallest: [in, out] for dense kernels and [height width in, out] for
-      convolutions, as in the paper. Convolutions with few outputs are [height width, in out], and
-      attention kernels [in, heads, size] are [in, heads size].
+      where n + m is smallest. Dense kernels are [in, out] and convolutions [height width in, out],
+      as in the paper. Convolutions with few outputs are [height width, in out], and attention
+      kernels [in, heads, size] are [in, heads size].
     * P belongs to the shorter side of the matrix.
     * Totals are sums over workers, not averages.
     * The residual subtracts the local product, not the total. The sum over workers is the same,

@@ -35,15 +35,15 @@ class SBC(Sparsifier):
     """Sparse binary compression: local steps, then a signed mean per tensor and coded positions.
 
     Between two exchanges the workers' weights differ. The workers exchange early when an epoch ends
-    and before an evaluation or a save, so that they have common weights there; in a custom loop
+    and before an evaluation or a save, so that they have common weights there. In a custom loop
     call `optimizer.exchange.to_consensus()`.
 
     Felix Sattler, Simon Wiedemann, Klaus-Robert Müller, Wojciech Samek (2019), "Sparse Binary
     Compression: Towards Distributed Deep Learning with minimal Communication", IJCNN, arXiv
     1805.08768.
 
-    On every worker, in rounds of `steps` local steps, with dW the change of the weights in the
-    round and R the residual, for each tensor of n elements, k = ceil(density n):
+    dW is the change of the weights in a round of `steps` local steps, and R the residual. On every
+    worker, for each tensor of n elements, k = ceil(density n):
 
         A = R + dW
         v+ = the k largest positive elements of A,  v- = those of -A,  m+, m- = their means
@@ -54,8 +54,8 @@ class SBC(Sparsifier):
 
     The Golomb code of a gap d between positions is (d - 1) >> b zeros and a one, and the b low bits
     of d - 1. `codings.Golomb` stores both parts separately. For a fraction p of random positions it
-    takes b + 1 / (1 - (1 - p)^(2^b)) bits per position on average, and for any positions at most
-    b + 1 + (1 / p - 1) / 2^b.
+    takes b + 1 / (1 - (1 - p)^(2^b)) bits per position on average. For any positions it takes at
+    most b + 1 + (1 / p - 1) / 2^b.
 
     Differences from the paper
 

@@ -37,7 +37,7 @@ class SparseLoCo(Method):
     """SparseLoCo: DiLoCo with sparse, quantized changes, and error feedback for outer momentum.
 
     Between two exchanges the workers' weights differ. The workers exchange early when an epoch ends
-    and before an evaluation or a save, so that they have common weights there; in a custom loop
+    and before an evaluation or a save, so that they have common weights there. In a custom loop
     call `optimizer.exchange.to_consensus()`.
 
     Amir Sarfi, Benjamin Thérien, Joel Lidin, Eugene Belilovsky (2025), "Communication Efficient LLM

@@ -34,8 +34,8 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
     """Streaming DiLoCo: DiLoCo with communication spread evenly over the steps.
 
     Between two exchanges the workers' weights differ, and each exchange averages only one fragment.
-    All fragments are exchanged at once, and the rounds restart, when an epoch ends and before an
-    evaluation or a save, so that the workers have common weights there; in a custom loop call
+    When an epoch ends, and before an evaluation or a save, all fragments are exchanged at once and
+    the rounds restart. So the workers have common weights there. In a custom loop call
     `optimizer.exchange.to_consensus()`.
 
     Arthur Douillard, Yanislav Donchev, Keith Rush, Satyen Kale, Zachary Charles, Zachary Garrett,
