@@ -152,7 +152,7 @@ TABLES = {
         {"task": "cifar10", "model": "cnn", "epochs": 3, "schedule": "cosine", "evaluations": 3},
     ),
     "redsync_dispatch": Table(
-        "RedSync: which selection each layer gets",
+        "RedSync: selection by layer",
         "dispatch",
         (
             Row("bytes, the paper's", "RedSync()", "below 128 KB, up to 4 MB, above"),
