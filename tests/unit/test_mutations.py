@@ -1,6 +1,7 @@
 """tools/mutate.py breaks functions by replacing text: the texts and the tests must exist."""
 
 import pathlib
+import re
 import runpy
 
 import pytest
@@ -17,6 +18,22 @@ def test_mutation_can_be_applied(mutation):
     assert path.read_text(encoding="utf-8").count(mutation.old) == 1
     for argument in mutation.tests:
         assert not argument.endswith(".py") or (ROOT / argument).is_file(), argument
+    for word in selected_words(mutation.tests):
+        assert word in source_of(mutation.tests), word
+
+
+def selected_words(arguments):
+    """Returns the names in an expression of `-k`."""
+    expression = arguments[arguments.index("-k") + 1] if "-k" in arguments else ""
+    return set(re.findall(r"\w+", expression)) - {"and", "or", "not"}
+
+
+def source_of(arguments):
+    """Returns the text of the test files, and of the methods' table for those in conformance."""
+    files = [ROOT / argument for argument in arguments if argument.endswith(".py")]
+    if any(file.parent.name == "conformance" for file in files):
+        files += (ROOT / "tests/conformance/families").glob("*.py")
+    return "".join(file.read_text(encoding="utf-8") for file in files)
 
 
 TESTS = """
