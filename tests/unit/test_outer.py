@@ -1,4 +1,4 @@
-"""Outer optimizers: configs, schedules, bad input, and slots when the workers change."""
+"""Outer optimizers: update rules, configs, bad input, and slots when the workers change."""
 
 import json
 
@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.step.sync_schedules import for_buckets
@@ -31,6 +32,43 @@ def test_configs_create_equal_methods(outer):
     text = json.dumps(serialize(method))
     assert from_config(json.loads(text)) == method
     assert hash(from_config(json.loads(text))) == hash(method)
+
+
+CHANGES = np.random.default_rng(0).standard_normal((3, 5)).astype("f4")  # of three rounds
+
+
+def sgd_numpy(rate, momentum, nesterov):
+    """Returns the steps of PyTorch's SGD along `CHANGES`."""
+    velocity, steps = 0.0, []
+    for change in np.float64(CHANGES):
+        velocity = momentum * velocity + change
+        steps.append(rate * (change + momentum * velocity if nesterov else velocity))
+    return steps
+
+
+def adam_numpy(rate, beta_1, beta_2, epsilon):
+    """Returns the steps of Adam (Kingma, Ba 2015, algorithm 1) along `CHANGES`."""
+    m, v, steps = 0.0, 0.0, []
+    for t, change in enumerate(np.float64(CHANGES), 1):
+        m = beta_1 * m + (1 - beta_1) * change
+        v = beta_2 * v + (1 - beta_2) * change**2
+        steps.append(rate * m / (1 - beta_1**t) / (np.sqrt(v / (1 - beta_2**t)) + epsilon))
+    return steps
+
+
+@loop(
+    ("outer", "expected"),
+    [
+        (rs.outer.SGD(learning_rate=0.5, momentum=0.8), sgd_numpy(0.5, 0.8, nesterov=False)),
+        (rs.outer.Nesterov(), sgd_numpy(0.7, 0.9, nesterov=True)),
+        (rs.outer.Adam(learning_rate=0.1, epsilon=0.01), adam_numpy(0.1, 0.9, 0.99, 0.01)),
+    ],
+)
+def test_steps_follow_the_published_rule(outer, expected):
+    slots = {name: [tf.zeros([5])] for name in outer.slots}
+    for rounds, (change, step) in enumerate(zip(CHANGES, expected, strict=True)):
+        (found,), slots = outer.step([tf.constant(change)], slots, tf.constant(rounds, tf.int64))
+        np.testing.assert_allclose(found, step, rtol=1e-5)
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
