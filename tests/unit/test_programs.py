@@ -12,7 +12,7 @@ from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.methods import SyncSchedule
 from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.trial import Trial
+from tf_redsync.step.trial import DENSE, Trial
 
 SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), position=1)]
 
@@ -206,15 +206,17 @@ def follow_trial(monkeypatch, method, steps, trial_steps, seconds, interrupted=(
     return phases
 
 
-@pytest.mark.parametrize(("dense", "verdict"), [(4.0, "d"), (6.0, "c")])
-def test_trial_covers_whole_periods(monkeypatch, dense, verdict):
-    """P steps take one second and Q steps nine: five on average."""
+@pytest.mark.parametrize(("dense", "verdict", "slow"), [(4.0, "d", 5), (6.0, "c", 3)])
+def test_trial_covers_whole_periods(monkeypatch, dense, verdict, slow):
+    """P steps take one second and Q steps nine: five on average. The median ignores a slow one."""
     phases = follow_trial(
         monkeypatch,
         rs.ACPSGD(),
         18,
         trial_steps=5,
-        seconds=lambda number, is_dense: dense if is_dense else 1.0 + 8.0 * (number % 2 == 0),
+        seconds=lambda number, is_dense: (
+            (dense if is_dense else 1.0 + 8.0 * (number % 2 == 0)) + 100.0 * (number == slow)
+        ),
     )
     assert phases == "ccc" + "ccdd" * 3 + verdict * 3
 
@@ -230,6 +232,20 @@ def test_interrupted_trial_step_is_repeated(monkeypatch, dense, verdict):
         interrupted=(1, 4, 6),
     )
     assert phases == "ccc" + "ccc" + "dd" + "cdcd" + verdict * 3
+
+
+def test_nonfinite_dense_step_leaves_the_residual_to_the_next_step():
+    (bucket,) = make_buckets([(SPECS[1], rs.TopK())], 2)
+    trial = Trial([bucket], 1, plain_variable)
+    trial.times.verdict.assign(DENSE)
+    state, totals = {"residual": [tf.fill(SPECS[1].shape, 5.0)]}, []
+    for value in (np.nan, 1.0, 1.0):
+        grads = [[tf.fill(SPECS[1].shape, value)]]
+        outcome = trial.run(Inputs(grads, [state], None, tf.constant(0, tf.int64), Echo(2)))
+        if outcome.finite:
+            (((total,), state),) = outcome.results
+            totals.append(float(tf.reduce_mean(total)))
+    assert totals == [6.0, 1.0]
 
 
 def test_always_dense_tensors_are_outside_the_branches():
