@@ -54,6 +54,17 @@ def test_matrix_of_the_factors_rank_is_recovered(cls, shape):
     assert np.linalg.norm(kept) < 1e-3 * np.linalg.norm(wanted)
 
 
+@loop("cls", [rs.PowerSGD, rs.ACPSGD])
+def test_totals_scale_with_tiny_gradients(cls):
+    """The squares of products of two gradients of 1e-12 underflow in float32."""
+    method, spec = cls(rank=2, min_compression_rate=0), TensorSpec("w", (20, 30))
+    gradient, scale = np.random.default_rng(4).standard_normal(spec.shape), 2.0**-40
+    plain, _ = run(method, [[gradient]] * 2, 4, (spec,))
+    tiny, _ = run(method, [[scale * gradient]] * 2, 4, (spec,))
+    for (expected,), (found,) in zip(plain, tiny, strict=True):
+        np.testing.assert_allclose(found / scale, expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("cls", [rs.PowerSGD, rs.ACPSGD])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_blocks_keep_small_columns(cls, workers):
