@@ -77,6 +77,16 @@ def test_epoch_without_an_end_warns(recwarn):
     assert warnings_of(steps_per_epoch=3) == []
 
 
+def test_smallest_batch_of_a_fit_is_recorded():
+    rows = data_amounts.BatchRows()
+    assert rows.as_text() == ""  # no step yet
+    for number in (8, 3, 8):
+        rows.note({"scale": tf.constant(2.0), "x": tf.zeros([number, 2])})
+    assert rows.as_text() == "3"
+    rows.begin()
+    assert rows.as_text() == ""
+
+
 def test_different_row_counts_warn_once(recwarn):
     rows = data_amounts.BatchRows()
     for equal in (["4", "4"], ["4", ""]):  # the second worker has made no step
