@@ -45,5 +45,10 @@ class RawPeer:
         signed = self._direction + b" %d " % self._count + text
         self.write(hmac.new(self._key, signed, hashlib.sha256).hexdigest().encode() + b" " + text)
 
+    def read_until_closed(self):
+        """Reads until the other side closes the connection; `got` has the text."""
+        while self.read():
+            pass
+
     def receive(self):
         return json.loads(self.read().partition(b" ")[2] or b"null")

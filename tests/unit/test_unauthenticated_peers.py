@@ -64,6 +64,30 @@ def identity(rank):
     return {"rank": rank, "tasks": TASKS, "nonce": "stranger"}
 
 
+def answer_as(rank, secret, *messages):
+    """Returns a function for `serving` that authenticates as a worker and sends messages."""
+
+    def answer(connection):
+        peer = RawPeer(connection, secret, calls=False)
+        peer.receive()
+        for words in (identity(rank), *messages):
+            peer.send(**words)
+
+    return answer
+
+
+def join(cluster, secret):
+    """Returns a peer that has asked the chief to join as worker 1."""
+    peer = RawPeer(connect(cluster.addresses[0]), secret)
+    peer.send(**identity(1), join=True)
+    return peer
+
+
+def assert_all_meet(*workers):
+    for future in workers:
+        future.result(10)
+
+
 def read_all(connection):
     connection.settimeout(5)
     got = b""
@@ -86,8 +110,7 @@ def test_worker_identifies_itself_only_to_peers_with_the_secret(started, secret,
     for guess in ("", "other", SECRET[:-1]):
         stranger = RawPeer(connect(address), guess)
         stranger.send(**identity(1 - rank), join=True)
-        while stranger.read():
-            pass
+        stranger.read_until_closed()
         got.append(stranger.got)
     challenge = b'tf_redsync {"challenge": "0123456789abcdef0123456789abcdef"}\n'
     texts = (b"", challenge, challenge * 2, MAGIC + json.dumps(identity(0)).encode() + b"\n")
@@ -100,8 +123,7 @@ def test_worker_identifies_itself_only_to_peers_with_the_secret(started, secret,
         assert all(word == b"}" or word.startswith(b'"challenge": ') for word in words)
     assert any(got)
     assert not first.done()
-    for future in (first, started(two, 1 - rank)):
-        future.result(10)
+    assert_all_meet(first, started(two, 1 - rank))
 
 
 def test_messages_cannot_be_replayed(started, secret):
@@ -109,14 +131,7 @@ def test_messages_cannot_be_replayed(started, secret):
     two = cluster(2)
     chief = started(two, 0, 3.0)
     recorded = []
-
-    def listen(connection):
-        """Authenticates at the chief, to have messages to replay."""
-        trusted = RawPeer(connection, SECRET, calls=False)
-        trusted.receive()
-        trusted.send(**identity(1))
-
-    with serving(two.addresses[1], listen):
+    with serving(two.addresses[1], answer_as(1, SECRET)):
         trusted = RawPeer(connect(two.addresses[0]), SECRET)
         write = trusted.write
         trusted.write = lambda text: (recorded.append(text), write(text))
@@ -126,12 +141,10 @@ def test_messages_cannot_be_replayed(started, secret):
         again = RawPeer(connect(two.addresses[0]), "")
         for text in (*recorded, *recorded):
             again.write(text)
-        while again.read():
-            pass
+        again.read_until_closed()
         assert b"joined" in trusted.got and b"rank" not in again.got
     assert not chief.done(), chief.exception(0)
-    for future in (started(two, 1), chief):
-        future.result(10)
+    assert_all_meet(started(two, 1), chief)
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -139,48 +152,31 @@ def test_only_peers_with_the_secret_end_the_job(started, secret, knows):
     two = cluster(2)
     chief = started(two, 0)
     key = SECRET if knows else ""
-
-    def answer(connection):
-        stranger = RawPeer(connection, key, calls=False)
-        stranger.receive()
-        stranger.send(**identity(1))
-
-    with serving(two.addresses[1], answer):
-        stranger = RawPeer(connect(two.addresses[0]), key)
-        stranger.send(**identity(1), join=True)
+    with serving(two.addresses[1], answer_as(1, key)):
+        stranger = join(two, key)
         stranger.send(end="text of a stranger")
-        while stranger.read():
-            pass
+        stranger.read_until_closed()
     if knows:
         assert error_of(chief) == "text of a stranger"
         return
     assert not chief.done(), chief.exception(0)
-    for future in (started(two, 1), chief):
-        future.result(10)
+    assert_all_meet(started(two, 1), chief)
 
 
 @pytest.mark.parametrize("word", ["end", "refused"])
 @pytest.mark.parametrize("knows", [True, False])
 def test_only_peers_with_the_secret_act_as_the_chief(started, secret, knows, word):
     two = cluster(2)
-
-    def answer(connection):
-        stranger = RawPeer(connection, SECRET if knows else "", calls=False)
-        stranger.receive()
-        stranger.send(**identity(0))
-        if word == "end":
-            stranger.send(joined=False)
-        stranger.send(**{word: "text of a stranger"})
-
-    with serving(two.addresses[0], answer):
+    messages = [{"joined": False}] if word == "end" else []
+    messages.append({word: "text of a stranger"})
+    with serving(two.addresses[0], answer_as(0, SECRET if knows else "", *messages)):
         member = started(two, 1)
         if knows:
             assert error_of(member) == "text of a stranger"
             return
         time.sleep(0.5)
         assert not member.done(), member.exception(0)
-    for future in (started(two, 0), member):
-        future.result(10)
+    assert_all_meet(started(two, 0), member)
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -188,15 +184,8 @@ def test_only_peers_with_the_secret_replace_a_missing_worker(started, secret, kn
     two = cluster(2)
     chief = started(two, 0, 2.0)
     key = SECRET if knows else ""
-
-    def answer(connection):
-        stranger = RawPeer(connection, key, calls=False)
-        stranger.receive()
-        stranger.send(**identity(1))
-
-    with serving(two.addresses[1], answer):
-        stranger = RawPeer(connect(two.addresses[0]), key)
-        stranger.send(**identity(1), join=True)
+    with serving(two.addresses[1], answer_as(1, key)):
+        stranger = join(two, key)
         stranger.send(unreached=[])
         if knows:
             chief.result(5)  # TensorFlow would start with this peer
@@ -228,8 +217,7 @@ def test_flood_of_connections_leaves_descriptors_to_the_worker(started, secret):
     while count_open(silent) > handshake.MAX_UNAUTHENTICATED and time.monotonic() < end:
         time.sleep(0.02)
     assert count_open(silent) == handshake.MAX_UNAUTHENTICATED
-    for future in (started(two, 1), chief):
-        future.result(10)
+    assert_all_meet(started(two, 1), chief)
     for connection in silent:
         connection.close()
 
@@ -279,8 +267,7 @@ def test_mismatched_secret_is_reported_on_both_sides(started, report_early, capl
     assert SECRET not in caplog.text
     assert not chief.done(), chief.exception(0)
     monkeypatch.setenv(environment.JOB, SECRET)
-    for future in (started(two, 1), chief):
-        future.result(10)
+    assert_all_meet(started(two, 1), chief)
 
 
 @pytest.mark.parametrize("value", [None, "", SECRET])
@@ -288,8 +275,7 @@ def test_chief_warns_of_missing_secret(started, caplog, monkeypatch, value):
     if value is not None:
         monkeypatch.setenv(environment.JOB, value)
     three = cluster(3)
-    for future in [started(three, rank) for rank in range(3)]:
-        future.result(10)
+    assert_all_meet(*[started(three, rank) for rank in range(3)])
     warnings = [r.getMessage() for r in caplog.records if environment.JOB in r.getMessage()]
     assert len(warnings) == (0 if value else 1)
     assert not warnings or "security.md" in warnings[0]
