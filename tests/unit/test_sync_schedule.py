@@ -152,6 +152,16 @@ def test_cd_sgd_sends_values_known_before_the_step(method):
     assert waits == [not method.sync_schedule.delay]
 
 
+def test_flush_delivers_delayed_gradients_with_the_residuals():
+    shape = (64, 64)
+    state = {"residual": [tf.fill(shape, 2.0)], "pending": [tf.fill(shape, 3.0)]}
+    outcome = program(rs.CDSGD(full_every=4)).flush([state], DryRun(2))
+    (((total,), new),) = outcome.results
+    np.testing.assert_array_equal(total, np.full(shape, 5.0))
+    for name in state:
+        np.testing.assert_array_equal(new[name][0], np.zeros(shape))
+
+
 def test_bytes_per_step_are_means_over_a_round():
     assert program(rs.LocalSGD(steps=8)).bytes_per_step(2) == 4 * 4096 / 8
     codes = 4 * (1 + 1 + 2 * 4096 // 32)
