@@ -76,7 +76,7 @@ def test_build_errors_reach_the_loop(mirrored):
     def step():
         strategy.run(lambda: optimizer.apply([tf.ones([4], tf.float64)], [weight]))
 
-    with pytest.raises(Exception, match="float64"):
+    with pytest.raises(TypeError, match="float64"):
         step()
     assert not optimizer.built
 

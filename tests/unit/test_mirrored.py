@@ -159,18 +159,6 @@ def test_momentum_in_the_exchange_equals_momentum_in_the_optimizer(mirrored, kin
     assert_close(found, expected)
 
 
-def test_masking_changes_the_result(mirrored):
-    """The counterpart of the test above: masking clears the whole velocity in every step."""
-    strategy = mirrored(2)
-    plain = plain_history(strategy, keras, "momentum")
-    method = send_everything(momentum=0.9, masking=True)
-    _, _, found = train(
-        strategy, keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05), method)
-    )
-    with pytest.raises(AssertionError):
-        assert_close(found, plain)
-
-
 def slots(optimizer):
     variables = optimizer.variables
     return [np.array(v.numpy()) for v in (variables() if callable(variables) else variables)]

@@ -35,7 +35,7 @@ ONE_WORKER = "ignore:tf_redsync. there is one worker"
 def test_length():
     assert [rs.DenseWarmUp(7).length(total) for total in (3, 1000)] == [7, 7]
     fraction = rs.DenseWarmUp(fraction=0.05)
-    assert [fraction.length(total) for total in (1, 9, 30, 1000)] == [1, 1, 2, 50]
+    assert [fraction.length(total) for total in (1, 25, 30, 1000)] == [1, 1, 2, 50]  # 1.25, 1.5
 
 
 def test_config_and_text():
