@@ -12,6 +12,7 @@ from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.methods import SyncSchedule
 from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.sync_schedules import for_buckets
 from tf_redsync.step.trial import DENSE, Trial
 
 SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), position=1)]
@@ -59,7 +60,9 @@ def test_one_request_for_each_bucket_in_order():
 
 def test_one_worker_does_not_compress():
     network = Echo(1)
-    outcome = run(program(rs.RedSync(), rs.RedSync(density=0.1)), network, 0)
+    warm = rs.RedSync(warm_up=rs.DenseWarmUp(3))
+    buckets = program(warm, rs.RedSync(density=0.1)).buckets
+    outcome = run(for_buckets(buckets, 1), network, 0)
     assert network.log == ["reduce", "reduce"]
     for totals, _ in outcome.results:
         np.testing.assert_array_equal(totals[0], np.ones(totals[0].shape))

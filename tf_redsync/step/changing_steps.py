@@ -170,8 +170,6 @@ class ChangingSteps(EveryStep):
     @override
     def run(self, inputs: Inputs) -> Outcome:
         """Exchange one step's gradients; see `EveryStep.run`."""
-        if inputs.network.workers == 1:
-            return self.dense.run(inputs)
         warming, begun = self.begun(inputs.step)
         return self.exchanged(dataclasses.replace(inputs, step=begun), warming)
 
