@@ -1,5 +1,7 @@
 """`fit` raises for Keras callbacks that would write the same file on two workers."""
 
+import json
+
 import keras
 import pytest
 import tensorflow as tf
@@ -52,3 +54,12 @@ def test_shared_backup_path_raises(two_workers, tmp_path, kind):
     assert f"Received: {tmp_path}" in str(error.value)
     two_workers(same_files=False)
     backups.check(Model, [callback], "begin")
+
+
+@loop("name", ["{epoch}-rank%d.keras", "{epoch}/rank%d.keras"])
+def test_paths_that_differ_anywhere_are_accepted(monkeypatch, two_workers, tmp_path, name):
+    two_workers(same_files=True)
+    own, other = (keras.callbacks.ModelCheckpoint(f"{tmp_path}/{name % rank}") for rank in (0, 1))
+    both = [json.dumps(backups._entry(callback)) for callback in (own, other)]
+    monkeypatch.setattr(backups.agreement, "gather_texts", lambda strategy, what, own: both)
+    backups.check(Model, [own], "begin")

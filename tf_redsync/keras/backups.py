@@ -114,11 +114,12 @@ def _entry(callback: Any) -> list[list[str]]:
             path = os.fspath(getattr(callback, KINDS[kind]))
             if path == os.devnull:
                 return []
-            in_file = kind in (MODEL, TABLE)
-            named = path.partition("{")[0] if kind == MODEL else path
-            folder, file = os.path.split(named) if in_file else (path, "")
+            folder, file = path, ""
+            if kind in (MODEL, TABLE):  # a folder's name may contain the epoch, too
+                folder = os.path.dirname(path.partition("{")[0] if kind == MODEL else path) or "."
+                file = os.path.relpath(path, folder)
             moment = _moment(path) if kind == BACKUP and family == "keras" else ""
-            return [[kind, family, folder or ".", file, moment]]
+            return [[kind, family, folder, file, moment]]
     return []
 
 
