@@ -604,6 +604,25 @@ def test_bad_arguments(arguments, words):
     assert words in str(raised.value)
 
 
+@loop("reason", ["signal lost", "it is time"])
+def test_reasons_of_the_user_are_not_interpreted(reason, tmp_path_factory):
+    checkpoint, told = rs.callbacks.Checkpoint(tmp_path_factory.mktemp("a"), every=100), []
+    checkpoint.when_saved = lambda *args: told.append(args)
+    ask = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batch == 2 and checkpoint.save_now(reason)
+    )
+    model, data = build_model("keras3"), DATA["shuffled once"][0]
+    model.fit(data(), verbose=0, callbacks=[ask, checkpoint])
+    assert told == [(reason, True)] and model.optimizer.iterations.numpy() == STEPS
+    assert Store(checkpoint.directory).manifest(1).reason == reason
+
+
+@loop("reason", ["", 5, None])
+def test_reasons_are_strings(reason):
+    with pytest.raises(ValueError, match="`reason` must be a non-empty string"):
+        rs.callbacks.Checkpoint("x").save_now(reason)
+
+
 def test_numpy_integers_are_accepted():
     assert type(rs.callbacks.Checkpoint("x", every=np.int64(3)).every) is int
 

@@ -25,7 +25,8 @@ from tf_redsync.network import collectives
 from tf_redsync.state.agreed_checkpoints import Checkpoints, LoadedCheckpoint
 from tf_redsync.state.checkpoint_manifest import Manifest
 
-_TIMER, _SIGNAL = "it is time", "signal "  # requests of the chief's clock and of signals
+# Prefixes of requests: of the chief's clock, of signals, and of the user.
+_TIMER, _SIGNAL, _USER = "it is time", "signal ", "request "
 _EVERY = (
     "`every` must be 'epoch', a number of steps from 1, or a positive datetime.timedelta. "
     "Received: every={every!r}"
@@ -116,12 +117,18 @@ class Checkpoint(OfBothKeras):
         handlers and threads. A request before `fit` takes effect when it begins.
 
         Args:
-            reason: Reason for the checkpoint's manifest and `when_saved`.
+            reason: Reason for the checkpoint's manifest and `when_saved`, a non-empty string.
+
+        Raises:
+            ValueError: `reason` is not a non-empty string.
         """
-        if self._at is None:
+        if not isinstance(reason, str) or not reason:
+            raise ValueError(f"`reason` must be a non-empty string. Received: reason={reason!r}")
+        barrier = self._at  # `fit` may end in another thread
+        if barrier is None:
             self._early = reason
         else:
-            self._at.ask(reason)
+            barrier.ask(_USER + reason)
 
     # ---------------------------------------------------------------------------------- the hooks
 
@@ -148,7 +155,7 @@ class Checkpoint(OfBothKeras):
         self._restart_clocks()
         self._at = StepBarrier(strategy)
         if self._early:
-            self._at.ask(self._early)
+            self._at.ask(_USER + self._early)
             self._early = ""
         self._signals.listen()
 
@@ -182,10 +189,9 @@ class Checkpoint(OfBothKeras):
         if self._signals.requested is not None and not self._signalled:
             self._signalled = True
             self._at.ask(_SIGNAL + self._signals.requested)
-        reason = self._at.step()
-        if reason is not None:
-            self._due = reason
-            self._asked = reason if reason != _TIMER else ""
+        request = self._at.step()
+        if request is not None:
+            self._due, self._asked = request.removeprefix(_USER), request
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Request a checkpoint with `every="epoch"`."""
@@ -250,15 +256,15 @@ class Checkpoint(OfBothKeras):
         self._begin_save(epoch, batch, reason, finished)
         self._restart_clocks()
         stops = request.startswith(_SIGNAL) and not finished
-        tells = request and self.when_saved is not None
-        if not (finished or stops or tells):
+        when_saved = self.when_saved if request.startswith(_USER) else None
+        if not (finished or stops or when_saved):
             return
         saved = self._files.finish()
         if stops:
             self.close()
             raise stopping.Stopped
-        if request and self.when_saved is not None:
-            self.when_saved(request, saved)
+        if when_saved is not None:
+            when_saved(reason, saved)
 
     def _begin_save(self, epoch: int, batch: int, reason: str, finished: int) -> None:
         model = self.model
