@@ -259,6 +259,14 @@ def test_second_fit_and_resume(mirrored, tmp_path):
     assert fit_model(fresh, again, epochs=1)["bytes_sent"] == [sent]
 
 
+def test_times_are_those_of_the_model_in_fit(tmp_path):
+    metrics = CompressionMetrics(tmp_path)
+    first, second = (build_model(ALONE, keras, TOPK) for _ in range(2))
+    times = [fit_model(m, metrics, epochs=1)["compute_ms"] for m in (first, second, second)]
+    assert times[0] != times[1] == times[2]
+    assert len(lines(tmp_path, "split")) == 2  # profiles of a model are rare
+
+
 def test_known_losses_match_the_methods_in_use(mirrored, tmp_path):
     """They do not match the last method of the same class in the policy; `Auto` has several."""
     fewer, more = rs.BlockQuantized(bits=4), rs.BlockQuantized(bits=8)

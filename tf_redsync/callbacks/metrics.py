@@ -99,6 +99,8 @@ class CompressionMetrics(OfBothKeras):
             fit_hook.trace_again(exchange)
         self.close()  # left by a loop that raised, without `fit`
         closing.register(self)
+        if self._sampler is not None and self._sampler.exchange is not exchange:
+            self._profiles = Profiles()  # another model has other times
         self._sampler, self._opened = None, False
         self._epoch, self._batches, self._next_batch = 0, 0, 0
         self._first_epoch: int | None = None
