@@ -77,5 +77,18 @@ def test_failed_collective_waits_for_the_verdict(monkeypatch, verdict):
     assert isinstance(found.value, rs.DistributedError) == (verdict is not None)
 
 
+def test_end_of_data_after_a_failure_in_the_background(monkeypatch):
+    monkeypatch.setattr(step_errors, "_in_background", [])
+    step_errors.fail_in_background(ValueError("no space"))
+    queue, data = tf.queue.FIFOQueue(1, [tf.int32], [[]]), iter(tf.data.Dataset.range(0))
+    queue.close()
+    with pytest.raises(tf.errors.OutOfRangeError, match="End of sequence"):
+        tf.function(lambda: next(data))()
+    with pytest.raises(ValueError, match="no space"):
+        tf.function(queue.dequeue)()
+    with pytest.raises(ValueError, match="no space"), step_errors.translated():
+        queue.enqueue(1)
+
+
 def test_most_informative_line_of_several_failed_ops():
     assert main_line(OF_SEVERAL) == "worker 1 is gone"

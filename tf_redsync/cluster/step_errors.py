@@ -27,8 +27,6 @@ _OF_COLLECTIVES = (
     tf.errors.InternalError,
     tf.errors.UnavailableError,
 )
-# Errors of a step that follows a failure in the background.
-_OF_QUEUES = (tf.errors.CancelledError, tf.errors.OutOfRangeError)
 STALE_STEP = (
     "this step was traced before compression was disabled or enabled. Create a new `tf.function` "
     "of the step after `optimizer.disable()` or `optimizer.enable()`."
@@ -82,7 +80,7 @@ def library_error(error: tf.errors.OpError) -> Exception | None:
     """
     if isinstance(error, DistributedError):
         return None
-    if _in_background and (IN_BACKGROUND in error.message or isinstance(error, _OF_QUEUES)):
+    if _in_background and _follows_background_failure(error):
         return _in_background[0]
     if isinstance(error, _OF_COLLECTIVES):
         verdict = watchdog.verdict_after_loss()
@@ -96,6 +94,13 @@ def library_error(error: tf.errors.OpError) -> Exception | None:
     if any(words in text for words in _OF_CHECKS):
         return _combined_error(DistributedError, _without_assertion(text), error)
     return None
+
+
+def _follows_background_failure(error: tf.errors.OpError) -> bool:
+    """Return whether a failure in the background may be the cause; the end of data is not."""
+    if isinstance(error, tf.errors.OutOfRangeError):
+        return "Queue" in error.message and "is closed" in error.message
+    return IN_BACKGROUND in error.message or isinstance(error, tf.errors.CancelledError)
 
 
 def _kinds(kind: type[DistributedError]) -> Iterator[type[DistributedError]]:
