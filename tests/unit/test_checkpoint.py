@@ -142,7 +142,7 @@ def two_optimizers(library, folder, epochs):
             x, y = data
             with tf.GradientTape(persistent=True) as tape:
                 loss = tf.reduce_mean((self(x) - y) ** 2)
-            for layer, optimizer in zip(self.layers[1:], (self.other, self.optimizer), strict=True):
+            for layer, optimizer in zip(self.layers[1:], wrapped, strict=True):
                 variables = layer.trainable_variables
                 gradients = tape.gradient(loss, variables)
                 optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -153,10 +153,10 @@ def two_optimizers(library, folder, epochs):
     model = Two(inputs, library.layers.Dense(1)(library.layers.Dense(6)(inputs)))
     method = rs.RedSync(momentum=0.9, dense_below=1)  # one worker keeps a velocity as well
     wrapped = [rs.DistributedOptimizer(library.optimizers.SGD(0.01), method) for _ in range(2)]
-    model.other, optimizer = wrapped
+    model.others = [wrapped[0]] if library is keras else {"other": wrapped[0]}
     for layer, built in zip(model.layers[1:], wrapped, strict=True):
         built.build(layer.trainable_variables)
-    model.compile(optimizer)
+    model.compile(wrapped[1])
     model.fit(
         dataset().batch(BATCH),
         epochs=epochs,
@@ -689,7 +689,7 @@ def test_unsupported_models(tmp_path):
     model = keras.Sequential([keras.layers.Input([5]), keras.layers.Dense(1)])
     model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense()), "mse")
     model.another = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
-    with pytest.raises(ValueError, match=r"with another not built. Call another.build\(...\)"):
+    with pytest.raises(ValueError, match="with another not built"):
         model.fit(data, verbose=0, callbacks=[checkpoint])
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"/file/.*`Checkpoint`"):

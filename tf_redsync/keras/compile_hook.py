@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange.method import Method
-from tf_redsync.keras import consistency, loss_scaling, slots
+from tf_redsync.keras import consistency, loss_scaling, models, slots
 from tf_redsync.network import collectives
 from tf_redsync.patching import patch_once
 
@@ -37,7 +37,9 @@ def install(model_class: Any) -> None:
         def in_scope(self: Any, *args: Any, **kwargs: Any) -> None:
             optimizer = kwargs["optimizer"] if "optimizer" in kwargs else next(iter(args), None)
             _check(optimizer)
-            if _is_wrapped(optimizer) and _jit_is_automatic(signature, args, kwargs):
+            inside = getattr(optimizer, "inner_optimizer", None)  # of a `LossScaleOptimizer`
+            wrapped = models.is_wrapper(optimizer) or models.is_wrapper(inside)
+            if wrapped and _jit_is_automatic(signature, args, kwargs):
                 kwargs["jit_compile"] = False
             with _scope(self):
                 compiled(self, *args, **kwargs)
@@ -49,13 +51,6 @@ def install(model_class: Any) -> None:
         return in_scope
 
     patch_once(model_class, "compile", compiling)
-
-
-def _is_wrapped(optimizer: Any) -> bool:
-    """Return whether an optimizer, or the one in a `LossScaleOptimizer`, is a wrapper."""
-    return any(
-        hasattr(o, "exchange") for o in (optimizer, getattr(optimizer, "inner_optimizer", 0))
-    )
 
 
 def _jit_is_automatic(

@@ -18,12 +18,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.keras import models
+
 
 def move_scaler_inside(model: Any) -> None:
     """Swap the optimizers if a model has a `LossScaleOptimizer` around the wrapper."""
     around: Any = getattr(model, "optimizer", None)
     wrapper: Any = getattr(around, "inner_optimizer", None)
-    if hasattr(wrapper, "adopt_scaler") and not hasattr(around, "adopt_scaler"):
+    if models.is_wrapper(wrapper) and not models.is_wrapper(around):
         wrapper.adopt_scaler(around)
         model.optimizer = wrapper
 

@@ -7,7 +7,7 @@ Names of Keras used here, all public: the function `load_model`, and `compile_fr
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -25,11 +25,27 @@ def exchange_of(model: Any) -> Any:
 def optimizers_of(model: Any) -> list[Any]:
     """Return a model's optimizer or `None`, then other wrapped optimizers among its attributes.
 
-    A model with its own `train_step` may have several, such as a GAN. Attributes are in the order
-    of their names, which is equal on all workers.
+    A model with its own `train_step` may have several, such as a GAN, also in a list or dict.
+    Attributes are in the order of their names, which is equal on all workers.
     """
-    others = [v for _, v in sorted(vars(model).items()) if hasattr(type(v), "adopt_scaler")]
+    others = [optimizer for _, optimizer in wrapped_attributes(model)]
     return list({id(o): o for o in (getattr(model, "optimizer", None), *others)}.values())
+
+
+def is_wrapper(optimizer: Any) -> bool:
+    """Return whether an optimizer is a `DistributedOptimizer` of any family."""
+    return hasattr(type(optimizer), "adopt_scaler")
+
+
+def wrapped_attributes(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a model's wrapped optimizers, each with the name of the attribute that holds it."""
+    for name, value in sorted(vars(model).items()):
+        if name.startswith("_self_"):  # where TensorFlow lists all attributes again
+            continue
+        members: Iterable[Any] = value if isinstance(value, (list, tuple)) else (value,)
+        if isinstance(value, dict):
+            members = value.values()
+        yield from ((name, member) for member in members if is_wrapper(member))
 
 
 def exchanges_of(model: Any) -> list[Any]:

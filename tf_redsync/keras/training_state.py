@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.keras import conflicts, slots
-from tf_redsync.keras.models import optimizers_of
+from tf_redsync.keras.models import optimizers_of, wrapped_attributes
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.network import collectives
 from tf_redsync.state.agreed_checkpoints import LoadedCheckpoint
@@ -38,13 +38,12 @@ def build(model: Any) -> None:
     if not model.optimizer.exchange.built:  # tf_keras builds it in the first step
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
-    unbuilt = [o for o in optimizers_of(model) if not o.exchange.built]
-    names = [n for n, v in vars(model).items() if any(v is o for o in unbuilt)]
+    names = [n for n, wrapper in wrapped_attributes(model) if not wrapper.exchange.built]
     if names:
         raise ValueError(
             "`Checkpoint` saves all wrapped optimizers of a model, and needs them built when `fit` "
             f"begins. Received: {type(model).__name__} with {', '.join(names)} not built. Call "
-            f"{names[0]}.build(...) with its variables in the strategy's scope."
+            "build(...) of each of them with its variables in the strategy's scope."
         )
 
 
