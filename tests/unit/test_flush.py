@@ -127,6 +127,34 @@ def test_fit_flushes_at_its_end(mirrored, family):
         plain.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[Flush()])
 
 
+class TwoOptimizers(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        for layer, optimizer in zip(self.layers[1:], (self.optimizer, self.other), strict=True):
+            weights = layer.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_fit_flushes_all_optimizers_of_a_model(mirrored):
+    with mirrored(2).scope():
+        inputs = keras.layers.Input((30,))
+        model = TwoOptimizers(inputs, keras.layers.Dense(20)(keras.layers.Dense(20)(inputs)))
+        method = rs.TopK(density=0.05, dense_below=0)
+        both = [rs.DistributedOptimizer(keras.optimizers.SGD(0.01), method) for _ in range(2)]
+        for layer, optimizer in zip(model.layers[1:], both, strict=True):
+            optimizer.build(layer.trainable_variables)
+        optimizer, model.other = both
+        model.compile(optimizer)
+    x, y = np.ones((16, 30), "float32"), np.ones((16, 20), "float32")
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert all(pending(optimizer) > 0 for optimizer in both)
+    model.fit(x, y, batch_size=8, verbose=0, callbacks=[Flush()])
+    assert [pending(optimizer) for optimizer in both] == [0, 0]
+
+
 def test_only_the_first_disable_flushes_a_delayed_exchange(mirrored, monkeypatch):
     _, optimizer = train(mirrored(2), keras, rs.TopK(density=0.05, dense_below=0))
     monkeypatch.setattr(optimizer.exchange.schedule, "delay", 1)  # as that of `CDSGD`

@@ -6,6 +6,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from tf_redsync.keras import models
 from tf_redsync.keras.fit_hook import OfBothKeras, exchange_of
 
 
@@ -13,9 +14,9 @@ class Flush(OfBothKeras):
     """Delivers the workers' residuals at the end of `fit`.
 
     A sparsifier's residuals hold about 1 / density steps' worth of gradients. One more, dense step
-    of the optimizer applies them; see `optimizer.flush()`. The step follows the last epoch with its
-    validation and checkpoints, so evaluate and save after `fit`. Omit the callback if another `fit`
-    continues the training.
+    of each wrapped optimizer of the model applies them; see `optimizer.flush()`. The step follows
+    the last epoch with its validation and checkpoints, so evaluate and save after `fit`. Omit the
+    callback if another `fit` continues the training.
 
     The residuals of many steps make a large step, which costs accuracy unless the learning rate has
     decayed (docs/momentum.md, "The residual at the end"). Flush if every gradient must be applied,
@@ -38,10 +39,10 @@ class Flush(OfBothKeras):
         exchange_of(self)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Flush the residuals, unless no step was trained."""
-        optimizer: Any = self.model.optimizer
-        if exchange_of(self).built:
-            optimizer.flush()
+        """Flush the residuals of all wrapped optimizers, unless no step was trained."""
+        for optimizer in models.optimizers_of(self.model):
+            if optimizer.exchange.built:
+                optimizer.flush()
 
     @override
     def _implements_train_batch_hooks(self) -> bool:
