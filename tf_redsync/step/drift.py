@@ -133,9 +133,10 @@ class DriftDetector:
             _logger.warning("%s All workers now take the weights of worker 0.", text)
             return
         raise Drifted(
-            f"{text} Give all workers the same callbacks, hyper-parameters and weights. Machines "
-            "of different types may round differently: with them pass on_drift='restore' to "
-            f"DistributedOptimizer. The check runs every check_every={self._every} steps."
+            f"{text} Give all workers the same callbacks, hyper-parameters and weights. A worker "
+            "whose gradient of a variable is `None` does not update it, while the others do. "
+            "Machines of different types may round differently: with them pass on_drift='restore' "
+            f"to DistributedOptimizer. The check runs every check_every={self._every} steps."
         )
 
 
