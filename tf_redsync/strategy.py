@@ -357,7 +357,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             variable = agreement.create_variable(next_creator, kwargs)
         else:
             variable = next_creator(**kwargs)
-        if statistics.is_statistic(variable, kwargs):
+        layer = statistics.updating_layer(variable, kwargs)
+        if layer is not None:
+            statistics.mark_state_of_rows(variable, layer)
             self._statistics.append(variable)
             self._eager_assignments.watch(variable)
             for before in self._begun:

@@ -26,10 +26,8 @@ _OF_ROWS = "tf_redsync_of_rows"  # marks a variable whose rows are those of a wo
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input is the index
 
 
-def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether Keras updates a variable locally on each replica.
-
-    States of recurrent layers are marked: they belong to the rows of a worker's batches.
+def updating_layer(variable: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the layer that updates a variable locally on each replica, or `None`.
 
     Args:
         variable: A variable that the caller has just created.
@@ -45,10 +43,13 @@ def is_statistic(variable: Any, kwargs: dict[str, Any]) -> bool:
         and variable.dtype.is_floating
         and (averaged_by_others or needs_averaging(variable))
     )
-    creator = _creator() if candidate else None
-    if any(kind.__name__ == "RNN" for kind in type(creator).__mro__):  # of either library
+    return _creator() if candidate else None
+
+
+def mark_state_of_rows(variable: Any, layer: Any) -> None:
+    """Mark the state of a recurrent layer, which belongs to the rows of a worker's batches."""
+    if any(kind.__name__ == "RNN" for kind in type(layer).__mro__):  # of either library
         setattr(variable, _OF_ROWS, True)
-    return creator is not None
 
 
 def needs_averaging(variable: Any) -> bool:
