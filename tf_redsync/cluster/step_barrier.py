@@ -14,7 +14,6 @@ cannot deadlock with a worker that waits for it in a collective.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import threading
@@ -100,9 +99,8 @@ class StepBarrier:
     def _publish(self, reason: str) -> None:
         while not self._over.is_set():
             number = self._number
-            with contextlib.suppress(tf.errors.AlreadyExistsError):
-                if self._set(f"request/{number}", reason):
-                    return
+            if self._set(f"request/{number}", reason):
+                return
             while self._number == number and not self._over.is_set():  # another request came first
                 time.sleep(_RETRY_SECONDS)
             if self._acted == reason:
@@ -119,7 +117,8 @@ class StepBarrier:
             self._set(f"ended/{number}/{self._rank}", str(ended))
             if self._rank == 0:
                 steps = [self._get(f"ended/{number}/{r}") for r in range(self._workers)]
-                self._set(f"target/{number}", str(1 + max(int(s) for s in steps if s is not None)))
+                last = max((int(s) for s in steps if s is not None), default=0)
+                self._set(f"target/{number}", str(1 + last))
             target = self._get(f"target/{number}")
             if target is None:
                 return
@@ -130,15 +129,23 @@ class StepBarrier:
                     self._changed.wait(1.0)
 
     def _set(self, key: str, value: str) -> bool:
-        """Publish a text; return whether the service accepted it."""
-        try:
-            self._store.set_config_key_value(f"{self._prefix}/{key}", value)
-        except tf.errors.AlreadyExistsError:
-            raise
-        except tf.errors.OpError as error:
-            _logger.debug("%s", error)
-            return False
-        return True
+        """Publish a text, with retries until `stop` or a verdict.
+
+        Returns:
+            Whether the service accepted it. `False` also if the key exists, perhaps from an earlier
+            attempt whose answer was lost.
+        """
+        while not self._over.is_set() and watchdog.verdict() is None:
+            try:
+                self._store.set_config_key_value(f"{self._prefix}/{key}", value)
+            except tf.errors.AlreadyExistsError:
+                return False
+            except tf.errors.OpError as error:
+                _logger.debug("%s", error)
+                self._over.wait(_RETRY_SECONDS)
+            else:
+                return True
+        return False
 
     def _get(self, key: str) -> str | None:
         """Wait for a text of another worker; `None` after `stop` or a verdict."""
