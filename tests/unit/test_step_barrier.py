@@ -5,8 +5,8 @@ import threading
 import time
 
 import pytest
-import tensorflow as tf
 
+from tests.unit.lossy_store import LossyStore
 from tf_redsync.cluster import coordination, step_barrier
 from tf_redsync.network import collectives
 
@@ -14,41 +14,10 @@ WORKERS = 2
 SECONDS = 10.0
 
 
-class Store:
-    """A key-value store in this process whose first `set` of each key fails.
-
-    Args:
-        stores: Whether a failing `set` has stored its text, so that only the answer is lost.
-    """
-
-    def __init__(self, stores):
-        self._stores = stores
-        self._texts, self._failed = {}, set()
-        self._changed = threading.Condition()
-
-    def set_config_key_value(self, key, value):
-        with self._changed:
-            first = key not in self._failed
-            self._failed.add(key)
-            if key in self._texts:
-                raise tf.errors.AlreadyExistsError(None, None, key)
-            if not first or self._stores:
-                self._texts[key] = value
-                self._changed.notify_all()
-            if first:
-                raise tf.errors.UnavailableError(None, None, "the connection was reset")
-
-    def get_config_key_value(self, key, timeout_in_ms):
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self._texts, timeout_in_ms / 1000):
-                raise tf.errors.DeadlineExceededError(None, None, key)
-            return self._texts[key]
-
-
 @pytest.fixture(params=[False, True], ids=["request lost", "answer lost"])
 def barriers(request, monkeypatch):
     """A barrier for each of two workers; the strategy is its rank."""
-    store = Store(request.param)
+    store = LossyStore(request.param)
     monkeypatch.setattr(coordination, "key_value_store", lambda: store)
     monkeypatch.setattr(collectives, "worker_rank", lambda rank: rank)
     monkeypatch.setattr(collectives, "worker_count", lambda rank: WORKERS)

@@ -346,9 +346,11 @@ class _Thread(threading.Thread):
         os._exit(1)
 
     def _publish(self, key: str, values: dict[str, Any]) -> bool:
-        """Publish a report or an answer; return whether the service accepted it."""
+        """Publish a report or an answer; return whether the service has it."""
         try:
-            self._store.set_config_key_value(f"{_PREFIX}/{key}", json.dumps(values))
+            # The key exists if an earlier request succeeded and its answer was lost.
+            with contextlib.suppress(tf.errors.AlreadyExistsError):
+                self._store.set_config_key_value(f"{_PREFIX}/{key}", json.dumps(values))
         except tf.errors.OpError as error:
             _logger.debug("%s", error)
             return False
