@@ -284,6 +284,41 @@ def test_unresponsive_name_server_is_named(monkeypatch):
         asyncio.run(call())
 
 
+def test_second_address_of_a_host_is_tried_while_the_first_is_silent(monkeypatch):
+    answering = socket.create_server(("127.0.0.1", 0))
+    port = answering.getsockname()[1]
+    silent = socket.create_server(("127.0.0.2", port), backlog=0)
+    waiting = [socket.socket() for _ in range(3)]
+    for client in waiting:  # the kernel drops further connections to a full backlog
+        client.setblocking(False)
+        client.connect_ex(silent.getsockname())
+    both = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
+        for host in ("127.0.0.2", "127.0.0.1")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+
+    async def answer(reader, writer):
+        line = handshake.Connection(reader, writer)
+        await line.open("", calls=False)
+        line.send(reached=True)
+        await line.flush()
+        line.close()
+
+    async def call():
+        server = await handshake.start_server(answer, answering)
+        try:
+            line = await handshake.call(f"two-addresses:{port}", "")
+            return await line.receive()
+        finally:
+            server.close()
+
+    with contextlib.ExitStack() as opened:
+        for one in (silent, *waiting):
+            opened.enter_context(one)
+        assert asyncio.run(call()) == {"reached": True}
+
+
 def test_wrong_addresses_are_reported(started):
     three = cluster(3)
     a, b, c = three.addresses

@@ -28,6 +28,7 @@ from tf_redsync import environment
 
 ANSWER_SECONDS = 3.0
 _RESOLVED_SECONDS = 0.5  # for a name that was resolved before a connection was tried
+_NEXT_ADDRESS_SECONDS = 0.25  # after which the next address of a host is tried, too (RFC 8305)
 LIMIT = 1 << 20  # bytes in a line: enough for the names of some thousand workers
 MAX_UNAUTHENTICATED = 128  # connections at a time; a process often has 1,024 descriptors
 _MAX_REPORTED_HOSTS = 8
@@ -266,7 +267,9 @@ async def call(address: str, secret: str, **words: Any) -> Connection:
     """Connect to "host:port" and send `words`; raise `NoAnswer` with the reason if that fails."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    connecting = asyncio.open_connection(host, int(port), limit=LIMIT)
+    connecting = asyncio.open_connection(
+        host, int(port), limit=LIMIT, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS
+    )
     try:
         line = Connection(*await asyncio.wait_for(connecting, ANSWER_SECONDS))
     except asyncio.TimeoutError:
