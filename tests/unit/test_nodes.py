@@ -21,10 +21,10 @@ from tests.loops import loop
 from tests.processes import alive
 from tf_redsync import launch
 from tf_redsync.cli import launch as launcher
-from tf_redsync.cli import node_agent, node_rendezvous, options
+from tf_redsync.cli import node_agent, node_rendezvous, options, output
 from tf_redsync.cli.command_line import Parser
 from tf_redsync.cli.membership import Round, Settings
-from tf_redsync.cli.processes import TimeLimits
+from tf_redsync.cli.processes import TimeLimits, Worker
 from tf_redsync.cluster import handshake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -353,6 +353,22 @@ def test_timeout_covers_the_time_after_the_workers(monkeypatch, capfd):
     started_round = Round(0, (agent.link.key,), (("h:1",),), 0)
     assert node_agent._RunningRound(agent, started_round)._finished() == 0
     assert "timeout" in capfd.readouterr().err
+
+
+def test_end_of_the_job_ends_the_workers_of_an_earlier_round():
+    """A node that was lost reconnects while its workers end and the other nodes have finished."""
+    nodes = node_agent.Nodes(Settings(1, 2, 0), "127.0.0.1", 1, 1, 1.0, SECRET)
+    to = output.Output(None, False, False)
+
+    def start(configs, number):
+        script = [sys.executable, "-c", "import time; time.sleep(30)"]
+        return lambda job: job.add(Worker(0, script, os.environ, None, to.printer(0)))
+
+    agent = node_agent.NodeAgent(nodes, TimeLimits(5.0, 0.2, 0.2), collections.deque(), start)
+    agent.link.missing = None  # the rendezvous has answered
+    agent.link.inbox.put({"end": 3, "text": "worker 0 failed"})
+    running = node_agent._RunningRound(agent, Round(0, (agent.link.key,), (("h:1",),), 0))
+    assert running.run() == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -356,8 +356,8 @@ class Membership:
             if late:
                 self._finish(
                     NO_ROUND_EXIT_CODE,
-                    f"{self._gathering()}, which did not come within {self._timeout:g} s. Start "
-                    "more nodes, or pass a smaller --nodes or a larger --rendezvous-timeout.",
+                    f"no round began within {self._timeout:g} s: {self._gathering()}. Start more "
+                    "nodes, or pass a smaller --nodes or a larger --rendezvous-timeout",
                 )
             return
         if not late and len(ready) < sum(not node.leaves for node in self._nodes.values()):

@@ -147,7 +147,9 @@ class Link:
         try:
             self._loop.run_until_complete(self._main())
         except Exception as error:  # the main thread would wait forever, so it shows the error
-            self.inbox.put({"end": 1, "text": f"{type(error).__name__}: {error}"})
+            why = f"{type(error).__name__}: {error}"
+            self.missing = self.missing or (time.monotonic(), why)
+            self.inbox.put({"failed": why})
         finally:  # asyncio warns about tasks that are pending at the exit
             left = asyncio.all_tasks(self._loop)
             for task in left:
@@ -329,8 +331,15 @@ class NodeAgent:
     def ends(self, words: dict[str, Any]) -> int | None:
         """Return the exit code if a message ends this node."""
         if "refused" in words:
-            output.say(f"the rendezvous {self.nodes.rendezvous} refuses it: {words['refused']}.")
+            output.say(
+                f"the rendezvous {self.nodes.rendezvous} refuses this node: {words['refused']}."
+            )
             return 2
+        if "failed" in words:
+            output.say(
+                f"this node cannot use the rendezvous {self.nodes.rendezvous}: {words['failed']}."
+            )
+            return 1
         if "end" in words:
             output.say(f"the job is over: {words.get('text', '')}.")
             return int(words["end"])
@@ -371,6 +380,7 @@ class _RunningRound:
         self._look_at = 0.0
         self._asks_since = 0.0
         self._successor: Round | None = None  # the next round, if it began without this node
+        self._job_code: int | None = None  # exit code of the job, if it is over
         self._told_failure = self._told_leave = self._told_missing = self._told_obstacle = False
 
     def run(self) -> Round | int | None:
@@ -413,6 +423,8 @@ class _RunningRound:
         self._link.say(kind="ended", round=self._round.number, **report)
         if self._told_leave:
             return code
+        if self._job_code is not None:
+            return self._job_code
         if not code and not self._stopped:
             return self._finished()
         self._link.ready()
@@ -473,6 +485,9 @@ class _RunningRound:
                 job.end(0, "another round has begun")
             elif "refused" in words:
                 output.say(f"the rendezvous refuses this node: {words['refused']}.")
+            elif "end" in words:
+                self._job_code = self._agent.ends(words)
+                job.end(self._agent.limits.grace, "the job is over")
         self._ask(job)
         self._show_missing()
 
