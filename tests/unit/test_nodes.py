@@ -371,6 +371,21 @@ def test_end_of_the_job_ends_the_workers_of_an_earlier_round():
     assert running.run() == 3
 
 
+@pytest.mark.parametrize("descriptors", [6, 12])
+def test_too_few_descriptors_are_an_error_in_one_line(tmp_path, descriptors):
+    (tmp_path / "train.py").write_text("")
+    limits = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({descriptors}, {descriptors}))"
+    code = "import resource, sys; from tf_redsync.cli import launch; "
+    words = ["--nodes", "1", "--rendezvous", f"127.0.0.1:{launch.free_ports(1)[0]}"]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}{limits}; sys.exit(launch.main(sys.argv[1:]))", *words,
+         "--timeout", "20", str(tmp_path / "train.py")],
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "Too many open files" in done.stderr and "ulimit" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_a_rendezvous(hosts, number):
     """For process 1, as in a container, the kernel ignores signals without a handler."""

@@ -198,9 +198,14 @@ def run_command(command: Sequence[str], args: argparse.Namespace) -> int:
     except HostError as error:
         output.say(str(error))
         return NO_HOST_EXIT_CODE
-    except OSError as error:  # no process, descriptor or memory is left
-        output.say(f"the workers cannot be started: {error}. Check the limits of `ulimit -a`.")
-        return 1
+    except OSError as error:
+        return _report_lack(error)
+
+
+def _report_lack(error: Exception) -> int:
+    """Report that no process, descriptor or memory is left; return the exit code."""
+    output.say(f"the workers cannot be started: {error}. Check the limits of `ulimit -a`.")
+    return 1
 
 
 def _run_nodes(command: Sequence[str], nodes: Nodes, args: argparse.Namespace) -> int:
@@ -231,8 +236,11 @@ def _run_nodes(command: Sequence[str], nodes: Nodes, args: argparse.Namespace) -
 
     prepare = start([], 0).prepare if args.prewarm and can_run(command) else None
     limits = TimeLimits(args.timeout, args.grace, args.stop_grace)
-    with spares, _forwarding(signals):
-        return NodeAgent(nodes, limits, signals, start, prepare).run()
+    try:
+        with spares, _forwarding(signals):
+            return NodeAgent(nodes, limits, signals, start, prepare).run()
+    except (NotStarted, OSError) as error:
+        return _report_lack(error)
 
 
 def _log_folder(log_dir: str | os.PathLike[str] | None) -> Path | None:
