@@ -271,6 +271,12 @@ OUTPUTS = {
         "Disagreement: make the same calls: worker 0: evaluate at step 8; worker 1: end epoch 1 "
         "(/home/me/train.py:31)",
     ),
+    "in_color": (
+        'Traceback (most recent call last):\n  File \x1b[35m"/home/me/train.py"\x1b[0m, line '
+        "\x1b[35m31\x1b[0m, in \x1b[35m<module>\x1b[0m\n    \x1b[31mf\x1b[0m\x1b[1;31m()\x1b[0m\n"
+        "\x1b[1;35mValueError\x1b[0m: \x1b[35mbad batch\x1b[0m",
+        "ValueError: bad batch (/home/me/train.py:31)",
+    ),
     "no_traceback": ("one\ntwo\n\n", "exit code 1; its last line: two"),
     "a_torn_traceback": (FRAMES, "exit code 1; its last line:     raise e"),
     "nothing": ("", "exit code 1; its last line: (no output)"),
