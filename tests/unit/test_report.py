@@ -138,6 +138,9 @@ def test_new_run_in_the_same_directory(tmp_path):
         ({0: []}, page.ReportError, "without a training step"),
         ({0: [sample(1)]}, page.ReportError, "without a training step"),
         ({0: [RUN | {"format": 9}]}, page.ReportError, "format 9.*Update"),
+        ({0: [RUN | {"format": "a"}]}, page.ReportError, "unexpected type.*run_dir"),
+        ({0: [RUN | {"variables": 5}]}, page.ReportError, "unexpected type.*run_dir"),
+        ({0: [RUN, sample(1, density="x")]}, page.ReportError, "unexpected type.*run_dir"),
     ],
 )
 def test_nothing_to_report(tmp_path, capsys, files, error, text):

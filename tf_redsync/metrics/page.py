@@ -69,8 +69,13 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
         history = load(run_dir)
     except ValueError as error:
         raise ReportError(str(error)) from error
+    except (AttributeError, TypeError) as error:
+        raise _malformed(run_dir, error) from error
     path = _checked(Path(run_dir) / NAME if output is None else output)
-    text = _page(history, os.fspath(run_dir))
+    try:
+        text = _page(history, os.fspath(run_dir))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _malformed(run_dir, error) from error
     part = path.with_name(path.name + ".part")  # readers see a complete file only
     try:
         part.write_text(text, encoding="utf-8")
@@ -78,6 +83,14 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
     finally:
         part.unlink(missing_ok=True)
     return path
+
+
+def _malformed(run_dir: str | os.PathLike[str], error: Exception) -> ReportError:
+    return ReportError(
+        f"a field of the records has an unexpected type ({type(error).__name__}: {error}). Only "
+        "CompressionMetrics must write into `run_dir`. Received: run_dir="
+        f"{os.fspath(run_dir)!r}"
+    )
 
 
 def _checked(output: str | os.PathLike[str]) -> Path:
