@@ -85,7 +85,10 @@ def test_gpu_section(no_config, monkeypatch):
     assert doctor.backends()["decode"]["GPU"]["reason"] == "it is there"
 
 
-@pytest.mark.parametrize("text", ["{not json", "[1, 2]", "[" * 100_000, '{"cluster": 5}'])
+ABC = '{"cluster": {"worker": "abc"}, "task": {"type": "worker", "index": 0}}'  # not a list
+
+
+@pytest.mark.parametrize("text", ["{not json", "[1, 2]", "[" * 100_000, '{"cluster": 5}', ABC])
 def test_malformed_config_is_reported(no_config, capsys, monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
     assert doctor.main([]) == 0

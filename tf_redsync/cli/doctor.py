@@ -21,6 +21,7 @@ from typing import Any
 
 from tf_redsync.cli import self_test
 from tf_redsync.cli.command_line import Command, Parser, check_installation
+from tf_redsync.cluster.tf_config import check_tf_config
 from tf_redsync.version import __version__
 
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "tf_keras", "tensorflow-addons", "numpy")
@@ -140,11 +141,13 @@ def cluster() -> dict[str, Any]:
     if not text:
         return {"set": False}
     try:
-        config = json.loads(text)
-        jobs = {job: len(tasks) for job, tasks in config.get("cluster", {}).items()}
-        return {"set": True, "jobs": jobs, "task": config.get("task")}
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        return {"set": True, "problem": f"TF_CONFIG is malformed: {error}"}
+        check_tf_config(text, serves=True)
+    except ValueError as error:
+        problem = str(error).removeprefix("TF_CONFIG: ")
+        return {"set": True, "problem": f"TF_CONFIG is malformed: {problem}"}
+    config = json.loads(text)
+    jobs = {job: len(tasks) for job, tasks in (config.get("cluster") or {}).items()}
+    return {"set": True, "jobs": jobs, "task": config.get("task")}
 
 
 def devices() -> dict[str, int]:
