@@ -593,7 +593,7 @@ def test_one_method_and_a_given_time(module, capsys):
         (["--max-overhead", "0%"], "Received: --max-overhead=0%"),
         (["--max-overhead", "5%", "--step-ms", "0"], "`--step-ms` must be above 0 with"),
         (["--max-overhead", "5%", "--method", "TopK"], "Received: --method=TopK"),
-        (["--max-overhead", "5%", "--json", "p.json"], "Received: --json=p.json"),
+        (["--max-overhead", "5%", "--json", "Auto"], "Received: --json=Auto"),
         (["--plot", "plan.pdf"], "Received: --plot=plan.pdf"),
         (["--plot", "missing/plan.png"], "Received: --plot=missing/plan.png"),
         (["--json", "missing/plan.json"], "Received: --json=missing/plan.json"),

@@ -178,7 +178,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.max_overhead is not None:
         share_of(args.max_overhead)
         for name in ("method", "json", "plot", "density"):
-            if getattr(args, name) not in (None, "Auto"):
+            if getattr(args, name) not in (None, "Auto" if name == "method" else None):
                 raise PlanError(
                     f"`--{name}` cannot be combined with `--max-overhead`, which proposes a "
                     f"method. Received: --{name}={getattr(args, name)}"
