@@ -1,6 +1,7 @@
 """`tf-redsync bench`: measurement by workers, the result table and command errors."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,11 @@ def test_command_starts_the_launcher(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         bench.main(["-n", "2", "--rounds", "0"])
     assert end.value.code == 2 and "`--rounds` must be at least 1" in capsys.readouterr().err
+
+
+def test_missing_tensorflow_is_reported_before_workers_start(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.setattr(launch, "run_command", lambda *_: pytest.fail("started"))
+    with pytest.raises(SystemExit) as end:
+        bench.main(["-n", "2"])
+    assert end.value.code == 1 and "TensorFlow is not installed" in capsys.readouterr().err

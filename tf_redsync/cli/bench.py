@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from tf_redsync.cli import launch, options
-from tf_redsync.cli.command_line import Command, Flag, Parser
+from tf_redsync.cli.command_line import Command, Flag, Parser, check_installation
 
 METHODS = (
     "Dense()",
@@ -88,6 +88,9 @@ def _worker_flags(args: argparse.Namespace) -> list[str]:
 
 
 def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    over_ssh = args.hosts or args.hostfile
+    if not over_ssh and importlib.util.find_spec("tensorflow") is None:
+        check_installation(parser)  # imports TensorFlow, so it is called for its error only
     try:
         _check(args)
         command = [sys.executable, "-m", "tf_redsync.cli.bench_worker", *_worker_flags(args)]
