@@ -1,5 +1,6 @@
 """TF_CONFIG is validated before any server starts."""
 
+import errno
 import json
 import socket
 
@@ -207,3 +208,12 @@ def test_other_options_for_collectives_are_forwarded():
     options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=77)
     strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=3.0, communication_options=options)
     assert strategy.extended._communication_options.bytes_per_pack == 77
+
+
+def test_port_that_needs_a_privilege_is_named(monkeypatch):
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "socket", type("Socket", (socket.socket,), {"bind": denied}))
+    with pytest.raises(ValueError, match="may not listen on port 80 .*address=a:80"):
+        check_tf_config(config({"worker": ["a:80", "b:80"]}, FIRST))

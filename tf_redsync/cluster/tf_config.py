@@ -160,6 +160,11 @@ def _check_port_is_free(address: str) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", int(port)))
+        except PermissionError as error:
+            raise ValueError(
+                f"TF_CONFIG: this worker may not listen on port {port} ({error.strerror}). Use a "
+                f"port from 1024 on. Received: address={address}"
+            ) from error
         except OSError as error:
             raise ValueError(
                 f"TF_CONFIG: this worker's port {port} is in use ({error.strerror}). Another "
