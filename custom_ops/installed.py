@@ -85,6 +85,15 @@ def _number(architecture):
     return int(architecture.rstrip("af"))
 
 
+def _invalid_architectures(chosen):
+    """Return the result of `cuda` for an invalid REDSYNC_CUDA_ARCHITECTURES."""
+    text = (
+        "`REDSYNC_CUDA_ARCHITECTURES` must be numbers such as '80 90'. "
+        f"Received: REDSYNC_CUDA_ARCHITECTURES={chosen!r}"
+    )
+    return {"missing": text, "error": text}
+
+
 def cuda():
     """Return the command and link flags for nvcc, or `{"missing": reason}`."""
     if os.environ.get("TF_REDSYNC_CUDA") == "0":
@@ -105,6 +114,8 @@ def cuda():
     line = next((t for t in plan.splitlines() if "LIBRARIES=" in t), "")
     folders = [f for f in shlex.split(line.partition("=")[2]) if f.startswith("-L")]
     chosen = os.environ.get("REDSYNC_CUDA_ARCHITECTURES", "").split()
+    if not all(re.fullmatch(r"\d+[af]?", a) for a in chosen):
+        return _invalid_architectures(" ".join(chosen))
     wanted = sorted(chosen or LISTS["CUDA_ARCHITECTURES"], key=_number)
     architectures = [a for a in wanted if str(_number(a)) in known]
     older = [a for a in known if _number(a) < _number(wanted[-1])]

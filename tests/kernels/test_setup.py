@@ -1,5 +1,6 @@
 """setup.py compiles changed sources only, and reports missing requirements."""
 
+import json
 import os
 import shlex
 import shutil
@@ -151,6 +152,19 @@ def test_without_cuda_the_rest_is_built(tree, case, said):
     assert b"none: " in library(tree)
 
 
+def find_cuda(tree, wanted):
+    """Returns what installed.py finds with a fake nvcc, for these architectures."""
+    small_tree.nvcc(tree)
+    program = "import installed, json; print(json.dumps(installed.cuda()))"
+    env = {**os.environ, "CUDA_HOME": str(tree / "cuda"), "REDSYNC_CUDA_ARCHITECTURES": wanted}
+    env.pop("TF_REDSYNC_CUDA", None)
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tree / "custom_ops", env=env, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return json.loads(run.stdout)
+
+
 @pytest.mark.parametrize(
     ("wanted", "machine_code", "ptx"),
     [
@@ -164,18 +178,16 @@ def test_without_cuda_the_rest_is_built(tree, case, said):
 )
 def test_architectures(tree, wanted, machine_code, ptx):
     """Checks the GPU architectures passed to nvcc."""
-    small_tree.nvcc(tree)
-    program = "import installed, json; print(json.dumps(installed.cuda()))"
-    env = {**os.environ, "CUDA_HOME": str(tree / "cuda"), "REDSYNC_CUDA_ARCHITECTURES": wanted}
-    env.pop("TF_REDSYNC_CUDA", None)
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tree / "custom_ops", env=env, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    found = find_cuda(tree, wanted)
     codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in machine_code]
     codes.append(f"-gencode=arch=compute_{ptx},code=compute_{ptx}")
-    for code in codes:
-        assert f'"{code}"' in run.stdout
-    assert run.stdout.count("-gencode") == len(codes)
+    assert [flag for flag in found["command"] if "-gencode" in flag] == codes
     names = ", ".join(f"sm_{a}" for a in machine_code) or f"compute_{ptx}"
-    assert f"CUDA 99.9: {names} and PTX" in run.stdout
+    assert f"CUDA 99.9: {names} and PTX" in found["text"]
+
+
+@pytest.mark.parametrize("wanted", ["sm_90", "8.0", "80,90"])
+def test_invalid_architectures_are_named(tree, wanted):
+    found = find_cuda(tree, wanted)
+    for text in (found["missing"], found["error"]):
+        assert f"REDSYNC_CUDA_ARCHITECTURES={wanted!r}" in text
