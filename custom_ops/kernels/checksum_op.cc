@@ -80,13 +80,14 @@ class SealVariablesOp : public tensorflow::OpKernel {
         tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, i), &variable));
     tensorflow::tf_shared_lock lock(*variable->mu());
     const Tensor& tensor = *variable->tensor();
-    const int64_t bytes = tensor.TotalBytes();
-    if (!tensor.IsInitialized() || tensorflow::DataTypeSize(tensor.dtype()) % kWordBytes != 0) {
+    const int64_t size = tensorflow::DataTypeSize(tensor.dtype());  // 0 for strings and variants.
+    if (!tensor.IsInitialized() || size == 0 || size % kWordBytes != 0) {
       return tensorflow::errors::InvalidArgument(
           "`variables` must be initialized, with elements of 32 or 64 bits. Received: variables[",
           i, "] of ", tensorflow::DataTypeString(tensor.dtype()), ".");
     }
-    *seal = Seal(true, static_cast<const uint32_t*>(tensor.data()), bytes / kWordBytes);
+    *seal =
+        Seal(true, static_cast<const uint32_t*>(tensor.data()), tensor.TotalBytes() / kWordBytes);
     return tensorflow::OkStatus();
   }
 };

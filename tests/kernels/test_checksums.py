@@ -176,7 +176,10 @@ def test_checksums_of_variables_follow_graph_assignments():
 
 
 @needs_native
-def test_variables_with_partial_words_are_rejected():
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"variables\[0\] of bfloat16"):
-        handles = [tf.Variable([1.0], dtype=tf.bfloat16).handle]
+@pytest.mark.parametrize(
+    ("value", "dtype"), [([1.0], tf.bfloat16), (["a", 100 * "b"], tf.string)], ids=["half", "text"]
+)
+def test_variables_without_whole_words_are_rejected(value, dtype):
+    handles = [tf.Variable(value, dtype=dtype).handle]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"variables\[0\] of {dtype.name}"):
         native.load().redsync_seal_variables(variables=handles)
