@@ -139,7 +139,6 @@ Status DecodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t c
     const GolombFormat& stream = format.streams[s];
     int32_t used;
     const Status status = GolombDecode(stream, part, scratch, &used, error);
-    error->tensor = static_cast<int64_t>(s);
     if (status != Status::kOk) return status;
     left.push_back({scratch, scratch + used, 0});
     scratch += stream.slots;

@@ -152,5 +152,7 @@ int redsync_gpu_explain_decode_topk(const RedsyncGpuDecodeTopK* call,
   RedsyncGpuGolombDecode golomb = {};
   golomb.tensors = plan.streams.data();
   golomb.count = call->format.streams;
-  return redsync_gpu_explain_golomb_decode(&golomb, record, error);
+  const int found = redsync_gpu_explain_golomb_decode(&golomb, record, error);
+  if (found) error->tensor = -1;  // The positions of several tensors may share a stream.
+  return found;
 }
