@@ -52,10 +52,10 @@ struct OpenCall : SealCall {
   // Returns the error for a message from `sender` with a wrong checksum.
   tensorflow::Status Corrupted(int32_t sender) const {
     return tensorflow::errors::InvalidArgument(
-        "a message arrived changed: its checksum is not that of its ", words,
+        "received a corrupted message: the checksum does not match its ", words,
         " words. Received by worker ", *receiver, " from worker ", sender,
-        ". The memory or the network of one of them is at fault. Start again from the last "
-        "checkpoint, without that machine if it happens again.");
+        ". The memory or the network of one of them is faulty. Restart from the last checkpoint, "
+        "without that machine if the error recurs.");
   }
 };
 

@@ -151,7 +151,7 @@ def changed_bits(bench: Bench) -> Outcome:
             victim = min(
                 job.workers.values(), key=lambda w: (w.events("error") or [{"at": 1e9}])[0]["at"]
             )
-            found, text = error_of(victim, at, "arrived changed|grpc_message")
+            found, text = error_of(victim, at, "corrupted message|grpc_message")
             other = job.workers[1 - victim.rank].ended - at
     lost = bench.resume(dataclasses.replace(settings, namespaces=()), step)
     happened = (

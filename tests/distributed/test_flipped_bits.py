@@ -81,7 +81,7 @@ def test_corrupted_message_stops_worker_before_update(kind, workers, sender):
     found = run_workers(train, workers, args=(kind, 1, sender, True))
     victim = found[1]
     assert (
-        "arrived changed" in victim["error_text"]
+        "corrupted message" in victim["error_text"]
         and f"by worker 1 from worker {sender}." in (victim["error_text"])
     )
     assert len(victim["steps"]) == GOOD_STEPS

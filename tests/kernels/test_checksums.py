@@ -92,7 +92,7 @@ def test_every_flipped_bit_is_detected(backend):
             with pytest.raises(tf.errors.InvalidArgumentError) as caught:
                 opened(backend, np.concatenate([sealed, bad]), senders=[3, 6], receiver=5)
             text = str(caught.value)
-            assert "arrived changed" in text and "checksum" in text
+            assert "corrupted message" in text and "checksum" in text
             assert "6" in text.split("from worker")[1] and "5" in text, text
 
 

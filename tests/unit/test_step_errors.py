@@ -52,7 +52,7 @@ def test_error_of_the_library_in_a_step():
 
 
 def test_failed_check_of_the_library_in_a_step():
-    text = "a message arrived changed. Received by worker, from worker:"
+    text = "received a corrupted message. Received by worker, from worker:"
     step = failing_step(lambda: tf.debugging.Assert(tf.random.uniform([]) > 1.0, [text, [0], [1]]))
     with pytest.raises(rs.DistributedError) as found:
         step()

@@ -32,7 +32,7 @@ STALE_STEP = (
     "of the step after `optimizer.disable()` or `optimizer.enable()`."
 )
 # Messages of this library's assertions in the graph.
-_OF_CHECKS = ("arrived changed", STALE_STEP)
+_OF_CHECKS = ("received a corrupted message", STALE_STEP)
 IN_BACKGROUND = "an exchange in the background failed:"
 _in_background: list[Exception] = []  # the last failure of a background thread
 _ASSERTED = re.compile(r"\[(.*?)\]")

@@ -38,7 +38,7 @@ def opened(messages: tf.Tensor, senders: tf.Tensor, receiver: tf.Tensor) -> tf.T
     good = nobody | (in_range & (finite | not_finite))
     first = tf.gather(senders, tf.where(~good)[:1, 0])  # empty without an error
     text = (
-        "a message arrived changed: its checksum is not that of its words. Received by worker, "
+        "received a corrupted message: the checksum does not match its words. Received by worker, "
         "from worker:"
     )
     fine = tf.debugging.Assert(tf.equal(tf.size(first), 0), [text, receiver, first])
