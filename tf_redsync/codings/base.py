@@ -117,7 +117,9 @@ class IndexCoding(Configurable):
             `Positions`, with `received(capacity).slots` entries for each tensor.
 
         Raises:
-            tf.errors.InvalidArgumentError: When run, for words that `encode` cannot return.
+            tf.errors.InvalidArgumentError: When run, for a count that is out of range or does not
+                match the code, and for positions that do not ascend or are out of range.
+                `RawIndices` leaves these checks to `ops.decode`.
         """
         raise NotImplementedError
 

@@ -111,7 +111,8 @@ def accumulate_and_select(
         ValueError: If lengths, shapes, names or the momentum are invalid.
         TypeError: If gradients are not float32 or bfloat16, or residuals or velocities are not
             float32.
-        tf.errors.InvalidArgumentError: When run, if `k`, `side` or a threshold is out of range.
+        tf.errors.InvalidArgumentError: When run, if `k`, `side` or a threshold is out of range. On
+            a GPU the native op checks only `k`: a negative threshold gives an all-zero message.
 
     Reference:
         Fang, Fu, Yang and Hsieh, "RedSync: Reducing synchronization bandwidth for distributed deep
