@@ -9,7 +9,7 @@ from tests.gpu import device as d
 from tests.oracle.checksums import sealed_numpy
 
 WORDS = (1, 2, 3, 255, 256, 257, 4096, 4097, 4098, 20000)
-NOBODY = -1
+NO_SENDER = -1
 NONE = 2**64 - 1
 
 
@@ -92,7 +92,7 @@ def test_lowest_sender_is_named_and_messages_without_sender_are_unchanged(device
     sealed = sealed_numpy(plain)
     bad = sealed.copy()
     bad[[1, 3, 4], 17] ^= 1
-    opened, position = run(device, bad, [NOBODY, NOBODY, 2, 3, 4, 5])
+    opened, position = run(device, bad, [NO_SENDER, NO_SENDER, 2, 3, 4, 5])
     assert position == 3
     np.testing.assert_array_equal(opened[:2], bad[:2])
     np.testing.assert_array_equal(opened[[2, 5]], plain[[2, 5]])

@@ -13,7 +13,7 @@ from tf_redsync.ops import native, wire
 
 BACKENDS = [pytest.param("native", marks=needs_native), "tensorflow"]
 INT32 = np.iinfo(np.int32)
-SENDERS, RECEIVER = np.array([4, wire.NOBODY, 7], np.int32), np.int32(2)  # no op at import
+SENDERS, RECEIVER = np.array([4, wire.NO_SENDER, 7], np.int32), np.int32(2)  # no op at import
 
 
 def messages(words: int, rows: int = 3, seed: int = 0) -> np.ndarray:

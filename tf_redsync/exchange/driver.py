@@ -175,7 +175,7 @@ def opened_reply(request: Request, reply: Any, workers: int, rank: tf.Tensor) ->
     if isinstance(request, PairGather):
         lower = tf.bitwise.bitwise_and(rank, ~request.distance)
         pair = tf.stack([lower, lower + request.distance])
-        senders = tf.where(pair < workers, pair, wire.NOBODY)
+        senders = tf.where(pair < workers, pair, wire.NO_SENDER)
     return wire.opened(reply, senders, rank)
 
 

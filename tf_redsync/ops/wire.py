@@ -32,7 +32,7 @@ from tf_redsync.ops.reference import checksums as reference_checksums
 
 BYTES_PER_WORD = 4
 HEADER_WORDS = 1  # word 0: the finite flag or, sealed, flag and checksum
-NOBODY = -1  # sender of the placeholder for a missing worker's message; see `absent`
+NO_SENDER = -1  # in place of a rank, for a missing worker; see `absent`
 _ROW = functools.partial(tf.expand_dims, axis=0)
 _ONLY = functools.partial(tf.squeeze, axis=0)
 _FLOAT32 = functools.partial(tf.cast, dtype=tf.float32)
@@ -279,7 +279,7 @@ def opened(messages: tf.Tensor, senders: tf.Tensor, receiver: tf.Tensor) -> tf.T
 
     Args:
         messages: int32 `[rows, words]`.
-        senders: int32 `[rows]`, the rank of each sender. A row from `NOBODY` stays unchanged.
+        senders: int32 `[rows]`, the rank of each sender. A row with `NO_SENDER` stays unchanged.
         receiver: int32 scalar, this worker's rank.
 
     Returns:

@@ -34,15 +34,15 @@ def opened(messages: tf.Tensor, senders: tf.Tensor, receiver: tf.Tensor) -> tf.T
     terms = (_unsigned(seals) - _checksums(words)) % PRIME
     finite, not_finite = tf.equal(terms, FINITE_TERM), tf.equal(terms, NOT_FINITE_TERM)
     in_range = _unsigned(seals) < PRIME
-    nobody = senders[:, tf.newaxis] < 0
-    good = nobody | (in_range & (finite | not_finite))
+    no_sender = senders[:, tf.newaxis] < 0
+    good = no_sender | (in_range & (finite | not_finite))
     first = tf.gather(senders, tf.where(~good)[:1, 0])  # empty without an error
     text = (
         "received a corrupted message: the checksum does not match its words. Received by worker, "
         "from worker:"
     )
     fine = tf.debugging.Assert(tf.equal(tf.size(first), 0), [text, receiver, first])
-    flags = after([fine], tf.where(nobody, seals, tf.cast(finite, tf.int32)))
+    flags = after([fine], tf.where(no_sender, seals, tf.cast(finite, tf.int32)))
     return tf.concat([flags, words], axis=1)
 
 
