@@ -49,9 +49,7 @@ tensorflow::Status CheckMessages(const DequantizeSumCall& call) {
     CodecError error;
     error.rank = rank;
     if (row[0] != 0 && row[0] != 1) {
-      error.field = "flag";
-      error.value = row[0];
-      error.limit = 1;
+      Fail("flag", 0, row[0], 1, nullptr, &error);
       return Describe("messages", error);
     }
     for (int i = 0; i < call.count() && row[0] == 1; ++i) {

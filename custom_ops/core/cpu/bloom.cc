@@ -53,18 +53,14 @@ uint32_t Positives(const BloomFormat& format, const uint32_t* filter, int64_t fi
 
 Status BloomBuild(const BloomFormat& format, const uint32_t* positions, int64_t slots,
                   int64_t count, int32_t* filter, CodecError* error) {
-  if (count < 0 || count > slots) {
-    *error = {"count", -1, -1, 0, static_cast<double>(count), nullptr, slots};
-    return Status::kInvalidMessage;
-  }
+  if (count < 0 || count > slots) return Fail("count", 0, count, slots, nullptr, error);
   std::fill(filter, filter + format.words, 0);
   auto* words = reinterpret_cast<uint32_t*>(filter);
   const uint64_t bits = 32 * static_cast<uint64_t>(format.words);
   for (int64_t i = 0; i < count; ++i) {
     if (positions[i] >= format.size) {
-      const int64_t shown = ReportedIndex(positions[i], format.size);
-      *error = {"index", -1, -1, i, static_cast<double>(shown), nullptr, format.size - 1};
-      return Status::kInvalidMessage;
+      const auto shown = static_cast<double>(ReportedIndex(positions[i], format.size));
+      return Fail("index", i, shown, format.size - 1, nullptr, error);
     }
     Probes probes(format, positions[i]);
     for (int t = 0; t < format.hashes; ++t) {

@@ -13,18 +13,16 @@ Status ValidateRank(const SparseBlocks& blocks, int64_t rank, CodecError* error)
   const int32_t count = blocks.counts[rank * blocks.count_stride];
   const uint32_t* indices = blocks.indices + rank * blocks.slots;
   const float* values = blocks.values + rank * blocks.slots;
-  auto fail = [&](const char* field, int64_t slot, double value, int64_t limit, const char* rule) {
-    *error = {field, rank, -1, slot, value, rule, limit};
-    return Status::kInvalidMessage;
-  };
-  if (count < 0 || count > blocks.slots) return fail("count", 0, count, blocks.slots, nullptr);
+  error->rank = rank;
+  if (count < 0 || count > blocks.slots) {
+    return Fail("count", 0, count, blocks.slots, nullptr, error);
+  }
+  int64_t last = -1;
   for (int32_t i = 0; i < count; ++i) {
-    if (indices[i] >= blocks.size) {
-      const int64_t shown = ReportedIndex(indices[i], blocks.size);
-      return fail("index", i, static_cast<double>(shown), blocks.size - 1, nullptr);
-    }
-    if (i > 0 && indices[i] <= indices[i - 1]) return fail("index", i, indices[i], 0, "ascending");
-    if (!std::isfinite(values[i])) return fail("value", i, values[i], 0, "finite");
+    const Status status = CheckAscending(indices[i], last, blocks.size, i, error);
+    if (status != Status::kOk) return status;
+    if (!std::isfinite(values[i])) return Fail("value", i, values[i], 0, "finite", error);
+    last = indices[i];
   }
   return Status::kOk;
 }

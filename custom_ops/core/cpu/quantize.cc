@@ -97,9 +97,9 @@ void ForPieces(const QuantizeFormat& format, int64_t begin, int64_t end, const B
 int64_t FirstWord(int64_t element, int bits) { return element / kBucketUnit * bits; }
 int Groups(int count) { return (count + 31) / 32; }
 
-// Reports the first code of a rank that is out of range, if any.
-void FindBadCode(const QuantizeFormat& format, const QuantizedTensor& coded, int64_t rank,
-                 CodecError* error) {
+// Returns the error for the first code of a rank that is out of range, if any.
+Status FindBadCode(const QuantizeFormat& format, const QuantizedTensor& coded, int64_t rank,
+                   CodecError* error) {
   const int bits = format.bits();
   const auto* words =
       reinterpret_cast<const uint32_t*>(coded.messages + rank * coded.stride + coded.words_at);
@@ -110,14 +110,11 @@ void FindBadCode(const QuantizeFormat& format, const QuantizedTensor& coded, int
       code |= (words[at / 32] >> (at % 32) & 1) << b;
     }
     if (code > static_cast<uint32_t>(format.max_code())) {
-      error->field = "code";
       error->rank = rank;
-      error->slot = i;
-      error->value = code;
-      error->limit = format.max_code();
-      return;
+      return Fail("code", i, code, format.max_code(), nullptr, error);
     }
   }
+  return Status::kOk;
 }
 
 }  // namespace
@@ -154,11 +151,8 @@ Status CheckScales(const QuantizeFormat& format, const float* scales, int64_t si
   for (int64_t i = 0; i < count; ++i) {
     const bool bad = must_be_finite && !std::isfinite(scales[i]);
     if (!bad && (any_sign || !(scales[i] < 0))) continue;
-    error->field = "scale";
-    error->slot = i;
-    error->value = scales[i];
-    error->rule = any_sign ? "finite" : must_be_finite ? "finite and >= 0" : ">= 0";
-    return Status::kInvalidMessage;
+    const char* rule = any_sign ? "finite" : must_be_finite ? "finite and >= 0" : ">= 0";
+    return Fail("scale", i, scales[i], 0, rule, error);
   }
   return Status::kOk;
 }
@@ -224,8 +218,7 @@ Status DequantizeSum(const QuantizeFormat& format, const QuantizedTensor& coded,
     });
   });
   if (bad_rank == coded.ranks) return Status::kOk;
-  FindBadCode(format, coded, bad_rank, error);
-  return Status::kInvalidMessage;
+  return FindBadCode(format, coded, bad_rank, error);
 }
 
 }  // namespace redsync
