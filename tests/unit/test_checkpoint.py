@@ -617,6 +617,18 @@ def test_reasons_of_the_user_are_not_interpreted(reason, tmp_path_factory):
     assert Store(checkpoint.directory).manifest(1).reason == reason
 
 
+def test_requests_after_the_last_step_are_served_at_the_end(tmp_path):
+    checkpoint, told = rs.callbacks.Checkpoint(tmp_path, every=100), []
+    checkpoint.when_saved = lambda *args: told.append(args)
+    ask = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: checkpoint.save_now("epoch"),
+        on_train_end=lambda logs: checkpoint.save_now("training"),
+    )
+    build_model("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=[checkpoint, ask])
+    assert told == [("epoch", True), ("training", True)]
+    assert Store(tmp_path).manifest(1).reason == "epoch"
+
+
 @loop("reason", ["", 5, None])
 def test_reasons_are_strings(reason):
     with pytest.raises(ValueError, match="`reason` must be a non-empty string"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import itertools
+import json
 import math
 import numbers
 import os
@@ -106,6 +108,7 @@ class Checkpoint(OfBothKeras):
         self.when_saved: Callable[[str, bool], None] | None = None
         self._at: StepBarrier | None = None  # during `fit`
         self._early = ""  # reason of a request before `fit`
+        self._waiting: list[str] = []  # reasons of this worker's requests, until all workers act
         self._signals = stopping.StopSignals()
         self.before_bar = _AtTheEnd(self)
         self._next_time = math.inf  # next checkpoint by the chief's clock
@@ -114,7 +117,8 @@ class Checkpoint(OfBothKeras):
         """Request a checkpoint at the end of the same step on all workers.
 
         The request of one worker is enough. The method returns immediately and is safe in signal
-        handlers and threads. A request before `fit` takes effect when it begins.
+        handlers and threads. A request before `fit` takes effect when it begins, and one after the
+        last step at the end of `fit`.
 
         Args:
             reason: Reason for the checkpoint's manifest and `when_saved`, a non-empty string.
@@ -128,6 +132,7 @@ class Checkpoint(OfBothKeras):
         if barrier is None:
             self._early = reason
         else:
+            self._waiting.append(reason)
             barrier.ask(_USER + reason)
 
     # ---------------------------------------------------------------------------------- the hooks
@@ -150,13 +155,14 @@ class Checkpoint(OfBothKeras):
             self._resume(restored.manifest)
         self._warn_of_order(in_the_middle=restored is not None and restored.manifest.batch > 0)
         self._epoch, self._batch = 0, 0
-        self._due, self._asked, self._trained, self._signalled = "", "", False, False
+        self._due, self._trained, self._signalled, self._stops = "", False, False, False
+        self._requests: list[str] = []  # the user's reasons for the checkpoint that is due
         self._chief = collectives.worker_rank(strategy) == 0
         self._restart_clocks()
         self._at = StepBarrier(strategy)
-        if self._early:
-            self._at.ask(_USER + self._early)
-            self._early = ""
+        early, self._early, self._waiting = self._early, "", []
+        if early:
+            self.save_now(early)
         self._signals.listen()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -191,7 +197,12 @@ class Checkpoint(OfBothKeras):
             self._at.ask(_SIGNAL + self._signals.requested)
         request = self._at.step()
         if request is not None:
-            self._due, self._asked = request.removeprefix(_USER), request
+            self._due = request.removeprefix(_USER)
+            self._stops = request.startswith(_SIGNAL)
+            if request.startswith(_USER):
+                self._requests.append(self._due)
+                while self._due in self._waiting:
+                    self._waiting.remove(self._due)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Request a checkpoint with `every="epoch"`."""
@@ -209,10 +220,15 @@ class Checkpoint(OfBothKeras):
             Stopped: a worker received SIGTERM or SIGUSR1 after the last step.
         """
         assert self._at is not None
+        strategy = self.model.distribute_strategy
         if self._trained:
-            self._due = self._due or "the end of `fit`"
+            waiting = agreement.gather_texts(
+                strategy, "save the last checkpoint", json.dumps(self._waiting)
+            )
+            self._requests += dict.fromkeys(itertools.chain(*map(json.loads, waiting)))
+            self._due = "".join(self._requests[:1]) or self._due or "the end of `fit`"
             self._save_if_due(self._epoch + 1, 0, finished=self.params["epochs"])
-        strategy, signal = self.model.distribute_strategy, self._signals.requested or ""
+        signal = self._signals.requested or ""
         signals = agreement.gather_texts(strategy, "end `Checkpoint`", signal)
         self.close()
         if any(signals):
@@ -252,19 +268,20 @@ class Checkpoint(OfBothKeras):
     def _save_if_due(self, epoch: int, batch: int, finished: int = 0) -> None:
         if not self._due:
             return
-        reason, request, self._due, self._asked = self._due, self._asked, "", ""
+        reason, requests, self._due, self._requests = self._due, self._requests, "", []
+        stops, self._stops = self._stops and not finished, False
         self._begin_save(epoch, batch, reason, finished)
         self._restart_clocks()
-        stops = request.startswith(_SIGNAL) and not finished
-        when_saved = self.when_saved if request.startswith(_USER) else None
-        if not (finished or stops or when_saved):
+        if self.when_saved is None:
+            requests = []
+        if not (finished or stops or requests):
             return
         saved = self._files.finish()
         if stops:
             self.close()
             raise stopping.Stopped
-        if when_saved is not None:
-            when_saved(reason, saved)
+        for request in requests:
+            self.when_saved(request, saved)
 
     def _begin_save(self, epoch: int, batch: int, reason: str, finished: int) -> None:
         model = self.model
