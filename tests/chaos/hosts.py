@@ -39,7 +39,7 @@ class Process(Worker):
 
     def rounds(self) -> list[tuple[int, int]]:
         """Number and node count of each round that it has begun."""
-        found = re.findall(r"round (\d+): \d+ workers on (\d+) nodes", self.output)
+        found = re.findall(r"round (\d+): \d+ workers? on (\d+) nodes?", self.output)
         return [(int(number), int(nodes)) for number, nodes in found]
 
     def power_off(self) -> float:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import gc
 import random
 import socket
@@ -182,6 +183,16 @@ def test_duplicate_worker_on_another_machine_ends_alone(started, rank):
     assert f"Received: task=worker:{rank} in TF_CONFIG" in text
     for future in (*futures.values(), started(three, 2)):
         future.result(10)
+
+
+def test_port_without_permission(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(StartError) as raised:
+        rendezvous.listen(cluster(2, ports=(80, 81)))
+    assert "127.0.0.1:80" in str(raised.value) and "running already" not in str(raised.value)
 
 
 def duplicate_error(one):

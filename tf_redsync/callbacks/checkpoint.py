@@ -272,16 +272,16 @@ class Checkpoint(OfBothKeras):
         stops, self._stops = self._stops and not finished, False
         self._begin_save(epoch, batch, reason, finished)
         self._restart_clocks()
-        if self.when_saved is None:
-            requests = []
-        if not (finished or stops or requests):
+        when_saved = self.when_saved if requests else None
+        if not (finished or stops or when_saved):
             return
         saved = self._files.finish()
         if stops:
             self.close()
             raise stopping.Stopped
-        for request in requests:
-            self.when_saved(request, saved)
+        if when_saved is not None:
+            for request in requests:
+                when_saved(request, saved)
 
     def _begin_save(self, epoch: int, batch: int, reason: str, finished: int) -> None:
         model = self.model

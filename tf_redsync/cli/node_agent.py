@@ -394,10 +394,9 @@ class _RunningRound:
         ranks = begun.ranks(self._link.key)
         self._link.begin(begun)
         workers = f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-        output.say(
-            f"round {begun.number}: {len(begun.workers)} workers on {len(begun.nodes)} nodes; this "
-            f"node has {workers}."
-        )
+        all_workers = _counted(len(begun.workers), "worker")
+        nodes = _counted(len(begun.nodes), "node")
+        output.say(f"round {begun.number}: {all_workers} on {nodes}; this node has {workers}.")
         configs = [worker_environment.tf_config(begun.workers, rank) for rank in ranks]
         job = Job(agent.limits, True, agent.signals, agent.prepare, self._watch)
         try:
@@ -536,3 +535,7 @@ def stops_on_request(process: int) -> bool:
         return False
     caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -36,6 +36,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_unspecified(host: str) -> bool:
+    """Return whether a host is 0.0.0.0 or ::, which each host takes for itself."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 async def own_socket(host: str, port: int) -> socket.socket | None:
     """Return a socket that listens at an address; `None` if it is taken or another machine's.
 

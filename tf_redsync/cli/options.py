@@ -405,6 +405,11 @@ def nodes(args: argparse.Namespace) -> Nodes | None:
     match = re.fullmatch(r"\[?([^\[\]\s]+?)\]?:(\d{1,5})", args.rendezvous)
     if match is None or not 0 < int(match[2]) < 65536:
         raise ValueError(f"`--rendezvous` must be HOST:PORT. Received: {args.rendezvous!r}")
+    if node_rendezvous.is_unspecified(match[1]):
+        raise ValueError(
+            "`--rendezvous` must name one host, by which all hosts reach it. Received: "
+            f"{args.rendezvous!r}"
+        )
     workers = 1 if args.workers_per_node is None else args.workers_per_node
     if workers < 1:
         raise ValueError(f"`--workers-per-node` must be at least 1. Received: {workers}")

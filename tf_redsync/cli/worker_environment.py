@@ -39,11 +39,13 @@ def free_ports(count: int) -> list[int]:
             if len(free) == count:
                 return free
             port = random.SystemRandom().randrange(start, end)
-            probe = bound.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                bound.enter_context(ports.reserve(port) or contextlib.nullcontext())
-                free.append(port)
+            with contextlib.ExitStack() as attempt:
+                probe = attempt.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+                with contextlib.suppress(OSError):
+                    probe.bind(("127.0.0.1", port))
+                    attempt.enter_context(ports.reserve(port) or contextlib.nullcontext())
+                    bound.push(attempt.pop_all())
+                    free.append(port)
     raise RuntimeError(f"cannot find {count} free TCP ports from {start} to {end} on 127.0.0.1.")
 
 

@@ -143,6 +143,11 @@ def listen(cluster: Cluster) -> socket.socket:
                     ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
                 )
         return socket.create_server(("", port), backlog=1024)
+    except PermissionError as error:
+        raise StartError(
+            f"{cluster.name(cluster.rank)} may not listen on port {port} ({error.strerror}). Use a "
+            f"port from 1024 on. Received: address={address}"
+        ) from None
     except OSError as error:
         raise already_running(cluster, f"its port {port} is in use ({error.strerror})") from None
 

@@ -54,7 +54,7 @@ class Profiles:
             NoProfile: the profiler cannot run.
         """
         if not self._profiler.busy and self._is_due(so_far, per_epoch):
-            self._began = time.time()
+            self._began = time.monotonic()
             self._profiler.start()
             self._left = _STEPS
         if self._left:
@@ -63,7 +63,7 @@ class Profiles:
 
     def _is_due(self, so_far: int, per_epoch: int | None) -> bool:
         if self.last is not None:
-            return time.time() >= self._next
+            return time.monotonic() >= self._next
         return so_far >= max(1, min(_FIRST, (per_epoch or math.inf) // 2))
 
     def batch_ends(self, steps: int) -> None:
@@ -84,7 +84,7 @@ class Profiles:
             return None
         split = self._profiler.result(wait)
         if split is not None:
-            self.last, now = split, time.time()
+            self.last, now = split, time.monotonic()
             self._next = now + (now - self._began) / _SHARE
         return split
 
