@@ -6,8 +6,9 @@
 
 Every environment is new and has its own cache folder, in a folder that is removed at the end
 (--keep keeps it). The script checks that pip keeps the installed TensorFlow; that the first start
-builds the native library once for both workers; that the training runs on native ops; that a second
-start builds nothing; and that without a compiler one line reports it and the losses are the same.
+builds the native library once for both workers; that the training runs on native ops and continues from its
+checkpoint; that a second start builds nothing; and that without a compiler one line reports it and
+the losses are the same.
 --this checks only the first start, with objects that were compiled before.
 """
 
@@ -45,6 +46,10 @@ rng = np.random.default_rng(0)
 x = rng.normal(size=(256, 20)).astype("float32")
 y = np.argmax(x[:, :4], axis=1)
 losses = model.fit(x, y, batch_size=64, epochs=3, verbose=0).history["loss"]
+saved = tf.train.Checkpoint(model=model, optimizer=optimizer)
+path = saved.write(f"saved-{strategy.cluster_resolver.task_id}")
+saved.read(path).assert_existing_objects_matched()
+losses += model.fit(x, y, batch_size=64, epochs=1, verbose=0).history["loss"]
 from tf_redsync.ops import native
 print("RESULT", json.dumps({
     "tensorflow": tf.__version__, "keras": keras.__version__, "backend": rs.ops.backend(),
