@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import numbers
 import pkgutil
 import reprlib
@@ -205,7 +206,7 @@ def imported_only(config: Any) -> Any:
     """
     parts = config.values() if isinstance(config, dict) else config
     module = config.get("module") if isinstance(config, dict) else None
-    if isinstance(module, str) and module not in sys.modules:
+    if isinstance(module, str) and not _is_imported(module):
         raise ValueError(
             "the optimizer's config names a module that the program has not imported. Received: "
             f"module={module!r}. If you trust the file, import the module before loading the model."
@@ -214,3 +215,10 @@ def imported_only(config: Any) -> Any:
         for part in parts:
             imported_only(part)
     return config
+
+
+def _is_imported(module: str) -> bool:
+    if module in sys.modules:
+        return True
+    package, _, name = module.rpartition(".")  # Keras 3.5 has `keras.optimizers` by another name
+    return package in sys.modules and inspect.ismodule(vars(sys.modules[package]).get(name))

@@ -6,9 +6,9 @@
 
 Every environment is new and has its own cache folder, in a folder that is removed at the end
 (--keep keeps it). The script checks that pip keeps the installed TensorFlow; that the first start
-builds the native library once for both workers; that the training runs on native ops and continues from its
-checkpoint; that a second start builds nothing; and that without a compiler one line reports it and
-the losses are the same.
+builds the native library once for both workers; that the training runs on native ops and continues
+from its checkpoint; that a second start builds nothing; and that without a compiler one line
+reports it and the losses are the same.
 --this checks only the first start, with objects that were compiled before.
 """
 

@@ -7,6 +7,7 @@ fork. Parallel test processes share the servers, see `keep_servers`.
 """
 
 import atexit
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -216,7 +217,8 @@ def _import():
     import tf_redsync
 
     for name in tf_redsync.__all__:  # imported lazily
-        getattr(tf_redsync, name)
+        with contextlib.suppress(ImportError):  # `Muon` needs a newer Keras than the others
+            getattr(tf_redsync, name)
     freeze_garbage()
 
 
