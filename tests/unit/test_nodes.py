@@ -480,7 +480,7 @@ def test_options():
         ((*GOOD[:2], "--rendezvous", "host:0"), "'host:0'"),
         ((*GOOD[:2], "--rendezvous", "host:99999"), "'host:99999'"),
         ((*GOOD[:2], "--rendezvous", "0.0.0.0:29500"), "'0.0.0.0:29500'"),
-        ((*GOOD[:2], "--rendezvous", "[::]:29500"), "'[::]:29500'"),
+        ((*GOOD[:2], "--rendezvous", "[::]:29500"), r"'\[::\]:29500'"),
         ((*GOOD, "--workers-per-node", "0"), "--workers-per-node"),
         ((*GOOD, "--rendezvous-timeout", "0"), "--rendezvous-timeout"),
         ((*GOOD, "--max-restarts", "-1"), "max_restarts=-1|-1"),
