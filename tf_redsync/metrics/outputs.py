@@ -183,12 +183,14 @@ def _bytes_before(run_dir: str | os.PathLike[str], rank: int, step: int) -> floa
         rank: Rank of the worker.
         step: First step of this process.
     """
+    if not step:
+        return 0.0
     try:
-        lines = next((f for f in records.read(run_dir) if f.rank == rank), None)
+        lines = records.read_file(rank, records.path_of(run_dir, rank))
     except OSError:
         return 0.0
     sent = 0.0
-    for record in lines.records if lines and step else ():
+    for record in lines.records:
         if record["record"] == "run" and not record.get("step"):  # a new training
             sent = 0.0
         elif record["record"] == "sample" and record.get("step", math.inf) <= step:

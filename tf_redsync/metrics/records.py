@@ -37,6 +37,11 @@ def is_records(path: Path) -> bool:
     return _FILE.fullmatch(path.name) is not None
 
 
+def path_of(directory: str | os.PathLike[str], rank: int) -> Path:
+    """Return the path of a worker's file in a run directory."""
+    return Path(directory) / f"worker-{rank}.jsonl"
+
+
 class RunFile:
     """Writer of a worker's file. An error becomes a warning and ends the writing.
 
@@ -46,7 +51,7 @@ class RunFile:
     """
 
     def __init__(self, directory: str | os.PathLike[str], rank: int):
-        self.path = Path(directory) / f"worker-{rank}.jsonl"
+        self.path = path_of(directory, rank)
         self._file: Any = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,10 +157,11 @@ def read(directory: str | os.PathLike[str]) -> list[Lines]:
             "callbacks=[tf_redsync.callbacks.CompressionMetrics(run_dir=...)] and pass the same "
             f"directory. Received: run_dir={os.fspath(directory)!r}"
         )
-    return [_read(rank, paths[rank]) for rank in sorted(paths)]
+    return [read_file(rank, paths[rank]) for rank in sorted(paths)]
 
 
-def _read(rank: int, path: Path) -> Lines:
+def read_file(rank: int, path: Path) -> Lines:
+    """Return the contents of a worker's file; see `read`."""
     records, damaged = [], 0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
