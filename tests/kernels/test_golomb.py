@@ -205,3 +205,8 @@ def test_bad_arguments(change, text):
     arguments = {"indices": [np.arange(3, dtype=np.int32)], "sizes": [9], "rice": [2], **change}
     with pytest.raises(ValueError, match=text):
         codecs.golomb_encode(arguments.pop("indices"), [3], **arguments)
+
+
+def test_fractions_are_rejected():
+    with pytest.raises(TypeError, match=r"`sizes` must be ints.*10\.7"):
+        codecs.golomb_encode([np.arange(3, dtype=np.int32)], [3], sizes=[10.7], rice=[2])

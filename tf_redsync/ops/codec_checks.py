@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -51,10 +52,14 @@ def check_ints(
     """Check Python ints, one per tensor, and return them as a tuple.
 
     Raises:
+        TypeError: If a value is not an int.
         ValueError: If `values` is empty or does not have `length` entries, or a value is outside
             [low, high]. The message has `name`.
     """
-    values = tuple(int(v) for v in values)
+    try:
+        values = tuple(map(operator.index, values))
+    except TypeError:
+        raise TypeError(f"`{name}` must be ints. Received: {name}={values!r}") from None
     if not values or len(values) != (length or len(values)):
         raise ValueError(
             f"`{name}` must have one entry per tensor, and at least one. Received: {len(values)} "
