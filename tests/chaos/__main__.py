@@ -63,7 +63,7 @@ def table(notes: list[dict]) -> str:
     """The results as a Markdown table, in the order of the scenarios."""
     by_name = {note["name"]: note for note in notes}
     lines = [
-        "| failure | what happened | found after | by whom, in what words | what was lost |",
+        "| failure | what happened | found after | found by, message | what was lost |",
         "|---|---|---|---|---|",
     ]
     for name, scenario in SCENARIOS.items():
