@@ -220,5 +220,8 @@ def imported_only(config: Any) -> Any:
 def _is_imported(module: str) -> bool:
     if module in sys.modules:
         return True
-    package, _, name = module.rpartition(".")  # Keras 3.5 has `keras.optimizers` by another name
-    return package in sys.modules and inspect.ismodule(vars(sys.modules[package]).get(name))
+    package, *names = module.split(".")
+    part: Any = sys.modules.get(package)
+    for name in names:  # Keras 3.8 has `keras.optimizers` by another name
+        part = vars(part).get(name) if inspect.ismodule(part) else None
+    return inspect.ismodule(part)

@@ -182,12 +182,13 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
         for _ in range(past):
             _pass_epoch(epoch_iterator, enumerate_epoch)
         left = False
-        for begin, end, iterator in enumerate_epoch():
+        for execution in enumerate_epoch():  # first step, last step since Keras 3.11, iterator
+            begin, iterator = execution[0], execution[-1]
             if begin < batch:  # the last execution of an epoch may have fewer steps
                 _drop(iterator, at_once, least=1 if begin + at_once >= batch else at_once)
             else:
                 left = True
-                yield begin, end, iterator
+                yield execution
         if not left:
             raise _too_few_batches_error()
 
@@ -201,7 +202,7 @@ def _pass_epoch(epoch_iterator: Any, enumerate_epoch: Callable[[], Iterator[Any]
     if not one_for_all and epoch_iterator._num_batches is None:  # may be infinite
         iter(epoch_iterator._get_iterator())
         return
-    for _, _, iterator in enumerate_epoch():
+    for *_, iterator in enumerate_epoch():
         if one_for_all:
             try:
                 for _ in range(epoch_iterator.steps_per_execution):
