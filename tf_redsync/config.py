@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import inspect
 import numbers
 import pkgutil
 import reprlib
@@ -206,7 +205,7 @@ def imported_only(config: Any) -> Any:
     """
     parts = config.values() if isinstance(config, dict) else config
     module = config.get("module") if isinstance(config, dict) else None
-    if isinstance(module, str) and not _is_imported(module):
+    if isinstance(module, str) and module not in sys.modules:
         raise ValueError(
             "the optimizer's config names a module that the program has not imported. Received: "
             f"module={module!r}. If you trust the file, import the module before loading the model."
@@ -215,13 +214,3 @@ def imported_only(config: Any) -> Any:
         for part in parts:
             imported_only(part)
     return config
-
-
-def _is_imported(module: str) -> bool:
-    if module in sys.modules:
-        return True
-    package, *names = module.split(".")
-    part: Any = sys.modules.get(package)
-    for name in names:  # Keras 3.8 has `keras.optimizers` by another name
-        part = vars(part).get(name) if inspect.ismodule(part) else None
-    return inspect.ismodule(part)

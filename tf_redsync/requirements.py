@@ -13,7 +13,7 @@ import os
 import warnings
 
 _OLDEST, _NEWEST = (2, 16), (2, 21)  # pyproject.toml has the same range
-_OLDEST_KERAS = (3, 8)  # as in pyproject.toml; pip lets a later installation replace Keras
+_OLDEST_KERAS = (3, 10)  # as in pyproject.toml; pip lets a later installation replace Keras
 
 
 def check_tensorflow() -> None:
@@ -55,8 +55,8 @@ def check_keras() -> None:
     version = _version_of("keras")
     if version and _release(version) < _OLDEST_KERAS:
         raise ImportError(
-            f"tf_redsync needs Keras 3.8 or later. Received: Keras {version}. Run "
-            "pip install 'keras>=3.8'."
+            f"tf_redsync needs Keras 3.10 or later. Received: Keras {version}. Run "
+            "pip install 'keras>=3.10'."
         )
 
 

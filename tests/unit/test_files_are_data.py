@@ -81,23 +81,6 @@ def test_optimizer_config_imports_nothing(trace, family, part):
     assert not trace.exists() and "evil_module" not in sys.modules
 
 
-def test_modules_known_by_another_name_are_accepted(monkeypatch):
-    package = types.ModuleType("package_a")
-    package.part, package.number = types.ModuleType("package_a.api.part"), 3
-    package.part.deep = types.ModuleType("package_a.api.part.deep")
-    monkeypatch.setitem(sys.modules, "package_a", package)
-    assert config.imported_only({"module": "package_a.part"}) == {"module": "package_a.part"}
-    assert config.imported_only({"module": "package_a.part.deep"})
-    for module in (
-        "package_a.number",
-        "package_a.number.deep",
-        "package_a.other",
-        "package_b.part",
-    ):
-        with pytest.raises(ValueError, match=module):
-            config.imported_only([{"module": module}])
-
-
 class Payload:
     """Unpickling it writes a file."""
 

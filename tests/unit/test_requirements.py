@@ -43,11 +43,11 @@ def test_old_tensorflow(monkeypatch, version):
         requirements.check_tensorflow()
 
 
-@pytest.mark.parametrize("version", ["2.15.0", "3.7.0", "3.8.0", "3.15.1", "3.16.0.dev2026"])
+@pytest.mark.parametrize("version", ["2.15.0", "3.9.2", "3.10.0", "3.15.1", "3.16.0.dev2026"])
 def test_old_keras(monkeypatch, version):
     monkeypatch.setattr(keras, "__version__", version)
-    if version in ("2.15.0", "3.7.0"):
-        with pytest.raises(ImportError, match=f"3.8 or later. Received: Keras {version}"):
+    if version in ("2.15.0", "3.9.2"):
+        with pytest.raises(ImportError, match=f"3.10 or later. Received: Keras {version}"):
             requirements.check_keras()
     else:
         requirements.check_keras()
