@@ -30,18 +30,21 @@ _TICK_SECONDS = 0.1
 
 def is_loopback(host: str) -> bool:
     """Return whether a host is `localhost` or a loopback address; names are not resolved."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = _parsed(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def is_unspecified(host: str) -> bool:
     """Return whether a host is 0.0.0.0 or ::, which each host takes for itself."""
+    address = _parsed(host)
+    return address is not None and address.is_unspecified
+
+
+def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
+        return ipaddress.ip_address(host)
+    except ValueError:  # a name
+        return None
 
 
 async def own_socket(host: str, port: int) -> socket.socket | None:
