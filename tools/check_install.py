@@ -1,14 +1,15 @@
 """Installs the wheel and the sdist with several TensorFlow versions, and trains on two workers.
 
     python tools/check_install.py             # TensorFlow 2.16, 2.18 and 2.21: 20 minutes
-    python tools/check_install.py --tensorflow tensorflow-cpu==2.20.* --python python3.12
+    python tools/check_install.py --tensorflow "tensorflow-cpu==2.20.*" --python python3.12
+    python tools/check_install.py --tensorflow "tensorflow==2.16.* keras==3.10.*"
     python tools/check_install.py --this      # the wheel with this interpreter's TensorFlow: 20 s
 
 Every environment is new and has its own cache folder, in a folder that is removed at the end
 (--keep keeps it). The script checks that pip keeps the installed TensorFlow; that the first start
-builds the native library once for both workers; that the training runs on native ops and continues
-from its checkpoint; that a second start builds nothing; and that without a compiler one line
-reports it and the losses are the same.
+builds the native library once for both workers; that the training runs on native ops, evaluates the
+data of both workers, and continues from its checkpoint; that a second start builds nothing; and
+that without a compiler one line reports it and the losses are the same.
 --this checks only the first start, with objects that were compiled before.
 """
 
@@ -25,9 +26,10 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Each with the newest installed Python that it has packages for.
+# The oldest versions, some between, and the newest, each with the newest installed Python that it
+# has packages for.
 PINS = (
-    ("tensorflow==2.16.*", ("python3.11", "python3.12", "python3.10")),
+    ("tensorflow==2.16.* keras==3.10.*", ("python3.11", "python3.12", "python3.10")),
     ("tensorflow==2.18.*", ("python3.12", "python3.11", "python3.10")),
     ("tensorflow-cpu==2.21.*", ("python3.13", "python3.12", "python3.11")),
 )
@@ -41,11 +43,15 @@ strategy = rs.MultiWorkerMirroredStrategy()
 with strategy.scope():
     model = keras.Sequential([keras.layers.Dense(64, "relu"), keras.layers.Dense(4)])
     optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.CodedGMC(momentum=0.9))
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    metric = keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=[metric])
 rng = np.random.default_rng(0)
 x = rng.normal(size=(256, 20)).astype("float32")
 y = np.argmax(x[:, :4], axis=1)
 losses = model.fit(x, y, batch_size=64, epochs=3, verbose=0).history["loss"]
+evaluated = model.evaluate(x, y, batch_size=48, verbose=0)  # the last batch is smaller
+by_hand = float(loss(y, model(x)))
 saved = tf.train.Checkpoint(model=model, optimizer=optimizer)
 path = saved.write(f"saved-{strategy.cluster_resolver.task_id}")
 saved.read(path).assert_existing_objects_matched()
@@ -53,7 +59,8 @@ losses += model.fit(x, y, batch_size=64, epochs=1, verbose=0).history["loss"]
 from tf_redsync.ops import native
 print("RESULT", json.dumps({
     "tensorflow": tf.__version__, "keras": keras.__version__, "backend": rs.ops.backend(),
-    "workers": strategy.num_replicas_in_sync, "losses": losses, "package": rs.__file__,
+    "workers": strategy.num_replicas_in_sync, "package": rs.__file__,
+    "losses": losses, "evaluated": evaluated, "by_hand": by_hand,
     "library": str(native.library()) if rs.ops.backend() == "native" else None,
 }))
 """
@@ -140,6 +147,8 @@ def train(python, folder, env):
     for result in results:
         if result["workers"] != 2 or not result["losses"][-1] < 0.8 * result["losses"][0]:
             raise Problem(f"no training of two workers: {result}")
+        if not all(math.isclose(v, result["by_hand"], rel_tol=1e-4) for v in result["evaluated"]):
+            raise Problem(f"evaluate is wrong: {result}")
         if pathlib.Path(result["package"]).is_relative_to(ROOT):
             raise Problem(f"that was not the installed package: {result['package']}")
     if results[0]["losses"] != results[1]["losses"]:
@@ -199,7 +208,7 @@ def check(pin, interpreter, archives, folder):
     print(f"== {pin} on {interpreter}", flush=True)
     run([interpreter, "-m", "venv", folder / "venv"])
     python = folder / "venv" / "bin" / "python"
-    pip(python, pin)
+    pip(python, *pin.split())
     before = installed(python)
     for archive in archives:
         pip(python, archive)
@@ -248,7 +257,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--this", action="store_true", help="only this interpreter's TensorFlow")
-    parser.add_argument("--tensorflow", help="only this one, as for pip")
+    parser.add_argument("--tensorflow", help="only this one: requirements for pip")
     parser.add_argument("--python", help="interpreter for --tensorflow")
     parser.add_argument("--keep", help="new folder in which to keep the environments")
     options = parser.parse_args()
