@@ -27,6 +27,7 @@ SPECIAL = {
     "redsync": f"`rs.RedSync(momentum={MOMENTUM})`",
     "redsync_m0": "`rs.RedSync()`, without momentum",
     "auto": "`rs.Auto()`: the library chooses, before the steps that are measured",
+    "auto_momentum": f"`auto` with `SGD(momentum={MOMENTUM})`, which may move to the exchange",
 }
 PLAIN = ("dense", "dense_momentum")  # without this library
 # Names above replace these classes. `dense` in lower case is TensorFlow's.
@@ -105,7 +106,7 @@ def method_for(name: str, density: float | None) -> Any:
     given = {} if density is None else {"density": density}
     if name in ("redsync", "redsync_m0"):
         return rs.RedSync(momentum=MOMENTUM if name == "redsync" else 0.0, **given)
-    if name == "auto":
+    if name in ("auto", "auto_momentum"):
         return rs.Auto(**given)
     return method_settings.for_steps(name, density)
 
