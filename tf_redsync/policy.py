@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tf_redsync import checks
@@ -109,7 +109,7 @@ class Policy(Configurable):
         strategy: Any,
         network: Any,
         bucket_bytes: int | None,
-        sparse_totals: bool = False,
+        sparse_totals: Callable[[Method], bool] | None = None,
     ) -> Resolved:
         """Return the policy itself, which has no choice to make."""
         del specs, strategy, network, bucket_bytes, sparse_totals
@@ -179,7 +179,7 @@ class Undecided(Protocol):
         strategy: Any,
         network: Any,
         bucket_bytes: int | None,
-        sparse_totals: bool = False,
+        sparse_totals: Callable[[Method], bool] | None = None,
     ) -> Resolved:
         """Choose the methods; all workers call it at the same point, outside of any replica.
 
@@ -188,7 +188,7 @@ class Undecided(Protocol):
             strategy: The strategy.
             network: The network that answers requests.
             bucket_bytes: See `make_buckets`.
-            sparse_totals: See `BucketLayout`.
+            sparse_totals: See `ExchangeBuilder.build`.
         """
 
 

@@ -176,7 +176,7 @@ class Auto(Configurable):
         strategy: Any,
         network: Network,
         bucket_bytes: int | None,
-        sparse_totals: bool = False,
+        sparse_totals: Callable[[Method], bool] | None = None,
     ) -> Decision:
         """Measure and decide; see `tf_redsync.policy.Undecided`."""
         announce = collectives.worker_rank(strategy) == 0
@@ -234,15 +234,20 @@ def wins(seconds: float, dense: float, tensors: int = 0) -> bool:
     return seconds <= min(CLEARLY * dense, dense - saved)
 
 
-def measure(auto: Auto, network: Network, announce: bool, sparse_totals: bool = False) -> Measured:
+def measure(
+    auto: Auto,
+    network: Network,
+    announce: bool,
+    sparse_totals: Callable[[Method], bool] | None = None,
+) -> Measured:
     """Return measurements for `auto.decide`; all workers must call this at the same point.
 
     Args:
         auto: The `Auto` with the candidates.
         network: The network.
         announce: Whether to log progress.
-        sparse_totals: Whether the optimizer applies totals in coordinate form at their coordinates
-            only, instead of updating all weights.
+        sparse_totals: Returns whether the optimizer applies a method's totals in coordinate form at
+            their coordinates only, instead of updating all weights; `None` for never.
     """
     nothing = Measured(network.workers, cost.Link.of(float("inf"), 0.0), {})
     if network.workers == 1 or len(auto.considered) == 1:
@@ -256,7 +261,10 @@ def measure(auto: Auto, network: Network, announce: bool, sparse_totals: bool = 
     if announce:
         say("tf_redsync.Auto: measuring the network and the methods")
     link = probe.link(network)
-    local_work = {m: probe.work(m, (network.workers,), sparse_totals) for m in auto.considered[1:]}
+    local_work = {
+        m: probe.work(m, (network.workers,), sparse_totals is not None and sparse_totals(m))
+        for m in auto.considered[1:]
+    }
     agreed = probe.slowest(network, [dataclasses.astuple(w) for w in local_work.values()])
     work = {m: cost.Work(*times) for m, times in zip(local_work, agreed, strict=True)}
     return Measured(network.workers, link, work)

@@ -145,7 +145,9 @@ class Adapter:
             self.finish_step()
         return applied
 
-    def build(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
+    def build(
+        self, variables: Sequence[Any], sparse_totals: Callable[[Method], bool] | None = None
+    ) -> None:
         """Build the exchange of `variables` if it is not built; see `ExchangeBuilder.build`."""
         if not isinstance(self.exchange, ExchangeBuilder):
             return

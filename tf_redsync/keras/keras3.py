@@ -20,6 +20,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.config import imported_only
+from tf_redsync.exchange.method import Method
 from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, weight_sync
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.slots import tf_variable
@@ -107,10 +108,18 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
                 self.inner_optimizer.build(variables)
         if not trains:
             return
-        self.build_exchange(
-            variables, sparse_totals=_is_plain_sgd(conflicts.innermost(self.inner_optimizer))
-        )
+        self.build_exchange(variables, self._takes_coordinates)
         self.built = True
+
+    def _takes_coordinates(self, method: Method) -> bool:
+        """Return whether the update step is `w -= learning_rate * total` with a method.
+
+        It is a no-op for zero totals then. Weight decay, clipping and averages happen outside of
+        the update step. Momentum does not, unless the method applies it.
+        """
+        inner = conflicts.innermost(self.inner_optimizer)
+        moved = method.traits.momentum_in_exchange > 0.0
+        return type(inner) is keras.optimizers.SGD and (moved or not inner.momentum)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchange the gradients and update the variables; see `keras.optimizers.Optimizer`.
@@ -202,14 +211,6 @@ def _in_branch() -> ValueError:
         "another optimizer: `compile` reorders a LossScaleOptimizer; in a custom loop use "
         "DistributedOptimizer(LossScaleOptimizer(inner))."
     )
-
-
-def _is_plain_sgd(optimizer: Any) -> bool:
-    """Return whether the update step is `w -= learning_rate * g`, a no-op for zero gradients.
-
-    Weight decay, clipping and averages happen outside of the update step.
-    """
-    return type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
 
 
 def _with_sparse_descent(update: Callable[..., Any]) -> Any:

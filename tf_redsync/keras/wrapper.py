@@ -213,8 +213,10 @@ class Wrapper(AttributeForwarding):
         self._adapter.rewrap(inner_optimizer)
         self.set_on_wrapper("inner_optimizer", inner_optimizer)
 
-    def build_exchange(self, variables: Sequence[Any], sparse_totals: bool = False) -> None:
-        """Build the exchange of the inner optimizer's variables, if it is not built."""
+    def build_exchange(
+        self, variables: Sequence[Any], sparse_totals: Callable[[Method], bool] | None = None
+    ) -> None:
+        """Build the exchange of the inner optimizer's variables; see `ExchangeBuilder.build`."""
         self._adapter.build(variables, sparse_totals)
         if self.exchange is not self._adapter.exchange:
             self.set_on_wrapper("exchange", self._adapter.exchange)

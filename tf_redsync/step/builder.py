@@ -16,6 +16,7 @@ from tf_redsync.exchange.layout import (
     make_buckets,
     tensor_spec,
 )
+from tf_redsync.exchange.method import Method
 from tf_redsync.network import collectives
 from tf_redsync.policy import Assignment, Policy, Undecided
 from tf_redsync.schedules import DenseWarmUp
@@ -97,7 +98,7 @@ class ExchangeBuilder:
     def build(
         self,
         variables: Sequence[Any],
-        sparse_totals: bool = False,
+        sparse_totals: Callable[[Method], bool] | None = None,
         weights: Sequence[tf.Variable] | None = None,
         described: dict[str, Any] | None = None,
     ) -> GradientExchange:
@@ -107,7 +108,8 @@ class ExchangeBuilder:
 
         Args:
             variables: All trainable variables, in the order of the optimizer.
-            sparse_totals: Whether the caller accepts totals in coordinate form (`ops/sparse.py`).
+            sparse_totals: Returns whether the caller accepts totals of a method in coordinate form
+                (`ops/sparse.py`); `None` for never.
             weights: The same variables as `tf.Variable`s, if `variables` holds Keras ones.
             described: Further settings, JSON-serializable, that must be equal on all workers.
 
@@ -122,7 +124,7 @@ class ExchangeBuilder:
         specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
         agreement.agree(strategy, self._describe(strategy, specs, described))
         worker = workers.this_worker(strategy, self._two_levels, self._direct)
-        sparse_totals = sparse_totals and all(s.dtype == "float32" for s in specs)
+        sparse_totals = sparse_totals if all(s.dtype == "float32" for s in specs) else None
         resolved = self.policy.resolve(
             specs, strategy, worker.network, self._bucket_bytes, sparse_totals
         )
@@ -133,7 +135,7 @@ class ExchangeBuilder:
                 [(a.spec, a.method) for a in assigned],
                 worker.network.workers,
                 self._bucket_bytes,
-                sparse_totals and not any(a.method.sync_schedule.local_steps for a in assigned),
+                all(_sums_sparse(a.method, sparse_totals) for a in assigned),
             )
 
         options = self._max_skipped, self.warm_up, self.training
@@ -191,6 +193,11 @@ class ExchangeBuilder:
                 **(described or {}),
             }
         )
+
+
+def _sums_sparse(method: Method, sparse_totals: Callable[[Method], bool] | None) -> bool:
+    local = method.sync_schedule.local_steps
+    return sparse_totals is not None and not local and sparse_totals(method)
 
 
 def _needs_variables(name: str) -> Any:
