@@ -43,6 +43,7 @@ class Course:
         steps: Steps of the evaluations.
         metric: Means over the seeds at these steps.
         seeds: Number of seeds.
+        dense: Final metric of the dense baseline.
         sign: 1 where a larger metric is better, else -1.
     """
 
@@ -52,12 +53,13 @@ class Course:
     steps: list[float]
     metric: list[float]
     seeds: int
+    dense: float
     sign: int = 1
 
     @property
     def goals(self) -> list[float]:
-        """The metrics that others must reach if this is the baseline."""
-        return [share**self.sign * self.metric[-1] for share in SHARES]
+        """The metrics to reach."""
+        return [share**self.sign * self.dense for share in SHARES]
 
     def minutes_to(self, metric: float) -> float | None:
         """Returns the time at which the metric is first reached; `None` if it never is."""
@@ -79,6 +81,8 @@ def courses(
 ) -> list[Course]:
     """Returns the curves of all methods that were trained and measured, network by network.
 
+    The goals need the rows of the dense baseline, but no step time of it.
+
     Args:
         setup: One of `setups`.
         folder: Folder of the rows.
@@ -90,20 +94,27 @@ def courses(
     """
     for report in reports:
         _check(report, setup)
-    full = [run for run in runs_of(setups, folder) if run.setup is setup and not run.grid]
+    rows: dict[str, list[dict[str, Any]]] = {arm.method: [] for arm in setup.arms}
+    for run in runs_of(setups, folder):
+        row = None if run.grid or run.setup is not setup else row_of(run, folder)
+        if row and "metric" in row:
+            rows[run.arm.method].append(row)
+    baseline = rows[setup.arms[0].method]
+    if not baseline:
+        return []
+    dense = float(np.mean([row["curve"]["metric"][-1] for row in baseline]))
     found = []
     for report in sorted(reports, key=lambda r: (r["workers"], _bits_per_second(r))):
         rate = report["rate"].replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
         network = f"{rate}, {report['workers']} workers"
-        for arm in setup.arms:
-            kept = [row_of(run, folder) for run in full if run.arm is arm]
-            curves = [row["curve"] for row in kept if row and "metric" in row]
+        for algorithm, own in rows.items():
             for method, timed in report["methods"].items():
-                if _algorithm(method) != arm.method or not curves or "step_ms" not in timed:
+                if _algorithm(method) != algorithm or not own or "step_ms" not in timed:
                     continue
-                metric = np.mean([curve["metric"] for curve in curves], axis=0).tolist()
-                steps, ms = curves[0]["steps"], timed["step_ms_mean"]
-                found.append(Course(network, method, ms, steps, metric, len(curves), setup.sign))
+                metric = np.mean([row["curve"]["metric"] for row in own], axis=0).tolist()
+                steps, ms = own[0]["curve"]["steps"], timed["step_ms_mean"]
+                course = Course(network, method, ms, steps, metric, len(own), dense, setup.sign)
+                found.append(course)
     return found
 
 
@@ -148,7 +159,7 @@ def _check(report: dict[str, Any], setup: Setup) -> None:
 
 
 def table(found: Sequence[Course]) -> str:
-    """Returns a table in Markdown: minutes until methods are nearly as good as the first one."""
+    """Returns a table in Markdown: minutes until methods are nearly as good as dense training."""
     heads = [f"minutes to {100 * share:g} % of dense" for share in SHARES]
     if found[0].sign < 0:
         heads = [f"minutes to a perplexity of {goal:.2f}" for goal in found[0].goals]
@@ -218,7 +229,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if not found:
-        print("no method of these rows is in these reports", file=sys.stderr)
+        print(
+            "no method of these rows is in these reports, or there is no finished row of "
+            f"{setup.arms[0].method}",
+            file=sys.stderr,
+        )
         return 1
     print(table(found))
     if args.plot:

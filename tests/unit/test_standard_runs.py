@@ -297,6 +297,11 @@ def test_minutes_to_an_accuracy(tmp_path):
     assert lines[3].endswith("| 2 | 500 | - | - |") and "| 1.4 | 1.5 |" in lines[2]
     time_to_accuracy.plot(found, tmp_path / "minutes.png")
     assert (tmp_path / "minutes.png").stat().st_size > 5000
+    # The goal is dense training's also in reports without its step time.
+    del report["methods"]["Dense()"]
+    (alone,) = time_to_accuracy.courses(DIGITS, tmp_path, [report], setups)
+    assert alone.goals == dense.goals
+    assert time_to_accuracy.table([alone]).splitlines()[2:] == lines[3:]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +345,8 @@ def test_pytorch_minutes(tmp_path):
 def test_minutes_to_a_perplexity(tmp_path):
     """Smaller is better: 98 % of dense is its perplexity divided by 0.98."""
     steps = [100.0, 200.0, 300.0]
-    dense = time_to_accuracy.Course("1 Gbit/s", "Dense()", 600.0, steps, [9.0, 6.0, 4.9], 1, -1)
+    metric = [9.0, 6.0, 4.9]
+    dense = time_to_accuracy.Course("1 Gbit/s", "Dense()", 600.0, steps, metric, 1, 4.9, -1)
     assert dense.goals == pytest.approx([5.0, 4.9 / 0.995])
     assert dense.minutes_to(6.0) == 2.0 and dense.minutes_to(7.5) == 1.5
     assert dense.minutes_to(4.8) is None
