@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 
 from benchmarks.accuracy.standard_runs import SETUPS, Setup, row_of, runs_of
 from benchmarks.methods.time_to_loss import steps_to
+from benchmarks.scale.traffic import bits_per_second
 
 # The methods of `benchmarks/peers/pytorch_ddp.py`, as arms of the standard runs.
 PYTORCH = {"dense": "Dense()", "fp16": "HalfPrecision()", "powersgd": "PowerSGD(rank=4)"}
@@ -104,7 +104,7 @@ def courses(
         return []
     dense = float(np.mean([row["curve"]["metric"][-1] for row in baseline]))
     found = []
-    for report in sorted(reports, key=lambda r: (r["workers"], _bits_per_second(r))):
+    for report in sorted(reports, key=lambda r: (r["workers"], bits_per_second(r["rate"]))):
         rate = report["rate"].replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
         network = f"{rate}, {report['workers']} workers"
         for algorithm, own in rows.items():
@@ -121,13 +121,6 @@ def courses(
 def _algorithm(method: str) -> str:
     """Returns the method of the standard runs with the same algorithm as a method of a report."""
     return PYTORCH.get(method.removeprefix("PyTorch "), method)
-
-
-def _bits_per_second(report: dict[str, Any]) -> float:
-    if report["rate"] == "none":
-        return math.inf
-    number, unit = report["rate"][:-4], report["rate"][-4:]
-    return float(number) * {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}[unit]
 
 
 def flat(report: dict[str, Any]) -> dict[str, Any]:
