@@ -28,15 +28,17 @@ if __name__ == "__main__" and not __package__:
 
 from benchmarks import arguments, netlab
 from benchmarks.accuracy.report import Report, summaries
+from benchmarks.accuracy.standard_runs import seeds_of
 from benchmarks.papers.declared import TABLES, Row, Table
 
 Cells = list[list[str]]
+Found = tuple[list[str], Cells, bool]
 
 
-# --------------------------------------------------------- each kind: rows -> heads, cells, exit
+# ------------------------------------- each kind: rows -> heads, cells, whether a row has failed
 
 
-def _convergence(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str], Cells]:
+def _convergence(table: Table, args: argparse.Namespace, path: Path) -> Found:
     """Calls `benchmarks/convergence.py`; further flags replace the table's."""
     from benchmarks import convergence
 
@@ -48,7 +50,7 @@ def _convergence(table: Table, args: argparse.Namespace, path: Path) -> tuple[li
     return _accuracies(table, json.loads(path.read_text(encoding="utf-8"))["rows"])
 
 
-def _digits(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str], Cells]:
+def _digits(table: Table, args: argparse.Namespace, path: Path) -> Found:
     from benchmarks.papers import digits
 
     kept = Report(_settings(table, args), path)
@@ -56,31 +58,34 @@ def _digits(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[st
     return _accuracies(table, kept.rows)
 
 
-def _accuracies(table: Table, rows: Sequence[dict[str, Any]]) -> tuple[list[str], Cells]:
-    found, cells = {s["method"]: s for s in summaries(rows)}, []
+def _accuracies(table: Table, rows: Sequence[dict[str, Any]]) -> Found:
+    found, cells, failed = {s["method"]: s for s in summaries(rows)}, [], False
     for row in table.rows:
         own = found.get(row.key, {"error": "not measured"})
+        failed |= "error" in own
         if "metric" not in own:
             cells.append([row.what, own["error"], *["-"] * 4])
             continue
+        diverged = sum(r["method"] == row.key and "error" in r for r in rows)
         spread = f" ± {own['spread']:.2f}" if "spread" in own else ""
         # processes count the bytes that they send
         bits = f"{own['bits']:.4f}" if "bits" in own else "-"
         numbers = [f"{own['metric']:.2f}{spread}", f"{own['loss']:.4f}", bits]
-        cells.append([row.what, *numbers, str(own["seeds"]), row.paper])
-    return ["", "accuracy", "loss", "bits", "seeds", "paper"], cells
+        cells.append([row.what, *numbers, seeds_of(own["seeds"], diverged), row.paper])
+    return ["", "accuracy", "loss", "bits", "seeds", "paper"], cells, failed
 
 
-def _time(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str], Cells]:
+def _time(table: Table, args: argparse.Namespace, path: Path) -> Found:
     from benchmarks.papers import step_times
     from benchmarks.scale import traffic
 
     kept = Report(_settings(table, args), path)
     step_times.run(table.rows, args, kept)
-    cells = []
+    cells, failed = [], False
     for row in table.rows:
         own = step_times.summary(row, kept, table.rows[0].key)
         if "error" in own:
+            failed = True
             cells.append([row.what, own["error"], *["-"] * 5])
             continue
         sent = own["bytes_per_step"]
@@ -89,10 +94,11 @@ def _time(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str]
         texts = [f"{n:.{d}f}" for n, d in zip(numbers, (1, 2, 1, 1), strict=True)]
         cells.append([row.what, *texts, f"{sent / 1e6:.3f}", row.paper])
     first = table.rows[0].what
-    return ["", "median ms", f"x {first}", "cpu ms", "link ms", "counted MB", "paper"], cells
+    heads = ["", "median ms", f"x {first}", "cpu ms", "link ms", "counted MB", "paper"]
+    return heads, cells, failed
 
 
-def _dispatch(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str], Cells]:
+def _dispatch(table: Table, args: argparse.Namespace, path: Path) -> Found:
     from benchmarks.papers import counted
 
     models = {name: counted.specs_of(name) for name in counted.MODELS}
@@ -105,10 +111,10 @@ def _dispatch(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[
         row = what[found["method"]]
         parts = [f"{found['layers'][p]} ({found['shares'][p]:.1%})" for p in counted.PARTS]
         cells.append([f"{found['model']}, limits in {row.what}", *parts, row.paper])
-    return ["", *(f"{p}: layers (weights)" for p in counted.PARTS), "limits"], cells
+    return ["", *(f"{p}: layers (weights)" for p in counted.PARTS), "limits"], cells, False
 
 
-def _bytes(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str], Cells]:
+def _bytes(table: Table, args: argparse.Namespace, path: Path) -> Found:
     from benchmarks.papers import counted
 
     rows = counted.counted(table.rows, counted.specs_of("ResNet50"))
@@ -118,7 +124,7 @@ def _bytes(table: Table, args: argparse.Namespace, path: Path) -> tuple[list[str
          f"x{found['formula']:.0f}", row.paper]
         for row, found in zip(table.rows, rows, strict=True)
     ]  # fmt: skip
-    return ["", "bytes an exchange", "counted", "formula", "paper"], cells
+    return ["", "bytes an exchange", "counted", "formula", "paper"], cells, False
 
 
 def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -130,7 +136,7 @@ def _settings(table: Table, args: argparse.Namespace) -> dict[str, Any]:
     return {n: getattr(args, n) for n in table.settings if n not in ("seeds", "rounds")}
 
 
-KINDS: dict[str, Callable[[Table, argparse.Namespace, Path], tuple[list[str], Cells]]] = {
+KINDS: dict[str, Callable[[Table, argparse.Namespace, Path], Found]] = {
     "convergence": _convergence,
     "digits": _digits,
     "time": _time,
@@ -199,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = args.json or Path(folder) / "rows.json"
         try:
-            heads, cells = KINDS[table.kind](table, args, path)
+            heads, cells, failed = KINDS[table.kind](table, args, path)
         except (ValueError, netlab.NetworkError) as error:
             print(f"paper_tables.py: {error}", file=sys.stderr)
             return 2
@@ -208,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
     print(f"\n{table.title}\n\n{markdown(heads, cells)}")
     print(f"\nThe paper: {table.paper}\nNot comparable: {table.not_comparable}")
-    return int(any(len(line) > 2 and line[2] == "-" for line in cells))
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,18 @@ def test_convergence_table(tmp_path, capsys):
     assert "steps 3 and not 4" in out.err and "|" not in out.out
 
 
+def test_failed_seed_is_reported(tmp_path, capsys, monkeypatch):
+    """A mean over the other seeds alone would pass for the whole result."""
+    path = tmp_path / "rows.json"
+    done = {"metric": 90.0, "loss": 0.5, "bits": 32.0}
+    rows = [{"method": "Dense()", "seed": seed, **done} for seed in range(2)]
+    rows += [{"method": "Dense()", "seed": 2, "error": "the loss is not finite"}]
+    path.write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr("benchmarks.convergence.main", lambda argv: 1)
+    assert paper_tables.main(["acpsgd", "--rows", "1", "--json", str(path)]) == 1
+    assert "| dense | 90.00 ± 0.00 | 0.5000 | 32.0000 | 2, 1 diverged |" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------------------- times of steps
 
 
@@ -212,7 +224,7 @@ def test_times_are_compared_round_by_round(tmp_path, monkeypatch):
     assert found["ratio"] == pytest.approx(3.0) and found["step_ms"] == pytest.approx(60.0)
     table = Table("", "time", (first, row), "", "", {"rate": "1mbit"})
     monkeypatch.setattr(step_times, "run", lambda *_: None)
-    heads, cells = paper_tables._time(table, argparse.Namespace(rate="1mbit"), path)
+    heads, cells, _ = paper_tables._time(table, argparse.Namespace(rate="1mbit"), path)
     # Eight bytes are 64 bits, which take 0.064 ms at 1 Mbit/s.
     expected = {"median ms": "60.0", "x first": "3.00", "link ms": "0.1", "cpu ms": "1.0"}
     assert expected.items() <= dict(zip(heads, cells[1], strict=True)).items()
