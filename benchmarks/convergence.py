@@ -43,6 +43,10 @@ def train(args: argparse.Namespace, settings: Settings, found: Data, kept: repor
         print(f"{len(wanted) - len(missing)} rows are in {kept.path} already", flush=True)
     if not missing:
         return
+    if kept.saved is not None and kept.saved.exists():
+        # First, because the state of another row would replace its state.
+        begun = report.state_of(kept.saved)["name"]
+        missing.sort(key=lambda wanted: _name(*wanted) != begun)
     progress = Progress(len(missing), settings.steps)
     for method, seed in missing:
         row = {
@@ -57,10 +61,14 @@ def train(args: argparse.Namespace, settings: Settings, found: Data, kept: repor
                 results = _loopback(args, settings, found, row, kept, progress)
         except (RuntimeError, ValueError) as error:
             results = {"error": str(error)}
-            print(f"[{progress.row}/{progress.rows}] {method}, seed {seed}: {error}", flush=True)
+            print(f"[{progress.row}/{progress.rows}] {_name(method, seed)}: {error}", flush=True)
         kept.add({**row, **results})
         if kept.saved is not None:
             kept.saved.unlink(missing_ok=True)
+
+
+def _name(method: str, seed: int) -> str:
+    return f"{method}, seed {seed}"
 
 
 def _loopback(args, settings, found, row, kept, progress) -> dict[str, Any]:
@@ -72,7 +80,7 @@ def _loopback(args, settings, found, row, kept, progress) -> dict[str, Any]:
     keras.backend.clear_session()
     method, seed = row["method"], row["seed"]
     training = local_training.make(settings, found, exchanged(method), seed)
-    name = f"{method}, seed {seed}"
+    name = _name(method, seed)
     if kept.saved is not None and kept.saved.exists() and training.restore(kept.saved, name):
         begun = kept.row(method, seed) or row  # a state saved without its commits
         training.commits = training.commits or [begun["commit"]]
@@ -92,7 +100,7 @@ def _loopback(args, settings, found, row, kept, progress) -> dict[str, Any]:
 def _real(args, settings, method, seed, progress) -> dict[str, Any]:
     from benchmarks.accuracy import worker
 
-    progress.begin(f"{method}, seed {seed}", 0)
+    progress.begin(_name(method, seed), 0)
     print(f"[{progress.row}/{progress.rows}] {progress.name}", flush=True)
     return worker.run(settings, method, seed, args.data_dir)
 

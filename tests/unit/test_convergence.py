@@ -345,6 +345,18 @@ def test_row_names_all_commits_that_trained_it(tmp_path, monkeypatch, old):
     assert row["commit"] == "first, third"  # the second one kept no state
 
 
+def test_interrupted_row_is_resumed_before_others_are_trained(tmp_path, monkeypatch, capsys):
+    """There is one state: another row, also one that fails again, would remove it."""
+    flags = ["--workers", "2", "--steps", "4", "--evaluations", "2", "--json"]
+    flags += [str(tmp_path / "rows.json"), "--methods", "SBC(steps=4)", "Dense()"]
+    undo = killed_at(monkeypatch, 3)
+    assert convergence.main(flags) == convergence.INTERRUPTED
+    undo()
+    capsys.readouterr()
+    assert convergence.main(flags) == 1
+    assert "Dense(), seed 0: resumes at step 2" in capsys.readouterr().out
+
+
 def test_learning_rate_warm_up_and_weight_decay():
     flags = ("--steps", "40", "--learning_rate", "0.1", "--schedule", "warm_cosine")
     found = settings(*flags, "--weight_decay", "0.01")
