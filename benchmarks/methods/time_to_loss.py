@@ -64,6 +64,7 @@ def rows(
                 continue
             reached = [n for n in needed if n is not None]
             steps = sum(reached) / len(reached) if len(reached) == len(needed) else None
+            at_first = any(r["curve"]["metric"][0] <= perplexity for r in own if "curve" in r)
             mean = timed["step_ms_mean"]
             found.append({
                 "network": f"{report['rate']}, {report.get('latency_ms', 0.0):g} ms, "
@@ -71,13 +72,17 @@ def rows(
                 "name": f"{contender.name} {contender.setting}".strip(),
                 "step_ms": mean,
                 "steps": steps,
+                "at_first": at_first,
                 "seconds": None if steps is None else steps * mean / 1e3,
             })  # fmt: skip
     return found
 
 
 def table(found: Sequence[dict[str, Any]], perplexity: float) -> str:
-    """Returns a Markdown table by method and network: seconds, and ms per step in brackets."""
+    """Returns a Markdown table by method and network: seconds, and ms per step in brackets.
+
+    "<=" marks upper bounds: a seed had reached the perplexity at its first evaluation.
+    """
     networks = list(dict.fromkeys(r["network"] for r in found))
     lines = [
         f"| method | steps to {perplexity:g} | {' | '.join(networks)} |",
@@ -91,7 +96,8 @@ def table(found: Sequence[dict[str, Any]], perplexity: float) -> str:
         for r in own:
             seconds = "" if r is None else "-" if r["seconds"] is None else f"{r['seconds']:.0f}"
             cells.append("" if r is None else f"{seconds} ({r['step_ms']:.0f})")
-        needed = "-" if steps is None else f"{steps:.0f}"
+        bound = "<= " if any(r["at_first"] for r in own if r is not None) else ""
+        needed = "-" if steps is None else f"{bound}{steps:.0f}"
         lines.append(f"| {name} | {needed} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -126,6 +126,8 @@ def test_seconds_to_a_perplexity(tmp_path, capsys):
     head, _, *found = capsys.readouterr().out.splitlines()
     assert head.endswith("| 10mbit, 50 ms, 2 workers | 10mbit, 50 ms, 4 workers |")
     assert found == ["| Dense | 750 | 30 (40) | 75 (100) |"]
+    assert time_to_loss.main([*flags, "9"]) == 0  # reached at some step up to the first evaluation
+    assert "| Dense | <= 500 | 20 (40) | 50 (100) |" in capsys.readouterr().out
     assert time_to_loss.main([*flags, "5"]) == 0
     assert "| Dense | - | - (40) | - (100) |" in capsys.readouterr().out
     rows[1] = {"method": "Dense()", "seed": 1, "error": "the loss is not finite"}
