@@ -47,10 +47,9 @@ CROSSOVERS = (
 )
 
 
-def check(report: dict[str, Any], rate: str) -> list[dict[str, Any]]:
+def check(report: dict[str, Any]) -> list[dict[str, Any]]:
     """Compares measured steps with predictions for workers that share the cores of one machine."""
-    model = prediction.model_of(report, "limited")
-    rows = []
+    model, rate, rows = prediction.model_of(report, "limited"), report["rate"], []
     for measured in report["measured"]:
         workers, threads = measured["workers"], measured["threads"]
         cluster = prediction.Cluster(
@@ -173,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\n{error}", file=sys.stderr)
             return 1
         _write(report, args.json)  # saves minutes of measurements before anything can fail
-        report["check"] = check(report, args.rate)
+    report["check"] = check(report)
     cluster = prediction.Cluster(
         2,
         bytes_per_second(bits_per_second(args.rate)),

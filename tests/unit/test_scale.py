@@ -232,7 +232,7 @@ def test_message_costs_are_subtracted_from_computation():
 
 
 def test_check():
-    rows = scale.check(report(), "100mbit")
+    rows = scale.check(report())
     none = next(row for row in rows if row["method"] == "NoExchange")
     assert none == {
         "workers": 8,
@@ -258,14 +258,14 @@ def test_check():
 
 def test_predictions_and_plots_from_a_file(tmp_path, capsys):
     source, target = tmp_path / "in.json", tmp_path / "out.json"
-    full = report()
-    full["check"] = scale.check(full, "100mbit")
-    source.write_text(json.dumps(full))
+    source.write_text(json.dumps(report()))  # as written before the predictions
     plots = [tmp_path / "steps.png", tmp_path / "map.png"]
     flags = ["--calibration", source, "--rate", "1gbit", "--json", target]
     flags += ["--plot", plots[0], "--map", plots[1]]
     assert scale.main([str(flag) for flag in flags]) == 0
-    predicted = json.loads(target.read_text())["predicted"]
+    written = json.loads(target.read_text())
+    predicted = written["predicted"]
+    assert written["check"] == scale.check(report())
     assert predicted["workers"][0] == 2 and predicted["workers"][-1] == 4096
     assert predicted["rate"] == "1gbit"
     gathered = predicted["step_s"]["RedSync"]
@@ -363,7 +363,7 @@ def test_two_workers_are_measured(monkeypatch):
             p["own"] + p["shared"] / 2 for b in methods[name]["buckets"] for p in b["steps"][0]
         )
         assert row["bytes_per_step"] == pytest.approx(sent, rel=1e-3)
-    assert {row["method"] for row in scale.check(found, "none")} == set(methods)
+    assert {row["method"] for row in scale.check(found)} == set(methods)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
