@@ -144,11 +144,11 @@ def test_schedule_free_points_are_not_momentum():
     layer = keras.layers.Dense(4)
     layer.build((8, 6))
     found = {}
-    for make in (keras.optimizers.ScheduleFreeAdamW, keras.optimizers.Adamax):
+    for make in (keras.optimizers.ScheduleFreeAdamW, keras.optimizers.Adamax, rs.AMSGrad):
         inner = make()
         inner.build(layer.trainable_variables)
         found[make] = list(slots.momentum_slots(inner))
-    assert [len(slots) for slots in found.values()] == [0, 2]
+    assert [len(slots) for slots in found.values()] == [0, 2, 2]
 
 
 @pytest.mark.filterwarnings(ONE_WORKER)

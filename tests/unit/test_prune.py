@@ -55,6 +55,7 @@ OPTIMIZERS = {
     "adafactor": lambda: keras.optimizers.Adafactor(0.1),
     "lion": lambda: keras.optimizers.Lion(0.1),
     "muon": lambda: keras.optimizers.Muon(0.1),
+    "amsgrad": lambda: rs.AMSGrad(0.1),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)),
     "pushing": lambda: Pushing(0.1),
     "tf_keras adam": lambda: tf_keras.optimizers.Adam(0.1, weight_decay=0.01),
@@ -64,7 +65,8 @@ OPTIMIZERS = {
 }
 # The number of slots of each variable that have its shape and stay 0 where its weights are 0.
 SLOTS = {"sgd": 1, "adam": 3, "adam_ema": 3, "rmsprop": 3, "ftrl": 2, "lion": 1, "scaled": 2,
-         "tf_keras adam": 2, "tf_keras sgd": 2, "legacy adam": 2, "legacy sgd": 1}  # fmt: skip
+         "amsgrad": 3, "tf_keras adam": 2, "tf_keras sgd": 2, "legacy adam": 2,
+         "legacy sgd": 1}  # fmt: skip
 
 
 def build_optimizer(optimizer, method=METHOD):

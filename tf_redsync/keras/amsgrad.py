@@ -63,18 +63,21 @@ class AMSGrad(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self.moments = [
-            tuple(
+        slots = [
+            [
                 self.add_variable_from_reference(reference_variable=v, name=name)
                 for name in ("momentum", "velocity", "velocity_max")
-            )
+            ]
             for v in variables
         ]
+        # A list for each kind, as in Keras's optimizers, where `slots.py` finds them.
+        self._momentums, self._velocities, self._largest = map(list, zip(*slots, strict=True))
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one variable by the rule in the class docstring."""
         rate, g = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
-        m, v, largest = self.moments[self._get_variable_index(variable)]
+        index = self._get_variable_index(variable)
+        m, v, largest = self._momentums[index], self._velocities[index], self._largest[index]
         self.assign(m, self.beta_1 * m + (1.0 - self.beta_1) * g)
         self.assign(v, self.beta_2 * v + (1.0 - self.beta_2) * ops.square(g))
         self.assign(largest, ops.maximum(largest, v))
