@@ -242,6 +242,20 @@ def test_float64_model(mirrored):
         )
 
 
+def test_float8_layers(mirrored):
+    """Keras sets their scales to each replica's own values, without a sum over the replicas."""
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.layers.Input((16,)), keras.layers.Dense(16)])
+        model.layers[0].quantize("float8")
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
+        assert_raises(
+            ValueError,
+            lambda: optimizer.build(model.trainable_variables),
+            "float8",
+            "inputs_scale",
+        )
+
+
 @pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]])
 @pytest.mark.parametrize("family", ["keras", "tf_keras", "legacy"])
 def test_unsupported_strategy(family, devices):

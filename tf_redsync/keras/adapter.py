@@ -151,6 +151,7 @@ class Adapter:
         """Build the exchange of `variables` if it is not built; see `ExchangeBuilder.build`."""
         if not isinstance(self.exchange, ExchangeBuilder):
             return
+        conflicts.check_overwritten(variables, tf.distribute.get_strategy())
         tensors = [slots.tf_variable(v) for v in variables]
         described = consistency.describe(self._inner, self._saving)
         described |= {"check_every": self._check_every, "on_drift": self._on_drift}

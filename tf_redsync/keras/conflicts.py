@@ -6,6 +6,7 @@ The checks read the optimizer's config, which has the same form in all three fam
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from tf_redsync.auto import Auto
@@ -166,6 +167,24 @@ def check_accumulation(inner: Any, exchange: Any) -> None:
         f"{type(exchange.network).__name__}. Start one process per device under "
         "MultiWorkerMirroredStrategy, or use a larger batch."
     )
+
+
+def check_overwritten(variables: Sequence[Any], strategy: Any) -> None:
+    """Check that all variables are updated by sums over the workers.
+
+    Keras 3 overwrites the scales of float8 layers with their gradients, and does not sum them.
+
+    Raises:
+        ValueError: several replicas would train a float8 layer.
+    """
+    names = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
+    if names and strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            "float8 layers cannot be trained on several workers: Keras overwrites their scales "
+            "with those of each worker's own batch, so the models would differ. Received: "
+            f"{len(names)} such variables, the first is {names[0]!r}. Train without "
+            "`quantize('float8')`, for example with the dtype policy 'mixed_bfloat16'."
+        )
 
 
 def check_single(optimizer: Any) -> None:
