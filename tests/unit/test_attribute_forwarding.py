@@ -157,6 +157,16 @@ def test_schedule_before_the_first_step():
     np.testing.assert_allclose(run_steps(optimizer, gradients=(1.0, 1.0), steps=3), [-1.0, -1.0])
 
 
+@pytest.mark.parametrize("family", ["keras", "legacy"])
+def test_number_after_steps_of_a_schedule(family):
+    """As `ReduceLROnPlateau` sets it."""
+    library = keras if family == "keras" else tf_keras
+    optimizer = wrap(FAMILIES[family].SGD(library.optimizers.schedules.CosineDecay(0.1, 9)))
+    run_steps(optimizer)
+    with pytest.raises(ValueError, match="schedule.*Received: learning_rate=0.25.*a number"):
+        optimizer.learning_rate = 0.25
+
+
 def test_attribute_that_conflicts_with_the_method_is_rejected_and_restored():
     optimizer = wrap(keras.optimizers.SGD(0.1), rs.RedSync(momentum=0.9))
     with pytest.raises(ValueError, match="both sides"):

@@ -130,12 +130,19 @@ class AttributeForwarding:
         Raises:
             ValueError: after `build`.
         """
-        if self.exchange.built:
+        if not self.exchange.built:
+            return
+        if name == "learning_rate" and not callable(value):
             raise ValueError(
-                f"`{name}` cannot be set after the optimizer is built: traced steps have its value "
-                f"as a constant. Received: {name}={value!r}. Set it before the first step, or "
-                "compile the model with a new optimizer."
+                "`learning_rate` cannot be set: the optimizer has a schedule, which sets it in "
+                f"every step. Received: learning_rate={value!r}. Create the optimizer with a "
+                "number to set the rate later, also by ReduceLROnPlateau."
             )
+        raise ValueError(
+            f"`{name}` cannot be set after the optimizer is built: traced steps have its value as "
+            f"a constant. Received: {name}={value!r}. Set it before the first step, or compile "
+            "the model with a new optimizer."
+        )
 
     def refuse(self, name: str, value: Any) -> None:
         """Reject a value that is never supported.
