@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import zipfile
 from collections.abc import Mapping
@@ -27,7 +28,8 @@ def read_worker_state(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     worker, and pass the parts to `optimizer.exchange.restore_worker_states`.
 
     Args:
-        path: A `.keras` or `.weights.h5` file, or the prefix of a `tf.train.Checkpoint`.
+        path: A `.keras`, `.weights.h5` or sharded `.weights.json` file, or the prefix of a
+            `tf.train.Checkpoint`.
 
     Raises:
         ValueError: the file has no such part, or several.
@@ -43,6 +45,8 @@ def read_worker_state(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             states = _in_h5(io.BytesIO(archive.read(_H5_IN_ARCHIVE)))
     elif name.endswith(".h5"):
         states = _in_h5(name)
+    elif name.endswith(".weights.json"):
+        states = _in_shards(name)
     else:
         reader = tf.train.load_checkpoint(name)
         keys = [k for k in reader.get_variable_to_shape_map() if k.endswith(_CHECKPOINT_SUFFIX)]
@@ -66,3 +70,19 @@ def _in_h5(file: Any) -> list[dict[str, np.ndarray]]:
     with h5py.File(file, "r") as opened:
         opened.visititems(visit)
         return [exchange_state.snapshot_in(group) for group in groups if len(group)]
+
+
+def _in_shards(path: str) -> list[dict[str, np.ndarray]]:
+    """Return the parts in the shards that a `.weights.json` file of Keras lists, by group."""
+    with open(path, encoding="utf-8") as file:
+        shards = json.load(file)["weight_map"]
+    states = []
+    for group in (g for g in shards if g.endswith(_GROUP)):
+        state: dict[str, np.ndarray] = {}
+        files = shards[group]
+        for name in [files] if isinstance(files, str) else files:
+            with h5py.File(os.path.join(os.path.dirname(path), name), "r") as opened:
+                if group in opened:  # absent from a shard that was full when the group began
+                    state |= exchange_state.snapshot_in(opened[group])
+        states.append(state)
+    return states

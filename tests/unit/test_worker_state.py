@@ -349,14 +349,22 @@ def residual(model):
 
 
 def test_parts_are_read_from_files(mirrored, tmp_path):
-    model = network(mirrored(2))
+    strategy = mirrored(2)
+    model = network(strategy)
     model.save(tmp_path / "a.keras")
     model.save_weights(tmp_path / "a.weights.h5")
+    model.save_weights(tmp_path / "a.weights.json", max_shard_size=5e-6)  # GB
+    assert len(list(tmp_path.glob("a_*.weights.h5"))) > 1
     prefix = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
-    for path in (tmp_path / "a.keras", tmp_path / "a.weights.h5", prefix):
+    for path in (*(tmp_path / f"a.{s}" for s in ("keras", "weights.h5", "weights.json")), prefix):
         assert_equal_parts(
             rs.read_worker_state(path), model.optimizer.exchange.worker_state(), passing=()
         )
+    again = network(strategy)
+    for copy in strategy.experimental_local_results(first_residual(again.optimizer.exchange)):
+        copy.assign(tf.zeros(copy.shape))
+    again.load_weights(tmp_path / "a.weights.json")
+    np.testing.assert_array_equal(residual(again), residual(model))
     model.compile("sgd", "mse")
     model.save(tmp_path / "b.keras")
     with pytest.raises(ValueError, match=r"`path` must be a file with the state.*b\.keras' with 0"):
