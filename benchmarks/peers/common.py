@@ -171,7 +171,6 @@ def measured(session: Session, args: argparse.Namespace, where: Cluster) -> dict
     session.barrier()  # the others may not have received this worker's last bytes yet
     after = sent_bytes(where.interface)
     sent = None if before is None or after is None else (after - before) / args.steps
-    probes = batches(workload, 1, PROBES, args.seed)[0][0]
     return {
         "params": session.params,
         "batch": size,
@@ -180,10 +179,16 @@ def measured(session: Session, args: argparse.Namespace, where: Cluster) -> dict
         "cpu_ms_per_step": 1e3 * processor / args.steps,
         "bytes_per_step": None,  # these libraries do not count them
         "wire_bytes_per_step": sent,
-        "logits": np.asarray(session.logits(probes), np.float64).tolist(),
+        "logits": probed(session.logits, args),
         "versions": session.versions,
         "settings": session.settings,
     }
+
+
+def probed(logits: Callable[[np.ndarray], np.ndarray], args: argparse.Namespace) -> Any:
+    """Returns the logits of a few examples as lists, equal for equal weights."""
+    examples = batches(WORKLOADS[args.model], 1, PROBES, args.seed)[0][0]
+    return np.asarray(logits(examples), np.float64).tolist()
 
 
 def arguments(methods: Sequence[str], argv: Sequence[str] | None = None) -> argparse.Namespace:

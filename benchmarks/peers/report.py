@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.step import step_report
 
 COLUMNS = ("median ms", "min ms", "cpu ms", "x none", "wire MB")
-# Methods that are plain SGD: weights are equal in all libraries, up to rounding.
-EXACT = ("none", "dense")
+# Plain SGD, by its names in the libraries: weights are equal in all of them, up to rounding.
+EXACT = {"none": ("none",), "dense": ("dense", "Dense()")}
 # Relative to the largest logit. Workers add the same numbers; libraries round differently, which
 # gives 1e-5 with `mlp` and 1e-2 with `vgg`. Half the gradient gives a quarter with `mlp`.
 SAME_WORKERS, SAME_LIBRARIES = 1e-4, 0.05
@@ -52,14 +52,15 @@ def differences(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns a sentence for each library whose exact method ends with other weights.
 
     All start from the same weights and read the same data, so `none` and `dense` are the same
-    computation everywhere. tf_redsync's own worker writes no logits and is skipped.
+    computation everywhere.
     """
     found = []
-    for method in EXACT:
+    for method, names in EXACT.items():
         runs = {
-            name: peer["methods"][method]["logits"]
+            name: row["logits"]
             for name, peer in peers.items()
-            if peer.get("methods", {}).get(method, {}).get("logits") is not None
+            for own_name, row in peer.get("methods", {}).items()
+            if own_name in names and row.get("logits") is not None
         }
         for name, logits in list(runs.items())[1:]:
             first = next(iter(runs))

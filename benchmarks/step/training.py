@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.models import DATA_BATCHES, WORKLOADS, Workload, batches
+from benchmarks.peers import common
 from benchmarks.step import step_methods
 
 
@@ -83,6 +84,8 @@ def prepare(args: argparse.Namespace) -> Training:
     keras.utils.set_random_seed(args.seed)
     with strategy.scope():
         model = workload.build()
+        if args.model in common.MODELS:  # as in other libraries
+            common.start(model, args.seed)
         optimizer = step_methods.optimizer_for(
             args.method, args.density, args.bucket_bytes, workload.inner
         )
@@ -92,16 +95,22 @@ def prepare(args: argparse.Namespace) -> Training:
     arrays = batches(workload, DATA_BATCHES, batch_size, args.seed + 1 + worker_index())
     data = [tuple(map(tf.constant, pair)) for pair in arrays]
     traced: dict[str, float] = {}
-    step = make_step(strategy, model, optimizer, traced)
+    alone = args.method in ("none", "none_momentum")
+    step = make_step(strategy, model, optimizer, traced, 1 if alone else None)
     return Training(model, optimizer, step, data, make_barrier(strategy), batch_size, traced)
 
 
 def make_step(
-    strategy: Any, model: Any, optimizer: Any, traced: dict[str, float]
+    strategy: Any,
+    model: Any,
+    optimizer: Any,
+    traced: dict[str, float],
+    summed: int | None = None,
 ) -> Callable[..., Any]:
     """Returns the training step as one graph: forward, backward, exchange, update.
 
     Tracing it sets `traced["dense_bytes"]`, the bytes that plain MWMS sends for these gradients.
+    The exchange sums over `summed` replicas; `None` for all.
     """
     import keras
     import tensorflow as tf
@@ -114,7 +123,7 @@ def make_step(
             losses = loss_of(labels, model(inputs, training=True), from_logits=True)
             # The exchange sums over the replicas. Keras's loss objects divide by their number in
             # newer versions only; this function never does.
-            loss = tf.reduce_mean(losses) / replicas
+            loss = tf.reduce_mean(losses) / (summed or replicas)
         variables = model.trainable_variables
         grads = tape.gradient(loss, variables)
         traced["dense_bytes"] = dense_bytes(grads, replicas)
