@@ -15,10 +15,12 @@ from tf_redsync.auto.bit_budget import allocate
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.expressions import evaluate
+from tf_redsync.network.collectives import PublicCollectives
 
 SHAPES = ((40, 30), (30,), (50, 20), (20, 10))
 SPECS = tuple(TensorSpec(f"layer_{i}/kernel", s, position=i) for i, s in enumerate(SHAPES))
 STEPS = 3
+METHOD = rs.CodedTopK(density=0.03, dense_below=0)
 
 
 class OneWorker:
@@ -35,9 +37,9 @@ def gradients():
         yield [tf.constant(g, tf.float32) for g in (spread, np.ones(30), few, product)]
 
 
-def resolved(policy):
-    strategy = tf.distribute.get_strategy()
-    return policy.resolve(SPECS, strategy, OneWorker(), 1 << 20)
+def resolved(policy, strategy=None, network=None):
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    return policy.resolve(SPECS, strategy, network or OneWorker(), 1 << 20)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -60,6 +62,27 @@ def test_choice_is_optimal(seed):
     assert sums[tuple(chosen)][0] <= min(within) + 1e-9
 
 
+def test_replicas_of_one_process():
+    """Gradients of `strategy.run` have a value for each replica; their mean is measured."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    network = PublicCollectives(2)
+
+    def scaled(step):
+        return [g * (0.5 + tf.cast(network.rank(), tf.float32)) for g in step]
+
+    def of_replicas():
+        for step in gradients():
+            yield strategy.run(scaled, (step,))
+
+    def choice(function, *where):
+        policy = rs.BitBudget(default=METHOD, bits=0.6, gradients=function)
+        return [row.method for row in resolved(policy, *where).rows]
+
+    expected = choice(gradients)
+    assert choice(of_replicas, strategy, network) == expected
+    assert choice(gradients, strategy, network) == expected
+
+
 def test_impossible_budget_raises():
     with pytest.raises(ValueError, match="`bits` is too small.* 3 times"):
         allocate([[0.0, 1.0], [0.5]], [[4.0, 2.0], [4.0]], 2.0)
@@ -70,9 +93,7 @@ def test_overflowing_option_is_not_chosen():
 
 
 def test_errors_are_below_any_uniform_setting():
-    policy = rs.BitBudget(
-        default=rs.CodedTopK(density=0.03, dense_below=0), bits=0.6, gradients=gradients
-    )
+    policy = rs.BitBudget(default=METHOD, bits=0.6, gradients=gradients)
     found = resolved(policy)
     assert found.bits <= 0.6
     methods = [row.method for row in found.rows]

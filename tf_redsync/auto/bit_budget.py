@@ -39,6 +39,7 @@ LADDERS: dict[str, tuple[float, ...]] = {
     "density": (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2),
 }
 UNITS = 20_000  # parts of the budget, to which costs are rounded up
+_MOST_TEXT = 1_000  # characters of another worker's error
 _WORKERS = 2  # number of workers in the measurement
 Gradients = Callable[[], Iterable[Sequence[Any]]]
 
@@ -79,8 +80,9 @@ class BitBudget(Policy):
         bits: Maximum mean bits per element that a worker sends per step, with two workers.
         gradients: Called when the optimizer is built. Yields the gradients of a few steps, each a
             list in the order of the trainable variables, with `None` for variables without one.
-            With several workers compute them within `strategy.run`; see docs/policy.md.
-            Without it all variables have `default`, until a saved choice is loaded.
+            With several workers compute them within `strategy.run`; see docs/policy.md. A process
+            uses the mean of its replicas' gradients. Without `gradients` all variables have
+            `default`, until a saved choice is loaded.
         candidates: Methods to choose from, instead of `default` with other settings. They must have
             the same momentum.
         relative: Whether errors are relative to the variable's gradients, for optimizers such as
@@ -91,7 +93,7 @@ class BitBudget(Policy):
     Raises:
         ValueError: an argument is out of range; the message names it. When the optimizer is built:
             `gradients` yields no step or an invalid one, or even the smallest settings take more
-            than `bits`.
+            than `bits`. If `gradients` fails on one worker, all workers raise.
 
     Example:
         >>> import tf_redsync as rs
@@ -170,6 +172,7 @@ class BitBudget(Policy):
     ) -> Resolved:
         """Measure the errors and choose; see `tf_redsync.policy.Undecided`."""
         if self.gradients is None:
+            agreement.agree(strategy, "exchange by BitBudget without `gradients`")
             _logger.warning(_NO_GRADIENTS, self.default)
             return self
         fixed = {a.spec.position: a.method for a in self.assign(specs) if self.rule_of(a.spec)}
@@ -177,9 +180,7 @@ class BitBudget(Policy):
         by_variable = [
             (fixed[s.position],) if s.position in fixed else self.options for s in marked
         ]
-        steps = [_dense(gradients, specs) for gradients in self.gradients()]
-        if not steps:
-            raise ValueError("`gradients` must yield the gradients of a step at least")
+        steps = _steps(self.gradients, specs, strategy)
         measured = [
             _measure(spec, methods, [step[i] for step in steps])
             for i, (spec, methods) in enumerate(zip(marked, by_variable, strict=True))
@@ -187,16 +188,14 @@ class BitBudget(Policy):
         errors = [[error for error, _ in row] for row in measured]
         if self.relative:
             errors = _relative(errors, steps)
-        if network.workers > 1:
-            errors = _mean(network, errors)
+        errors = _mean(errors, strategy, network)
         costs = [[cost for _, cost in row] for row in measured]
         chosen = allocate(errors, costs, self.bits * sum(s.size for s in marked))
         rows = zip(marked, by_variable, errors, costs, chosen, strict=True)
         allocation = Allocation(
             tuple(Row(s, m[c], b[c], e[c]) for s, m, e, b, c in rows), self.bits
         )
-        if network.workers > 1:
-            agreement.agree(strategy, f"exchange as in {allocation}")
+        agreement.agree(strategy, f"exchange as in {allocation}")
         if collectives.worker_rank(strategy) == 0:
             say(str(allocation))
         return allocation
@@ -301,18 +300,48 @@ def allocate(
     return chosen[::-1]
 
 
-def _dense(gradients: Sequence[Any], specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
-    """Return gradients as float32 tensors, zeros for `None`."""
+def _steps(
+    function: Gradients, specs: Sequence[TensorSpec], strategy: tf.distribute.Strategy
+) -> list[list[tf.Tensor]]:
+    """Return the steps of `BitBudget.gradients`; all workers must call it.
+
+    Raises:
+        ValueError: a worker's gradients are missing or invalid.
+        Exception: of this worker's `function`.
+    """
+    steps, failure = [], None
+    try:
+        steps = [_dense(gradients, specs, strategy) for gradients in function()]
+        if not steps:
+            raise ValueError("`gradients` must yield the gradients of a step at least")
+    except Exception as error:
+        failure = error
+    text = "" if failure is None else f"{type(failure).__name__}: {failure}"[:_MOST_TEXT]
+    texts = agreement.gather_texts(strategy, "exchange by BitBudget with `gradients`", text)
+    if failure is not None:
+        raise failure
+    for rank, text in enumerate(texts):
+        if text:
+            raise ValueError(f"`gradients` of BitBudget failed on worker {rank}: {text}")
+    return steps
+
+
+def _dense(
+    gradients: Sequence[Any], specs: Sequence[TensorSpec], strategy: tf.distribute.Strategy
+) -> list[tf.Tensor]:
+    """Return means over the replicas of this process, in float32; zeros for `None`."""
+
+    def mean(gradient: Any) -> tf.Tensor:
+        parts = [tf.convert_to_tensor(g) for g in strategy.experimental_local_results(gradient)]
+        return tf.add_n([tf.cast(p, tf.float32) for p in parts]) / len(parts)
+
     grads = list(gradients)
     if len(grads) != len(specs):
         raise ValueError(
             f"`gradients` must yield a gradient for each of the {len(specs)} trainable variables. "
             f"Received: {len(grads)}"
         )
-    dense = [
-        tf.zeros(s.shape) if g is None else tf.cast(tf.convert_to_tensor(g), tf.float32)
-        for g, s in zip(grads, specs, strict=True)
-    ]
+    dense = [tf.zeros(s.shape) if g is None else mean(g) for g, s in zip(grads, specs, strict=True)]
     for finite, spec in zip(each_finite(dense).numpy(), specs, strict=True):
         if not finite:
             raise ValueError(
@@ -372,9 +401,11 @@ def _exchanged(
     return delivered, 8.0 * sent / len(grads)
 
 
-def _mean(network: Network, rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the elementwise mean of all workers' `rows`; all workers must call it."""
-    flat = tf.constant([value for row in rows for value in row], tf.float32)
-    (total,) = tf.function(network.all_reduce, autograph=False)([flat])
-    values = iter((total / network.workers).numpy().tolist())
+def _mean(
+    rows: Sequence[Sequence[float]], strategy: tf.distribute.Strategy, network: Network
+) -> list[list[float]]:
+    """Return the elementwise mean of all processes' `rows`; all processes must call it."""
+    flat = np.array([value for row in rows for value in row], np.float32)
+    total = collectives.sum_over_processes(strategy, network, flat)
+    values = iter((total / collectives.worker_count(strategy)).tolist())
     return [[next(values) for _ in row] for row in rows]

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
@@ -371,6 +372,28 @@ def local_replicas(strategy: tf.distribute.Strategy) -> int:
 def worker_rank(strategy: tf.distribute.Strategy) -> int:
     """Return this process's rank among the workers; the chief has rank 0."""
     return getattr(strategy.extended, "_id_in_cluster", 0)
+
+
+def sum_over_processes(
+    strategy: tf.distribute.Strategy, network: Network, array: np.ndarray
+) -> np.ndarray:
+    """Return the sum of an array over the processes, by a collective of all workers.
+
+    Call it on all workers, outside of any replica.
+    """
+    if worker_count(strategy) == 1:
+        return array
+    if network.in_branches:
+        return network.all_reduce([tf.constant(array)])[0].numpy()
+    replicas = local_replicas(strategy)
+
+    def on_replica(values: tf.Tensor) -> tf.Tensor:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        first = tf.equal(tf.convert_to_tensor(replica, tf.int32) % replicas, 0)
+        return network.all_reduce([tf.where(first, values, tf.zeros_like(values))])[0]
+
+    run = tf.function(lambda values: strategy.run(on_replica, (values,)), autograph=False)
+    return strategy.experimental_local_results(run(tf.constant(array)))[0].numpy()
 
 
 def compiling_with_xla() -> bool:

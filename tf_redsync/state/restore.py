@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tf_redsync.auto import Auto, decision
 from tf_redsync.cluster import agreement
@@ -284,7 +283,7 @@ class _Restoration:
         data = (np.zeros(entry.shape, entry.dtype) if sent is None else sent).tobytes()
         # One worker sends its bits and the others zeros, so the integer sum is exact.
         words = np.frombuffer(data + b"\0" * (-len(data) % 4), np.int32)
-        received = _sum_over_processes(self.exchange, words).tobytes()[: len(data)]
+        received = self._summed(words).tobytes()[: len(data)]
         return np.frombuffer(received, entry.dtype).reshape(entry.shape)
 
     def _share(self, entry: Entry) -> np.ndarray:
@@ -294,9 +293,13 @@ class _Restoration:
             if self.alike or process == self.rank:
                 total += entry.numbers(self.by_rank[rank].row(entry.name, rank))
         if not self.alike:
-            total = _sum_over_processes(self.exchange, total.astype(np.float32))
+            total = self._summed(total.astype(np.float32))
         divisor = self.exchange.workers if entry.kind == "sum" else len(self.contributors)
         return (total / divisor).astype(entry.copies[0].dtype.as_numpy_dtype)
+
+    def _summed(self, array: np.ndarray) -> np.ndarray:
+        exchange = self.exchange
+        return collectives.sum_over_processes(exchange.strategy, exchange.network, array)
 
 
 def _all_reports(
@@ -321,21 +324,3 @@ def _all_reports(
                 entry["error"] if len(reports) == 1 else f"on worker {rank}, {entry['error']}"
             )
     return reports
-
-
-def _sum_over_processes(exchange: GradientExchange, array: np.ndarray) -> np.ndarray:
-    """Return the sum of an array over the processes, by a collective of all workers."""
-    strategy, network = exchange.strategy, exchange.network
-    if collectives.worker_count(strategy) == 1:
-        return array
-    if network.in_branches:
-        return network.all_reduce([tf.constant(array)])[0].numpy()
-    replicas = collectives.local_replicas(strategy)
-
-    def on_replica(values: tf.Tensor) -> tf.Tensor:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        first = tf.equal(tf.convert_to_tensor(replica, tf.int32) % replicas, 0)
-        return network.all_reduce([tf.where(first, values, tf.zeros_like(values))])[0]
-
-    run = tf.function(lambda values: strategy.run(on_replica, (values,)), autograph=False)
-    return strategy.experimental_local_results(run(tf.constant(array)))[0].numpy()
