@@ -60,7 +60,8 @@ def _evaluated(text: str, known: Known, more: Mapping[str, Any]) -> Expression:
             "a method must be a Python expression, such as RedSync(density=0.01): "
             f"{error.msg}. Received: {text!r}"
         ) from error
-    if not isinstance(call, ast.Call) or len(call.args) != 1:
+    # Text such as "TopK())(RedSync()" closes the parenthesis, so that `func` is not the name f.
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and len(call.args) == 1):
         raise ValueError(f"exactly one method is needed, such as TopK(). Received: {text!r}")
     first = call.args[0]
     if isinstance(first, ast.Call):
@@ -106,7 +107,10 @@ def _called(node: ast.Call, text: str, known: Known, more: Mapping[str, Any] = _
     function = node.func
     made: Any
     if isinstance(function, ast.Attribute) and function.attr == "preset":
-        made = getattr(_class(function.value, text, known), function.attr)
+        cls = _class(function.value, text, known)
+        made = getattr(cls, function.attr, None)
+        if made is None:
+            raise ValueError(f"{cls.__name__} has no presets. Received: {text!r}")
     else:
         made = _class(function, text, known)
     try:
@@ -116,9 +120,13 @@ def _called(node: ast.Call, text: str, known: Known, more: Mapping[str, Any] = _
 
 
 def _named(node: ast.Call, text: str, known: Known) -> dict[str, Any]:
-    named = {k.arg: _value(k.value, text, known) for k in node.keywords if k.arg is not None}
-    if len(named) < len(node.keywords):
-        raise ValueError(f"`**` is not supported in arguments. Received: {text!r}")
+    named: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError(f"`**` is not supported in arguments. Received: {text!r}")
+        if keyword.arg in named:
+            raise ValueError(f"`{keyword.arg}` is given twice. Received: {text!r}")
+        named[keyword.arg] = _value(keyword.value, text, known)
     return named
 
 

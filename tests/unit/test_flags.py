@@ -66,6 +66,11 @@ WRONG = {
     "--exchange=TopK(),method=Dense()": "unknown argument `method`",
     "--exchange=TopK(),optimizer=1": "unknown argument `optimizer`",
     "--exchange=TopK(density={[]:1})": "arguments must be numbers",
+    "--exchange=TopK())(RedSync()": "exactly one method",
+    "--exchange=TopK()).x(RedSync()": "exactly one method",
+    "--exchange=Dense.preset()": "Dense has no presets",
+    "--exchange=TopK(density=0.1,density=0.2)": "`density` is given twice",
+    "--exchange=TopK(),**{}": "`**` is not supported",
     f"--exchange=TopK(density={'-' * 5000}1)": "too many nested",
 }
 
