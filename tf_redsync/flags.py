@@ -167,8 +167,11 @@ def _loaded(text: str) -> Any:
 
 
 def _with_density(method: Any, density: float) -> Any:
-    if "density" not in [f.name for f in dataclasses.fields(method)]:
-        name = type(method).__name__
+    from tf_redsync.auto import Auto
+
+    fixed = isinstance(method, Auto) and method.candidates is not None
+    if fixed or "density" not in [f.name for f in dataclasses.fields(method)]:
+        name = f"{type(method).__name__}(candidates=...)" if fixed else type(method).__name__
         raise ValueError(
             f"--density needs a method with a density. Received: {density} with {name}"
         )

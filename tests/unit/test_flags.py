@@ -71,6 +71,7 @@ WRONG = {
     "--exchange=Dense.preset()": "Dense has no presets",
     "--exchange=TopK(density=0.1,density=0.2)": "`density` is given twice",
     "--exchange=TopK(),**{}": "`**` is not supported",
+    "--density=0.1 --exchange=Auto(candidates=(TopK(),))": "Received: 0.1 with Auto(candidates",
     f"--exchange=TopK(density={'-' * 5000}1)": "too many nested",
 }
 
