@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -62,9 +63,9 @@ def test_choice_is_optimal(seed):
     assert sums[tuple(chosen)][0] <= min(within) + 1e-9
 
 
-def test_replicas_of_one_process():
+def test_replicas_of_one_process(mirrored):
     """Gradients of `strategy.run` have a value for each replica; their mean is measured."""
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored(2)
     network = PublicCollectives(2)
 
     def scaled(step):
@@ -81,6 +82,30 @@ def test_replicas_of_one_process():
     expected = choice(gradients)
     assert choice(of_replicas, strategy, network) == expected
     assert choice(gradients, strategy, network) == expected
+
+
+def test_saved_choice_replaces_the_default(mirrored):
+    """A model that was loaded from a file has no `gradients`."""
+    strategy = mirrored(2)
+
+    def built(function):
+        policy = rs.BitBudget(default=METHOD, bits=0.6, gradients=function, output_layer="layer_0")
+        with strategy.scope():
+            variables = [
+                keras.Variable(tf.zeros(s.shape), name=f"layer_{s.position}") for s in SPECS
+            ]
+            optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), policy)
+            optimizer.build(variables)
+        return optimizer.exchange
+
+    def choice(exchange):
+        return [(a.spec.output_layer, a.method) for a in exchange.assignments]
+
+    first, again = built(gradients), built(None)
+    assert {m for _, m in choice(again)} == {METHOD} != {m for _, m in choice(first)}
+    again.restore_worker_states([first.worker_state()])
+    assert choice(again) == choice(first)
+    assert [marked for marked, _ in choice(again)] == [True, False, False, False]
 
 
 def test_impossible_budget_raises():

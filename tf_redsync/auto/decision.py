@@ -127,10 +127,12 @@ class SavedDecision:
     Attributes:
         methods: Methods of the variables, by position.
         trial_steps: See `tf_redsync.policy.Resolved`.
+        output_layer: See `Policy`.
     """
 
     methods: tuple[Method, ...]
     trial_steps: int
+    output_layer: str | None = None
 
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
         """Return the method of each of `specs`; see `Policy.assign`.
@@ -143,7 +145,8 @@ class SavedDecision:
                 f"the saved decision of Auto has {len(self.methods)} variables, but the model has "
                 f"{len(specs)}. Load it into the model that was saved."
             )
-        marked = Policy(default=self.methods[0]).mark_output_layer(specs)
+        policy = Policy(default=self.methods[0], output_layer=self.output_layer)
+        marked = policy.mark_output_layer(specs)
         reason = "as in the saved run"
         return [or_dense(s, m, reason) for s, m in zip(marked, self.methods, strict=True)]
 
@@ -158,8 +161,12 @@ def described(assignments: Sequence[Assignment], trial_steps: int) -> dict[str, 
     return {"methods": methods, "trial_steps": trial_steps}
 
 
-def saved_decision(serialized: dict[str, Any]) -> SavedDecision:
+def saved_decision(serialized: dict[str, Any], output_layer: str | None = None) -> SavedDecision:
     """Return the decision that `described` has serialized.
+
+    Args:
+        serialized: The result of `described`.
+        output_layer: See `Policy`.
 
     Raises:
         ValueError: the structure is malformed or has an unknown method.
@@ -174,7 +181,7 @@ def saved_decision(serialized: dict[str, Any]) -> SavedDecision:
         ) from error
     if not methods:
         raise ValueError(f"a saved decision of Auto must have a method. Received: {serialized!r}")
-    return SavedDecision(methods, steps)
+    return SavedDecision(methods, steps, output_layer)
 
 
 def check_budget(max_overhead: float | None, step_seconds: float | None, momentum: float) -> None:

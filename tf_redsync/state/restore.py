@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tf_redsync.auto import Auto, decision
+from tf_redsync.auto.bit_budget import BitBudget
 from tf_redsync.cluster import agreement
 from tf_redsync.network import collectives
 from tf_redsync.state.snapshot import (
@@ -120,18 +121,21 @@ def _common_fingerprint(brought: list[list[Any]]) -> dict[str, Any]:
 
 
 def _keep_decision(exchange: GradientExchange, saved: dict[str, Any] | None) -> None:
-    """Create the state for `Auto`'s decision in the saved run, unless a step has been traced.
+    """Create the state for the choice of the saved run, unless a step has been traced.
 
     Args:
         exchange: The exchange, whose state is created again.
         saved: The result of `auto_decision` in that run, the same on all workers.
     """
-    if saved is None or auto_decision(exchange) in (None, saved) or exchange.called:
+    policy, current = exchange.policy, auto_decision(exchange)
+    if saved is None or current == saved or exchange.called:
         return
-    resolved = decision.saved_decision(saved)
+    if current is None and not isinstance(policy, BitBudget):
+        return  # the user has chosen the methods
+    output_layer = policy.output_layer if isinstance(policy, BitBudget) else None
+    resolved = decision.saved_decision(saved, output_layer)
     assignments = resolved.assign(exchange.specs)
     momenta = {a.method.traits.momentum_in_exchange for a in assignments}
-    policy = exchange.policy
     if isinstance(policy, Auto) and not momenta <= {policy.momentum, policy.movable}:
         return  # the optimizer's momentum has changed
     local = {
