@@ -323,6 +323,16 @@ def test_autos_choice_is_kept(mirrored, monkeypatch):
 # ------------------------------------------------------------------------------ files, one process
 
 
+def test_saved_choice_with_another_momentum_is_not_kept(mirrored):
+    """It would train without the momentum of `Auto`."""
+    saved = build(mirrored(2), rs.Auto()).worker_state()
+    exchange = build(mirrored(2), rs.Auto(momentum=0.9), filled=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        exchange.restore_worker_states([saved])
+    assert {a.method for a in exchange.assignments} == {rs.Dense(momentum=0.9)}
+
+
 def network(strategy, method=METHODS["redsync"]):
     import keras
 

@@ -136,8 +136,9 @@ def _keep_decision(exchange: GradientExchange, saved: dict[str, Any] | None) -> 
     resolved = decision.saved_decision(saved, output_layer)
     assignments = resolved.assign(exchange.specs)
     momenta = {a.method.traits.momentum_in_exchange for a in assignments}
-    if isinstance(policy, Auto) and not momenta <= {policy.momentum, policy.movable}:
-        return  # the optimizer's momentum has changed
+    considered = policy.considered if isinstance(policy, Auto) else policy.methods
+    if not momenta <= {m.traits.momentum_in_exchange for m in considered}:
+        return  # the momentum has changed
     local = {
         bool(a.method.sync_schedule.local_steps) for a in (*assignments, *exchange.assignments)
     }
