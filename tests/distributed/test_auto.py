@@ -88,7 +88,30 @@ def train_with_trials(trials):
         results = train_with_trial(strategy, slow_phase, bad)
         found |= {f"{number}/{key}": value for key, value in results.items()}
     probe.work = functools.cache(measure)
+    found |= {"failed": measure_with_failure(strategy)}
     return found | train_with_moved_momentum(strategy)
+
+
+def measure_with_failure(strategy):
+    """Build with `Auto` where worker 1 cannot measure a method; returns the error."""
+    import keras
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+    from tf_redsync.auto import probe
+
+    def fail(*_):
+        raise ValueError("no memory for the gradients")
+
+    with strategy.scope(), pytest.MonkeyPatch.context() as patched:
+        if problems.rank() == 1:
+            patched.setattr(probe, "work", fail)
+        model = problems.network(keras)
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        try:
+            optimizer.build(model.trainable_variables)
+        except (ValueError, rs.DistributedError) as error:
+            return f"{type(error).__name__}: {error}"
 
 
 def train_with_moved_momentum(strategy):
@@ -250,6 +273,13 @@ def trial_results(workers):
 
 def test_small_model_stays_dense(workers):
     assert_dense(*of_part(workers, "small"))
+
+
+def test_failed_measurement_raises_on_all_workers(workers):
+    """Worker 0 would otherwise wait for worker 1's measurements."""
+    assert workers[1]["failed"] == "ValueError: no memory for the gradients"
+    assert workers[0]["failed"].startswith("DistributedError: worker 1 failed at: measure the me")
+    assert workers[0]["failed"].endswith("ValueError: no memory for the gradients")
 
 
 def test_trial_falls_back_to_dense(trial_results):

@@ -75,7 +75,7 @@ def train(folder):
             optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.02), budget, **options)
             try:
                 optimizer.build(variables)
-            except ValueError as error:
+            except (ValueError, rs.DistributedError) as error:
                 return f"{type(error).__name__}: {error}"
         return chosen(optimizer)
 

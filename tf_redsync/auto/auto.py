@@ -180,7 +180,7 @@ class Auto(Configurable):
     ) -> Decision:
         """Measure and decide; see `tf_redsync.policy.Undecided`."""
         announce = collectives.worker_rank(strategy) == 0
-        measured = measure(self, network, announce, sparse_totals)
+        measured = measure(self, strategy, network, announce, sparse_totals)
         decision = self.decide(specs, measured, bucket_bytes)
         if network.workers > 1:
             agreement.agree(strategy, f"exchange as in {decision}")
@@ -236,6 +236,7 @@ def wins(seconds: float, dense: float, tensors: int = 0) -> bool:
 
 def measure(
     auto: Auto,
+    strategy: Any,
     network: Network,
     announce: bool,
     sparse_totals: Callable[[Method], bool] | None = None,
@@ -244,6 +245,7 @@ def measure(
 
     Args:
         auto: The `Auto` with the candidates.
+        strategy: The strategy.
         network: The network.
         announce: Whether to log progress.
         sparse_totals: Returns whether the optimizer applies a method's totals in coordinate form at
@@ -261,10 +263,14 @@ def measure(
     if announce:
         say("tf_redsync.Auto: measuring the network and the methods")
     link = probe.link(network)
-    local_work = {
-        m: probe.work(m, (network.workers,), sparse_totals is not None and sparse_totals(m))
-        for m in auto.considered[1:]
-    }
+
+    def local() -> dict[Method, cost.Work]:
+        return {
+            m: probe.work(m, (network.workers,), sparse_totals is not None and sparse_totals(m))
+            for m in auto.considered[1:]
+        }
+
+    local_work = agreement.together(strategy, "measure the methods of Auto", local)
     agreed = probe.slowest(network, [dataclasses.astuple(w) for w in local_work.values()])
     work = {m: cost.Work(*times) for m, times in zip(local_work, agreed, strict=True)}
     return Measured(network.workers, link, work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -39,7 +40,6 @@ LADDERS: dict[str, tuple[float, ...]] = {
     "density": (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2),
 }
 UNITS = 20_000  # parts of the budget, to which costs are rounded up
-_MOST_TEXT = 1_000  # characters of another worker's error
 _WORKERS = 2  # number of workers in the measurement
 Gradients = Callable[[], Iterable[Sequence[Any]]]
 
@@ -93,7 +93,8 @@ class BitBudget(Policy):
     Raises:
         ValueError: an argument is out of range; the message names it. When the optimizer is built:
             `gradients` yields no step or an invalid one, or even the smallest settings take more
-            than `bits`. If `gradients` fails on one worker, all workers raise.
+            than `bits`.
+        DistributedError: when the optimizer is built: `gradients` fails on another worker.
 
     Example:
         >>> import tf_redsync as rs
@@ -180,7 +181,11 @@ class BitBudget(Policy):
         by_variable = [
             (fixed[s.position],) if s.position in fixed else self.options for s in marked
         ]
-        steps = _steps(self.gradients, specs, strategy)
+        steps = agreement.together(
+            strategy,
+            "exchange by BitBudget with `gradients`",
+            functools.partial(_steps, self.gradients, specs, strategy),
+        )
         measured = [
             _measure(spec, methods, [step[i] for step in steps])
             for i, (spec, methods) in enumerate(zip(marked, by_variable, strict=True))
@@ -303,26 +308,14 @@ def allocate(
 def _steps(
     function: Gradients, specs: Sequence[TensorSpec], strategy: tf.distribute.Strategy
 ) -> list[list[tf.Tensor]]:
-    """Return the steps of `BitBudget.gradients`; all workers must call it.
+    """Return the steps of `BitBudget.gradients`.
 
     Raises:
-        ValueError: a worker's gradients are missing or invalid.
-        Exception: of this worker's `function`.
+        ValueError: this worker's gradients are missing or invalid.
     """
-    steps, failure = [], None
-    try:
-        steps = [_dense(gradients, specs, strategy) for gradients in function()]
-        if not steps:
-            raise ValueError("`gradients` must yield the gradients of a step at least")
-    except Exception as error:
-        failure = error
-    text = "" if failure is None else f"{type(failure).__name__}: {failure}"[:_MOST_TEXT]
-    texts = agreement.gather_texts(strategy, "exchange by BitBudget with `gradients`", text)
-    if failure is not None:
-        raise failure
-    for rank, text in enumerate(texts):
-        if text:
-            raise ValueError(f"`gradients` of BitBudget failed on worker {rank}: {text}")
+    steps = [_dense(gradients, specs, strategy) for gradients in function()]
+    if not steps:
+        raise ValueError("`gradients` must yield the gradients of a step at least")
     return steps
 
 

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
@@ -28,6 +28,7 @@ _WARN_SECONDS = 20
 _RETRY_SECONDS = 0.2
 _LOST_SECONDS = 30.0  # limit without an answer of the service, if no watchdog gives a verdict
 _MOST_SHOWN = 200  # characters of an action
+_MOST_TEXT = 1_000  # characters of another worker's error
 _PREFIX = "tf_redsync/agree"
 _CHANNELS = "tf_redsync/channel"
 _sequence = itertools.count()
@@ -72,6 +73,36 @@ def gather_texts(strategy: tf.distribute.Strategy, action: str, text: str) -> li
     if collectives.worker_count(strategy) == 1:
         return [text]
     return _agree_and_gather(strategy, action, text)
+
+
+def together(
+    strategy: tf.distribute.Strategy, action: str, function: Callable[[], _Answer]
+) -> _Answer:
+    """Agree on `action` and return the result of `function`; if it fails on one worker, all raise.
+
+    Args:
+        strategy: As in `agree`.
+        action: As in `agree`.
+        function: This worker's part of the action, without a collective.
+
+    Raises:
+        Exception: of this worker's `function`.
+        DistributedError: if `function` fails on another worker only.
+        Disagreement: as in `agree`.
+    """
+    answer, failure = None, None
+    try:
+        answer = function()
+    except Exception as error:
+        failure = error
+    text = "" if failure is None else f"{type(failure).__name__}: {failure}"[:_MOST_TEXT]
+    texts = gather_texts(strategy, action, text)
+    if failure is not None:
+        raise failure
+    for rank, text in enumerate(texts):
+        if text:
+            raise DistributedError(f"worker {rank} failed at: {_shortened(action)}. {text}")
+    return cast(_Answer, answer)
 
 
 def _agree_and_gather(strategy: tf.distribute.Strategy, action: str, text: str) -> list[str]:
