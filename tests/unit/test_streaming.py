@@ -1,5 +1,8 @@
 """Streaming DiLoCo: the fragment of each variable, and the schedule."""
 
+import functools
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +13,7 @@ from tf_redsync.exchange import loopback, traffic
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.methods.common import small_floats
 from tf_redsync.policy import Policy
+from tf_redsync.step.background import Background
 from tf_redsync.step.streaming import Fragment, Streaming
 from tf_redsync.step.sync_schedules import for_buckets
 
@@ -118,6 +122,36 @@ def test_each_fragment_is_sent_once_per_round(steps, count, overlap):
     assert sorted(turns) == sorted(2 if o == 0 else 3 for o in offsets)
     assert ((ages < overlap).sum(axis=0) <= 1).all()
     assert (ages[:, 0] == steps).all()  # no fragment was sent before the first step
+
+
+def test_step_waits_for_exchanges_of_all_methods_of_a_fragment():
+    ended = [tf.Variable(0), tf.Variable(0)]
+
+    def slow(variable, _):
+        tf.py_function(lambda: time.sleep(0.2), [], [])
+        variable.assign_add(1)
+        return tf.constant(0)
+
+    background = Background(
+        tf.distribute.get_strategy(), [functools.partial(slow, v) for v in ended]
+    )
+
+    @tf.function(autograph=False)
+    def begin():
+        for index in range(2):
+            background.begin(index, tf.constant(0, tf.int64))
+
+    @tf.function(autograph=False)
+    def wait():
+        counts = []
+        for variable in ended:
+            with tf.control_dependencies([background.wait()]):
+                counts.append(variable.read_value())
+        return counts
+
+    for rounds in (1, 2):
+        begin()
+        assert list(map(int, wait())) == [rounds, rounds]
 
 
 def test_bytes_of_a_round_and_of_its_largest_step():

@@ -1,9 +1,10 @@
 """Runs exchanges in a background thread, concurrently with the following steps.
 
-A step begins an exchange by an entry in a queue. A later step waits for the entry in a second queue
-that reports its end. Both queues are TensorFlow resources, so steps may be traced and may run in
-loops. Between the two steps the thread runs the exchange as a separate function. Its collectives
-form a separate group, because TensorFlow matches collectives by their keys and not by their order.
+A step begins an exchange by an entry in a queue. A later step waits for an entry in a second queue
+for each exchange begun so far. Both queues are TensorFlow resources, so steps may be traced and may
+run in loops. Between the two steps the thread runs the exchange as a separate function. Its
+collectives form a separate group, because TensorFlow matches collectives by their keys and not by
+their order.
 
 If an exchange fails, the step that waits for it raises an error with the reason, and so does every
 later step. At the end of the program the thread completes the exchanges in which the other workers
@@ -48,7 +49,7 @@ class Background:
         with tf.init_scope(), tf.device(_CPU):
             self._begun = tf.queue.FIFOQueue(_CAPACITY, [tf.int32, tf.int64], [[], []])
             self._ended = tf.queue.FIFOQueue(_CAPACITY, [tf.string], [[]])
-            self._under_way = process_variable(tf.constant(False))
+            self._under_way = process_variable(tf.constant(0))  # number of exchanges
         self._function = self._traced()
         queues = self._begun, self._ended
         # The thread holds no reference to this object while it waits, so that the object can be
@@ -70,33 +71,35 @@ class Background:
             number: Argument of that function, int64 scalar.
         """
         with tf.device(_CPU):
-            self._under_way.assign(True, read_value=False)
+            self._under_way.assign_add(1, read_value=False)
             self._begun.enqueue([tf.constant(index), number])
             step_counters.note_departure()
 
     def wait(self) -> tf.Tensor:
-        """Wait in this step for the exchange in progress, if any.
+        """Wait in this step for all exchanges in progress, if any.
 
         Returns:
-            A string scalar that becomes available at the end of the exchange, for control
+            A string scalar that becomes available at the end of the exchanges, for control
             dependencies.
 
         Raises:
-            tf.errors.InvalidArgumentError: At execution, if the exchange has failed.
+            tf.errors.InvalidArgumentError: At execution, if an exchange has failed.
         """
 
         def wait() -> tf.Tensor:
-            failure = self._ended.dequeue()
+            # A failure closes the queue, which then has fewer entries.
+            failure = tf.strings.reduce_join(self._ended.dequeue_up_to(number))
             check = tf.debugging.Assert(tf.equal(failure, ""), [step_errors.IN_BACKGROUND, failure])
             with tf.control_dependencies([] if check is None else [check]):
-                self._under_way.assign(False, read_value=False)
+                self._under_way.assign(0, read_value=False)
                 return tf.identity(failure)
 
         with tf.device(_CPU):
-            return tf.cond(self._under_way.read_value(), wait, lambda: tf.constant(""))
+            number = self._under_way.read_value()
+            return tf.cond(number > 0, wait, lambda: tf.constant(""))
 
     def settle(self) -> None:
-        """Wait between two steps for the exchange in progress, if any."""
+        """Wait between two steps for all exchanges in progress, if any."""
         with step_errors.translated():
             self.wait()
 

@@ -1,9 +1,9 @@
 """Streaming: local steps that exchange the fragments of a model in turn, optionally with a delay.
 
-A round has H local steps, and the model has F fragments, each a bucket. W are the weights that all
-workers agree on, and w a worker's own weights. t is the number of steps since all of w was W.
-Fragment p is due at t = p H / F (mod H), from step 1 on. Without a delay it is exchanged in this
-step, as `LocalSteps` exchanges the whole model. With a delay:
+A round has H local steps, and the model has F fragments, each with a bucket for every method. W are
+the weights that all workers agree on, and w a worker's own weights. t is the number of steps since
+all of w was W. Fragment p is due at t = p H / F (mod H), from step 1 on. Without a delay it is
+exchanged in this step, as `LocalSteps` exchanges the whole model. With a delay:
 
     after step t:           moving <- w - W
     from step t + 1 on:     moving <- mean over workers of moving
@@ -48,7 +48,7 @@ _MOVING_STATE = "moving_"  # prefix of the method's state names in flight
 
 
 class Fragment:
-    """A fragment: tensors whose changes are exchanged together.
+    """The tensors of a fragment with the same method, whose changes are exchanged together.
 
     Args:
         bucket: The tensors and their method.
