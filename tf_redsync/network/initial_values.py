@@ -51,8 +51,8 @@ def install(strategy: tf.distribute.Strategy) -> None:
             value = value() if callable(value) else value
             value = getattr(value, "wrapped_value", value)  # a value from a checkpoint is wrapped
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
-            if _own and (not _own[-1] or _is_zero(value)):
-                return value
+            if (_own and (not _own[-1] or _is_zero(value))) or value.shape.num_elements() == 0:
+                return value  # TensorFlow may crash when it broadcasts an empty tensor
             carrier = CARRIED.get(value.dtype, value.dtype)
             carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
             received = broadcast(replica_id, device, primary_var, **carried)()
