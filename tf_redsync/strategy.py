@@ -163,8 +163,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self._statistics: list[Any] = []  # non-trainable model variables, see `run`
         # The function of `average_statistics`, and the number of statistics that it averages.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
-        # Pairs of a skip condition and whether workers agree on it; set while a step is traced.
-        self.skips: list[tuple[Callable[[], tf.Tensor], bool]] = []
+        # By counter, a skip condition and whether workers agree on it; set while a step is traced.
+        self.skips: dict[Any, tuple[Callable[[], tf.Tensor], bool]] = {}
         self.checks: dict[Any, Callable[[], None]] = {}  # comparisons after the step
         # Whether to average the statistics in the step; `None`: in every step.
         self.statistics_due: Callable[[], tf.Tensor] | None = None
@@ -267,7 +267,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         def run_and_average(*fn_args: Any, **fn_kwargs: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()
             self.statistics_due = None
-            self.skips = []
+            self.skips = {}
             self.checks = {}
             if in_fit:
                 self.batch_rows.note((fn_args, fn_kwargs))
@@ -287,7 +287,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return result
 
         if collectives.worker_count(self) == 1:
-            self.skips = []  # eager steps add to it, too
+            self.skips = {}  # nothing is restored
             return super().run(fn, args, kwargs, options)
         fn = autograph.as_called(fn)
         step_counters.enter_step((args, kwargs))
@@ -331,7 +331,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if not self._statistics or collectives.worker_count(self) == 1:
             return
         variables = tuple(self.shared_statistics)
-        self.skips = []
+        self.skips = {}
         if self._averages[1] != len(variables):  # a model was added
             run = super().run
 
@@ -379,7 +379,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Restore the statistics that a step has changed, or average them."""
         if not changed:  # a model without BatchNormalization
             return
-        skipped = _any(skipped() for skipped, _ in self.skips)
+        skipped = _any(skipped() for skipped, _ in self.skips.values())
         for group in statistics.groups(changed):
             values = before.restored_if(group, skipped)
             if statistics.needs_averaging(group[0]):
@@ -395,7 +395,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _mean(self, values: tf.Tensor) -> tf.Tensor:
         (total,) = self._network.all_reduce([values])
         # In a skipped step the values are equal on all workers, and a mean would round them.
-        skipped = _any(skipped() for skipped, agreed in self.skips if agreed)
+        skipped = _any(skipped() for skipped, agreed in self.skips.values() if agreed)
         return tf.where(skipped, values, total / self.num_replicas_in_sync)
 
 

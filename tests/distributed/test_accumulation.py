@@ -64,6 +64,11 @@ KINDS = (*USUAL, "global momentum", "local steps", "scaled") if DEEP else USUAL
 WINDOWS = {kind: (STEPS, None) if DEEP or kind != USUAL[0] else (STEPS,) for kind in KINDS}
 
 
+def flat(variables):
+    """The values of variables as one vector."""
+    return np.concatenate([np.ravel(v) for v in variables])
+
+
 def train():
     """Trains with and without accumulation; also the error of workers with different windows."""
     import keras
@@ -92,23 +97,26 @@ def train():
 
     # A non-finite gradient in one step of a window on one worker skips the window.
     with strategy.scope():
-        model = problems.network(keras)
+        model = problems.network(keras, normalized=True)
         inner = keras.optimizers.SGD(0.05, gradient_accumulation_steps=STEPS)
         optimizer = rs.DistributedOptimizer(inner, rs.RedSync(density=0.1, dense_below=16))
         model.compile(optimizer, "mse")
     x, y = (a[:, :, rank].reshape(UPDATES * STEPS, MICRO, -1).copy() for a in rows())
     if rank == 1:
         x[STEPS + 1] = np.inf
-    before = []
+    before, statistics = [], []
 
     class RecordWeights(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            before.append(np.concatenate([np.ravel(w) for w in model.get_weights()]))
+            before.append(flat(model.trainable_variables))
+            statistics.append(flat(model.non_trainable_variables))
 
     data = tf.data.Dataset.from_tensor_slices((x, y))
     data = strategy.distribute_datasets_from_function(lambda _: data)
     model.fit(data, steps_per_epoch=len(x), verbose=0, callbacks=[RecordWeights()])
-    found["moved"] = [bool((a != b).any()) for a, b in zip(before[1:], before[:-1], strict=True)]
+    for name, values in (("moved", before), ("statistics", statistics)):
+        pairs = zip(values[1:], values[:-1], strict=True)
+        found[name] = [bool((a != b).any()) for a, b in pairs]
     found["skipped"] = int(optimizer.exchange.skipped.numpy())
     found.update(flushed(strategy, model, data))
 
@@ -136,7 +144,7 @@ def flushed(strategy, model, data):
                 residuals[spec.position] = strategy.experimental_local_results(variable)[0].numpy()
         all_of = [residuals.get(s.position, np.zeros(s.shape)) for s in exchange.specs]
         sums = [np.ravel(v) for v in optimizer.variables if "accumulator" in v.path]
-        found[f"weights {when}"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+        found[f"weights {when}"] = flat(model.trainable_variables)
         found[f"residuals {when}"] = np.concatenate(list(map(np.ravel, all_of)))
         found[f"sums {when}"] = np.concatenate(sums)
         found[f"updates {when}"] = int(optimizer.iterations.numpy())
@@ -248,6 +256,8 @@ def test_nonfinite_gradient_skips_window(trained):
         updates = [s for s in range(1, UPDATES * STEPS) if worker["moved"][s - 1]]
         assert updates == [2, 8, 11]  # the window that ends at step 5 is skipped
         assert worker["skipped"] == 1
+        restored = [s for s in range(1, UPDATES * STEPS) if not worker["statistics"][s - 1]]
+        assert restored == [5]  # only the step of the skipped update
 
 
 def test_flush_within_a_window(trained):

@@ -141,9 +141,9 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
     def _accumulate(self, apply: Callable[..., Any], *args: Any) -> None:
         """Run a step of an optimizer that updates only in some steps."""
-        before = self.exchange.step.read_value()
+        before = self.exchange.before_accumulation()
         self._adapter.run(apply, *args, finish=False)
-        self.exchange.average_after_updates(before)
+        self.exchange.after_accumulation(before)
 
     def _apply_by_override(self, grads_and_vars: Any) -> Any:
         """Run a step by the `apply_gradients` of a user's class, which may change gradients."""

@@ -452,19 +452,30 @@ class GradientExchange(tf.Module):
             self.bytes_sent.assign(counted, read_value=False)
             self.bytes_in_all.assign_add(sent[0], read_value=False)
 
-    def average_after_updates(self, before: tf.Tensor) -> None:
-        """With gradient accumulation, average BatchNormalization's statistics after updates only.
+    def before_accumulation(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the counters of steps and of steps skipped in a row, for `after_accumulation`."""
+        counter = self.nonfinite
+        streak = counter.local_streak if self.schedule.skips_locally else counter.in_a_row
+        return self.step.read_value(), streak.read_value()
 
-        Call it after `finish_step`, outside of the branch in which `finish_step` is traced.
+    def after_accumulation(self, before: tuple[tf.Tensor, tf.Tensor]) -> None:
+        """End a step of gradient accumulation, which may have no exchange.
+
+        Only a step that the exchange has skipped restores BatchNormalization's statistics. With
+        local steps they are averaged after updates only. Call it after `finish_step`, outside of
+        the branch in which `finish_step` is traced.
 
         Args:
-            before: The value of `step` when this step began.
+            before: The result of `before_accumulation` when the step began.
         """
+        steps, streak = before
+        if self._ours:
+            self.nonfinite.watch(self.strategy, self.schedule.skips_locally, streak)
         consensus = self.consensus
         if consensus is not None and self.schedule.averages_statistics:
             collectives.average_statistics_when(
                 self.strategy,
-                lambda: (self.step > before) & self.schedule.statistics_due(consensus),
+                lambda: (self.step > steps) & self.schedule.statistics_due(consensus),
             )
 
     def to_consensus(self) -> None:

@@ -77,17 +77,19 @@ class NonFiniteCounter:
             "gathered": ("shared", self._gathered),
         }
 
-    def watch(self, strategy: Any, skips_locally: bool) -> None:
+    def watch(self, strategy: Any, skips_locally: bool, before: Any = 0) -> None:
         """Register a check with our strategy of whether the step that is traced was skipped.
 
-        After a skipped step the strategy restores BatchNormalization's statistics.
+        After a skipped step the strategy restores BatchNormalization's statistics. A second call in
+        a step replaces the check.
 
         Args:
             strategy: A `tf_redsync.MultiWorkerMirroredStrategy`.
             skips_locally: Whether each worker skips steps by itself.
+            before: The streak when the step began, for steps that may leave it unchanged.
         """
         streak = self.local_streak if skips_locally else self.in_a_row
-        strategy.skips.append((lambda: streak.read_value() > 0, not skips_locally))
+        strategy.skips[self] = lambda: streak.read_value() > before, not skips_locally
 
     def flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return a flag for each of this worker's gradients, float32 `[N]`: 1 if it is non-finite.
