@@ -313,6 +313,13 @@ def test_gradient_of_wrong_shape_raises(mirrored):
         exchange([tf.zeros([3, 3])], [4])
 
 
+def test_several_gradients_of_a_variable_raise(mirrored):
+    exchange = build(mirrored(1), rs.Dense())
+    out = tf.zeros(SHAPES["out"])
+    with pytest.raises(ValueError, match=r"one gradient for each variable.*'out"):
+        exchange([out, out], [4, 4])
+
+
 def test_buckets_start_with_the_last_layer(mirrored):
     strategy = mirrored(2)
     exchange = build(strategy, SPARSE, bucket_bytes=1000)

@@ -161,8 +161,9 @@ class GradientExchange(tf.Module):
 
         Raises:
             TypeError: If a gradient has another dtype.
-            ValueError: Under XLA compilation. While a length that is a fraction of the training is
-                unknown. If a delayed exchange receives gradients of other variables than before.
+            ValueError: Under XLA compilation. If a variable has several gradients. While a length
+                that is a fraction of the training is unknown. If a delayed exchange receives
+                gradients of other variables than before.
             tf.errors.InvalidArgumentError: At execution, on a worker that receives a corrupted
                 message, and in a step that was traced before the last `switch`.
         """
@@ -240,9 +241,18 @@ class GradientExchange(tf.Module):
         return list(map(totals.__getitem__, positions)), outcome.finite
 
     def _by_variable(self, positions: Sequence[int], grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return one gradient per variable, in order; zeros for variables without a gradient."""
+        """Return one gradient per variable, in order; zeros for variables without a gradient.
+
+        Raises:
+            ValueError: If a variable has several gradients.
+        """
         ordered: list[Any] = [None] * len(self.specs)
         for position, grad in zip(positions, grads, strict=True):
+            if ordered[position] is not None:
+                raise ValueError(
+                    "a step must have one gradient for each variable. Received: several gradients "
+                    f"of {self.specs[position].name!r}. Add them up, or apply them in two steps."
+                )
             ordered[position] = grad
         return [tf.zeros(self.specs[i].shape) if g is None else g for i, g in enumerate(ordered)]
 
