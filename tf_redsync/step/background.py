@@ -49,7 +49,7 @@ class Background:
         with tf.init_scope(), tf.device(_CPU):
             self._begun = tf.queue.FIFOQueue(_CAPACITY, [tf.int32, tf.int64], [[], []])
             self._ended = tf.queue.FIFOQueue(_CAPACITY, [tf.string], [[]])
-            self._under_way = process_variable(tf.constant(0))  # number of exchanges
+            self._under_way = process_variable(tf.constant(0, tf.int64))  # number of exchanges
         self._function = self._traced()
         queues = self._begun, self._ended
         # The thread holds no reference to this object while it waits, so that the object can be
@@ -88,7 +88,7 @@ class Background:
 
         def wait() -> tf.Tensor:
             # A failure closes the queue, which then has fewer entries.
-            failure = tf.strings.reduce_join(self._ended.dequeue_up_to(number))
+            failure = tf.strings.reduce_join(self._ended.dequeue_up_to(tf.cast(number, tf.int32)))
             check = tf.debugging.Assert(tf.equal(failure, ""), [step_errors.IN_BACKGROUND, failure])
             with tf.control_dependencies([] if check is None else [check]):
                 self._under_way.assign(0, read_value=False)
