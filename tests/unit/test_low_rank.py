@@ -82,6 +82,27 @@ def test_blocks_keep_small_columns(cls, workers):
     np.testing.assert_allclose(found, [10.0, 1.0, 0.1], rtol=0.3)
 
 
+@loop(("cls", "rows", "columns"), [(rs.PowerSGD, 3, 0), (rs.PowerSGD, 3, 3), (rs.ACPSGD, 3, 3)])
+def test_gradients_after_a_step_without_any_are_sent(cls, rows, columns):
+    """The gradient is 0 in one step, and in the first rows and columns in all steps.
+
+    A layer before an output layer of zeros has no gradient in the first step, and inputs such as a
+    picture's margins have none in any. The last step of ACP-SGD is even, which is exact here: the
+    residual of the odd step before has the gradient's row space.
+    """
+    rng = np.random.default_rng(5)
+    gradient = rng.standard_normal((20, 3)) @ rng.standard_normal((3, 30))
+    gradient[:rows], gradient[:, :columns] = 0.0, 0.0
+    method, specs = cls(rank=3, min_compression_rate=0), (TensorSpec("w", (20, 30)),)
+    layout = BucketLayout(specs, 2)
+    states = loopback.initial_states(method, layout)
+    for number, factor in enumerate((0.0, 1.0, 1.0)):
+        grads = [[tf.constant(factor * gradient, tf.float32)]] * 2
+        states = loopback.run_step(method, layout, grads, states, number).states
+    for state in states:
+        assert np.linalg.norm(state["residual"][0]) < 1e-3 * np.linalg.norm(gradient)
+
+
 def test_power_iteration_converges_to_the_leading_directions():
     """With constant input, the rank-2 total approaches the best rank-2 approximation."""
     rng = np.random.default_rng(2)

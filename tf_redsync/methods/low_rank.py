@@ -125,6 +125,8 @@ class PowerSGD(_LowRank):
       and the authors' later package does so too.
     * The columns of Q are scaled to length 1 before the product. orth(P) is the same, but P keeps
       the magnitude of M. With an unscaled Q, P could overflow in `HalfPrecision`.
+    * A column of a factor that becomes zero, as after a gradient of 0, is not kept: the next step
+      starts from the last other column. In the paper such a column remains zero.
     * orth is the QR decomposition. All workers must compute equal bits, so use the same kind of
       processor on all of them.
 
@@ -173,7 +175,7 @@ class PowerSGD(_LowRank):
         delivered = products(ctx.layout, p, differences(local_q, errors))
         totals = as_tensors(ctx.layout, products(ctx.layout, p, q))
         residuals = as_tensors(ctx.layout, differences(matrices, delivered))
-        return totals, {"residual": residuals, "q": list(q)}
+        return totals, {"residual": residuals, "q": with_directions(q, state["q"])}
 
 
 @register
@@ -210,6 +212,8 @@ class ACPSGD(_LowRank):
     * Totals are sums over workers, not averages.
     * The residual subtracts the local product, not the total. The sum over workers is the same,
       and the later package of PowerSGD's authors does so too.
+    * A column of a factor that becomes zero, as after a gradient of 0, is not kept: the next step
+      starts from the last other column. In the authors' code such a column becomes a unit vector.
     * orth is the QR decomposition. All workers must compute equal bits, so use the same kind of
       processor on all of them.
 
@@ -281,7 +285,8 @@ class ACPSGD(_LowRank):
         totals = as_tensors(ctx.layout, products(ctx.layout, p, q))
         delivered = products(ctx.layout, *factors(sent - error))
         residuals = as_tensors(ctx.layout, differences(matrices, delivered))
-        return totals, {"residual": residuals, "p": list(p), "q": list(q)}
+        p, q = with_directions(p, state["p"]), with_directions(q, state["q"])
+        return totals, {"residual": residuals, "p": p, "q": q}
 
 
 def _by_columns(ctx: Context, factors: Factors) -> Factors:
@@ -348,6 +353,18 @@ def of_unit_length(factor: tf.Tensor) -> tf.Tensor:
     largest = tf.reduce_max(tf.abs(factor), axis=0)  # avoids overflow of the squares
     scaled = tf.math.divide_no_nan(factor, largest)
     return tf.math.divide_no_nan(scaled, tf.norm(scaled, axis=0))
+
+
+def with_directions(new: Factors, old: Factors) -> Factors:
+    """Return `new` factors `[rows, r]`, with the columns of `old` in place of zero columns.
+
+    orth would replace zero columns by unit vectors. They project a gradient that is 0 in their rows
+    to zero columns again, so it would never be sent.
+    """
+    return [
+        tf.where(tf.reduce_any(tf.not_equal(n, 0.0), axis=0), n, o)
+        for n, o in zip(new, old, strict=True)
+    ]
 
 
 def as_matrices(layout: BucketLayout, grads: Factors, residuals: Factors) -> list[tf.Tensor]:
