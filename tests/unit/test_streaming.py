@@ -191,6 +191,17 @@ def test_nonfinite_values_have_no_scale(bits):
     assert np.isfinite(scales[0]) and not np.isfinite(scales[1:]).any()
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("bits", [4, 8, 16, 32])
+def test_overflowing_sum_is_not_applied(bits, workers):
+    """Each worker's change is a float32 but their sum overflows."""
+    method = rs.StreamingDiLoCo(value_bits=bits)
+    layout = BucketLayout((TensorSpec("w", (4,)),), workers)
+    states = loopback.initial_states(method, layout)
+    step = loopback.run_step(method, layout, [[tf.fill([4], 3e38)]] * workers, states, 0)
+    assert not step.finite
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("bits", [4, 8, 16, 32])
 def test_fragment_without_elements(bits, workers):

@@ -105,6 +105,14 @@ def test_totals_are_unbiased_with_minimal_variance():
     assert found == pytest.approx(workers * variance(np.float64(g), p), rel=0.05)
 
 
+def test_overflowing_value_skips_the_step():
+    """A hundredth of the elements is sent, each multiplied by 100: 3.5e36 overflows float32."""
+    layout = BucketLayout((TensorSpec("w", (500,)),), 2)
+    grads = [[tf.fill([500], value)] for value in (1.0, 3.5e36)]
+    step = loopback.run_step(rs.contrib.Wangni(density=0.01), layout, grads, [{}, {}], 0)
+    assert not step.finite
+
+
 def test_draws_differ_by_worker_seed_and_step():
     g = np.ones((20, 50), np.float32)
     first = total_of(rs.contrib.Wangni(density=0.01), [g])[0] != 0

@@ -115,7 +115,9 @@ class Wangni(Sparsifier):
             parts.append(_part(tf.reshape(grad, [-1]), self.density, u, capacities[-1]))
         counts, indices, values = zip(*parts, strict=True)
         layout = MessageLayout.of(capacities)
-        message = layout.message(wire.all_finite(grads), tf.stack(counts), indices, values)
+        # A finite element over a small probability may overflow.
+        finite = wire.all_finite([*grads, *values])
+        message = layout.message(finite, tf.stack(counts), indices, values)
         nothing = [tf.zeros_like(g) for g in grads]
         selection = Selection(message, nothing, [], tf.zeros([len(capacities)]), layout)
         totals, left_out = yield from deliver(ctx, selection)

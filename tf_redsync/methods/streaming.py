@@ -128,6 +128,8 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
             whole_model=True,
             # Rounding errors of values are dropped
             conserves=self.value_bits == 32,
+            # Two workers sum decoded values after the all-gather
+            totals_may_overflow=self.value_bits in small_floats.MANTISSA_BITS,
         )
 
     @property
