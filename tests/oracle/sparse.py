@@ -69,3 +69,17 @@ def top_k_of_model(density: float) -> Callable:
         return [p - start for p, start in zip(parts, starts, strict=True)]
 
     return choose
+
+
+def block_of_every_tensor(density: float, draw: Callable) -> Callable:
+    """Chooses contiguous elements from a random one on; the first element follows the last.
+
+    `draw(tensor, step)` returns the number in [0, 1) that all workers share.
+    """
+
+    def choose(values, step):
+        firsts = [int(draw(i, step) * v.size) for i, v in enumerate(values)]
+        marks = [np.arange(v.size) < count(density, v.size) for v in values]
+        return [np.flatnonzero(np.roll(m, at)) for m, at in zip(marks, firsts, strict=True)]
+
+    return choose

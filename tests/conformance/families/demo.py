@@ -28,7 +28,7 @@ def message(method, specs, step):
 
 
 def oracle(method, specs, workers):
-    def transform(function):  # rounded as the method does; the unit tests check it
+    def transform(function):  # rounded as the method does; the oracle checks it
         return lambda blocks: np.array(function(tf.constant(blocks, tf.float32)))
 
     return DeMoOracle(

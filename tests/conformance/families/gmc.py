@@ -4,7 +4,7 @@ import dataclasses
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
-from tests.conformance.families.sparse import RANDOM, chosen
+from tests.conformance.families.sparse import RANDOM, block_of
 from tests.oracle.gmc import GMCOracle
 from tests.oracle.sparse import count, top_k_by_layer
 from tf_redsync.exchange.requests import AllGather, AllReduce
@@ -21,14 +21,8 @@ def values(method, specs, step):
 
 
 def oracle(method, specs, workers):
-    """Uses the method's blocks; `test_sparse_methods.py` tests them."""
-    block = rs.RandomBlock(density=method.density, seed=method.seed)
-
-    def choose_block(sums, step):
-        return chosen(block, specs, step)
-
-    by_selection = {"top_k": top_k_by_layer(method.density), "random_block": choose_block}
-    choose = by_selection[method.selection]
+    blocks = method.selection == "random_block"
+    choose = block_of(method, specs) if blocks else top_k_by_layer(method.density)
     return GMCOracle([s.shape for s in specs], workers, choose, method.momentum, rate=2.0**-5)
 
 

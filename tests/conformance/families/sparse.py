@@ -9,7 +9,7 @@ import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
 from tests.oracle import sparse as oracle
 from tf_redsync.exchange.requests import AllGather
-from tf_redsync.methods.common.random_numbers import stream
+from tf_redsync.methods.common.random_numbers import stream, uniform
 
 
 def message(method, specs, step):
@@ -31,7 +31,7 @@ def top_k_oracle(method, specs, workers):
     return oracle.MemoryOracle([s.shape for s in specs], workers, choose)
 
 
-def random_oracle(method, specs, workers):
+def random_k_oracle(method, specs, workers):
     """Uses the method's positions; `test_sparse_methods.py` tests them."""
     shapes = [s.shape for s in specs]
     return oracle.MemoryOracle(shapes, workers, lambda sums, step: chosen(method, specs, step))
@@ -40,8 +40,24 @@ def random_oracle(method, specs, workers):
 @functools.cache
 def chosen(method, specs, step):
     """Random positions of one step, equal for all workers and any number of them."""
-    seeds = [stream(method.seed, tf.constant(step, tf.int64), s.position) for s in specs]
-    return [np.array(method.choose(s, seed)) for s, seed in zip(specs, seeds, strict=True)]
+    return [np.array(method.choose(s, seed(method, s, step))) for s in specs]
+
+
+def seed(method, spec, step):
+    return stream(method.seed, tf.constant(step, tf.int64), spec.position)
+
+
+def block_oracle(method, specs, workers):
+    return oracle.MemoryOracle([s.shape for s in specs], workers, block_of(method, specs))
+
+
+def block_of(method, specs):
+    """Chooses blocks in numpy, from the random numbers that the method draws."""
+
+    def draw(tensor, step):
+        return float(uniform([], seed(method, specs[tensor], step), tf.float64))
+
+    return oracle.block_of_every_tensor(method.density, draw)
 
 
 def _top_k(**options):
@@ -49,9 +65,9 @@ def _top_k(**options):
     return Descriptor(rs.TopK(**options), full, True, (AllGather,), message, top_k_oracle)
 
 
-def _random(cls, **options):
+def _random(cls, reference, **options):
     return Descriptor(
-        cls(**options), cls(density=1.0), payload=values, oracle=random_oracle, tolerance=1e-6,
+        cls(**options), cls(density=1.0), payload=values, oracle=reference, tolerance=1e-6,
         patience=RANDOM,
     )  # fmt: skip
 
@@ -63,6 +79,6 @@ RANDOM = 170.0
 TABLE = {
     "top_k": _top_k(density=0.1),
     "top_k_model": _top_k(density=0.05, scope="model"),
-    "random_k": _random(rs.RandomK, density=0.1),
-    "random_block": _random(rs.RandomBlock, density=0.2, seed=3),
+    "random_k": _random(rs.RandomK, random_k_oracle, density=0.1),
+    "random_block": _random(rs.RandomBlock, block_oracle, density=0.2, seed=3),
 }
