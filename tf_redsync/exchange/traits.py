@@ -34,7 +34,7 @@ class Traits:
             in it.
         totals_may_overflow: Whether totals can be non-finite although all received values are
             finite. Every step then checks them, and all workers skip a step that fails.
-        waiting_steps: Mean number of steps until an element is sent; 1 if every step sends it.
+        waiting_steps: Mean number of exchanges until an element is sent; 1 if each one sends it.
         sends_selected: Whether the method sends only selected elements, in messages that `Coded`
             can encode.
         density_changes: Whether the number of elements that are sent depends on the step.

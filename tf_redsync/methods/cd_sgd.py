@@ -49,6 +49,8 @@ class CDSGD(EvaluationPoint, ThresholdCodes):
     * No parameter server: codes are all-gathered, full gradients are all-reduced, and every worker
       applies the mean with the same optimizer.
     * The threshold is in units of the root mean square of r + g; see `TwoBit`.
+    * The local update is a step of plain SGD. In the authors' code a local optimizer takes it,
+      which may have momentum of its own.
     * Biases, norms and small tensors are sent in full in every step, with the same delay.
     * The first step after the warm-up applies a gradient of zero, and the gradient of the last step
       is not applied.

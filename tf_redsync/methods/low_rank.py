@@ -210,8 +210,6 @@ class ACPSGD(_LowRank):
       kernels [in, heads, size] are [in, heads size].
     * P belongs to the shorter side of the matrix.
     * Totals are sums over workers, not averages.
-    * The residual subtracts the local product, not the total. The sum over workers is the same,
-      and the later package of PowerSGD's authors does so too.
     * A column of a factor that becomes zero, as after a gradient of 0, is not kept: the next step
       starts from the last other column. In the authors' code such a column becomes a unit vector.
     * orth is the QR decomposition. All workers must compute equal bits, so use the same kind of
