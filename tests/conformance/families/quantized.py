@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import tensorflow as tf
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
-from tests.oracle.quantized import StochasticOracle, ThresholdOracle
+from tests.oracle import quantized as oracle
 from tf_redsync.exchange.requests import AllGather, AllReduce
+from tf_redsync.methods.common import quantizer
 from tf_redsync.methods.common.random_numbers import stream
 
 
@@ -44,37 +46,61 @@ def stochastic_oracle(method, specs, workers):
         seed, number = stream(method.seed, tf.constant(step, tf.int64), specs[0].position).numpy()
         return seed, worker, number
 
+    qsgd = isinstance(method, rs.QSGD)
     options = (
         {"levels": method.levels, "bucket_size": method.bucket_size}
-        if isinstance(method, rs.QSGD)
+        if qsgd
         else {"shared": method.shared_scaler}
     )
-    return StochasticOracle([s.shape for s in specs], own_stream, **options)
+    if qsgd and method.norm == "l2":
+        options |= {"scale": oracle.l2_norm, "as_rounded": in_float32(quantizer.l2_norm)}
+    elif not qsgd and method.clip is not None:
+        options |= deviations(method.clip)
+    return oracle.StochasticOracle([s.shape for s in specs], own_stream, **options)
+
+
+def in_float32(function):
+    return lambda rows: np.array(function(tf.constant(rows, tf.float32)))
+
+
+def deviations(number):
+    """Some standard deviations of a row, at most its maximum: in numpy, and in float32."""
+
+    @in_float32
+    def as_rounded(rows):
+        return tf.minimum(number * quantizer.rms(rows, rows.shape[1]), quantizer.largest(rows))
+
+    return {"scale": oracle.deviations(number), "as_rounded": as_rounded}
 
 
 def threshold_oracle(method, specs, workers):
-    return ThresholdOracle([s.shape for s in specs], workers, method.threshold)
+    def constant(rows):
+        return np.full(len(rows), method.threshold, np.float32)
+
+    scales = {"scale": constant, "as_rounded": constant}
+    if method.unit == "rms":
+        scales = deviations(method.threshold)
+    return oracle.ThresholdOracle([s.shape for s in specs], workers, **scales)
 
 
-def _gathers(method, payload, oracle=None, requests=(AllGather,)):
-    return Descriptor(method, None, True, requests, payload, oracle, steps=10)
+def _gathers(method, payload, reference, requests=(AllGather,)):
+    return Descriptor(method, None, True, requests, payload, reference, steps=10)
 
 
-# Compared with the oracle where no rounded sum decides a code: largest elements, no clipping.
 TABLE = {
-    "qsgd": _gathers(rs.QSGD(), qsgd_message),
+    "qsgd": _gathers(rs.QSGD(), qsgd_message, stochastic_oracle),
     "qsgd_max": _gathers(
         rs.QSGD(levels=5, bucket_size=64, norm="max", seed=2), qsgd_message, stochastic_oracle
     ),
-    "tern_grad": _gathers(rs.TernGrad(), two_bits),
+    "tern_grad": _gathers(rs.TernGrad(), two_bits, stochastic_oracle),
     "tern_grad_no_clip": _gathers(rs.TernGrad(clip=None, seed=1), two_bits, stochastic_oracle),
     "tern_grad_shared": _gathers(
-        rs.TernGrad(clip=None, shared_scaler=True),
+        rs.TernGrad(shared_scaler=True),
         scalers_and_sums,
         stochastic_oracle,
         (AllGather, AllReduce),
     ),
-    "two_bit": _gathers(rs.contrib.TwoBit(), two_bits),
+    "two_bit": _gathers(rs.contrib.TwoBit(), two_bits, threshold_oracle),
     "two_bit_absolute": _gathers(
         rs.contrib.TwoBit(threshold=0.5, unit="absolute"), two_bits, threshold_oracle
     ),
