@@ -160,7 +160,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         # Lifted functions by the `tf.function` that was passed to `run`; see `_on_every_replica`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._network = collectives.for_strategy(self)  # averages the statistics
-        self._statistics: list[Any] = []  # non-trainable model variables, see `run`
+        self._statistics, self._averaged_in_rounds = list[Any](), set[int]()  # see `run`
         # The function of `average_statistics`, and the number of statistics that it averages.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
         # By counter, a skip condition and whether workers agree on it; set while a step is traced.
@@ -323,14 +323,22 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def shared_statistics(self) -> list[Any]:
-        """The moving statistics that are equal on all workers after each step."""
+        """The moving statistics that are equal on all workers after each step.
+
+        Those that a step averages only if `statistics_due` are absent from its first trace on;
+        `_averaged_in_rounds` has their ids.
+        """
+        return [v for v in self._averaged if id(v) not in self._averaged_in_rounds]
+
+    @property
+    def _averaged(self) -> list[Any]:
         return [v for v in self._statistics if statistics.needs_averaging(v)]
 
     def average_statistics(self) -> None:
         """Average the moving statistics over the workers now; all workers must call it."""
         if not self._statistics or collectives.worker_count(self) == 1:
             return
-        variables = tuple(self.shared_statistics)
+        variables = tuple(self._averaged)
         self.skips = {}
         if self._averages[1] != len(variables):  # a model was added
             run = super().run
@@ -379,6 +387,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Restore the statistics that a step has changed, or average them."""
         if not changed:  # a model without BatchNormalization
             return
+        if self.statistics_due is not None:
+            self._averaged_in_rounds.update(map(id, changed))
         skipped = _any(skipped() for skipped, _ in self.skips.values())
         for group in statistics.groups(changed):
             values = before.restored_if(group, skipped)

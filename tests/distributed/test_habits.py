@@ -478,6 +478,47 @@ def several_trainings(strategy):
     return {"digests": digests, "step": int(optimizer.exchange.step.numpy())}
 
 
+def rounds_beside_steps(strategy):
+    """A model with one optimizer of every step and one of rounds, in one function or in two.
+
+    Within a round the workers' statistics differ, and the first optimizer must not compare them.
+    """
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    methods, digests = (rs.TopK(density=0.5), rs.LocalSGD(steps=STEPS + 1)), []
+    for functions in (((0, 1),), ((0,), (1,))):
+        keras.utils.set_random_seed(5)
+        with strategy.scope():
+            model = problems.network(keras, normalized=True)
+            parts = [layer.trainable_variables for layer in model.layers[:2]]
+            optimizers = [
+                rs.DistributedOptimizer(keras.optimizers.SGD(0.01), method, check_every=1)
+                for method in methods
+            ]
+
+        def replica_step(served, x, model=model, parts=parts, optimizers=optimizers):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(x, training=True) ** 2)
+            grads = tape.gradient(loss, [parts[i] for i in served])
+            for i, own in zip(served, grads, strict=True):
+                optimizers[i].apply_gradients(zip(own, parts[i], strict=True))
+
+        steps = [
+            tf.function(lambda x, s=s, run=replica_step: strategy.run(run, (s, x)))
+            for s in functions
+        ]
+        for number in range(STEPS):
+            for step in steps:
+                step(problems.regression(8, seed=2 * number + problems.rank())[0])
+        optimizers[1].exchange.to_consensus()
+        digests.append(problems.digest(model))
+    return {"digests": digests, "step": int(optimizers[0].exchange.step.numpy())}
+
+
 SCENARIOS = {
     "bfloat16": bfloat16,
     "mixed tf_keras": mixed_float16("tf_keras"),
@@ -499,6 +540,7 @@ SCENARIOS = {
     "scalar losses": scalar_losses,
     "dropout": dropout,
     "several trainings": several_trainings,
+    "rounds beside steps": rounds_beside_steps,
     "no call": no_call(True),
     "no call, unbuilt parts": no_call(False),
 }

@@ -107,12 +107,13 @@ def test_differences():
     assert differences(many)[0].endswith("10=10, and 9 more")
 
 
-def reported(on_drift, rates, weights):
+def reported(on_drift, rates, weights, applies=None):
     """Reports workers with these learning rates and two words of weights each."""
+    kernel, bias = drift.Shared("kernel", []), drift.Shared("bias", [], applies=applies)
     detector = drift.DriftDetector(None, 5, on_drift, dict, list, list)
     numbers = [drift.number_words(rate).numpy() for rate in rates]
     rows = [[*n, a, 0, b, 0] for n, (a, b) in zip(numbers, weights, strict=True)]
-    detector._report(np.array(rows, np.int32), ["learning rate", "kernel", "bias"], 1)
+    detector._report(np.array(rows, np.int32), ["learning rate"], [kernel, bias])
 
 
 def test_drifted_variables_are_named():
@@ -122,6 +123,15 @@ def test_drifted_variables_are_named():
     assert "worker 1 has the bits of 'kernel'" in text and "and 1 more differ" in text
     assert "worker 2 has the learning rate 0.2, worker 0 has 0.1" in text
     assert "check_every=5" in text
+
+
+def test_statistics_averaged_in_rounds_are_ignored(caplog):
+    for on_drift in drift.CHOICES:
+        reported(on_drift, [0.1, 0.1], [(1, 2), (1, 3)], applies=lambda: False)
+    assert not caplog.records
+    with pytest.raises(drift.Drifted, match="'kernel'") as error:
+        reported("error", [0.1, 0.1], [(1, 2), (2, 3)], applies=lambda: False)
+    assert "more differ" not in str(error.value)
 
 
 def test_learning_rates_are_not_restored(caplog):

@@ -153,7 +153,7 @@ def drift_of(
     def weights() -> list[Shared]:
         averaged = collectives.is_ours(strategy) and not skips_locally
         shared = strategy.shared_statistics if averaged else []
-        return trainable + [Shared(v.name, local(v)) for v in shared]
+        return trainable + [_statistic(strategy, v) for v in shared]
 
     def numbers() -> dict[str, tf.Tensor]:
         if skips_locally:  # iterations, and thus scheduled learning rates, may differ in a round
@@ -165,6 +165,13 @@ def drift_of(
         return [Shared(v.name, local(v)) for v in slots if v.dtype.is_floating]
 
     return DriftDetector(network, every, on_drift, numbers, weights, all_slots)
+
+
+def _statistic(strategy: Any, variable: Any) -> Shared:
+    def applies() -> bool:  # until another optimizer's local steps average it in rounds
+        return any(v is variable for v in strategy.shared_statistics)
+
+    return Shared(variable.name, strategy.experimental_local_results(variable), applies=applies)
 
 
 def _agreed(consensus: Any, agreed: tf.Variable, own: tf.Variable) -> Callable[[], tf.Tensor]:

@@ -41,11 +41,13 @@ class Shared:
         name: Its name in messages.
         copies: This process's variables, one for each replica.
         read: Returns the value to compare; `None` compares the first copy.
+        applies: Returns whether a difference counts, equal on all workers; `None` for always.
     """
 
     name: str
     copies: Sequence[tf.Variable]
     read: Callable[[], tf.Tensor] | None = None
+    applies: Callable[[], bool] | None = None
 
     def value(self) -> tf.Tensor:
         """Return the value to compare."""
@@ -93,11 +95,10 @@ class DriftDetector:
         words = [number_words(n) for n in numbers.values()]
         local_words = joined(*words, fingerprints(weights))
         rows = gather(self._network, local_words)  # [workers, words]
-        names = [*numbers, *(w.name for w in weights)]
 
         def react() -> None:
             def report(received: tf.Tensor) -> None:
-                self._report(received.numpy(), names, len(numbers))
+                self._report(received.numpy(), list(numbers), weights)
 
             # Weights are restored only if the report does not raise.
             reported = tf.py_function(report, [rows], [])
@@ -118,9 +119,15 @@ class DriftDetector:
         for copy in shared.copies:
             copy.assign(_from_int32(received, value), read_value=False)
 
-    def _report(self, rows: np.ndarray, names: Sequence[str], numbers: int) -> None:
+    def _report(
+        self, rows: np.ndarray, of_numbers: Sequence[str], weights: Sequence[Shared]
+    ) -> None:
+        names, numbers = [*of_numbers, *(w.name for w in weights)], len(of_numbers)
         pairs = rows.reshape(len(rows), -1, _WORDS)  # [workers, numbers and weights, words]
         differ = (pairs != pairs[:1]).any(axis=-1)
+        differ[:, numbers:] &= [w.applies is None or w.applies() for w in weights]
+        if not differ.any():
+            return
         lines = []
         for rank in differ.any(axis=-1).nonzero()[0]:
             first, *more = differ[rank].nonzero()[0]
