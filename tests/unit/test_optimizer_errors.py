@@ -450,3 +450,16 @@ def test_loss_scale_around_a_wrapper_moves_inside():
         lambda: model.compile(keras.optimizers.LossScaleOptimizer(again), "mse"),
         "DistributedOptimizer(LossScaleOptimizer(inner))",
     )
+
+
+def test_model_with_a_loss_scale_can_be_compiled_again():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = small_model()
+        wrapped = rs.DistributedOptimizer(sgd(), rs.Dense())
+        for loss in ("mse", "mae"):
+            model.compile(wrapped, loss)
+            model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert model.optimizer is wrapped and int(wrapped.iterations.numpy()) == 2

@@ -43,7 +43,7 @@ def install(model_class: Any) -> None:
                 kwargs["jit_compile"] = False
             with _scope(self):
                 compiled(self, *args, **kwargs)
-                loss_scaling.move_scaler_inside(self)
+                loss_scaling.move_scaler_inside(self, optimizer)
             arguments = signature.bind(self, *args, **kwargs).arguments
             _check_metrics(self, arguments)
             consistency.note_compile(self, arguments)

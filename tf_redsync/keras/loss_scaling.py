@@ -21,12 +21,19 @@ import tensorflow as tf
 from tf_redsync.keras import models
 
 
-def move_scaler_inside(model: Any) -> None:
-    """Swap the optimizers if a model has a `LossScaleOptimizer` around the wrapper."""
+def move_scaler_inside(model: Any, given: Any) -> None:
+    """Swap the optimizers if a model has a `LossScaleOptimizer` around the wrapper.
+
+    Args:
+        model: The model, just compiled.
+        given: The optimizer that was passed to `compile`. If it is the wrapper and has a scale
+            already, the scale that Keras has added is dropped.
+    """
     around: Any = getattr(model, "optimizer", None)
     wrapper: Any = getattr(around, "inner_optimizer", None)
     if models.is_wrapper(wrapper) and not models.is_wrapper(around):
-        wrapper.adopt_scaler(around)
+        if wrapper is not given or not hasattr(wrapper.inner_optimizer, "inner_optimizer"):
+            wrapper.adopt_scaler(around)
         model.optimizer = wrapper
 
 
