@@ -11,6 +11,8 @@ import tf_keras
 import tf_redsync as rs
 from tests import total_state
 from tests.loops import loop
+from tf_redsync.network.collectives import Alone
+from tf_redsync.step.nonfinite import NonFiniteCounter
 
 SHAPES = ((8, 6), (6,))
 LEGACY = tf_keras.optimizers.legacy
@@ -225,6 +227,15 @@ def test_first_nonfinite_variable_is_named(caplog):
         step(tf.ones(2), tf.constant([1.0, np.inf]), tf.constant([np.nan, 1.0]))
     (message,) = [r.getMessage() for r in caplog.records]
     assert "First seen on worker 0 in the gradient of 'kernel'." in message
+
+
+def test_updates_above_31_bits_stay_equal():
+    iterations = tf.Variable(2**31 + 5, dtype=tf.int64)
+    counter, network = NonFiniteCounter(["kernel"], Alone(), 0), Alone()
+    counter.store_counts(iterations)
+    counter.exchange_counts(network)
+    counter.count_round(tf.constant(True), [tf.zeros([2])], iterations)
+    assert int(iterations.numpy()) == 2**31 + 5 and int(counter.total.numpy()) == 0
 
 
 def test_variable_of_a_frozen_model_is_named(caplog):

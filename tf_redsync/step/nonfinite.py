@@ -155,8 +155,8 @@ class NonFiniteCounter:
     def exchange_counts(self, network: Network) -> None:
         """Gather the counts that all workers have stored, by a collective of `network`."""
         counts = self._kept.read_value()
-        rows = tf.cast(gather(network, tf.cast(counts, tf.int32)), tf.int64)
-        rows = tf.ensure_shape(rows, [network.workers, 3])
+        words = gather(network, tf.reshape(tf.bitcast(counts, tf.int32), [-1]))
+        rows = tf.bitcast(tf.reshape(words, [network.workers, 3, 2]), tf.int64)
         longest, skipped = tf.reduce_max(rows[:, 0]), tf.reduce_sum(rows[:, 1])
         self._gathered.assign(tf.stack([longest, skipped]), read_value=False)
         self._behind.assign(tf.reduce_max(rows[:, 2]) - counts[2], read_value=False)
