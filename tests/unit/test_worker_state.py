@@ -16,7 +16,7 @@ from tf_redsync.auto import auto
 from tf_redsync.config import registered
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.state.saveable_exchange import SaveableExchange
-from tf_redsync.state.snapshot import needs_several_workers
+from tf_redsync.state.snapshot import Entry, needs_several_workers
 from tf_redsync.step.builder import ExchangeBuilder
 from tf_redsync.step.every_step import EveryStep
 from tf_redsync.step.local_steps import LocalSteps
@@ -396,6 +396,23 @@ def test_damaged_checkpoint_is_rejected(mirrored, tmp_path, monkeypatch):
     for text in (reader.get_tensor(key)[:-300], b"", b"\x80\x04N.", *made):
         with pytest.raises(ValueError, match="corrupted"):
             model.optimizer.exchange._in_checkpoint.deserialize(text)
+
+
+def test_dropped_fragment_in_flight_can_be_restored():
+    """Its changes are NaN until the step that would apply them."""
+    specs = [TensorSpec(n, s, position=i) for i, (n, s) in enumerate(SHAPES.items())]
+    method = rs.StreamingDiLoCo(steps=4, fragments=1, overlap=1)
+    (bucket,) = make_buckets([(s, method) for s in specs], 2)
+    state, kinds = Streaming([bucket], steps=4).init(bucket)
+    for name, (first, *_) in state.items():
+        entry = Entry(f"states/{name}/0", kinds[name], (tf.Variable(first),))
+        nan = np.full(entry.shape, np.nan).astype(entry.dtype)
+        if name == "moving":
+            entry.check("the part", nan)
+        elif entry.dtype.kind == "f":
+            with pytest.raises(ValueError, match=f"non-finite.*{name}"):
+                entry.check("the part", nan)
+    assert kinds["moving"] == "mean"
 
 
 @pytest.mark.parametrize(

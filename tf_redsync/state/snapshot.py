@@ -46,8 +46,9 @@ _SCALARS = ("format", "rank", "workers", "rows")
 # State of sync schedules that a single worker does not run.
 _OF_SCHEDULES = ("consensus/", "trial/", "skips/", "optimizer/")
 _STATES = "states/"
-_PENDING = "/pending/"  # gradients, possibly non-finite: the step that sends them is then skipped
-_OF_BUCKETS = (_PENDING, "/outer_", "/moving")  # of a delay, an outer optimizer, fragments
+# Gradients and changes of a delay, possibly non-finite: the step that applies them then drops them.
+_DELAYED = ("/pending/", "/moving/")
+_OF_BUCKETS = ("/pending/", "/outer_", "/moving")  # of a delay, an outer optimizer, fragments
 _SHOWN = 5  # names in a message
 _MOST_WORKERS = 1 << 20  # in a file that is not corrupted
 
@@ -117,7 +118,8 @@ class Entry:
                 f"Received: dtype={array.dtype}"
             )
         numbers = self.numbers(array)
-        if numbers.dtype.kind not in "biu" and _PENDING not in self.name:
+        may_be_nonfinite = any(part in self.name for part in _DELAYED)
+        if numbers.dtype.kind not in "biu" and not may_be_nonfinite:
             bad = int(np.size(numbers) - np.isfinite(np.asarray(numbers, np.float32)).sum())
             if bad:
                 raise ValueError(
