@@ -127,6 +127,26 @@ def test_fit_flushes_at_its_end(mirrored, family):
         plain.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[Flush()])
 
 
+def test_frozen_layers_stay(mirrored):
+    with mirrored(2).scope():
+        layers = [keras.layers.Dense(20), keras.layers.Dense(20)]
+        model = keras.Sequential([keras.layers.Input((30,)), *layers])
+        method = rs.TopK(density=0.05, dense_below=0)
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9), method)
+        model.compile(optimizer, "mse")
+    model.fit(np.ones((16, 30), "f4"), np.ones((16, 20), "f4"), batch_size=8, verbose=0)
+    waiting = pending(optimizer)
+    layers[0].trainable = False
+    kept, moved = (layer.get_weights()[0] for layer in layers)
+    optimizer.flush()
+    np.testing.assert_array_equal(layers[0].get_weights()[0], kept)
+    assert (layers[1].get_weights()[0] != moved).any()
+    assert 0 < pending(optimizer) < waiting
+    layers[0].trainable = True
+    optimizer.flush()
+    assert (layers[0].get_weights()[0] != kept).any() and pending(optimizer) == 0
+
+
 class TwoOptimizers(keras.Model):
     def train_step(self, data):
         x, y = data

@@ -113,6 +113,23 @@ def test_default_candidates():
     assert with_momentum == (rs.Dense(momentum=0.9), rs.CodedGMC())
 
 
+def test_residual_of_a_variable_without_a_gradient_stays_to_be_delivered():
+    specs = [TensorSpec(name, (8, 8), position=i) for i, name in enumerate("ab")]
+    buckets = make_buckets([(spec, rs.TopK(dense_below=0)) for spec in specs], 2)
+    states = [{"residual": [tf.ones([8, 8]) for _ in b.layout.specs]} for b in buckets]
+    grads = [[tf.ones([8, 8]) for _ in b.layout.specs] for b in buckets]
+    for present in ({0, 1}, {0}):
+        trial = for_buckets(buckets, 2, trial_steps=2)
+        for _ in range(5):  # the last one is dense
+            inputs = Inputs(grads, states, None, tf.constant(0, tf.int64), DryRun(2))
+            outcome = trial.run(inputs)
+            trial.keep_absent(outcome, states, present)
+        assert int(trial.times.delivered) == (present == {0, 1})
+        for bucket, (_, new) in zip(buckets, outcome.results, strict=True):
+            for spec, residual in zip(bucket.layout.specs, new["residual"], strict=True):
+                assert np.any(residual) == (spec.position not in present)
+
+
 def test_disabled_steps_after_the_verdict_start_no_other_trial():
     """After a dense verdict, both kinds of steps of another trial would be dense."""
     buckets = make_buckets([(TensorSpec("w", (8, 8)), rs.TopK(dense_below=0))], 2)

@@ -217,7 +217,12 @@ class Adapter:
             served = [self._given[i] for i in positions]
             apply_gradients([(tf.zeros(v.shape, v.dtype), v) for v in served])
 
-        flushing.deliver(self.exchange, apply)
+        frozen = [
+            i
+            for i, v in enumerate(self._given)
+            if not isinstance(v, tf.Variable) and not v.trainable
+        ]
+        flushing.deliver(self.exchange, apply, frozen)
         training_length.forget(self.exchange)  # all gradients are delivered
 
     @staticmethod

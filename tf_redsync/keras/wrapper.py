@@ -339,7 +339,7 @@ class Wrapper(AttributeForwarding):
         steps, residuals are weight changes and are added to the weights. Velocities are not
         delivered, as in dense training; the momentum of `CodedGMC` is, as a part of its residual.
         With gradient accumulation the step counts as a window, and the sums of an unfinished window
-        stay.
+        stay. Variables of frozen layers of Keras 3 stay, with their residuals.
 
         Call it between two steps on all workers; `tf_redsync.callbacks.Flush` calls it at the end
         of `fit`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -229,6 +229,26 @@ class EveryStep:
         plan = Plan(self.buckets, (_deliver,) * number, (False,) * number, (True,) * number)
         zeros = [[tf.zeros(s.shape, tf.float32) for s in b.layout.specs] for b in self.buckets]
         return plan.run(Inputs(zeros, states, None, tf.constant(0, tf.int64), network))
+
+    def keep_absent(self, outcome: Outcome, states: Sequence[State], present: Set[int]) -> None:
+        """Keep the state of variables whose totals are not applied.
+
+        Args:
+            outcome: The outcome of a step, whose new states this changes.
+            states: For every bucket, its state before the step.
+            present: The positions of all variables that the step updates.
+        """
+        for bucket, old, (_, new) in zip(self.buckets, states, outcome.results, strict=True):
+            if new is old:
+                continue
+            absent = [s.position not in present for s in bucket.layout.specs]
+            for name in set(old) - set(self.always_stored):
+                values = old[name]
+                if len(values) == len(absent):  # one for each variable
+                    new[name] = [
+                        o if keep else n
+                        for o, n, keep in zip(values, new[name], absent, strict=True)
+                    ]
 
     def interrupt(self) -> None:
         """Handle a step whose exchange is skipped because a check of the gradients failed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,11 @@ from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.local_steps import LocalSteps
 
 
-def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) -> None:
+def deliver(
+    exchange: GradientExchange,
+    apply: Callable[[Sequence[int]], None],
+    frozen: Collection[int] = (),
+) -> None:
     """Deliver the residuals of all workers and set them to zero.
 
     All workers must call it, between two steps and outside of any replica.
@@ -23,6 +27,7 @@ def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) 
         exchange: A built `GradientExchange`.
         apply: Runs a step of the optimizer with zero gradients for the variables at these
             positions, in a replica context. The exchange replaces their totals by the residuals.
+        frozen: Positions of variables that stay, with their residuals.
 
     Raises:
         ValueError: If a method exchanges momenta.
@@ -38,7 +43,10 @@ def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) 
     waiting = may_hold_residuals([s.variables_by_name for s in exchange.states])
     specs_by_bucket = [bucket.layout.specs for bucket in exchange.schedule.buckets]
     served = sorted(
-        s.position for specs, w in zip(specs_by_bucket, waiting, strict=True) if w for s in specs
+        s.position
+        for specs, w in zip(specs_by_bucket, waiting, strict=True)
+        for s in specs
+        if w and s.position not in frozen
     )
     if not served:
         return
@@ -47,7 +55,7 @@ def deliver(exchange: GradientExchange, apply: Callable[[Sequence[int]], None]) 
         assert exchange.consensus is not None
         flush_changes = exchange.schedule.flush_changes
         step = functools.partial(
-            flush_changes, exchange.consensus, exchange.states, exchange.network
+            flush_changes, exchange.consensus, exchange.states, exchange.network, set(served)
         )
     with exchange.agreed("deliver residuals (`flush()`)"):
         exchange.replacement = functools.partial(_totals, exchange)
@@ -72,5 +80,6 @@ def _totals(
     with tf.control_dependencies(checks):
         states = [s.read() for s in exchange.states]
     outcome = exchange.schedule.flush(states, exchange.network)
+    exchange.schedule.keep_absent(outcome, states, set(positions))
     flags = None if exchange.schedule.skips_locally else exchange.nonfinite.flags(zeros)
     return exchange.stored(outcome, states, positions, flags)

@@ -201,7 +201,7 @@ class GradientExchange(tf.Module):
         if not schedule.skips_locally:
             step_counters.note_exchange(outcome.finite)
         if not whole:
-            self._keep_absent(outcome, states, set(positions))
+            schedule.keep_absent(outcome, states, set(positions))
         return self.stored(outcome, states, positions, flags)
 
     def stored(self, outcome: Outcome, states: States, positions: Positions, flags: Any) -> Totals:
@@ -422,22 +422,6 @@ class GradientExchange(tf.Module):
             )
         if self.replacement is None:
             self._present = present
-
-    def _keep_absent(self, outcome: Outcome, old_states: States, present: set[int]) -> None:
-        """Keep the state of variables without a gradient, because their totals are not applied."""
-        for bucket, old, (_, new) in zip(
-            self.schedule.buckets, old_states, outcome.results, strict=True
-        ):
-            if new is old:
-                continue
-            absent = [s.position not in present for s in bucket.layout.specs]
-            for name in set(old) - set(self.schedule.always_stored):
-                values = old[name]
-                if len(values) == len(absent):  # one for each variable
-                    new[name] = [
-                        o if keep else n
-                        for o, n, keep in zip(values, new[name], absent, strict=True)
-                    ]
 
     def finish_step(self, rate: tf.Tensor) -> None:
         """Set the workers' own weights after the optimizer's update, in a replica context.

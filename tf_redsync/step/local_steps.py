@@ -21,7 +21,7 @@ workers take the same steps with equal optimizers. The rounds begin after the wa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -224,16 +224,27 @@ class LocalSteps(ChangingSteps):
         return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite
 
     def flush_changes(
-        self, consensus: Consensus, states: Sequence[StateVariables], network: Network
+        self,
+        consensus: Consensus,
+        states: Sequence[StateVariables],
+        network: Network,
+        served: Set[int],
     ) -> None:
         """Add the residuals to the consensus, between two rounds.
 
         Residuals are changes of weights here, so the optimizer is not involved.
+
+        Args:
+            consensus: The weights.
+            states: For every bucket, the variables of its state.
+            network: The network that answers requests.
+            served: The positions of the variables whose residuals are added.
         """
         old = [
             s.read(b.method.traits.state_kinds) for b, s in zip(self.buckets, states, strict=True)
         ]
         outcome = self.flush(old, network)
+        self.keep_absent(outcome, old, served)
 
         def add() -> None:
             for bucket, variables, (totals, new) in zip(
@@ -241,8 +252,9 @@ class LocalSteps(ChangingSteps):
             ):
                 variables.assign(new)
                 for spec, total in zip(bucket.layout.specs, totals, strict=True):
-                    weight = consensus.own[spec.position]
-                    weight.assign_add(tf.cast(total, weight.dtype), read_value=False)
+                    if spec.position in served:
+                        weight = consensus.own[spec.position]
+                        weight.assign_add(tf.cast(total, weight.dtype), read_value=False)
 
         tf.cond(outcome.finite, add, lambda: None)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import tensorflow as tf
 from typing_extensions import override
@@ -97,6 +97,12 @@ class Trial(ChangingSteps):
         done = dense & (outcome.finite | tf.equal(delivered, 1))
         self.times.delivered.assign(tf.cast(done, tf.int64), read_value=False)
         return outcome
+
+    @override
+    def keep_absent(self, outcome: Outcome, states: Sequence[State], present: Set[int]) -> None:
+        super().keep_absent(outcome, states, present)
+        if any(s.position not in present for b in self.buckets for s in b.layout.specs):
+            self.times.delivered.assign(0, read_value=False)  # not those of absent variables
 
     @override
     def interrupt(self) -> None:
