@@ -129,6 +129,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     distributed_batches: int | None = None
     first_digest: str | None = None
     shuffle_seed: int | None = None
+    reduces_locally = False  # see `first_batch.py`
 
     def __init__(
         self,
@@ -160,7 +161,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         # Lifted functions by the `tf.function` that was passed to `run`; see `_on_every_replica`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._network = collectives.for_strategy(self)  # averages the statistics
-        self._statistics, self._averaged_in_rounds = list[Any](), set[int]()  # see `run`
+        self._statistics: list[Any] = []  # non-trainable model variables, see `run`
+        self._averaged_in_rounds: set[int] = set()  # ids; see `shared_statistics`
         # The function of `average_statistics`, and the number of statistics that it averages.
         self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
         # By counter, a skip condition and whether workers agree on it; set while a step is traced.
@@ -168,7 +170,6 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self.checks: dict[Any, Callable[[], None]] = {}  # comparisons after the step
         # Whether to average the statistics in the step; `None`: in every step.
         self.statistics_due: Callable[[], tf.Tensor] | None = None
-        self.reduces_locally = False  # see `first_batch.py`
         groups.gather_by_rank(self)
 
     def _start_together(
