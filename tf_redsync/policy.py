@@ -109,7 +109,7 @@ class Policy(Configurable):
         strategy: Any,
         network: Any,
         bucket_bytes: int | None,
-        sparse_totals: Callable[[Method], bool] | None = None,
+        sparse_totals: Callable[[Method], bool],
     ) -> Resolved:
         """Return the policy itself, which has no choice to make."""
         del specs, strategy, network, bucket_bytes, sparse_totals
@@ -179,7 +179,7 @@ class Undecided(Protocol):
         strategy: Any,
         network: Any,
         bucket_bytes: int | None,
-        sparse_totals: Callable[[Method], bool] | None = None,
+        sparse_totals: Callable[[Method], bool],
     ) -> Resolved:
         """Choose the methods; all workers call it at the same point, outside of any replica.
 
@@ -188,7 +188,7 @@ class Undecided(Protocol):
             strategy: The strategy.
             network: The network that answers requests.
             bucket_bytes: See `make_buckets`.
-            sparse_totals: See `ExchangeBuilder.build`.
+            sparse_totals: Returns whether a method's totals may be in coordinate form.
         """
 
 

@@ -458,6 +458,24 @@ def test_state_agreement_takes_one_round(mirrored, monkeypatch, method):
     assert rounds == ["create the state of the exchange", "end"]
 
 
+@pytest.mark.parametrize(
+    ("accepted", "dtype", "steps", "sparse"),
+    [
+        (lambda method: True, tf.float32, 1, True),
+        (lambda method: False, tf.float32, 1, False),
+        (None, tf.float32, 1, False),
+        (lambda method: True, tf.bfloat16, 1, False),
+        (lambda method: True, tf.float32, 4, False),  # exchanges changes, not gradients
+    ],
+    ids=["accepted", "refused", "not asked", "bfloat16", "local steps"],
+)
+@pytest.mark.filterwarnings("ignore:.*one worker:UserWarning")
+def test_sparse_totals_are_allowed_if_accepted(accepted, dtype, steps, sparse):
+    policy = rs.Policy(default=rs.CodedTopK(density=0.03, steps=steps))
+    exchange = ExchangeBuilder(policy).build(make_variables(dtype), accepted)
+    assert {b.layout.sparse_totals for b in exchange.schedule.buckets} == {sparse}
+
+
 @pytest.mark.parametrize("use", ["explain", "bytes_per_step", "worker_state"])
 def test_before_build(use):
     exchange = ExchangeBuilder(rs.Policy(default=rs.Dense()))

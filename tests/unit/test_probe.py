@@ -12,9 +12,8 @@ from tf_redsync.auto import probe
         (rs.CodedTopK(density=0.03), True, True),
         (rs.CodedTopK(density=0.03), False, False),
         (rs.PowerSGD(rank=4), True, False),  # its totals are dense
-        (rs.CodedTopK(density=0.03, steps=4), True, False),  # exchanges changes, not gradients
     ],
-    ids=["coordinates", "dense totals", "low rank", "local steps"],
+    ids=["coordinates", "dense totals", "low rank"],
 )
 def test_update_at_coordinates_saves_the_dense_update(monkeypatch, method, sparse_totals, saves):
     """If it saves a second per matrix, the exchange's own time is fully compensated."""

@@ -176,7 +176,7 @@ class Auto(Configurable):
         strategy: Any,
         network: Network,
         bucket_bytes: int | None,
-        sparse_totals: Callable[[Method], bool] | None = None,
+        sparse_totals: Callable[[Method], bool],
     ) -> Decision:
         """Measure and decide; see `tf_redsync.policy.Undecided`."""
         announce = collectives.worker_rank(strategy) == 0
@@ -239,7 +239,7 @@ def measure(
     strategy: Any,
     network: Network,
     announce: bool,
-    sparse_totals: Callable[[Method], bool] | None = None,
+    sparse_totals: Callable[[Method], bool],
 ) -> Measured:
     """Return measurements for `auto.decide`; all workers must call this at the same point.
 
@@ -248,8 +248,7 @@ def measure(
         strategy: The strategy.
         network: The network.
         announce: Whether to log progress.
-        sparse_totals: Returns whether the optimizer applies a method's totals in coordinate form at
-            their coordinates only, instead of updating all weights; `None` for never.
+        sparse_totals: Returns whether a method's totals may be in coordinate form.
     """
     nothing = Measured(network.workers, cost.Link.of(float("inf"), 0.0), {})
     if network.workers == 1 or len(auto.considered) == 1:
@@ -265,10 +264,7 @@ def measure(
     link = probe.link(network)
 
     def local() -> dict[Method, cost.Work]:
-        return {
-            m: probe.work(m, (network.workers,), sparse_totals is not None and sparse_totals(m))
-            for m in auto.considered[1:]
-        }
+        return {m: probe.work(m, (network.workers,), sparse_totals(m)) for m in auto.considered[1:]}
 
     local_work = agreement.together(strategy, "measure the methods of Auto", local)
     agreed = probe.slowest(network, [dataclasses.astuple(w) for w in local_work.values()])

@@ -169,7 +169,7 @@ class BitBudget(Policy):
         strategy: Any,
         network: Network,
         bucket_bytes: int | None,
-        sparse_totals: Callable[[Method], bool] | None = None,
+        sparse_totals: Callable[[Method], bool],
     ) -> Resolved:
         """Measure the errors and choose; see `tf_redsync.policy.Undecided`."""
         if self.gradients is None:

@@ -119,8 +119,9 @@ def work(
         repeats: Number of measurements, each of a period of steps. The result is their median.
     """
     most, fewest = max(workers), min(workers)
-    sparse = sparse_totals and not method.sync_schedule.local_steps
-    seconds = functools.partial(_exchange_seconds, method, repeats=repeats, sparse_totals=sparse)
+    seconds = functools.partial(
+        _exchange_seconds, method, repeats=repeats, sparse_totals=sparse_totals
+    )
     small, large = seconds(SMALL_SHAPE, fewest), seconds(LARGE_SHAPE, fewest)
     n, m = math.prod(SMALL_SHAPE), math.prod(LARGE_SHAPE)
     per_element = max(large - small, 0.0) / (m - n)

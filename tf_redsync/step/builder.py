@@ -124,10 +124,8 @@ class ExchangeBuilder:
         specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
         agreement.agree(strategy, self._describe(strategy, specs, described))
         worker = workers.this_worker(strategy, self._two_levels, self._direct)
-        sparse_totals = sparse_totals if all(s.dtype == "float32" for s in specs) else None
-        resolved = self.policy.resolve(
-            specs, strategy, worker.network, self._bucket_bytes, sparse_totals
-        )
+        sparse = _allowing_sparse_totals(sparse_totals, specs)
+        resolved = self.policy.resolve(specs, strategy, worker.network, self._bucket_bytes, sparse)
         assignments = resolved.assign(specs)
 
         def buckets(assigned: list[Assignment]) -> list[Bucket]:
@@ -135,7 +133,7 @@ class ExchangeBuilder:
                 [(a.spec, a.method) for a in assigned],
                 worker.network.workers,
                 self._bucket_bytes,
-                all(_sums_sparse(a.method, sparse_totals) for a in assigned),
+                all(sparse(a.method) for a in assigned),
             )
 
         options = self._max_skipped, self.warm_up, self.training
@@ -195,9 +193,13 @@ class ExchangeBuilder:
         )
 
 
-def _sums_sparse(method: Method, sparse_totals: Callable[[Method], bool] | None) -> bool:
-    local = method.sync_schedule.local_steps
-    return sparse_totals is not None and not local and sparse_totals(method)
+def _allowing_sparse_totals(
+    accepted: Callable[[Method], bool] | None, specs: Sequence[TensorSpec]
+) -> Callable[[Method], bool]:
+    """Return whether totals of a method may be in coordinate form, with what the caller accepts."""
+    if accepted is None or any(s.dtype != "float32" for s in specs):
+        return lambda method: False
+    return lambda method: not method.sync_schedule.local_steps and accepted(method)
 
 
 def _needs_variables(name: str) -> Any:
