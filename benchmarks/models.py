@@ -18,7 +18,8 @@ Recognition" (2015), configuration D; Zaremba et al., "Recurrent Neural Network 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +32,8 @@ LSTM_STEPS = 35
 ALPHABET = 65  # distinct characters of Shakespeare's plays
 LEARNING_RATE = 0.01  # of plain SGD in step-time measurements
 DATA_BATCHES = 4  # prepared before the measurement, then used in turn
+COMPARED = ("mlp", "vgg", "resnet9")  # models that every peer can build with the same weights
+PROBES = 4  # examples whose logits show whether two workers have equal weights
 VGG16_FILTERS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 
 
@@ -59,6 +62,42 @@ def batches(
     """Returns `count` batches of synthetic data; equal seeds give equal data."""
     generator = np.random.default_rng(seed)
     return [workload.batch(generator, batch_size) for _ in range(count)]
+
+
+def initial_weights(
+    shapes: Sequence[Sequence[int]], seed: int, ones: Sequence[bool] = ()
+) -> list[np.ndarray]:
+    """Returns Glorot-uniform kernels and zero biases, equal for equal shapes and seed.
+
+    Args:
+      shapes: of the weights as Keras stores them: kernels [..., in, out], biases [out].
+      seed: of the generator.
+      ones: which of the biases are 1: scales and variances of BatchNormalization.
+    """
+    generator, weights = np.random.default_rng(seed), []
+    for position, shape in enumerate(shapes):
+        if len(shape) == 1:
+            weights.append(np.full(shape, position < len(ones) and ones[position], np.float32))
+            continue
+        field = math.prod(shape[:-2])  # of a convolution; 1 for a matrix
+        limit = math.sqrt(6 / (field * (shape[-2] + shape[-1])))
+        weights.append(generator.uniform(-limit, limit, shape).astype(np.float32))
+    return weights
+
+
+def set_initial_weights(model: keras.Model, seed: int) -> None:
+    """Gives a Keras model the weights of `initial_weights`."""
+    shapes = [weight.shape for weight in model.weights]
+    ones = [weight.name in ("gamma", "moving_variance") for weight in model.weights]
+    model.set_weights(initial_weights(shapes, seed, ones))
+
+
+def probe_logits(
+    model: str, logits: Callable[[np.ndarray], np.ndarray], seed: int
+) -> list[list[float]]:
+    """Returns a model's logits of a few examples; they are equal for equal weights."""
+    examples = batches(WORKLOADS[model], 1, PROBES, seed)[0][0]
+    return np.asarray(logits(examples), np.float64).tolist()
 
 
 def _mlp() -> keras.Model:

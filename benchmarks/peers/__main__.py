@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import arguments, netlab, workers
-from benchmarks.peers import common, pytorch_ddp, report, runs
+from benchmarks.models import COMPARED
+from benchmarks.peers import pytorch_ddp, report, runs
 from benchmarks.step import step_methods
 
 
@@ -43,7 +44,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--methods", help="tf_redsync's methods, as in step_time.py (default: common ones)")
     add("--workers", type=int, default=2)
     add("--rate", default="1gbit", help="of each direction of each link; none: loopback, not root")
-    add("--model", choices=common.MODELS, default="mlp")
+    add("--model", choices=COMPARED, default="mlp")
     add("--steps", type=int, default=20, help="measured steps per round")
     add("--warmup", type=int, default=5, help="steps before, per round")
     add("--rounds", type=int, default=2)

@@ -1,4 +1,4 @@
-"""Shared by the workers of all peers: description, arguments, weights, loop, result.
+"""Shared by the workers of all peers: description, arguments, loop, result.
 
 A worker runs in the virtual environment of its library, so this module imports only NumPy and the
 standard library, and nothing of tf_redsync.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.models import DATA_BATCHES, WORKLOADS, batches
+from benchmarks.models import COMPARED, DATA_BATCHES, WORKLOADS, batches, probe_logits
 
-MODELS = ("mlp", "vgg", "resnet9")  # models that every peer can build with the same weights
 INTERFACE_VARIABLE = "TF_REDSYNC_BENCH_INTERFACE"  # set by the driver inside namespaces
-PROBES = 4  # examples whose logits show whether two workers have equal weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,34 +104,6 @@ def threads(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment["TF_NUM_INTRAOP_THREADS"])
 
 
-def initial_weights(
-    shapes: Sequence[Sequence[int]], seed: int, ones: Sequence[bool] = ()
-) -> list[np.ndarray]:
-    """Returns Glorot-uniform kernels and zero biases, equal for equal shapes and seed.
-
-    Args:
-      shapes: of the weights as Keras stores them: kernels [..., in, out], biases [out].
-      seed: of the generator.
-      ones: which of the biases are 1: scales and variances of BatchNormalization.
-    """
-    generator, weights = np.random.default_rng(seed), []
-    for position, shape in enumerate(shapes):
-        if len(shape) == 1:
-            weights.append(np.full(shape, position < len(ones) and ones[position], np.float32))
-            continue
-        field = math.prod(shape[:-2])  # of a convolution; 1 for a matrix
-        limit = math.sqrt(6 / (field * (shape[-2] + shape[-1])))
-        weights.append(generator.uniform(-limit, limit, shape).astype(np.float32))
-    return weights
-
-
-def start(model: Any, seed: int) -> None:
-    """Gives a Keras model its initial weights."""
-    shapes = [weight.shape for weight in model.weights]
-    ones = [weight.name in ("gamma", "moving_variance") for weight in model.weights]
-    model.set_weights(initial_weights(shapes, seed, ones))
-
-
 def sent_bytes(interface: str) -> int | None:
     """Returns the bytes that an interface has sent, as in `ip -s link`; None on loopback."""
     if interface == "lo":
@@ -179,23 +148,17 @@ def measured(session: Session, args: argparse.Namespace, where: Cluster) -> dict
         "cpu_ms_per_step": 1e3 * processor / args.steps,
         "bytes_per_step": None,  # these libraries do not count them
         "wire_bytes_per_step": sent,
-        "logits": probed(session.logits, args),
+        "logits": probe_logits(args.model, session.logits, args.seed),
         "versions": session.versions,
         "settings": session.settings,
     }
-
-
-def probed(logits: Callable[[np.ndarray], np.ndarray], args: argparse.Namespace) -> Any:
-    """Returns the logits of a few examples as lists, equal for equal weights."""
-    examples = batches(WORKLOADS[args.model], 1, PROBES, args.seed)[0][0]
-    return np.asarray(logits(examples), np.float64).tolist()
 
 
 def arguments(methods: Sequence[str], argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the arguments of a worker, which the driver sets."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--method", choices=methods, required=True)
-    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--model", choices=COMPARED, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warmup", type=int, required=True)
     parser.add_argument("--batch", type=int)

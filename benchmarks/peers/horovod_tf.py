@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any
 
-from benchmarks.models import LEARNING_RATE, WORKLOADS
+from benchmarks.models import LEARNING_RATE, WORKLOADS, set_initial_weights
 from benchmarks.peers import common
 
 METHODS = ("none", "dense", "fp16")
@@ -119,7 +119,7 @@ def build(args: argparse.Namespace, where: common.Cluster) -> common.Session:
     rendezvous(where)
     hvd.init()
     model = WORKLOADS[args.model].build()
-    common.start(model, args.seed)
+    set_initial_weights(model, args.seed)
     hvd.broadcast_variables(model.variables, root_rank=0)
     optimizer = tf.keras.optimizers.SGD(LEARNING_RATE)
     optimizer.build(model.trainable_variables)

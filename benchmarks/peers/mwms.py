@@ -14,7 +14,7 @@ import contextlib
 from importlib import metadata
 from typing import Any
 
-from benchmarks.models import LEARNING_RATE, WORKLOADS
+from benchmarks.models import LEARNING_RATE, WORKLOADS, set_initial_weights
 from benchmarks.peers import common
 
 METHODS = ("none", "dense")
@@ -46,7 +46,7 @@ def build(args: argparse.Namespace, where: common.Cluster) -> common.Session:
         model = WORKLOADS[args.model].build()
         optimizer = keras.optimizers.SGD(LEARNING_RATE)
         optimizer.build(model.trainable_variables)
-        common.start(model, args.seed)
+        set_initial_weights(model, args.seed)
     loss_of, replicas = keras.losses.sparse_categorical_crossentropy, 1 if alone else where.size
 
     def replica_step(inputs: Any, labels: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.models import LEARNING_RATE, VGG16_FILTERS
+from benchmarks.models import LEARNING_RATE, VGG16_FILTERS, initial_weights
 from benchmarks.peers import common
 
 METHODS = ("none", "dense", "fp16", "powersgd")
@@ -105,7 +105,7 @@ def set_weights(model: Any, seed: int) -> None:
     norms = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)}
     ones = [id(p) in norms for p in parameters]
     with torch.no_grad():
-        for parameter, weight in zip(parameters, common.initial_weights(shapes, seed, ones)):  # noqa: B905
+        for parameter, weight in zip(parameters, initial_weights(shapes, seed, ones)):  # noqa: B905
             parameter.copy_(torch.from_numpy(weight.transpose(back[weight.ndim]).copy()))
 
 

@@ -11,8 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.models import DATA_BATCHES, WORKLOADS, Workload, batches
-from benchmarks.peers import common
+from benchmarks.models import (
+    COMPARED,
+    DATA_BATCHES,
+    WORKLOADS,
+    Workload,
+    batches,
+    set_initial_weights,
+)
 from benchmarks.step import step_methods
 
 
@@ -84,8 +90,8 @@ def prepare(args: argparse.Namespace) -> Training:
     keras.utils.set_random_seed(args.seed)
     with strategy.scope():
         model = workload.build()
-        if args.model in common.MODELS:  # as in other libraries
-            common.start(model, args.seed)
+        if args.model in COMPARED:
+            set_initial_weights(model, args.seed)
         optimizer = step_methods.optimizer_for(
             args.method, args.density, args.bucket_bytes, workload.inner
         )

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from benchmarks import netlab
-from benchmarks.peers import common
+from benchmarks.models import COMPARED, probe_logits
 from benchmarks.step import step_methods, training
 
 
@@ -33,7 +33,6 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     processor = time.process_time() - processor
     job.barrier()  # the other worker may not have received this worker's last bytes yet
     after = sent()
-    logits = common.probed(lambda x: job.model(x).numpy(), args)
     plain = args.method in step_methods.PLAIN  # the optimizer is Keras's own and counts nothing
     return {
         "params": job.model.count_params(),
@@ -47,9 +46,16 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         "bytes_per_step": job.traced["dense_bytes"]
         if plain
         else float(job.optimizer.bytes_per_step()),
-        "logits": logits if args.model in common.MODELS else None,
+        "logits": _logits(job, args),
         "wire_bytes_per_step": None if before is None else (after - before) / count,
     }
+
+
+def _logits(job: training.Training, args: argparse.Namespace) -> list[list[float]] | None:
+    """Returns logits to compare with other workers and libraries, for the compared models."""
+    if args.model not in COMPARED:
+        return None
+    return probe_logits(args.model, lambda x: job.model(x).numpy(), args.seed)
 
 
 def sent() -> int | None:

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 
+from benchmarks.models import initial_weights
 from benchmarks.peers import common
 
 METHODS = ("none", "dense", "split", "crash", "stuck")
@@ -20,7 +21,7 @@ def build(args, where):
         raise RuntimeError("no such luck")
     if args.method == "stuck":
         time.sleep(600)
-    kernel, bias = common.initial_weights([(784, 10), (10,)], args.seed)
+    kernel, bias = initial_weights([(784, 10), (10,)], args.seed)
 
     def step(inputs, labels):
         if args.method != "dense":

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import netlab, workers
+from benchmarks.models import initial_weights
 from benchmarks.peers import __main__ as driver
 from benchmarks.peers import common, environments, horovod_tf, mwms, pytorch_ddp, report, runs
 
@@ -131,16 +132,16 @@ def test_horovod_variables_are_set_as_by_its_launcher():
 
 def test_all_peers_start_from_equal_weights():
     shapes = [(784, 2048), (2048,), (3, 3, 64, 128), (128,)]
-    weights = common.initial_weights(shapes, seed=1)
+    weights = initial_weights(shapes, seed=1)
     assert [w.shape for w in weights] == shapes and {w.dtype for w in weights} == {np.dtype("f4")}
     assert not weights[1].any() and not weights[3].any()
-    scales = common.initial_weights(shapes, seed=1, ones=[False, False, False, True])
+    scales = initial_weights(shapes, seed=1, ones=[False, False, False, True])
     assert (scales[3] == 1).all() and not scales[1].any()
     for kernel, fans in ((weights[0], 784 + 2048), (weights[2], 9 * (64 + 128))):
         limit = math.sqrt(6 / fans)  # of the uniform distribution: its variance is limit^2 / 3
         assert np.abs(kernel).max() <= limit
         assert kernel.std() == pytest.approx(limit / math.sqrt(3), rel=0.01)
-    again, other = common.initial_weights(shapes, seed=1), common.initial_weights(shapes, seed=2)
+    again, other = initial_weights(shapes, seed=1), initial_weights(shapes, seed=2)
     np.testing.assert_array_equal(weights[2], again[2])
     assert not np.array_equal(weights[2], other[2])
 
