@@ -5,6 +5,7 @@ A branch on a per-worker value would deadlock.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,7 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.method import State
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 
-# A total in both forms: dense, indices, values, and a bool: whether the dense tensor is valid.
-Forms = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
+Forms = tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # a total in both forms: dense, indices, values
 DENSE, COORDINATES = -1, -2  # the kind of a total; for an `EitherTotal` the id of its predicate
 
 
@@ -35,6 +35,44 @@ def rarely(predicate: tf.Tensor, branch: Callable[[], Any], otherwise: Callable[
         apart = {"_noinline": True}
         branch = tf.function(branch, autograph=False, experimental_attributes=apart)
     return tf.cond(predicate, branch, otherwise)
+
+
+def compact_cond(
+    predicate: tf.Tensor,
+    first: Callable[[], tuple[Any, Any]],
+    second: Callable[[], tuple[Any, Any]],
+) -> tuple[Any, Any]:
+    """Return `tf.cond(predicate, first, second)`, with few operations for many tensors.
+
+    `tf.cond` adds three operations for each output, which cost time in each trace and step. Here
+    all tensors of a branch are one output, an optional value. They are available at the same time.
+
+    Args:
+        predicate: Bool scalar.
+        first: Returns two structures, of tensors and of flags, if `predicate` is true. Flags are
+            separate outputs, because TensorFlow keeps bool outputs in host memory.
+        second: Returns structures of the same dtypes, if `predicate` is false.
+    """
+    if tf.executing_eagerly():
+        return tf.cond(predicate, first, second)
+    structures = []
+
+    def bundled(branch: Callable[[], tuple[Any, Any]]) -> Callable[[], Any]:
+        def run() -> Any:
+            tensors, flags = branch()
+            structures.append(tensors)
+            return tf.raw_ops.OptionalFromValue(components=tf.nest.flatten(tensors)), flags
+
+        return run
+
+    bundle, flags = tf.cond(predicate, bundled(first), bundled(second))
+    pairs = list(zip(*map(tf.nest.flatten, structures), strict=True))
+    tensors = tf.raw_ops.OptionalGetValue(
+        optional=bundle,
+        output_types=[a.dtype for a, _ in pairs],
+        output_shapes=[a.shape.most_specific_compatible_shape(b.shape) for a, b in pairs],
+    )
+    return tf.nest.pack_sequence_as(structures[0], tensors), flags
 
 
 def choose(
@@ -65,21 +103,24 @@ def choose(
     def traced(branch: Callable[[], Outcome]) -> Callable[[], Any]:
         return lambda: _as_tensors(branch(), kinds, states)
 
-    if network.in_branches:
-        results, finite, sent = tf.cond(predicate, traced(first), traced(second))
-    else:  # run both, keep one
-        first_tensors, second_tensors = traced(first)(), traced(second)()
-        results, finite, sent = tf.cond(predicate, lambda: first_tensors, lambda: second_tensors)
-    in_first, in_second = kinds
+    branches = traced(first), traced(second)
+    if not network.in_branches:  # run both, keep one
+        first_tensors, second_tensors = (branch() for branch in branches)
+        branches = (lambda: first_tensors), (lambda: second_tensors)
+    results, (are_dense, finite, sent) = compact_cond(predicate, *branches)
     flags: dict[tuple[int, int], tf.Tensor] = {  # totals of equal kinds share a predicate
         (DENSE, COORDINATES): predicate,
         (COORDINATES, DENSE): ~predicate,
     }
-    joined = []
-    for (totals, state), old, *branches in zip(
-        results, zip(*states, strict=True), in_first, in_second, strict=True
+    joined, rows = [], itertools.count()
+    for (totals, state), old, *kinds_of in zip(
+        results, zip(*states, strict=True), *kinds, strict=True
     ):
-        either = [_total(t, (a, b), flags) for t, a, b in zip(totals, *branches, strict=True)]
+        pairs = zip(*kinds_of, strict=True)
+        either = [
+            _total(forms, pair, are_dense, next(rows), flags)
+            for forms, pair in zip(totals, pairs, strict=True)
+        ]
         joined.append((either, _keep_unchanged(state, *old)))
     return Outcome(joined, finite, sent)
 
@@ -96,21 +137,23 @@ def _keep_unchanged(state: State, first: State, second: State) -> State:
 
 
 def _as_tensors(outcome: Outcome, kinds: list[list[list[int]]], states: list[list[State]]) -> Any:
-    """Return an outcome as tensors in the same structure for all forms of totals."""
+    """Return an outcome as tensors and flags, in the same structure for all forms of totals."""
     kinds.append([[_kind(t) for t in totals] for totals, _ in outcome.results])
     states.append([state for _, state in outcome.results])
     absent, dense, sparse = tf.zeros([0]), tf.constant(True), tf.constant(False)  # shared by all
+    are_dense: list[tf.Tensor] = []
 
     def forms(total: Any) -> Forms:
         """Return a total in both forms, with empty tensors for a form that it lacks."""
         if isinstance(total, EitherTotal):
-            return total.dense, *total.coordinates, total.is_dense
-        if isinstance(total, SparseTotal):
-            return absent, total.indices, total.values, sparse
-        return total, absent, absent, dense
+            are_dense.append(total.is_dense)
+            return total.dense, *total.coordinates
+        are_dense.append(sparse if isinstance(total, SparseTotal) else dense)
+        return (absent, *total) if isinstance(total, SparseTotal) else (total, absent, absent)
 
     results = [([forms(t) for t in totals], state) for totals, state in outcome.results]
-    return results, outcome.finite, tf.cast(outcome.bytes_sent, tf.float64)
+    flags = tf.convert_to_tensor(are_dense, tf.bool)
+    return results, (flags, outcome.finite, tf.cast(outcome.bytes_sent, tf.float64))
 
 
 def _kind(total: Any) -> int:
@@ -119,11 +162,19 @@ def _kind(total: Any) -> int:
     return COORDINATES if isinstance(total, SparseTotal) else DENSE
 
 
-def _total(forms: Forms, kinds: tuple[int, int], flags: dict[tuple[int, int], tf.Tensor]) -> Any:
-    """Rebuild a total from its kinds in the two branches; the inverse of `forms`."""
-    dense, coordinates = forms[0], SparseTotal(*forms[1:3])
+def _total(
+    forms: Forms,
+    kinds: tuple[int, int],
+    are_dense: tf.Tensor,
+    row: int,
+    flags: dict[tuple[int, int], tf.Tensor],
+) -> Any:
+    """Rebuild total number `row` from its kinds in the two branches; the inverse of `forms`."""
+    dense, coordinates = forms[0], SparseTotal(*forms[1:])
     if kinds == (DENSE, DENSE):
         return dense
     if kinds == (COORDINATES, COORDINATES):
         return coordinates
-    return EitherTotal(dense, coordinates, flags.setdefault(kinds, forms[3]))
+    if kinds not in flags:
+        flags[kinds] = are_dense[row]
+    return EitherTotal(dense, coordinates, flags[kinds])

@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence, Set
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -29,7 +30,7 @@ from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.explanation import dense_bytes
-from tf_redsync.step.branches import choose
+from tf_redsync.step.branches import choose, compact_cond
 from tf_redsync.step.changing_steps import ChangingSteps, merge_outcomes, split_by_density
 from tf_redsync.step.every_step import (
     Grads,
@@ -189,11 +190,11 @@ def _with_residual(exchange: Exchange, residual: list[tf.Tensor], delivered: tf.
         )
     tensors = list(request.tensors)
 
-    def add() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def add() -> Any:
         sums = [t + r for t, r in zip(tensors, residual, strict=True)]
-        return sums, [tf.zeros_like(r) for r in residual]
+        return (sums, [tf.zeros_like(r) for r in residual]), ()
 
-    contributions, left = tf.cond(delivered, lambda: (tensors, residual), add)
+    (contributions, left), _ = compact_cond(delivered, lambda: ((tensors, residual), ()), add)
     sums = yield AllReduce(contributions)
     try:
         exchange.send(sums)
