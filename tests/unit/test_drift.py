@@ -27,7 +27,7 @@ def random_bits(dtype, shape=(3, 5)):
 
 def fingerprint(value):
     """Returns the fingerprint of a variable with this value."""
-    return drift.fingerprints([drift.Shared("weight", [tf.Variable(value)])]).numpy()
+    return drift.fingerprints([tf.Variable(value)]).numpy()
 
 
 @pytest.mark.parametrize("on_gpus", [False, True])
@@ -50,12 +50,6 @@ def test_fingerprint_depends_on_bits(dtype, on_gpus, monkeypatch):
     assert (fingerprint(value[::-1]) != found).any()  # order matters
     for zero in (tf.zeros([]), tf.zeros([0])):
         assert fingerprint(zero).shape == (2,)
-
-
-def test_cast_weight_has_the_fingerprint_of_its_value():
-    stale, value = tf.Variable([0.0]), tf.constant([3.0])
-    read = drift.Shared("weight", [stale], lambda: value)
-    np.testing.assert_array_equal(drift.fingerprints([read]).numpy(), fingerprint(value))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -148,7 +148,7 @@ def drift_of(
         trainable = [Shared(n, local(v)) for n, v in zip(names, variables, strict=True)]
     else:
         pairs = zip(names, consensus.agreed, consensus.own, strict=True)
-        trainable = [Shared(n, pair, _agreed(consensus, *pair)) for n, *pair in pairs]
+        trainable = [Shared(n, pair) for n, *pair in pairs]
 
     def weights() -> list[Shared]:
         averaged = collectives.is_ours(strategy) and not skips_locally
@@ -164,7 +164,7 @@ def drift_of(
         slots = [] if skips_locally else all_variables(inner)
         return [Shared(v.name, local(v)) for v in slots if v.dtype.is_floating]
 
-    return DriftDetector(network, every, on_drift, numbers, weights, all_slots)
+    return DriftDetector(network, every, on_drift, numbers, weights, all_slots, consensus)
 
 
 def _statistic(strategy: Any, variable: Any) -> Shared:
@@ -172,11 +172,6 @@ def _statistic(strategy: Any, variable: Any) -> Shared:
         return any(v is variable for v in strategy.shared_statistics)
 
     return Shared(variable.name, strategy.experimental_local_results(variable), applies=applies)
-
-
-def _agreed(consensus: Any, agreed: tf.Variable, own: tf.Variable) -> Callable[[], tf.Tensor]:
-    """Return a function that reads a weight of the consensus; see `Consensus.agreed`."""
-    return lambda: tf.cond(tf.equal(consensus.steps, 0), own.read_value, agreed.read_value)
 
 
 def compare_rate(model: Any, when: str) -> None:

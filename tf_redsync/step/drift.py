@@ -22,6 +22,7 @@ from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.ops import native, wire
 from tf_redsync.ops.wire import as_row, joined, moved
 from tf_redsync.step import state_variables
+from tf_redsync.step.state_variables import Consensus
 
 DEFAULT_EVERY = 500
 CHOICES = ("error", "restore")
@@ -39,19 +40,14 @@ class Shared:
 
     Attributes:
         name: Its name in messages.
-        copies: This process's variables, one for each replica.
-        read: Returns the value to compare; `None` compares the first copy.
+        copies: This process's variables, one for each replica. With local steps, the agreed weight
+            and the worker's own.
         applies: Returns whether a difference counts, equal on all workers; `None` for always.
     """
 
     name: str
     copies: Sequence[tf.Variable]
-    read: Callable[[], tf.Tensor] | None = None
     applies: Callable[[], bool] | None = None
-
-    def value(self) -> tf.Tensor:
-        """Return the value to compare."""
-        return self.copies[0].read_value() if self.read is None else self.read()
 
 
 class DriftDetector:
@@ -65,6 +61,8 @@ class DriftDetector:
             always raises `Drifted`, because restored weights would drift apart again.
         weights: Returns the variables that must be equal.
         slots: Returns the variables that are restored together with the weights.
+        consensus: The consensus of local steps, or `None`. A variable's last copy is compared while
+            the workers have the agreed weights, else its first.
     """
 
     def __init__(
@@ -75,7 +73,9 @@ class DriftDetector:
         numbers: Callable[[], dict[str, tf.Tensor]],
         weights: Callable[[], Sequence[Shared]],
         slots: Callable[[], Sequence[Shared]],
+        consensus: Consensus | None = None,
     ):
+        self._consensus = consensus
         self._network, self._every, self._on_drift = network, every, on_drift
         self._numbers, self._weights, self._slots = numbers, weights, slots
         self._steps = state_variables.counter("drift_steps")
@@ -93,7 +93,8 @@ class DriftDetector:
     def _compare(self) -> None:
         numbers, weights = self._numbers(), list(self._weights())
         words = [number_words(n) for n in numbers.values()]
-        local_words = joined(*words, fingerprints(weights))
+        seals = self._of_agreed(lambda copy: fingerprints([w.copies[copy] for w in weights]))
+        local_words = joined(*words, seals)
         rows = gather(self._network, local_words)  # [workers, words]
 
         def react() -> None:
@@ -109,9 +110,16 @@ class DriftDetector:
 
         tf.cond(tf.reduce_any(tf.not_equal(rows, rows[:1])), react, lambda: None)
 
+    def _of_agreed(self, of_copy: Callable[[int], tf.Tensor]) -> tf.Tensor:
+        """Return `of_copy(index)` of the copies with the agreed values."""
+        if self._consensus is None:
+            return of_copy(0)
+        together = tf.equal(self._consensus.steps, 0)
+        return tf.cond(together, lambda: of_copy(-1), lambda: of_copy(0))
+
     def _copy_from_first(self, shared: Shared) -> None:
         """Set a variable to the bits of worker 0's value."""
-        value = shared.value()
+        value = self._of_agreed(lambda copy: shared.copies[copy].read_value())
         bits = _as_int32(value)
         words = moved(lambda w: tf.reshape(w, [-1]), bits)
         rows = gather(self._network, words)
@@ -147,19 +155,18 @@ class DriftDetector:
         )
 
 
-def fingerprints(shared: Sequence[Shared]) -> tf.Tensor:
+def fingerprints(variables: Sequence[tf.Variable]) -> tf.Tensor:
     """Return checksums of the bits of N variables, int32 `[2 N]`: a checksum and a 0 for each.
 
     NaNs with equal bits have equal checksums. The checksums are those of messages (`ops/wire.py`),
     which are equal on every backend and device. The native op reads the variables by their handles.
     """
-    variables = [s.copies[0] for s in shared]
-    words = all(s.read is None and s.copies[0].dtype.size in (4, 8) for s in shared)
+    words = all(v.dtype.size in (4, 8) for v in variables)
     if words and native.are_on_cpus(variables) and native.runs_natively(variables):
         handles = [variable.handle for variable in variables]
         seals = native.load().redsync_seal_variables(variables=handles)[:, tf.newaxis]
     else:
-        seals = joined(*(_seal(s.value()) for s in shared))
+        seals = joined(*(_seal(v.read_value()) for v in variables))
     return moved(lambda s: tf.reshape(tf.pad(s, [[0, 0], [0, _WORDS - 1]]), [-1]), seals)
 
 
