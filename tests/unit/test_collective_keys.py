@@ -10,7 +10,9 @@ def launcher(group):
     keys = cross_device_utils.CollectiveKeys(group_key_start=group)
     keys.get_group_key(["CPU:0"])
     options = tf.distribute.experimental.CommunicationOptions()
-    return cross_device_utils.CollectiveReplicaLauncher(group, 1, keys, "CPU:0", options)
+    made = cross_device_utils.CollectiveReplicaLauncher(group, 1, keys, "CPU:0", options)
+    made._next_instance_key = collectives.KeysOfLauncher(made)
+    return made
 
 
 def traced_keys(launchers, times=1, purpose=1, shape=(3,), name="step", loop=False):
@@ -19,7 +21,7 @@ def traced_keys(launchers, times=1, purpose=1, shape=(3,), name="step", loop=Fal
 
     def launch():
         for one in launchers:
-            with collectives.keys_of(one).described("gather", tf.zeros(shape), purpose):
+            with one._next_instance_key.described("gather", tf.zeros(shape), purpose):
                 found.append(one._next_instance_key())
 
     def step():
@@ -36,7 +38,7 @@ def traced_keys(launchers, times=1, purpose=1, shape=(3,), name="step", loop=Fal
 
 def test_key_is_stable_across_traces():
     first, again = launcher(5), launcher(5)
-    collectives.keys_of(again)._new_key_each_call = None  # must not be called
+    again._next_instance_key._new_key_each_call = None  # must not be called
     for _ in range(3):
         traced_keys([first], name="evaluation", shape=(8,))
     assert traced_keys([first], times=2) == traced_keys([again], times=2)
@@ -62,7 +64,7 @@ def test_collective_of_unknown_size_gets_a_new_key_per_call():
 
     @tf.function(input_signature=[tf.TensorSpec([None])])
     def step(value):
-        with collectives.keys_of(one).described("gather", value):
+        with one._next_instance_key.described("gather", value):
             found.append(one._next_instance_key())
 
     step.get_concrete_function()

@@ -187,9 +187,7 @@ class DirectCollectives(PublicCollectives):
         if self._own_rank ^ distance >= self.workers:
             return moved(lambda *pair: tf.stack(pair), message, wire.absent(message))
         if distance not in self._pairs:
-            pair = groups.of_pair(self._launcher, self._own_rank, distance)
-            keys_of(pair)
-            self._pairs[distance] = pair
+            self._pairs[distance] = groups.of_pair(self._launcher, self._own_rank, distance)
         gathered = self._launch("gather", as_row(message), self._pairs[distance])
         lower = self._own_rank & ~distance
         order = groups.Order([self._tasks[lower], self._tasks[lower + distance]])
@@ -206,7 +204,6 @@ class DirectCollectives(PublicCollectives):
             return None
         beside = copy.copy(self)
         beside._launcher = groups.in_background(self._launcher, self.workers)
-        keys_of(beside._launcher)
         beside._pairs, beside._tokens, beside._calls = {}, [], itertools.count()
         return beside
 
@@ -261,7 +258,6 @@ class HostCollectives(DirectCollectives):
     def __init__(self, strategy: tf.distribute.Strategy):
         super().__init__(worker_count(strategy), strategy)
         self._launcher = groups.of_hosts(self._launcher, self.workers)
-        keys_of(self._launcher)
 
     @override
     def rank(self) -> tf.Tensor:
@@ -454,14 +450,8 @@ def keep_keys(strategy: tf.distribute.Strategy) -> None:
     extended = strategy.extended
     for ops in (extended._cross_device_ops, extended._host_cross_device_ops):
         for launcher in ops._launchers:
-            keys_of(launcher)
-
-
-def keys_of(launcher: Any) -> KeysOfLauncher:
-    """Return the instance keys of a launcher; the first call replaces those of TensorFlow."""
-    if not isinstance(launcher._next_instance_key, KeysOfLauncher):
-        launcher._next_instance_key = KeysOfLauncher(launcher)
-    return launcher._next_instance_key
+            if not isinstance(launcher._next_instance_key, KeysOfLauncher):
+                launcher._next_instance_key = KeysOfLauncher(launcher)
 
 
 class KeysOfLauncher:
