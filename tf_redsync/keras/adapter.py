@@ -1,7 +1,8 @@
 """The adapter of all wrappers, which replaces the all-reduce and guards the update.
 
 Optimizers of every family have a method that sums gradients over replicas and one that applies the
-sums. A wrapper replaces the first by `Adapter.aggregate` and wraps the second by `Adapter.guarded`.
+sums. A wrapper replaces the first by `Adapter.aggregate` and guards the second by
+`Adapter.guard_update`.
 
 A skipped step changes only counters. Keras decays weights before the exchange, when finiteness is
 not known yet, and applies constraints and averages after it. `UpdateGuard` guards these operations.
@@ -316,8 +317,8 @@ class Adapter:
         total += tf.where(self.guard.finite, tf.zeros([], total.dtype), nan)
         return [(total, variable), *others]
 
-    def guarded(
-        self, update: Callable[..., Any], otherwise: Callable[[], Any] = lambda: None
+    def guard_update(
+        self, update: Callable[..., Any], result: Callable[[], Any] = lambda: None
     ) -> Callable[..., Any]:
         """Wrap `update(strategy, ...)` so that it runs only in steps finite on all workers.
 
@@ -326,20 +327,12 @@ class Adapter:
 
         Args:
             update: The optimizer's function that applies sums in a cross-replica context.
-            otherwise: Returns the result of the wrapped function, whether the step is skipped or
-                not.
+            result: Returns the result of the wrapped function, whether the step is skipped or not.
         """
 
         def update_if_finite(
             distribution: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            by_position = masks.variables(self.exchange)
-            masked = [
-                (v, by_position[self._position(v)])
-                for _, v in grads_and_vars
-                if self._position(v) in by_position
-            ]
-
             def apply() -> Any:
                 self.guard.decay_now(distribution)
                 if self._adam is not None and not self.exchange.schedule.off:
@@ -347,12 +340,15 @@ class Adapter:
                     self._adam.prepare(distribution, served)
                 with momentum.without_inner_momentum(self.exchange, self._inner):
                     update(distribution, grads_and_vars, *args, **kwargs)
-                for variable, mask in masked:
-                    distribution.extended.update(variable, pruning.keep, args=(mask,), group=False)
+                by_position = masks.variables(self.exchange)
+                for _, v in grads_and_vars if by_position else ():
+                    mask = by_position.get(self._position(v))
+                    if mask is not None:
+                        distribution.extended.update(v, pruning.keep, args=(mask,), group=False)
                 return tf.constant(True)
 
             tf.cond(self.guard.finite, apply, lambda: tf.constant(False))
-            return otherwise()
+            return result()
 
         return update_if_finite
 
@@ -493,7 +489,7 @@ class UpdateGuard:
         apply = inner.apply
         accumulates = getattr(inner, "gradient_accumulation_steps", None)
 
-        def guarded(grads: Any, trainable_variables: Any = None) -> None:
+        def apply_guarded(grads: Any, trainable_variables: Any = None) -> None:
             omitted = trainable_variables is None
             trained = inner._trainable_variables if omitted else trainable_variables
             self.begin(() if accumulates else trained)
@@ -506,7 +502,7 @@ class UpdateGuard:
             if self.finite is not None and not accumulates:
                 inner.iterations.assign_sub(tf.cast(~self.finite, inner.iterations.dtype))
 
-        inner.apply = guarded
+        inner.apply = apply_guarded
         name = "_overwrite_model_variables_with_average_value"
         setattr(inner, name, _on_one_replica(inner, getattr(inner, name)))
         if not accumulates:

@@ -57,7 +57,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
             applies = inner_optimizer.inner_optimizer
         applies._all_reduce_sum_gradients = adapter.aggregate
-        applies._distributed_tf_update_step = adapter.guarded(
+        applies._distributed_tf_update_step = adapter.guard_update(
             _with_sparse_descent(applies._distributed_tf_update_step)
         )
         adapter.guard.guard_keras3(applies)

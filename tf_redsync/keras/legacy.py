@@ -71,8 +71,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
     def _intercept(self, applies: Any, scaled: bool) -> None:
         adapter = self._adapter
         applies._aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
-        returns = {"otherwise": tf.no_op} if scaled else {}  # like the other branch
-        applies._distributed_apply = adapter.guarded(self._applies_sums, **returns)
+        result = {"result": tf.no_op} if scaled else {}  # like the other branch
+        applies._distributed_apply = adapter.guard_update(self._applies_sums, **result)
 
     def adopt_scaler(self, scaler: Any) -> None:
         """Move an outer `LossScaleOptimizer` inside this wrapper; see `TfKerasOptimizer`.

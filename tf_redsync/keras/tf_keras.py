@@ -68,8 +68,8 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         scaled = applies is not inner_optimizer
         applies.aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
         adapter.guard.decay_later(applies)
-        applies._distributed_apply_gradients_fn = adapter.guarded(
-            applies._distributed_apply_gradients_fn, otherwise=lambda: applies.iterations
+        applies._distributed_apply_gradients_fn = adapter.guard_update(
+            applies._distributed_apply_gradients_fn, result=lambda: applies.iterations
         )
 
     def adopt_scaler(self, scaler: Any) -> None:

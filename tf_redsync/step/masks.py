@@ -37,7 +37,7 @@ def variables(exchange: ExchangeOfMasked) -> dict[int, Any]:
     return {
         spec.position: mask
         for bucket, states in zip(exchange.schedule.buckets, exchange.states, strict=True)
-        if has_masks(bucket.method)
+        if NAME in states.variables_by_name
         for spec, mask in zip(bucket.layout.specs, states.variables_by_name[NAME], strict=True)
     }
 
