@@ -183,7 +183,7 @@ class Adapter:
         )
         if drift is not None:
             self._drift = self._after_averages(
-                lambda: exchange.in_worker(lambda _: drift.step(), [])
+                lambda: exchange.worker.call_once(lambda _: drift.step(), [])
             )
 
     def _attach(self, exchange: GradientExchange) -> None:
@@ -246,7 +246,7 @@ class Adapter:
         if self._variables and not self._asked:
             raise conflicts.bypasses_exchange(self._inner)
         if self.exchange.consensus is not None and not self._finishes_in_branch:
-            self.exchange.finish_step(tf.cast(self.access.rate(), tf.float32))
+            self.exchange.finish_step()
         if self._drift is not None:
             self._drift()
 
@@ -256,7 +256,7 @@ class Adapter:
         The point depends on the gradients, which are not accessible outside of the branch.
         """
         if self.exchange.consensus is not None and self._finishes_in_branch:
-            self.exchange.finish_step(tf.cast(self.access.rate(), tf.float32))
+            self.exchange.finish_step()
 
     def aggregate(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_redsync import explanation
 from tf_redsync.cluster import agreement, step_counters, step_errors
-from tf_redsync.exchange.capabilities import Clipping, clipping
+from tf_redsync.exchange.capabilities import clipping
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import GRADIENT_DTYPES, Bucket, TensorSpec
 from tf_redsync.exchange.method import State
@@ -55,6 +55,7 @@ class GradientExchange(tf.Module):
         schedule: The sync schedule.
         warm_up: A dense warm-up of all methods, or `None`.
         training: The length of the training, or `None` if no setting is a fraction of it.
+        worker: This worker: a replica, or a host with several replicas.
         network: The network that answers requests.
         workers: Number of workers.
         weights: Returns the trainable variables.
@@ -82,7 +83,7 @@ class GradientExchange(tf.Module):
         self.strategy, self.specs = setup.strategy, setup.specs
         self.policy, self._buckets_of = setup.policy, setup.buckets
         self.rate, self.expects_pruning = rate, expects_pruning
-        self._worker, self.network = setup.worker, setup.worker.network
+        self.worker, self.network = setup.worker, setup.worker.network
         self.workers = self.network.workers
         self.step = state_variables.counter("exchange_step")
         self.bytes_sent = state_variables.float_counter("exchange_bytes_sent")
@@ -115,7 +116,7 @@ class GradientExchange(tf.Module):
     def create_state(self, resolved: Resolved, assignments: list[Assignment]) -> None:
         """Create the schedule and the state's variables, in the strategy's scope."""
         self.resolved, self.assignments = resolved, assignments
-        buckets, create = self._buckets_of(assignments), self._worker.variable
+        buckets, create = self._buckets_of(assignments), self.worker.variable
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
         self.schedule = for_buckets(
             buckets,
@@ -180,8 +181,7 @@ class GradientExchange(tf.Module):
         checks = self._check_current()
         dense = [as_float(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
         exchange = functools.partial(self.replacement or self._exchange, positions, checks)
-        merge = self._worker.merge
-        totals, finite = exchange(dense) if merge is None else merge(exchange, dense)
+        totals, finite = self.worker.call_once(exchange, dense)
         for i, total in enumerate(totals):
             if isinstance(total, tf.Tensor):  # sparse totals stay float32
                 totals[i] = tf.cast(total, self.specs[positions[i]].dtype)
@@ -196,7 +196,10 @@ class GradientExchange(tf.Module):
         by_bucket = [list(map(grads.__getitem__, places)) for places in self._positions]
         with tf.control_dependencies(checks):
             states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
-        scale = self._clip_scale(by_bucket, self._clipping) if self._clipping else None
+        scale = None
+        if self._clipping is not None:
+            everything = [grad for bucket in by_bucket for grad in bucket]
+            scale = self._clipping.clip_scale(widened(everything), self.workers)
         outcome = schedule.run(Inputs(by_bucket, states, scale, step, self.network, schedule.meter))
         if not schedule.skips_locally:
             step_counters.note_exchange(outcome.finite)
@@ -256,18 +259,12 @@ class GradientExchange(tf.Module):
             ordered[position] = grad
         return [tf.zeros(self.specs[i].shape) if g is None else g for i, g in enumerate(ordered)]
 
-    def _clip_scale(
-        self, by_bucket: Sequence[Sequence[tf.Tensor]], method: Clipping
-    ) -> tf.Tensor | None:
-        everything = [grad for bucket in by_bucket for grad in bucket]
-        return method.clip_scale(widened(everything), self.workers)
-
     def _check_current(self) -> list[tf.Operation]:
         """Return ops, run before the exchange, that check for a step traced before `switch`."""
         switches, traced_at = self._switches.read_value(), tf.constant(self._switched, tf.int64)
         check = tf.debugging.assert_equal(switches, traced_at, step_errors.STALE_STEP)
         checks = [] if check is None else [check]  # `None` in eager mode
-        if self._worker.merge is None and self.network.in_branches:  # one replica in this process
+        if self.worker.replicas == 1 and self.network.in_branches:  # one replica in this process
             tf.compat.v1.get_collection_ref(collectives.CHECKS).extend(checks)
         return checks
 
@@ -341,7 +338,7 @@ class GradientExchange(tf.Module):
         local_flags = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
         if self._ours:
             self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
-        return self.in_worker(count, [1.0 - tf.cast(finite, tf.float32), local_flags])
+        return self.worker.call_once(count, [1.0 - tf.cast(finite, tf.float32), local_flags])
 
     def _skip(self, flags: tf.Tensor) -> None:
         """Count a step whose exchange is skipped; each worker stays at its own point."""
@@ -361,21 +358,6 @@ class GradientExchange(tf.Module):
     def agreed(self, action: str) -> AbstractContextManager[None]:
         """Context of an `action` that all workers take at the same step; see `agreement.agreed`."""
         return agreement.agreed(self.strategy, f"{action} at step {int(self.step.numpy())}")
-
-    def in_worker(
-        self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]
-    ) -> Any:
-        """Call `function` once for this worker, in a replica context.
-
-        Args:
-            function: Receives the sums of `tensors` over the replicas of this worker.
-            tensors: The tensors of this replica.
-
-        Returns:
-            The result of `function`.
-        """
-        merge = self._worker.merge
-        return function(list(tensors)) if merge is None else merge(function, tensors)
 
     def count_elements(self) -> bool:
         """Count the sent elements of each variable, from the next trace on; see `Meter`.
@@ -423,15 +405,11 @@ class GradientExchange(tf.Module):
         if self.replacement is None:
             self._present = present
 
-    def finish_step(self, rate: tf.Tensor) -> None:
-        """Set the workers' own weights after the optimizer's update, in a replica context.
-
-        Args:
-            rate: The optimizer's learning rate, float32 scalar.
-        """
+    def finish_step(self) -> None:
+        """Set the worker's own weights after the optimizer's update, in a replica context."""
         consensus = self.consensus
-        if consensus is None:
-            return
+        assert consensus is not None and self.rate is not None
+        rate = tf.cast(self.rate(), tf.float32)
         if self.schedule.averages_statistics:
             collectives.average_statistics_when(
                 self.strategy, lambda: self.schedule.statistics_due(consensus)
@@ -508,7 +486,7 @@ class GradientExchange(tf.Module):
             self.workers,
             self.bytes_per_step(),
             "" if self.resolved is self.policy else str(self.resolved),
-            self._worker.replicas,
+            self.worker.replicas,
             off if self.schedule.off else begins,
             groups.carrier(self.strategy),
         )

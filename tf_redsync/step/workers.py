@@ -31,14 +31,26 @@ class Replica:
     Attributes:
         network: As given.
         replicas: Number of replicas that form this worker.
-        merge: Sums over these replicas; `None` for one replica. See `Host.merge_replicas`.
     """
 
     replicas = 1
-    merge: Callable[[Callable[..., Any], Sequence[tf.Tensor]], Any] | None = None
 
     def __init__(self, network: Network):
         self.network = network
+
+    def call_once(
+        self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]
+    ) -> Any:
+        """Call `function` once for this worker, in a replica context.
+
+        Args:
+            function: Receives the sums of `tensors` over the replicas of this worker.
+            tensors: The tensors of this replica.
+
+        Returns:
+            The result of `function`.
+        """
+        return function(list(tensors))
 
     def variable(self, value: tf.Tensor, kind: str, name: str) -> Any:
         """Create a per-worker variable; see `step/state_variables.py`."""
@@ -60,21 +72,12 @@ class Host(Replica):
         self.replicas = collectives.local_replicas(strategy)
         self._strategy = strategy
         self._device = strategy.extended.worker_devices[0]
-        self.merge = self.merge_replicas
 
-    def merge_replicas(
+    @override
+    def call_once(
         self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]
     ) -> Any:
-        """Call `function` once for all replicas, outside of any branch of a single replica.
-
-        Args:
-            function: Receives the sums of `tensors` over the replicas of this worker. It runs on
-                the host's first device, outside of replica context.
-            tensors: The tensors of this replica.
-
-        Returns:
-            The result of `function`.
-        """
+        """Call `function` on the host's first device, outside of any replica context."""
 
         def merged(strategy: Any, tensors: Any) -> Any:
             parts = [strategy.experimental_local_results(t) for t in tensors]
