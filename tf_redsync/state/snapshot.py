@@ -190,7 +190,7 @@ def capture(exchange: GradientExchange) -> dict[str, np.ndarray]:
     exchange.schedule.settle()
     saved = entries(exchange, exchange.weights_differ)
     about = {
-        "run": exchange.run,
+        "run": exchange.run_id,
         "kinds": {e.name: e.kind for e in saved},
         "decision": auto_decision(exchange),
     }

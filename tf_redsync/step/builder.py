@@ -128,7 +128,7 @@ class ExchangeBuilder:
         resolved = self.policy.resolve(specs, strategy, worker.network, self._bucket_bytes, sparse)
         assignments = resolved.assign(specs)
 
-        def buckets(assigned: list[Assignment]) -> list[Bucket]:
+        def bucketize(assigned: list[Assignment]) -> list[Bucket]:
             return make_buckets(
                 [(a.spec, a.method) for a in assigned],
                 worker.network.workers,
@@ -138,7 +138,7 @@ class ExchangeBuilder:
 
         options = self._max_skipped, self.warm_up, self.training
         setup = Setup(
-            strategy, worker, specs, self.policy, resolved, assignments, buckets, *options
+            strategy, worker, specs, self.policy, resolved, assignments, bucketize, *options
         )
         # The agreement above determines which variables are created.
         with agreement.agreed(strategy, "create the state of the exchange"):

@@ -82,4 +82,4 @@ def _totals(
     outcome = exchange.schedule.flush(states, exchange.network)
     exchange.schedule.keep_absent(outcome, states, set(positions))
     flags = None if exchange.schedule.skips_locally else exchange.nonfinite.flags(zeros)
-    return exchange.stored(outcome, states, positions, flags)
+    return exchange.store(outcome, states, positions, flags)

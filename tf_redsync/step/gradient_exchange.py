@@ -60,7 +60,7 @@ class GradientExchange(tf.Module):
         workers: Number of workers.
         weights: Returns the trainable variables.
         own_variables: The optimizer's variables if they differ between workers; see `LocalSteps`.
-        run: Random number that identifies this run and is saved in its checkpoints.
+        run_id: Random number that identifies this run and is saved in its checkpoints.
         fresh: Whether the state is the initial one and was not restored.
         called: Whether a step has been traced or run.
         length_checked: Whether the length of a training has been checked; see
@@ -81,7 +81,7 @@ class GradientExchange(tf.Module):
     ):
         super().__init__(name="gradient_exchange")
         self.strategy, self.specs = setup.strategy, setup.specs
-        self.policy, self._buckets_of = setup.policy, setup.buckets
+        self.policy, self._bucketize = setup.policy, setup.bucketize
         self.rate, self.expects_pruning = rate, expects_pruning
         self.worker, self.network = setup.worker, setup.worker.network
         self.workers = self.network.workers
@@ -105,7 +105,7 @@ class GradientExchange(tf.Module):
         frozen, number = tuple(weights), state_variables.random_number("exchange_run")
         self.weights: Callable[[], tuple[tf.Variable, ...]]
         self.weights = lambda: frozen  # a list would be tracked, but the model saves its variables
-        self.run = int(state_variables.copies(number, self.strategy)[0].numpy())
+        self.run_id = int(state_variables.copies(number, self.strategy)[0].numpy())
         self.own_variables: tuple[tf.Variable, ...] = ()
         self._switched, self._switches = 0, state_variables.counter("exchange_switched")
         self.fresh, self.called, self.length_checked = True, False, False
@@ -116,7 +116,7 @@ class GradientExchange(tf.Module):
     def create_state(self, resolved: Resolved, assignments: list[Assignment]) -> None:
         """Create the schedule and the state's variables, in the strategy's scope."""
         self.resolved, self.assignments = resolved, assignments
-        buckets, create = self._buckets_of(assignments), self.worker.variable
+        buckets, create = self._bucketize(assignments), self.worker.variable
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
         self.schedule = for_buckets(
             buckets,
@@ -128,7 +128,7 @@ class GradientExchange(tf.Module):
             nonfinite=self.nonfinite,
             clock=self.step,
         )
-        self._positions = [[s.position for s in b.layout.specs] for b in buckets]
+        self._positions_by_bucket = [[s.position for s in b.layout.specs] for b in buckets]
         self._names_in_run = [self.schedule.names_in_run(b) for b in buckets]
         if self._counts_elements:
             self.schedule.count_elements(self.network)
@@ -193,7 +193,7 @@ class GradientExchange(tf.Module):
         grads = sums if whole else self._by_variable(positions, sums)
         schedule, step = self.schedule, self.step.read_value()
         flags = None if schedule.skips_locally else self.nonfinite.flags(grads)
-        by_bucket = [list(map(grads.__getitem__, places)) for places in self._positions]
+        by_bucket = [list(map(grads.__getitem__, places)) for places in self._positions_by_bucket]
         with tf.control_dependencies(checks):
             states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
         scale = None
@@ -205,9 +205,9 @@ class GradientExchange(tf.Module):
             step_counters.note_exchange(outcome.finite)
         if not whole:
             schedule.keep_absent(outcome, states, set(positions))
-        return self.stored(outcome, states, positions, flags)
+        return self.store(outcome, states, positions, flags)
 
-    def stored(self, outcome: Outcome, states: States, positions: Positions, flags: Any) -> Totals:
+    def store(self, outcome: Outcome, states: States, positions: Positions, flags: Any) -> Totals:
         """Store a step's new state; return the totals in the order of `positions`.
 
         Args:
@@ -239,7 +239,7 @@ class GradientExchange(tf.Module):
         if self.consensus is not None:
             self.schedule.before_update(self.consensus)
         totals: dict[int, Any] = {}
-        for places, (of_bucket, _) in zip(self._positions, outcome.results, strict=True):
+        for places, (of_bucket, _) in zip(self._positions_by_bucket, outcome.results, strict=True):
             totals.update(zip(places, of_bucket, strict=True))
         return list(map(totals.__getitem__, positions)), outcome.finite
 
@@ -544,7 +544,7 @@ class Setup:
         policy: The policy that the user passed.
         resolved: The policy that assigns methods: `policy`, or the decision of `Auto`.
         assignments: The method of each variable.
-        buckets: Returns the buckets of assignments, in the order in which they are exchanged.
+        bucketize: Returns the buckets of assignments, in the order in which they are exchanged.
         max_skipped: Number of skipped steps in a row that raises; 0 for no limit.
         warm_up: A dense warm-up of all methods, or `None`.
         training: The length of the training, or `None` if no setting is a fraction of it.
@@ -556,7 +556,7 @@ class Setup:
     policy: Policy | Undecided
     resolved: Resolved
     assignments: list[Assignment]
-    buckets: Callable[[list[Assignment]], list[Bucket]]
+    bucketize: Callable[[list[Assignment]], list[Bucket]]
     max_skipped: int
     warm_up: WarmUp | None = None
     training: TrainingLength | None = None

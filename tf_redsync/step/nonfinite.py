@@ -111,7 +111,9 @@ class NonFiniteCounter:
         streak = self.in_a_row.read_value() + 1
         self.in_a_row.assign_add(1, read_value=False)
         self.total.assign_add(1, read_value=False)
-        self._report_when(self._is_reported(streak), streak, functools.partial(first, flags))
+        self._report_when(
+            self._is_reported(streak), streak, functools.partial(first_flagged, flags)
+        )
 
     def count_local_step(self, finite: tf.Tensor, flags: Callable[[], tf.Tensor]) -> None:
         """Count a local step, which this worker skips if it is not `finite`.
@@ -124,7 +126,7 @@ class NonFiniteCounter:
         def skipped() -> None:
             self.local_streak.assign_add(1, read_value=False)
             self._local_in_round.assign_add(1, read_value=False)
-            self._local_first.assign(first(flags()), read_value=False)
+            self._local_first.assign(first_flagged(flags()), read_value=False)
 
         def advance() -> None:
             self.local_streak.assign(0, read_value=False)
@@ -207,7 +209,7 @@ class NonFiniteCounter:
             local_streak = self.local_streak.read_value()
             local_first = self._local_first.read_value()
             return tf.cond(
-                local_streak > 0, lambda: local_first, lambda: first(not_finite(changes))
+                local_streak > 0, lambda: local_first, lambda: first_flagged(not_finite(changes))
             )
 
         too_many = streak >= self._limit if self._limit else tf.constant(False)
@@ -265,7 +267,7 @@ def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.cast(~each_finite(tensors), tf.float32)
 
 
-def first(flags: tf.Tensor) -> tf.Tensor:
+def first_flagged(flags: tf.Tensor) -> tf.Tensor:
     """Return the position of the first flag that is set, an int64 scalar, or `NONE`."""
     positions = tf.where(flags > 0.0, tf.range(tf.size(flags, tf.int64)), tf.int64.max)
     position = tf.reduce_min(positions)
