@@ -129,12 +129,18 @@ class Policy(Configurable):
         """Choose a method for each of `specs`, in their order.
 
         Raises:
-            ValueError: `output_layer` or a rule matches none of them.
+            ValueError: `output_layer` or a rule matches none of them, or earlier rules match all
+                variables of a rule.
         """
         if self.output_layer is not None:
             _check_matches("output_layer", self.output_layer, specs)
         for rule in self.rules:
             _check_matches("pattern", rule.pattern, specs)
+            if all(self.rule_of(spec) is not rule for spec in specs):
+                raise ValueError(
+                    "earlier rules of the policy match all variables of a rule, so it would never "
+                    f"apply; put it before them. Received: pattern={rule.pattern!r}"
+                )
         return _with_fragments([self._assign(spec) for spec in self.mark_output_layer(specs)])
 
     def _assign(self, spec: TensorSpec) -> Assignment:

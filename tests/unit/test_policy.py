@@ -105,6 +105,13 @@ def test_unmatched_pattern_raises(name, policy):
     assert f"Received: {name}=" in str(error.value) and "out/kernel" in str(error.value)
 
 
+def test_rule_behind_a_wider_one_raises():
+    wide, narrow = (rs.Rule(pattern=p, method=rs.Dense()) for p in ("dense", "dense/kernel"))
+    rs.Policy(default=rs.TopK(), rules=(narrow, wide)).assign(SPECS)
+    with pytest.raises(ValueError, match="earlier rules.*Received: pattern='dense/kernel'"):
+        rs.Policy(default=rs.TopK(), rules=(wide, narrow)).assign(SPECS)
+
+
 def test_output_layer_is_not_quantized():
     policy = rs.Policy(default=rs.RedSync(quantized=True, dense_below=0))
     how = {a.spec.name: a.method.describe(a.spec) for a in policy.assign(SPECS)}
