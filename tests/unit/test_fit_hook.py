@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
-from tf_redsync.keras import fit_hook
+from tf_redsync.keras import fit_hook, training_length
 from tf_redsync.keras.fit_hook import FitHook
 
 EVENTS = (
@@ -44,6 +44,40 @@ def test_models_without_the_wrapper_have_no_hook():
     model.compile("sgd", "mse")
     found = keras.callbacks.CallbackList([], model=model).callbacks
     assert not any(isinstance(c, FitHook) for c in found)
+
+
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+@pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
+def test_callback_list_of_loop_without_params(family):
+    model = family.Sequential([family.layers.Input((3,)), family.layers.Dense(1)])
+    model.compile(rs.DistributedOptimizer(family.optimizers.SGD(0.1), rs.Dense()), "mse")
+    metrics = rs.callbacks.CompressionMetrics(every=1, time_split=False)
+    callbacks = family.callbacks.CallbackList([metrics], add_history=True, model=model)
+    callbacks.on_train_begin()
+    for epoch in range(2):
+        callbacks.on_epoch_begin(epoch)
+        callbacks.on_train_batch_begin(0)
+        model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
+        callbacks.on_train_batch_end(0, {})
+        callbacks.on_epoch_end(epoch, {})
+    callbacks.on_train_end()
+    assert model.history.history["compression_ratio"] == [1.0, 1.0]
+
+
+def test_callback_list_of_loop_without_params_has_no_length(mirrored):
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        optimizer = rs.DistributedOptimizer(
+            keras.optimizers.SGD(0.1), rs.TopK(), warm_up=rs.DenseWarmUp(steps=5)
+        )
+        model.compile(optimizer, "mse")
+    callbacks = keras.callbacks.CallbackList([], model=model)
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
+    callbacks.on_epoch_end(0, {})
+    assert not optimizer.exchange.length_checked
+    training_length.forget(optimizer.exchange)  # the process would warn at its end
 
 
 def test_running_method_ignores_user_functions():

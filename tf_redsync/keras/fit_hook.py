@@ -92,6 +92,10 @@ class ForTfKeras:
 
     _supports_tf_logs = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.params: dict[str, Any] = {}  # a `CallbackList` of a custom loop may set none
+
     def _implements_train_batch_hooks(self) -> bool:
         return False
 
@@ -141,7 +145,6 @@ class FitHook(ForTfKeras):
     """The library's callback, which runs before the user's callbacks on every worker."""
 
     model: Any
-    params: dict[str, Any]
     callbacks: list[Any]  # all callbacks of the `CallbackList`
     before_bar: Any  # a callback that runs just before the progress bar
     _restores = False  # whether a callback of Keras restores a backup
@@ -152,12 +155,12 @@ class FitHook(ForTfKeras):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before the first step of `fit`."""
         _trained.add(self.model)
-        epochs = getattr(self, "params", {}).get("epochs")
+        epochs = self.params.get("epochs")
         per = _steps_per_execution(self.model)
         action = f"begin `fit` of {epochs} epochs with steps_per_execution={per}"
         self._restores = backups.check(self.model, self.callbacks, self._with_step(action))
         consistency.compare_compile(self.model)
-        data_amounts.compare(self.model, "fit", getattr(self, "params", {}))
+        data_amounts.compare(self.model, "fit", self.params)
         self._fits = True
         weight_sync.synchronize(self.model)
         for exchange in models.exchanges_of(self.model):
@@ -183,7 +186,7 @@ class FitHook(ForTfKeras):
             self._warn_of_length(exchange)
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations
-            exchange_state.warn_if_fresh(exchange, begun, "this run")
+            exchange_state.warn_if_fresh(exchange, begun, "this run has")
         consistency.compare_rate(self.model, f"epoch {epoch} begins")
         self._skipped = models.skipped_steps(self.model)
 
@@ -208,13 +211,13 @@ class FitHook(ForTfKeras):
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before an evaluation, within `fit` or alone."""
         self._agree("evaluate")
-        data_amounts.compare(self.model, "evaluate", getattr(self, "params", {}), self._fits)
+        data_amounts.compare(self.model, "evaluate", self.params, self._fits)
         weight_sync.synchronize(self.model)
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before a prediction."""
         self._agree("predict")
-        data_amounts.compare(self.model, "predict", getattr(self, "params", {}))
+        data_amounts.compare(self.model, "predict", self.params)
         weight_sync.synchronize(self.model)
 
     def _warn_of_length(self, exchange: Any) -> None:
@@ -226,7 +229,7 @@ class FitHook(ForTfKeras):
             return
         so_far, epochs, steps = self._to_run
         steps = steps or int(exchange.step.numpy()) - so_far
-        if not steps:
+        if epochs < 1 or not steps:  # a `CallbackList` of a custom loop may not know the epochs
             return
         exchange.length_checked = True
         training_length.forget(exchange)
