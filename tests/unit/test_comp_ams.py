@@ -39,6 +39,15 @@ def test_amsgrad_with_several_variables_and_config():
     np.testing.assert_array_equal(variables[1], np.ones(4))
 
 
+def test_amsgrad_of_frozen_model():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, trainable=False)])
+    model.compile(rs.AMSGrad(), "mse")
+    with pytest.warns(UserWarning, match="trainable weights"):
+        model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+    model.optimizer.build([])
+    assert len(model.optimizer.variables) == 2  # iterations and learning rate
+
+
 @pytest.mark.parametrize("options", [{"beta_1": 1.0}, {"beta_2": -0.1}, {"epsilon": -1.0}])
 def test_bad_amsgrad_arguments(options):
     ((name, value),) = options.items()

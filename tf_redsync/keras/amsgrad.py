@@ -63,15 +63,12 @@ class AMSGrad(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        slots = [
-            [
-                self.add_variable_from_reference(reference_variable=v, name=name)
-                for name in ("momentum", "velocity", "velocity_max")
-            ]
-            for v in variables
-        ]
+        kinds: tuple[list[Any], list[Any], list[Any]] = [], [], []
+        for v in variables:
+            for slots, name in zip(kinds, ("momentum", "velocity", "velocity_max"), strict=True):
+                slots.append(self.add_variable_from_reference(reference_variable=v, name=name))
         # A list for each kind, as in Keras's optimizers, where `slots.py` finds them.
-        self._momentums, self._velocities, self._largest = map(list, zip(*slots, strict=True))
+        self._momentums, self._velocities, self._largest = kinds
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one variable by the rule in the class docstring."""
