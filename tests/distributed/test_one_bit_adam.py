@@ -42,6 +42,7 @@ def train():
     results |= {
         "error_texts": error_texts(strategy),
         "constant_gradient": constant_gradient(strategy),
+        "decayed_rate": constant_gradient(strategy, drop=10),
     }
     return results | (of_fit(strategy) if DEEP else {})
 
@@ -74,8 +75,11 @@ def of_fit(strategy):
     return found
 
 
-def constant_gradient(strategy):
-    """Weights of 0/1 Adam with a gradient that is always 1: one bit encodes it without an error."""
+def constant_gradient(strategy, drop=None):
+    """Weights of 0/1 Adam with a gradient that is always 1: one bit encodes it without an error.
+
+    From step `drop` on a schedule divides the learning rate by 100.
+    """
     import keras
     import tensorflow as tf
 
@@ -83,8 +87,12 @@ def constant_gradient(strategy):
 
     with strategy.scope():
         variable = keras.Variable(np.zeros([8], np.float32))
+        rate = RATE
+        if drop is not None:  # a boundary is the last step with the rate before it
+            decay = keras.optimizers.schedules.PiecewiseConstantDecay
+            rate = decay([drop - 1], [RATE, RATE / 100])
         method = rs.contrib.ZeroOneAdam(start=3, steps=4, double_after=4, variance_updates=2)
-        optimizer = rs.DistributedOptimizer(keras.optimizers.Adam(RATE), method)
+        optimizer = rs.DistributedOptimizer(keras.optimizers.Adam(rate), method)
         optimizer.build([variable])
     share = tf.ones([8]) / strategy.num_replicas_in_sync
     step = tf.function(
@@ -285,6 +293,17 @@ def test_0_1_adam_with_constant_gradient(trained):
     expected = -RATE * np.arange(1, 21)[:, None] * np.ones(8)
     for worker in trained:
         np.testing.assert_allclose(worker["constant_gradient"], expected, rtol=0.04)
+
+
+def test_0_1_adam_divides_by_rates_of_its_steps(trained):
+    """The momentum of a round is its change over the rates that a schedule had in its steps.
+
+    With the rates after the steps, the momentum would grow by a factor of 100 when they drop.
+    """
+    rates = np.where(np.arange(20) < 10, RATE, RATE / 100)
+    for worker in trained:
+        found = worker["decayed_rate"][:, 0]
+        np.testing.assert_allclose(found, -np.cumsum(rates), rtol=0.04)
 
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)

@@ -259,8 +259,19 @@ class EveryStep:
     def resumed(self) -> None:
         """Handle a state that was restored from another process."""
 
-    def before_update(self, consensus: Consensus) -> None:
-        """Prepare the weights for the optimizer's update, after `run`, if `per_worker_weights`."""
+    def before_update(
+        self,
+        consensus: Consensus,
+        states: Sequence[StateVariables],
+        rate: Callable[[], Any] | None,
+    ) -> None:
+        """Prepare the weights for the optimizer's update, after `run`, if `per_worker_weights`.
+
+        Args:
+            consensus: The weights.
+            states: For every bucket, the variables of its state, after the state was stored.
+            rate: Returns the learning rate of the update, a scalar.
+        """
 
     def after_update(
         self,
@@ -274,7 +285,8 @@ class EveryStep:
         Args:
             consensus: The weights.
             states: For every bucket, the variables of its state, after the state was stored.
-            rate: The optimizer's learning rate.
+            rate: The optimizer's learning rate, which a schedule has advanced to the next update,
+                except with gradient accumulation.
             network: The network that answers requests.
 
         Returns:

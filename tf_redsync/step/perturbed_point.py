@@ -15,7 +15,8 @@ is not applied.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -100,7 +101,12 @@ class PerturbedPoint(ChangingSteps):
         return super().flush(states, network)
 
     @override
-    def before_update(self, consensus: Consensus) -> None:
+    def before_update(
+        self,
+        consensus: Consensus,
+        states: Sequence[StateVariables],
+        rate: Callable[[], Any] | None,
+    ) -> None:
         """Return from the perturbed point to the consensus."""
         consensus.capture()
         consensus.restore()

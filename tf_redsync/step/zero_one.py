@@ -13,7 +13,7 @@ changes by the state `rates`. A non-finite round resets the momentum to 0.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -102,6 +102,22 @@ class ZeroOne(LocalSteps):
         return self._is_synchronous(*self.begun(self._clock.read_value() - 1))
 
     @override
+    def before_update(
+        self,
+        consensus: Consensus,
+        states: Sequence[StateVariables],
+        rate: Callable[[], Any] | None,
+    ) -> None:
+        """Store the weights at the start of a round, and add the rate of a local step."""
+        super().before_update(consensus, states, rate)
+        assert rate is not None
+        now, steps = tf.cast(rate(), tf.float32), tf.cast(self._clock.read_value(), tf.float32)
+        for method, state in zip(self._methods, states, strict=True):
+            (rates,) = state.read(["rates"])["rates"]
+            added = tf.where(self.warmed(), 0.0, method.rate_of_step(now, steps))
+            state.assign({"rates": [rates + added]})
+
+    @override
     def after_update(
         self,
         consensus: Consensus,
@@ -113,11 +129,6 @@ class ZeroOne(LocalSteps):
         warming, begun = self.begun(self._clock.read_value() - 1)
         is_local = ~self._is_synchronous(warming, begun)
         consensus.steps.assign_add(tf.cast(is_local, tf.int64), read_value=False)
-        steps = tf.cast(self._clock.read_value(), tf.float32)
-        for method, state in zip(self._methods, states, strict=True):
-            (rates,) = state.read()["rates"]
-            method_rate = method.rate_of_step(rate, steps)
-            state.assign({"rates": [rates + tf.where(is_local, method_rate, 0.0)]})
         due = is_local & (consensus.steps.read_value() >= self.intervals.length(begun, self.steps))
         return tf.cond(due, lambda: self.exchange_changes(consensus, states, network), nothing_sent)
 
