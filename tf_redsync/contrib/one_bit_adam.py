@@ -40,10 +40,10 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
 
     Momentum changes slowly, so error feedback can compensate its errors. The variance is not
     linear in the gradient, so no error feedback could correct it for gradients in one bit. An
-    element without a gradient in the warm-up stage has v = 0. It does not change from then on, and
-    its m stays 0, because one bit cannot encode 0. An element with few gradients has a small v, and
-    one bit gives it the mean of all momenta, so it takes large steps. Embedding rows that occur
-    late or rarely need a long warm-up stage or another method (`Policy`).
+    element without a gradient in the warm-up stage has v = 0. From then on its m stays 0, because
+    one bit cannot encode 0, so only weight decay changes it. An element with few gradients has a
+    small v, and one bit gives it the mean of all momenta, so it takes large steps. Embedding rows
+    that occur late or rarely need a long warm-up stage or another method (`Policy`).
 
     Differences from the paper
 
@@ -182,8 +182,8 @@ class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
 
     Error feedback adds the errors of both phases to the next momentum. v is bias-corrected by the
     number of its updates, and frozen from `start` on. An element with v = 0, which had no gradient
-    in any dense step, does not change, because one bit cannot encode 0. Embedding rows that occur
-    late need another method.
+    in any dense step, changes by weight decay only, because one bit cannot encode 0. Embedding rows
+    that occur late need another method.
 
     Differences from the paper
 
