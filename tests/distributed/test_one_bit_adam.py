@@ -224,12 +224,8 @@ def zero_one(decay):
 
     def in_one_bit(own):
         masked = [np.where(variance > 0, m, 0) for m in own]
-        total = np.concatenate(signs.step([[m[:12], m[12:]] for m in masked]))
         seen = [variance[:12] > 0, variance[12:] > 0]
-        signs.residuals = [
-            [np.where(s, e, 0) for s, e in zip(seen, own, strict=True)] for own in signs.residuals
-        ]
-        return np.where(variance > 0, total, 0)
+        return np.concatenate(signs.step([[m[:12], m[12:]] for m in masked], seen))
 
     def after_local_step(worker):
         t[worker] += 1

@@ -72,10 +72,10 @@ class ScaledSignOracle(_Memory):
         return [sum(d) for d in zip(*sent, strict=True)]
 
 
-def two_means(values: np.ndarray) -> np.ndarray:
-    """Replaces every element by the mean of the negative elements or of the others."""
+def two_means(values: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Replaces every seen element by the mean of the negative ones or of the others."""
     result, values = np.zeros(values.shape), np.float64(values)
-    for side in (values < 0, values >= 0):
+    for side in (seen & (values < 0), seen & (values >= 0)):
         if side.any():
             result[side] = values[side].mean()
     return result
@@ -84,21 +84,23 @@ def two_means(values: np.ndarray) -> np.ndarray:
 class OneBitOracle(_Memory):
     """1-bit SGD: quantized to the owner of a block, summed, quantized to all workers."""
 
-    def step(self, grads) -> list[np.ndarray]:
+    def step(self, grads, seen=None) -> list[np.ndarray]:
+        """Runs one step; `seen` masks elements, of which the others are 0 and in no mean."""
         sums, workers = self.sums(grads), len(grads)
         totals = [np.zeros(np.shape(g)) for g in grads[0]]
         for i, total in enumerate(totals):
             own = [np.float64(s[i]).reshape(-1) for s in sums]
             kept, total, n = [p.copy() for p in own], total.reshape(-1), own[0].size
+            mask = np.ones(n, bool) if seen is None else np.reshape(seen[i], -1)
             length = -(-n // workers)
             for owner in range(workers):
                 block = slice(owner * length, min((owner + 1) * length, n))
                 arrived = own[owner][block].copy()
                 for worker in set(range(workers)) - {owner}:
-                    sent = two_means(own[worker][block])
+                    sent = two_means(own[worker][block], mask[block])
                     kept[worker][block] -= sent
                     arrived += sent
-                total[block] = two_means(arrived)
+                total[block] = two_means(arrived, mask[block])
                 kept[owner][block] = arrived - total[block]
             for worker in range(workers):
                 self.residuals[worker][i] = kept[worker].reshape(np.shape(grads[0][i]))
@@ -138,10 +140,5 @@ class OneBitAdamOracle(OneBitOracle):
             [np.where(s, m + (1 - b) * g, 0) for s, m, g in zip(seen, shares, worker, strict=True)]
             for worker in grads
         ]
-        totals = [np.where(s, t, 0) for s, t in zip(seen, super().step(own), strict=True)]
-        self.residuals = [
-            [np.where(s, e, 0) for s, e in zip(seen, worker, strict=True)]
-            for worker in self.residuals
-        ]
-        self.momentum = totals
-        return totals
+        self.momentum = super().step(own, seen)
+        return self.momentum

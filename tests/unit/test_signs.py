@@ -47,6 +47,21 @@ def test_weights_without_a_gradient_do_not_drift(method, workers):
             assert abs(total).max() == 1
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_elements_without_a_gradient_are_in_no_mean(workers):
+    """Momenta of 1 and -1 pass through one bit unchanged, however many elements are unseen."""
+    seen = np.arange(100) % 10 == 0
+    momenta = np.where(seen, np.where(np.arange(100) % 20 == 0, 1, -1), 0).astype(np.float32)
+    method, layout = rs.contrib.OneBitAdam(), BucketLayout((TensorSpec("w", (100,)),), workers)
+    masks = {"seen": [tf.constant(seen, tf.float32)], "momentum": [tf.constant(momenta)]}
+    states = [{**s, **masks} for s in loopback.initial_states(method, layout)]
+    grads = [[tf.constant(momenta / workers)]] * workers
+    step = loopback.run_step(method, layout, grads, states, 0)
+    np.testing.assert_allclose(step.totals[0][0], momenta, atol=1e-6)
+    for state in step.states:
+        np.testing.assert_allclose(state["residual"][0], 0.0, atol=1e-6)
+
+
 LONG, SECOND = 60, 4  # 0.1 ** 60 is 0 in float32
 RARE, NEVER = 0, 1  # elements with a gradient only in the first step, and in no step of the stage
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 from typing_extensions import override
@@ -103,32 +105,82 @@ class OneBitSGD(Quantizer):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        grads, workers, rank = feedback.scaled(grads, ctx.scale), ctx.layout.workers, ctx.rank
+        grads = feedback.scaled(grads, ctx.scale)
         sums = [e + g for e, g in zip(state["residual"], grads, strict=True)]
-        counts = tf.constant([_counts(s, workers) for s in ctx.layout.specs])  # [tensors, workers]
-        blocks = [cut(x, s, workers) for x, s in zip(sums, ctx.layout.specs, strict=True)]
+        return (yield from one_bit_sum(sums, ctx))
 
-        message, errors = _quantized(blocks, counts)
-        rows = yield AllToAll(for_each_worker(message, 2 * len(blocks), workers))
-        own_counts = tf.gather(counts, [rank], axis=1)
-        received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE)
-        own_sums = []  # sums of this worker's block, its own part without quantization
-        for i, (total, error) in enumerate(zip(received, errors, strict=True)):
-            count = tf.cast(own_counts[i, 0], tf.int64)
-            inside = tf.range(total.shape[0], dtype=tf.int64) < count
-            own_sums.append(tf.where(inside, total + tf.gather(error, rank), 0.0)[tf.newaxis])
 
-        message, own_errors = _quantized(own_sums, own_counts)
-        messages = yield AllGather(message)
-        together = one_message(messages, 2 * len(blocks))
-        parts = dequantize_sum(together, by_worker(blocks), mode=MODE)
-        totals = by_tensor(parts, len(blocks))
-        is_own = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
-        residuals = [
-            tf.where(is_own, own_error, error)
-            for error, own_error in zip(errors, own_errors, strict=True)
+def one_bit_sum(
+    sums: list[tf.Tensor], ctx: Context, seen: list[tf.Tensor] | None = None
+) -> Exchange:
+    """Sum tensors over the workers in two phases of one bit, as `OneBitSGD` does.
+
+    Args:
+        sums: This worker's summands plus its residuals.
+        ctx: Context of the bucket.
+        seen: Bool masks in the shapes of `sums`, equal on all workers, or `None` for all elements.
+            The other elements must be 0. They are not counted in the means. Their totals and
+            residuals are unspecified.
+
+    Returns:
+        The totals, and a state with the new residuals.
+    """
+    workers, rank, specs = ctx.layout.workers, ctx.rank, ctx.layout.specs
+    blocks = [cut(x, s, workers) for x, s in zip(sums, specs, strict=True)]
+    counted = _Counted.of(specs, workers, seen)
+
+    message, errors = _quantized(blocks, counted.numbers)
+    rows = yield AllToAll(for_each_worker(message, 2 * len(blocks), workers))
+    received = dequantize_sum(rows, [b[0] for b in blocks], mode=MODE)
+    own_sums = [  # sums of this worker's block, its own part without quantization
+        tf.where(inside, total + tf.gather(error, rank), 0.0)[tf.newaxis]
+        for inside, total, error in zip(counted.inside(rank, blocks), received, errors, strict=True)
+    ]
+    message, own_errors = _quantized(own_sums, tf.gather(counted.numbers, [rank], axis=1))
+    messages = yield AllGather(message)
+    together = one_message(messages, 2 * len(blocks))
+    parts = dequantize_sum(together, by_worker(blocks), mode=MODE)
+    totals = by_tensor(parts, len(blocks))
+    is_own = tf.equal(tf.range(workers), rank)[:, tf.newaxis]
+    residuals = [
+        tf.where(is_own, own_error, error)
+        for error, own_error in zip(errors, own_errors, strict=True)
+    ]
+    return joined(totals, ctx.layout), {"residual": joined(residuals, ctx.layout)}
+
+
+class _Counted(NamedTuple):
+    """The elements that the means of blocks count: not the padding, and only `seen` ones.
+
+    Attributes:
+        numbers: int32 `[tensors, workers]`, their number in each block.
+        masks: Bool `[workers, length]` for each tensor; `None` for all but the padding.
+    """
+
+    numbers: tf.Tensor
+    masks: Blocks | None
+
+    @classmethod
+    def of(
+        cls, specs: Sequence[TensorSpec], workers: int, seen: list[tf.Tensor] | None
+    ) -> _Counted:
+        """Return those of all elements, or of `seen` ones."""
+        if seen is None:
+            return cls(tf.constant([_counts(s, workers) for s in specs]), None)
+        both = zip(seen, specs, strict=True)
+        masks = [cut(tf.cast(m, tf.float32), s, workers) > 0.0 for m, s in both]
+        numbers = [tf.math.count_nonzero(m, axis=1, dtype=tf.int32) for m in masks]
+        return cls(tf.stack(numbers), masks)
+
+    def inside(self, rank: tf.Tensor, blocks: Blocks) -> list[tf.Tensor]:
+        """Return the mask of a worker's block of each tensor, bool `[length]`."""
+        if self.masks is not None:
+            return [tf.gather(m, rank) for m in self.masks]
+        counts = tf.unstack(tf.cast(tf.gather(self.numbers, rank, axis=1), tf.int64))
+        lengths = [b.shape[1] for b in blocks]
+        return [
+            tf.range(n, dtype=tf.int64) < count for n, count in zip(lengths, counts, strict=True)
         ]
-        return joined(totals, ctx.layout), {"residual": joined(residuals, ctx.layout)}
 
 
 def _counts(spec: TensorSpec, workers: int) -> list[int]:
@@ -142,7 +194,7 @@ def _quantized(blocks: Blocks, counts: tf.Tensor) -> tuple[tf.Tensor, Blocks]:
 
     Args:
         blocks: Some blocks of every tensor, each `[blocks, length]`, padded with zeros.
-        counts: int32 `[tensors, blocks]`, numbers of elements without the padding.
+        counts: int32 `[tensors, blocks]`, numbers of counted elements; the others are 0.
 
     Returns:
         The message, in the order of `by_worker`, and the errors in the form of `blocks`.
@@ -154,7 +206,7 @@ def _quantized(blocks: Blocks, counts: tf.Tensor) -> tuple[tf.Tensor, Blocks]:
 
 
 def _means(rows: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Return the means of the negative and the other elements of rows `[rows, n]`: `[rows, 2]`."""
+    """Return the means of the negative and the other counted elements of rows: `[rows, 2]`."""
     negative = rows < 0.0
     below = tf.math.count_nonzero(negative, axis=1, dtype=tf.int32)
     numbers = tf.cast(tf.stack([below, counts - below], axis=1), tf.float32)

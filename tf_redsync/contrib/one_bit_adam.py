@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.config import register
-from tf_redsync.contrib.one_bit import OneBitSGD
+from tf_redsync.contrib.one_bit import one_bit_sum
 from tf_redsync.exchange import feedback
 from tf_redsync.exchange.capabilities import AdamMoments, DenseStart, LocalMomentum
 from tf_redsync.exchange.context import Context
@@ -48,7 +48,8 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
     Differences from the paper
 
     * Codes are those of `OneBitSGD`: two means for each worker's block of a tensor instead of a
-      sign and a norm. A worker has a single residual for the block that it owns.
+      sign and a norm. Elements with v = 0 are not counted in the means. A worker has a single
+      residual for the block that it owns.
     * The variance is frozen after Adam's bias correction, v / (1 - beta_2^t), which equals v after
       thousands of steps. The authors' code has no correction and long warm-up stages.
     * Biases, norms and small tensors are all-reduced densely in both stages, and Adam keeps
@@ -130,7 +131,7 @@ class OneBitAdam(AdamMoments, DenseStart, Quantizer):
             for m, g in zip(momenta, feedback.scaled(grads, ctx.scale), strict=True)
         ]
         seen = [s > 0.0 for s in state["seen"]]
-        new, left = yield from one_bit_sum(local_momenta, seen, state, ctx)
+        new, left = yield from seen_sum(local_momenta, seen, state, ctx)
         return new, {**state, "momentum": new, **left}
 
     @override
@@ -309,7 +310,7 @@ class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
             self.beta_1 * m / workers + (1.0 - self.beta_1) * g
             for m, g in zip(state["momentum"], feedback.scaled(grads, ctx.scale), strict=True)
         ]
-        momenta, left = yield from one_bit_sum(local_momenta, _seen_masks(state), state, ctx)
+        momenta, left = yield from seen_sum(local_momenta, _seen_masks(state), state, ctx)
         return momenta, {**state, "momentum": momenta, **left}
 
     @override
@@ -333,7 +334,7 @@ class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
         scales = [tf.sqrt(v) + self.epsilon for v in state["variance"]]
         over_rates = tf.math.divide_no_nan(1.0, rates)  # keeps non-finite gradients so
         local_momenta = [-p * d * over_rates for p, d in zip(scales, grads, strict=True)]
-        momenta, left = yield from one_bit_sum(local_momenta, _seen_masks(state), state, ctx)
+        momenta, left = yield from seen_sum(local_momenta, _seen_masks(state), state, ctx)
         moved = [tf.math.divide_no_nan(-rates * m, p) for m, p in zip(momenta, scales, strict=True)]
         return moved, {**state, "momentum": momenta, "rates": [tf.zeros([])], **left}
 
@@ -344,10 +345,10 @@ class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
         ]
 
 
-def one_bit_sum(
+def seen_sum(
     summands: list[tf.Tensor], seen: list[tf.Tensor], state: State, ctx: Context
 ) -> Exchange:
-    """Sum as `OneBitSGD` does where elements are `seen`; the others are 0.
+    """Sum as `OneBitSGD` does where elements are `seen`; the others are 0, and in no mean.
 
     Args:
         summands: The summands of this worker.
@@ -359,9 +360,11 @@ def one_bit_sum(
         The sums, and a state with the new residuals.
     """
     # `0.0 * x` instead of 0, so that non-finite values are detected
-    masked = [tf.where(s, x, 0.0 * x) for s, x in zip(seen, summands, strict=True)]
-    plain, summed = dataclasses.replace(ctx, scale=None), OneBitSGD(dense_below=0)
-    sums, new = yield from summed.exchange(masked, {"residual": state["residual"]}, plain)
+    masked = [
+        e + tf.where(s, x, 0.0 * x)
+        for e, s, x in zip(state["residual"], seen, summands, strict=True)
+    ]
+    sums, new = yield from one_bit_sum(masked, ctx, seen)
     totals, left = (
         [tf.where(s, x, 0.0) for s, x in zip(seen, tensors, strict=True)]
         for tensors in (sums, new["residual"])

@@ -92,11 +92,7 @@ class ZeroOneAdamOracle(OneBitOracle):
             ]
             for worker in grads
         ]
-        momenta = [np.where(m, t, 0) for m, t in zip(seen, super().step(own), strict=True)]
-        self.residuals = [
-            [np.where(m, e, 0) for m, e in zip(seen, worker, strict=True)]
-            for worker in self.residuals
-        ]
+        momenta = super().step(own, seen)
         moved = [-self.rates * m / s for m, s in zip(momenta, self.scales, strict=True)]
         self.rates = 0.0
         return moved
