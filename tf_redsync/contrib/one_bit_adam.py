@@ -183,8 +183,8 @@ class ZeroOneAdam(AdamMoments, LocalMomentum, Method):
 
     Error feedback adds the errors of both phases to the next momentum. v is bias-corrected by the
     number of its updates, and frozen from `start` on. An element with v = 0, which had no gradient
-    in any dense step, changes by weight decay only, because one bit cannot encode 0. Embedding rows
-    that occur late need another method.
+    in any dense step, does not change from `start` on, because one bit cannot encode 0; before,
+    only weight decay changes it. Embedding rows that occur late need another method.
 
     Differences from the paper
 
