@@ -16,6 +16,9 @@ from tf_redsync.exchange.method import State
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 
 Forms = tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # a total in both forms: dense, indices, values
+# Tensors in one output of a branch. TensorFlow infers the types of all of them for each one, so a
+# step with groups of 128 takes longer to build than one without groups.
+BUNDLED = 16
 DENSE, COORDINATES = -1, -2  # the kind of a total; for an `EitherTotal` the id of its predicate
 
 
@@ -45,7 +48,7 @@ def compact_cond(
     """Return `tf.cond(predicate, first, second)`, with few operations for many tensors.
 
     `tf.cond` adds three operations for each output, which cost time in each trace and step. Here
-    all tensors of a branch are one output, an optional value. They are available at the same time.
+    `BUNDLED` tensors are one output, an optional value. They are available at the same time.
 
     Args:
         predicate: Bool scalar.
@@ -61,18 +64,28 @@ def compact_cond(
         def run() -> Any:
             tensors, flags = branch()
             structures.append(tensors)
-            return tf.raw_ops.OptionalFromValue(components=tf.nest.flatten(tensors)), flags
+            groups = _groups(tf.nest.flatten(tensors))
+            return [tf.raw_ops.OptionalFromValue(components=g) for g in groups], flags
 
         return run
 
-    bundle, flags = tf.cond(predicate, bundled(first), bundled(second))
-    pairs = list(zip(*map(tf.nest.flatten, structures), strict=True))
-    tensors = tf.raw_ops.OptionalGetValue(
-        optional=bundle,
-        output_types=[a.dtype for a, _ in pairs],
-        output_shapes=[a.shape.most_specific_compatible_shape(b.shape) for a, b in pairs],
-    )
+    bundles, flags = tf.cond(predicate, bundled(first), bundled(second))
+    pairs = _groups(list(zip(*map(tf.nest.flatten, structures), strict=True)))
+    tensors = [
+        tensor
+        for bundle, group in zip(bundles, pairs, strict=True)
+        for tensor in tf.raw_ops.OptionalGetValue(
+            optional=bundle,
+            output_types=[a.dtype for a, _ in group],
+            output_shapes=[a.shape.most_specific_compatible_shape(b.shape) for a, b in group],
+        )
+    ]
     return tf.nest.pack_sequence_as(structures[0], tensors), flags
+
+
+def _groups(items: list[Any]) -> list[list[Any]]:
+    """Cut a list into groups of `BUNDLED`."""
+    return [items[i : i + BUNDLED] for i in range(0, len(items), BUNDLED)]
 
 
 def choose(
