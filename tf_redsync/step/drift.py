@@ -93,8 +93,11 @@ class DriftDetector:
     def _compare(self) -> None:
         numbers, weights = self._numbers(), list(self._weights())
         words = [number_words(n) for n in numbers.values()]
-        seals = self._of_agreed(lambda copy: fingerprints([w.copies[copy] for w in weights]))
-        local_words = joined(*words, seals)
+
+        def seals(copy: int) -> tf.Tensor:
+            return wire.from_words(fingerprints([w.copies[copy] for w in weights]))
+
+        local_words = joined(*words, wire.to_words(self._of_agreed(seals)))
         rows = gather(self._network, local_words)  # [workers, words]
 
         def react() -> None:
@@ -111,7 +114,10 @@ class DriftDetector:
         tf.cond(tf.reduce_any(tf.not_equal(rows, rows[:1])), react, lambda: None)
 
     def _of_agreed(self, of_copy: Callable[[int], tf.Tensor]) -> tf.Tensor:
-        """Return `of_copy(index)` of the copies with the agreed values."""
+        """Return `of_copy(index)`, float, of the copies with the agreed values.
+
+        On a GPU a branch would move int32 results to host memory.
+        """
         if self._consensus is None:
             return of_copy(0)
         together = tf.equal(self._consensus.steps, 0)
