@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -146,29 +147,31 @@ class DeMo(Method):
         form, grads = self._messages(ctx.layout), feedback.scaled(grads, ctx.scale)
         momenta = [self.decay * d + g for d, g in zip(state["velocity"], grads, strict=True)]
         coefficients = [
-            tf.reshape(dct(c.split(d)), [c.number, c.size])
-            for c, d in zip(form.chunks, momenta, strict=True)
+            tf.reshape(dct(c), [g.number, g.size])
+            for g, c in zip(form.groups, form.split(momenta), strict=True)
         ]
         chosen = [
-            chunked_top_k(f, form.k(c)) for c, f in zip(form.chunks, coefficients, strict=True)
+            chunked_top_k(f, form.k(g)) for g, f in zip(form.groups, coefficients, strict=True)
         ]
         positions, values = zip(*chosen, strict=True)
         message, _ = form.message(wire.all_finite(coefficients), positions, values)
         messages = yield AllGather(message)
-        sent = [form.scattered(c, *q) for c, q in zip(form.chunks, chosen, strict=True)]
-        momenta = [d - spatial(c, q) for c, d, q in zip(form.chunks, momenta, sent, strict=True)]
+        sent = [form.scattered(g, *q) for g, q in zip(form.groups, chosen, strict=True)]
+        momenta = [d - q for d, q in zip(momenta, spatial(form, sent), strict=True)]
         sums, senders = form.sums(messages)
         means = [tf.math.divide_no_nan(s, n) for s, n in zip(sums, senders, strict=True)]
-        totals = [tf.sign(spatial(c, q)) for c, q in zip(form.chunks, means, strict=True)]
-        return totals, {"velocity": momenta}
+        return [tf.sign(q) for q in spatial(form, means)], {"velocity": momenta}
 
     dense_exchange = exchange  # a single worker applies signs, too
 
 
-def spatial(chunks: Chunks, coefficients: tf.Tensor) -> tf.Tensor:
-    """Return the tensor with the DCT coefficients `[number, size]`."""
-    blocks = tf.reshape(coefficients, [chunks.number, chunks.height, chunks.width])
-    return chunks.join(idct(blocks))
+def spatial(form: ChunkMessages, coefficients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the tensors with the DCT coefficients `[number, size]` of each group."""
+    blocks = [
+        idct(tf.reshape(c, [g.number, *g.sides]))
+        for g, c in zip(form.groups, coefficients, strict=True)
+    ]
+    return form.join(blocks)
 
 
 def dct(chunks: tf.Tensor) -> tf.Tensor:

@@ -155,22 +155,19 @@ class SparseLoCo(Method):
         form, changes = self._messages(ctx.layout), feedback.scaled(grads, ctx.scale)
         errors = [self.decay * e + d for e, d in zip(state["residual"], changes, strict=True)]
         rows = [
-            tf.reshape(c.split(e), [c.number, c.size])
-            for c, e in zip(form.chunks, errors, strict=True)
+            tf.reshape(c, [g.number, g.size])
+            for g, c in zip(form.groups, form.split(errors), strict=True)
         ]
-        chosen = [chunked_top_k(r, form.k(c)) for c, r in zip(form.chunks, rows, strict=True)]
+        chosen = [chunked_top_k(r, form.k(g)) for g, r in zip(form.groups, rows, strict=True)]
         positions, values = zip(*chosen, strict=True)
         message, sent = form.message(wire.all_finite(rows), positions, values)
         messages = yield AllGather(message)
-        residuals = [
-            e - c.join(form.scattered(c, at, q))
-            for c, e, at, q in zip(form.chunks, errors, positions, sent, strict=True)
-        ]
+        delivered = form.join(list(map(form.scattered, form.groups, positions, sent)))
+        residuals = [e - q for e, q in zip(errors, delivered, strict=True)]
         sums, senders = form.sums(messages)
         if self.divide_by == "senders":
             sums = [
                 tf.math.divide_no_nan(ctx.layout.workers * s, n)
                 for s, n in zip(sums, senders, strict=True)
             ]
-        totals = [c.join(s) for c, s in zip(form.chunks, sums, strict=True)]
-        return totals, {"residual": residuals}
+        return form.join(sums), {"residual": residuals}

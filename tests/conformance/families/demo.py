@@ -14,17 +14,25 @@ from tf_redsync.methods import demo
 from tf_redsync.methods.common import two_bit_values
 
 
-def words(method, shape):
-    """Words of one tensor: ceil(log2(n)) bits per position, k positions and values per chunk."""
-    rows, columns = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
-    n = divisor(rows, method.chunk) * divisor(columns, method.chunk)
-    count = rows * columns // n * min(method.top_k, n)
-    return math.ceil(count * math.ceil(math.log2(n)) / 32) + count
+def sizes(specs, side, length):
+    """The number of chunks of each tensor, by the sides of the chunks."""
+    found = {}
+    for shape in (s.shape for s in specs):
+        matrix = len(shape) > 1
+        rows, columns = (math.prod(shape[:-1]), shape[-1]) if matrix else (1, math.prod(shape))
+        sides = divisor(rows, side), divisor(columns, side if matrix else length)
+        found.setdefault(sides, []).append(rows * columns // math.prod(sides))
+    return found
 
 
 def message(method, specs, step):
-    """A flag; then for each tensor positions and coefficients."""
-    return [4 * (1 + sum(words(method, s.shape) for s in specs))]
+    """A flag; then for each size of chunks ceil(log2(n)) bits per position, and coefficients."""
+    total = 1
+    for sides, numbers in sizes(specs, method.chunk, method.chunk).items():
+        n = math.prod(sides)
+        count = sum(numbers) * min(method.top_k, n)
+        total += math.ceil(count * math.ceil(math.log2(n)) / 32) + count
+    return [4 * total]
 
 
 def oracle(method, specs, workers):
@@ -48,18 +56,22 @@ def _demo(**arguments):
 
 
 def loco_message(method, specs, step):
-    """A flag; for each tensor positions, and values or codes, scales of chunks and two levels."""
+    """A flag; for each size of chunks positions, and values or codes, scales and levels.
+
+    Two levels belong to each tensor, and a scale to each chunk.
+    """
     total = 1
-    for shape in (s.shape for s in specs):
-        matrix = len(shape) > 1
-        rows, columns = (math.prod(shape[:-1]), shape[-1]) if matrix else (1, math.prod(shape))
-        limit = method.chunk if matrix else method.chunk**2
-        n = divisor(rows, limit) * divisor(columns, limit)
-        chunks = rows * columns // n
+    for sides, numbers in sizes(specs, method.chunk, method.chunk**2).items():
+        n, chunks = math.prod(sides), sum(numbers)
         count = chunks * min(method.top_k, n)
         total += math.ceil(count * math.ceil(math.log2(n)) / 32)
-        total += count if method.value_bits == 32 else math.ceil(2 * count / 32) + chunks + 2
+        total += math.ceil(2 * count / 32) + chunks if method.value_bits == 2 else count
+        total += 2 * len(numbers) if method.value_bits == 2 else 0
     return [4 * total]
+
+
+def two_bits(rows):
+    return two_bit_values.encode(tf.constant(rows, tf.float32), [len(rows)])
 
 
 def loco_oracle(method, specs, workers):
@@ -71,7 +83,7 @@ def loco_oracle(method, specs, workers):
         method.value_bits,
         method.divide_by,
         method.chunk,
-        lambda rows: two_bit_values.encode(tf.constant(rows, tf.float32)).codes.numpy() >= 2,
+        lambda rows: two_bits(rows).codes.numpy() >= 2,
     )
 
 

@@ -12,7 +12,9 @@ all of it for single elements. Choose sizes of vocabularies and layers with smal
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -94,3 +96,76 @@ class Chunks:
         down, across = self._grid
         blocks = tf.reshape(chunks, [down, across, self.height, self.width])
         return tf.reshape(tf.transpose(blocks, [0, 2, 1, 3]), self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkGroup:
+    """Chunks with equal sides of several tensors, in the order of the tensors.
+
+    A model has many tensors but few sizes of chunks, so a step has fewer operations if those of
+    one size are processed together.
+
+    Attributes:
+        tensors: Positions of the tensors in the bucket.
+        chunks: The chunks of each of them.
+    """
+
+    tensors: tuple[int, ...]
+    chunks: tuple[Chunks, ...]
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of a chunk."""
+        return self.chunks[0].height, self.chunks[0].width
+
+    @property
+    def size(self) -> int:
+        """Number of elements of a chunk."""
+        return self.chunks[0].size
+
+    @property
+    def numbers(self) -> list[int]:
+        """Number of chunks of each tensor."""
+        return [c.number for c in self.chunks]
+
+    @property
+    def number(self) -> int:
+        """Number of chunks."""
+        return sum(self.numbers)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkedBucket:
+    """The chunks of a bucket's tensors.
+
+    Attributes:
+        chunks: Those of each tensor.
+    """
+
+    chunks: tuple[Chunks, ...]
+
+    @functools.cached_property
+    def groups(self) -> tuple[ChunkGroup, ...]:
+        """The chunks by their sides."""
+        tensors: dict[tuple[int, int], list[int]] = {}
+        for i, chunks in enumerate(self.chunks):
+            tensors.setdefault((chunks.height, chunks.width), []).append(i)
+        return tuple(
+            ChunkGroup(tuple(places), tuple(self.chunks[i] for i in places))
+            for places in tensors.values()
+        )
+
+    def split(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the chunks of each group, `[number, height, width]`."""
+        return [
+            tf.concat([c.split(tensors[i]) for i, c in zip(g.tensors, g.chunks, strict=True)], 0)
+            for g in self.groups
+        ]
+
+    def join(self, groups: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Join the chunks of each group, `[number, height, width]` or `[number, size]`."""
+        tensors: dict[int, tf.Tensor] = {}
+        for group, chunks in zip(self.groups, groups, strict=True):
+            parts = zip(group.tensors, group.chunks, tf.split(chunks, group.numbers), strict=True)
+            tensors.update((i, c.join(part)) for i, c, part in parts)
+        return [tensors[i] for i in range(len(self.chunks))]

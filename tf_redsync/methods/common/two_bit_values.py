@@ -19,8 +19,10 @@ Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 BITS = 2
@@ -28,12 +30,12 @@ LEVELS = 2  # magnitudes
 
 
 class TwoBitValues(NamedTuple):
-    """Encoded values of a tensor's chunks.
+    """Encoded values of the chunks of some tensors.
 
     Attributes:
         codes: int32 `[..., number, k]`. Bit 0 is set for negative values, bit 1 for large ones.
         scales: float32 `[..., number]`, the mean magnitude of each chunk.
-        levels: float32 `[..., 2]`: small and large, in units of the scales.
+        levels: float32 `[..., tensors, 2]`: small and large, in units of the scales.
     """
 
     codes: tf.Tensor
@@ -41,24 +43,30 @@ class TwoBitValues(NamedTuple):
     levels: tf.Tensor
 
 
-def encode(values: tf.Tensor) -> TwoBitValues:
-    """Encode the selected values of a tensor, float32 `[number, k]`.
+def encode(values: tf.Tensor, numbers: Sequence[int]) -> TwoBitValues:
+    """Encode the selected values of some tensors.
 
     The means exclude chunks of zeros, which need no level. Scales or levels are non-finite if a
     value is, or if the sum of a chunk's magnitudes overflows.
+
+    Args:
+        values: float32 `[number, k]`.
+        numbers: The number of chunks of each tensor.
     """
     magnitudes = tf.abs(values)
     scales = tf.math.divide_no_nan(tf.reduce_sum(magnitudes, axis=1), float(values.shape[1]))
     units = tf.math.divide_no_nan(magnitudes, scales[:, tf.newaxis])
     large = units >= 1.0
-    levels = [_mean(units, chosen) for chosen in (~large & (scales[:, tf.newaxis] > 0.0), large)]
+    small = ~large & (scales[:, tf.newaxis] > 0.0)
+    levels = [_means(units, chosen, numbers) for chosen in (small, large)]
     codes = tf.cast(values < 0.0, tf.float32) + 2.0 * tf.cast(large, tf.float32)
-    return TwoBitValues(tf.cast(codes, tf.int32), scales, tf.stack(levels))
+    return TwoBitValues(tf.cast(codes, tf.int32), scales, tf.stack(levels, axis=1))
 
 
-def decode(coded: TwoBitValues) -> tf.Tensor:
+def decode(coded: TwoBitValues, numbers: Sequence[int]) -> tf.Tensor:
     """Decode to float32 `[..., number, k]`, for one or several workers."""
-    small, large = tf.unstack(coded.levels[..., tf.newaxis, tf.newaxis, :], axis=-1)
+    levels = tf.gather(coded.levels, _tensor_of_chunk(numbers), axis=-2)
+    small, large = tf.unstack(levels[..., tf.newaxis, :], axis=-1)
     codes = tf.cast(coded.codes, tf.float32)  # int32 kernels of GPUs run on the host
     is_large = codes >= 2.0
     level = tf.where(is_large, large, small)
@@ -66,7 +74,17 @@ def decode(coded: TwoBitValues) -> tf.Tensor:
     return sign * (level * coded.scales[..., tf.newaxis])
 
 
-def _mean(numbers: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:
-    """Return the mean of the chosen numbers; 0 if there are none."""
-    total = tf.reduce_sum(tf.where(chosen, numbers, 0.0))
-    return tf.math.divide_no_nan(total, tf.reduce_sum(tf.cast(chosen, tf.float32)))
+def _means(units: tf.Tensor, chosen: tf.Tensor, numbers: Sequence[int]) -> tf.Tensor:
+    """Return the mean of the chosen numbers of each tensor; 0 if there are none."""
+    totals, counts = (
+        tf.math.unsorted_segment_sum(
+            tf.reduce_sum(x, axis=1), _tensor_of_chunk(numbers), len(numbers)
+        )
+        for x in (tf.where(chosen, units, 0.0), tf.cast(chosen, tf.float32))
+    )
+    return tf.math.divide_no_nan(totals, counts)
+
+
+def _tensor_of_chunk(numbers: Sequence[int]) -> tf.Tensor:
+    """Return the number of the tensor of each chunk, int64."""
+    return tf.constant(np.repeat(np.arange(len(numbers)), numbers), tf.int64)
