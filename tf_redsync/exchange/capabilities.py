@@ -223,6 +223,11 @@ def dense_start(method: Any) -> Any:
     return None if provider is None else provider.dense_start
 
 
+def always_dense(method: Any) -> bool:
+    """Return whether a method runs the same exchange in dense and in compressed steps."""
+    return type(method).exchange is type(method).dense_exchange
+
+
 def at_step(method: Any, step: int) -> Any:
     """Return the method that runs at a step; a wrapper then wraps the stage of its method."""
     if isinstance(method, Staged):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.exchange.capabilities import Waiting, required
+from tf_redsync.exchange.capabilities import Waiting, always_dense, required
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
@@ -21,7 +21,6 @@ from tf_redsync.step.every_step import (
     EveryStep,
     Inputs,
     Plan,
-    always_dense,
     dense_plan,
     plan_at,
 )

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange import traffic
-from tf_redsync.exchange.capabilities import at_step
+from tf_redsync.exchange.capabilities import always_dense, at_step
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import Network, Outcome, drive
 from tf_redsync.exchange.layout import Bucket
@@ -139,11 +139,6 @@ def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
         may_overflow.append(method.traits.totals_may_overflow and not is_dense)
         full.append(name == "dense_exchange")
     return Plan(tuple(buckets), tuple(runs), tuple(may_overflow), tuple(full))
-
-
-def always_dense(method: Method) -> bool:
-    """Return whether a method runs the same exchange in dense and in compressed steps."""
-    return type(method).exchange is type(method).dense_exchange
 
 
 def _deliver(zeros: Grads, state: State, ctx: Context) -> Exchange:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_redsync.exchange.capabilities import always_dense
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.step.state_variables import process_variable
 
@@ -29,7 +30,7 @@ class Meter:
         self.elements = {
             b.layout.index: process_variable(tf.fill([len(b.layout.specs)], -1.0))
             for b in buckets
-            if type(b.method).exchange is not type(b.method).dense_exchange
+            if not always_dense(b.method)
         }
 
     def note(
