@@ -1,0 +1,60 @@
+"""Branches with many outputs."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_redsync.step.branches import BUNDLED, compact_cond
+
+
+def many(number, offset):
+    """Returns a nested structure of tensors of several dtypes, and flags."""
+    dtypes = (tf.float32, tf.bfloat16, tf.int64, tf.float16)
+    tensors = [tf.cast(tf.fill([i % 3, 2], i + offset), dtypes[i % 4]) for i in range(number)]
+    return {"b": tensors[::2], "a": (tensors[1::2], [])}, (tf.constant(offset > 0), [])
+
+
+@pytest.mark.parametrize("number", [0, 1, BUNDLED, BUNDLED + 1, 5 * BUNDLED])
+@pytest.mark.parametrize("traced", [True, False])
+def test_returns_the_tensors_of_the_branch(number, traced):
+    def run(predicate):
+        return compact_cond(predicate, lambda: many(number, 1), lambda: many(number, 0))
+
+    function = tf.function(run, autograph=False) if traced else run
+    for predicate, offset in ((True, 1), (False, 0)):
+        found, expected = function(tf.constant(predicate)), many(number, offset)
+        tf.nest.assert_same_structure(found, expected)
+        for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+
+
+def test_shapes_of_both_branches():
+    @tf.function(autograph=False)
+    def run(predicate):
+        (same, other, rank), () = compact_cond(
+            predicate,
+            lambda: ([tf.zeros([2, 3]), tf.zeros([4]), tf.zeros([0])], ()),
+            lambda: ([tf.ones([2, 3]), tf.ones([5]), tf.ones([1, 2])], ()),
+        )
+        assert same.shape == (2, 3) and other.shape.as_list() == [None]
+        assert rank.shape.rank is None
+        return same, other, rank
+
+    assert [t.shape for t in run(tf.constant(True))] == [(2, 3), (4,), (0,)]
+    assert [t.shape for t in run(tf.constant(False))] == [(2, 3), (5,), (1, 2)]
+
+
+def test_takes_fewer_operations_than_separate_outputs():
+    tensors = [tf.zeros([2])] * 100
+
+    def operations(cond):
+        graph = tf.function(cond).get_concrete_function(tf.TensorSpec([], tf.bool)).graph
+        functions = graph.as_graph_def().library.function
+        return len(graph.get_operations()) + sum(len(f.node_def) for f in functions)
+
+    def branch():
+        return [t + 1.0 for t in tensors], ()
+
+    plain = operations(lambda p: tf.cond(p, branch, branch))
+    assert operations(lambda p: compact_cond(p, branch, branch)) < plain - 2 * len(tensors)
