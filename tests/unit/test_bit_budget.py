@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_redsync as rs
 import tf_redsync.auto
 import tf_redsync.config
+from benchmarks.accuracy import bit_budget
 from tf_redsync.auto.bit_budget import allocate
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import TensorSpec
@@ -161,6 +162,13 @@ def test_large_budget_has_no_error_and_keeps_rules():
     assert found.rows[2].method == rs.Dense() and found.rows[2].error == 0.0
     assert found.rows[3].method.rank >= 1 and found.rows[3].error < 1e-3
     assert found.rows[1].bits == 32 * 30  # a vector, which PowerSGD rejects
+
+
+def test_benchmark_makes_the_same_choice(monkeypatch):
+    monkeypatch.setattr(bit_budget, "gradients", lambda training: list(gradients()))
+    policy = rs.BitBudget(default=METHOD, bits=0.6)
+    expected = resolved(dataclasses.replace(policy, gradients=gradients))
+    assert bit_budget.resolved(policy, None, SPECS) == expected
 
 
 def test_exchange_momentum_is_not_an_error():
