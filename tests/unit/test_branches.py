@@ -45,6 +45,29 @@ def test_shapes_of_both_branches():
     assert [t.shape for t in run(tf.constant(False))] == [(2, 3), (5,), (1, 2)]
 
 
+def test_values_become_tensors():
+    @tf.function(autograph=False)
+    def run(predicate):
+        return compact_cond(
+            predicate,
+            lambda: ([1.0, np.float32([2, 3])], ()),
+            lambda: ([tf.zeros([]), tf.zeros([2])], ()),
+        )[0]
+
+    number, vector = run(tf.constant(True))
+    assert number == 1.0 and vector.numpy().tolist() == [2.0, 3.0]
+
+
+def test_dtypes_must_be_equal():
+    @tf.function(autograph=False)
+    def run(predicate):
+        one, other = tf.ones([], tf.float32), tf.ones([], tf.float16)
+        return compact_cond(predicate, lambda: ([one], ()), lambda: ([other], ()))[0]
+
+    with pytest.raises(TypeError, match="float32 and float16"):
+        run(tf.constant(True))
+
+
 def test_takes_fewer_operations_than_separate_outputs():
     tensors = [tf.zeros([2])] * 100
 

@@ -55,6 +55,9 @@ def compact_cond(
         first: Returns two structures, of tensors and of flags, if `predicate` is true. Flags are
             separate outputs, because TensorFlow keeps bool outputs in host memory.
         second: Returns structures of the same dtypes, if `predicate` is false.
+
+    Raises:
+        TypeError: If the dtypes differ.
     """
     if tf.executing_eagerly():
         return tf.cond(predicate, first, second)
@@ -62,7 +65,8 @@ def compact_cond(
 
     def bundled(branch: Callable[[], tuple[Any, Any]]) -> Callable[[], Any]:
         def run() -> Any:
-            tensors, flags = branch()
+            values, flags = branch()
+            tensors = tf.nest.map_structure(tf.convert_to_tensor, values)
             structures.append(tensors)
             groups = _groups(tf.nest.flatten(tensors))
             return [tf.raw_ops.OptionalFromValue(components=g) for g in groups], flags
@@ -70,17 +74,28 @@ def compact_cond(
         return run
 
     bundles, flags = tf.cond(predicate, bundled(first), bundled(second))
-    pairs = _groups(list(zip(*map(tf.nest.flatten, structures), strict=True)))
+    pairs = zip(*map(tf.nest.flatten, structures), strict=True)
+    specs = _groups([_common_spec(*pair) for pair in pairs])
     tensors = [
         tensor
-        for bundle, group in zip(bundles, pairs, strict=True)
+        for bundle, group in zip(bundles, specs, strict=True)
         for tensor in tf.raw_ops.OptionalGetValue(
             optional=bundle,
-            output_types=[a.dtype for a, _ in group],
-            output_shapes=[a.shape.most_specific_compatible_shape(b.shape) for a, b in group],
+            output_types=[s.dtype for s in group],
+            output_shapes=[s.shape for s in group],
         )
     ]
     return tf.nest.pack_sequence_as(structures[0], tensors), flags
+
+
+def _common_spec(first: tf.Tensor, second: tf.Tensor) -> tf.TensorSpec:
+    """Return the dtype and the shape of a tensor that either branch may return."""
+    if first.dtype != second.dtype:  # else a step would fail once it takes the second branch
+        raise TypeError(
+            "both branches must return the same dtypes. Received: "
+            f"{first.dtype.name} and {second.dtype.name}."
+        )
+    return tf.TensorSpec(first.shape.most_specific_compatible_shape(second.shape), first.dtype)
 
 
 def _groups(items: list[Any]) -> list[list[Any]]:
