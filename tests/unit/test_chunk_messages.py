@@ -70,6 +70,19 @@ def test_sums_and_sender_counts(bits):
             np.testing.assert_array_equal(rows[0], expected)
 
 
+def test_graph_has_few_constants_per_chunk():
+    """A vector of prime length has a chunk for each element."""
+    form = ChunkMessages((Chunks.of((10007,)),), 1, 2)
+
+    @tf.function(autograph=False)
+    def message(positions, values):
+        return form.message(TRUE, [positions], [values])
+
+    specs = [tf.TensorSpec([10007, 1], dtype) for dtype in (tf.int32, tf.float32)]
+    graph = message.get_concrete_function(*specs).graph.as_graph_def()
+    assert graph.ByteSize() < 3 * 8 * 10007  # one to encode, one to decode
+
+
 @pytest.mark.parametrize("k", [32, 64, 128])
 def test_message_bits(k):
     """A position among 4096 elements takes 12 bits, a value 32, or 2 and a scale per chunk."""

@@ -58,7 +58,8 @@ def encode(values: tf.Tensor, numbers: Sequence[int]) -> TwoBitValues:
     units = tf.math.divide_no_nan(magnitudes, scales[:, tf.newaxis])
     large = units >= 1.0
     small = ~large & (scales[:, tf.newaxis] > 0.0)
-    levels = [_means(units, chosen, numbers) for chosen in (small, large)]
+    tensors = _tensor_of_chunk(numbers)
+    levels = [_means(units, chosen, tensors, len(numbers)) for chosen in (small, large)]
     codes = tf.cast(values < 0.0, tf.float32) + 2.0 * tf.cast(large, tf.float32)
     return TwoBitValues(tf.cast(codes, tf.int32), scales, tf.stack(levels, axis=1))
 
@@ -74,12 +75,10 @@ def decode(coded: TwoBitValues, numbers: Sequence[int]) -> tf.Tensor:
     return sign * (level * coded.scales[..., tf.newaxis])
 
 
-def _means(units: tf.Tensor, chosen: tf.Tensor, numbers: Sequence[int]) -> tf.Tensor:
-    """Return the mean of the chosen numbers of each tensor; 0 if there are none."""
+def _means(units: tf.Tensor, chosen: tf.Tensor, tensors: tf.Tensor, count: int) -> tf.Tensor:
+    """Return the mean of the chosen numbers of each of `count` tensors; 0 if there are none."""
     totals, counts = (
-        tf.math.unsorted_segment_sum(
-            tf.reduce_sum(x, axis=1), _tensor_of_chunk(numbers), len(numbers)
-        )
+        tf.math.unsorted_segment_sum(tf.reduce_sum(x, axis=1), tensors, count)
         for x in (tf.where(chosen, units, 0.0), tf.cast(chosen, tf.float32))
     )
     return tf.math.divide_no_nan(totals, counts)
