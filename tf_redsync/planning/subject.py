@@ -366,10 +366,10 @@ def _last_stages(policy: Policy | Auto, warn: Callable[[str], None]) -> Policy |
 
 
 def check_patterns(policy: Policy | Auto, specs: Sequence[TensorSpec]) -> None:
-    """Check that each pattern of a policy matches a variable.
+    """Check that each pattern of a policy matches a variable, and that each rule applies to one.
 
     Raises:
-        PlanError: a pattern of `policy` matches none of `specs`.
+        PlanError: a pattern of `policy` matches none of `specs`, or a rule applies to none of them.
     """
     if isinstance(policy, Policy):
         try:
