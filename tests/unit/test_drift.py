@@ -1,6 +1,7 @@
 """Comparison of workers: fingerprints of weights, configurations, and reported differences."""
 
 import json
+import types
 
 import keras
 import numpy as np
@@ -134,6 +135,20 @@ def test_learning_rates_are_not_restored(caplog):
     assert "worker 1 has the bits of 'bias'" in caplog.text
     with pytest.raises(drift.Drifted, match="the learning rate 0.2, worker 0 has 0.1"):
         reported("restore", [0.1, 0.2], [(1, 2), (1, 3)])
+
+
+@pytest.mark.parametrize(("steps", "agreed"), [(0, [3.0, 4.0]), (2, [1.0, 2.0])])
+def test_agreed_weights_of_local_steps_are_restored(steps, agreed, monkeypatch, caplog):
+    """Before a round's first step, the model's own weights are the agreed ones."""
+    weight = drift.Shared("kernel", [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])])
+    consensus = types.SimpleNamespace(steps=tf.Variable(steps, dtype=tf.int64))
+    monkeypatch.setattr(drift, "gather", lambda _, words: tf.stack([words + 1, words]))
+    detector = drift.DriftDetector(None, 5, "restore", dict, lambda: [weight], list, consensus)
+    tf.function(detector.step, autograph=False)()
+    assert "worker 1 has the bits of 'kernel'" in caplog.text
+    next_bits = np.nextafter(np.float32(agreed), np.float32(np.inf))  # those of worker 0
+    for copy in weight.copies:
+        np.testing.assert_array_equal(copy, next_bits)
 
 
 def test_config_and_bad_arguments():
