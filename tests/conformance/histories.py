@@ -87,7 +87,7 @@ class Workers(saveable_exchange.SaveableExchange):
 
     def __init__(self, descriptor: Descriptor, specs: tuple[TensorSpec, ...], workers: int):
         tf.Module.__init__(self, name="loopback_exchange")
-        self.method, self.workers, self.run = descriptor.method, workers, 1
+        self.method, self.workers, self.run_id = descriptor.method, workers, 1
         self.layout = BucketLayout(specs, workers)
         self.strategy, self.consensus, self.network = _OneProcess(), None, None
         self.policy = self.resolved = object()
