@@ -254,18 +254,15 @@ class EveryStep:
     def resumed(self) -> None:
         """Handle a state that was restored from another process."""
 
-    def before_update(
-        self,
-        consensus: Consensus,
-        states: Sequence[StateVariables],
-        rate: Callable[[], Any] | None,
-    ) -> None:
-        """Prepare the weights for the optimizer's update, after `run`, if `per_worker_weights`.
+    def before_update(self, consensus: Consensus) -> None:
+        """Prepare the weights for the optimizer's update, after `run`, if `per_worker_weights`."""
+
+    def note_rate(self, states: Sequence[StateVariables], rate: Callable[[], Any] | None) -> None:
+        """Use the learning rate of the optimizer's update, before it, if `per_worker_weights`.
 
         Args:
-            consensus: The weights.
             states: For every bucket, the variables of its state, after the state was stored.
-            rate: Returns the learning rate of the update, a scalar.
+            rate: Returns the rate, a scalar.
         """
 
     def after_update(

@@ -237,7 +237,8 @@ class GradientExchange(tf.Module):
         self.bytes_sent.assign(sent, read_value=False)
         self.bytes_in_all.assign_add(sent, read_value=False)
         if self.consensus is not None:
-            self.schedule.before_update(self.consensus, self.states, self.rate)
+            self.schedule.before_update(self.consensus)
+            self.schedule.note_rate(self.states, self.rate)
         totals: dict[int, Any] = {}
         for places, (of_bucket, _) in zip(self._positions_by_bucket, outcome.results, strict=True):
             totals.update(zip(places, of_bucket, strict=True))

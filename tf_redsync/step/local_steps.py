@@ -21,7 +21,7 @@ workers take the same steps with equal optimizers. The rounds begin after the wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -143,12 +143,7 @@ class LocalSteps(ChangingSteps):
         return [by_position[position] for position in sorted(by_position)]
 
     @override
-    def before_update(
-        self,
-        consensus: Consensus,
-        states: Sequence[StateVariables],
-        rate: Callable[[], Any] | None,
-    ) -> None:
+    def before_update(self, consensus: Consensus) -> None:
         """Store the weights at the start of a round."""
         consensus.capture()
 

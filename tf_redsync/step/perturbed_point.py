@@ -15,8 +15,7 @@ is not applied.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 from typing_extensions import override
@@ -101,12 +100,7 @@ class PerturbedPoint(ChangingSteps):
         return super().flush(states, network)
 
     @override
-    def before_update(
-        self,
-        consensus: Consensus,
-        states: Sequence[StateVariables],
-        rate: Callable[[], Any] | None,
-    ) -> None:
+    def before_update(self, consensus: Consensus) -> None:
         """Return from the perturbed point to the consensus."""
         consensus.capture()
         consensus.restore()

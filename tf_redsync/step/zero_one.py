@@ -102,14 +102,8 @@ class ZeroOne(LocalSteps):
         return self._is_synchronous(*self.begun(self._clock.read_value() - 1))
 
     @override
-    def before_update(
-        self,
-        consensus: Consensus,
-        states: Sequence[StateVariables],
-        rate: Callable[[], Any] | None,
-    ) -> None:
-        """Store the weights at the start of a round, and add the rate of a local step."""
-        super().before_update(consensus, states, rate)
+    def note_rate(self, states: Sequence[StateVariables], rate: Callable[[], Any] | None) -> None:
+        """Add the rate of a local step."""
         assert rate is not None
         now, steps = tf.cast(rate(), tf.float32), tf.cast(self._clock.read_value(), tf.float32)
         for method, state in zip(self._methods, states, strict=True):
