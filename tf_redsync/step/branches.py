@@ -5,8 +5,7 @@ A branch on a per-worker value would deadlock.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -125,7 +124,7 @@ def choose(
     known = tf.get_static_value(predicate)
     if known is not None:
         return first() if known else second()
-    kinds: list[list[list[int]]] = []  # by branch, bucket and tensor
+    kinds: list[list[int]] = []  # of all totals, by branch
     states: list[list[State]] = []  # by branch and bucket
 
     def traced(branch: Callable[[], Outcome]) -> Callable[[], Any]:
@@ -136,20 +135,11 @@ def choose(
         first_tensors, second_tensors = (branch() for branch in branches)
         branches = (lambda: first_tensors), (lambda: second_tensors)
     results, (are_dense, finite, sent) = compact_cond(predicate, *branches)
-    flags: dict[tuple[int, int], tf.Tensor] = {  # totals of equal kinds share a predicate
-        (DENSE, COORDINATES): predicate,
-        (COORDINATES, DENSE): ~predicate,
-    }
-    joined, rows = [], itertools.count()
-    for (totals, state), old, *kinds_of in zip(
-        results, zip(*states, strict=True), *kinds, strict=True
-    ):
-        pairs = zip(*kinds_of, strict=True)
-        either = [
-            _total(forms, pair, are_dense, next(rows), flags)
-            for forms, pair in zip(totals, pairs, strict=True)
-        ]
-        joined.append((either, _keep_unchanged(state, *old)))
+    is_dense = _dense_flags(predicate, kinds, are_dense)
+    joined = [
+        ([_total(f, next(is_dense)) for f in totals], _keep_unchanged(state, *old))
+        for (totals, state), old in zip(results, zip(*states, strict=True), strict=True)
+    ]
     return Outcome(joined, finite, sent)
 
 
@@ -164,9 +154,9 @@ def _keep_unchanged(state: State, first: State, second: State) -> State:
     }
 
 
-def _as_tensors(outcome: Outcome, kinds: list[list[list[int]]], states: list[list[State]]) -> Any:
+def _as_tensors(outcome: Outcome, kinds: list[list[int]], states: list[list[State]]) -> Any:
     """Return an outcome as tensors and flags, in the same structure for all forms of totals."""
-    kinds.append([[_kind(t) for t in totals] for totals, _ in outcome.results])
+    kinds.append([_kind(total) for totals, _ in outcome.results for total in totals])
     states.append([state for _, state in outcome.results])
     absent, dense, sparse = tf.zeros([0]), tf.constant(True), tf.constant(False)  # shared by all
     are_dense: list[tf.Tensor] = []
@@ -190,19 +180,28 @@ def _kind(total: Any) -> int:
     return COORDINATES if isinstance(total, SparseTotal) else DENSE
 
 
-def _total(
-    forms: Forms,
-    kinds: tuple[int, int],
-    are_dense: tf.Tensor,
-    row: int,
-    flags: dict[tuple[int, int], tf.Tensor],
-) -> Any:
-    """Rebuild total number `row` from its kinds in the two branches; the inverse of `forms`."""
+def _dense_flags(
+    predicate: tf.Tensor, kinds: list[list[int]], are_dense: tf.Tensor
+) -> Iterator[bool | tf.Tensor]:
+    """Yield for each total whether it is dense, as a bool scalar tensor if the branches differ.
+
+    Totals of equal kinds share a tensor.
+    """
+    flags: dict[tuple[int, ...], bool | tf.Tensor] = {
+        (DENSE, DENSE): True,
+        (COORDINATES, COORDINATES): False,
+        (DENSE, COORDINATES): predicate,
+        (COORDINATES, DENSE): ~predicate,
+    }
+    for row, pair in enumerate(zip(*kinds, strict=True)):
+        if pair not in flags:
+            flags[pair] = are_dense[row]
+        yield flags[pair]
+
+
+def _total(forms: Forms, is_dense: bool | tf.Tensor) -> Any:
+    """Return a total from its forms; the inverse of `forms` in `_as_tensors`."""
     dense, coordinates = forms[0], SparseTotal(*forms[1:])
-    if kinds == (DENSE, DENSE):
-        return dense
-    if kinds == (COORDINATES, COORDINATES):
-        return coordinates
-    if kinds not in flags:
-        flags[kinds] = are_dense[row]
-    return EitherTotal(dense, coordinates, flags[kinds])
+    if isinstance(is_dense, bool):
+        return dense if is_dense else coordinates
+    return EitherTotal(dense, coordinates, is_dense)
