@@ -13,6 +13,7 @@ variables)` and `_overwrite_model_variables_with_average_value(variables)`, of K
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -338,7 +339,8 @@ class Adapter:
                 if self._adam is not None and not self.exchange.schedule.off:
                     served = [(self._position(v), v) for _, v in grads_and_vars]
                     self._adam.prepare(distribution, served)
-                with momentum.without_inner_momentum(self.exchange, self._inner):
+                moved = self.exchange.applies_momentum
+                with momentum.set_to_zero(self._inner) if moved else contextlib.nullcontext():
                     update(distribution, grads_and_vars, *args, **kwargs)
                 by_position = masks.variables(self.exchange)
                 for _, v in grads_and_vars if by_position else ():

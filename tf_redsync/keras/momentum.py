@@ -138,16 +138,10 @@ def movable(optimizer: Any) -> float:
 
 
 @contextlib.contextmanager
-def without_inner_momentum(exchange: Any, optimizer: Any) -> Iterator[None]:
-    """Context that sets an optimizer's momentum to 0 if the exchange applies momentum.
-
-    Args:
-        exchange: The built exchange.
-        optimizer: The optimizer whose update is traced.
-    """
+def set_to_zero(optimizer: Any) -> Iterator[None]:
+    """Context that sets the momentum of the innermost optimizer to 0, if it has any."""
     inner = _innermost(optimizer)
-    exchanged = any(a.method.traits.momentum_in_exchange for a in exchange.assignments)
-    value = getattr(inner, "momentum", 0.0) if exchanged else 0.0
+    value = getattr(inner, "momentum", 0.0)
     if not value:
         yield
         return

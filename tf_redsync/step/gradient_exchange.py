@@ -53,6 +53,7 @@ class GradientExchange(tf.Module):
         consensus: The weights that all workers agree on, if each worker has its own weights; else
             `None`.
         schedule: The sync schedule.
+        applies_momentum: Whether a method applies momentum, so that the optimizer must not.
         warm_up: A dense warm-up of all methods, or `None`.
         training: The length of the training, or `None` if no setting is a fraction of it.
         worker: This worker: a replica, or a host with several replicas.
@@ -116,6 +117,7 @@ class GradientExchange(tf.Module):
     def create_state(self, resolved: Resolved, assignments: list[Assignment]) -> None:
         """Create the schedule and the state's variables, in the strategy's scope."""
         self.resolved, self.assignments = resolved, assignments
+        self.applies_momentum = any(a.method.traits.momentum_in_exchange for a in assignments)
         buckets, create = self._bucketize(assignments), self.worker.variable
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
         self.schedule = for_buckets(
