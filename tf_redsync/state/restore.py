@@ -146,7 +146,7 @@ def _keep_decision(exchange: GradientExchange, saved: dict[str, Any] | None) -> 
         return
     with agreement.agreed(exchange.strategy, "create the state that Auto chose in another run"):
         with exchange.strategy.scope():
-            exchange.create_state(resolved, assignments)
+            exchange.create_state(resolved)
 
 
 class _Restoration:

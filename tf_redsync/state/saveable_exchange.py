@@ -60,8 +60,8 @@ def arrays_of(archive: bytes) -> dict[str, np.ndarray]:
 class SaveableExchange(GradientExchange):
     """A `GradientExchange` that saves and restores its state, also in a `tf.train.Checkpoint`."""
 
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
         self._in_checkpoint = SnapshotState(lambda: self)
 
     def worker_state(self) -> dict[str, np.ndarray]:

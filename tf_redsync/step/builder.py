@@ -10,19 +10,14 @@ import tensorflow as tf
 
 from tf_redsync.cluster import agreement, step_errors
 from tf_redsync.config import serialize
-from tf_redsync.exchange.layout import (
-    Bucket,
-    TensorSpec,
-    make_buckets,
-    tensor_spec,
-)
+from tf_redsync.exchange.layout import TensorSpec, tensor_spec
 from tf_redsync.exchange.method import Method
 from tf_redsync.network import collectives
-from tf_redsync.policy import Assignment, Policy, Undecided
+from tf_redsync.policy import Policy, Undecided
 from tf_redsync.schedules import DenseWarmUp
 from tf_redsync.step import nonfinite, workers
 from tf_redsync.step.fit_steps import FitSteps, TrainingLength, WarmUp
-from tf_redsync.step.gradient_exchange import GradientExchange, Setup
+from tf_redsync.step.gradient_exchange import GradientExchange
 
 # Members of `GradientExchange` that need the variables of the model.
 _OF_VARIABLES = (
@@ -126,24 +121,23 @@ class ExchangeBuilder:
         worker = workers.this_worker(strategy, self._two_levels, self._direct)
         sparse = _allowing_sparse_totals(sparse_totals, specs)
         resolved = self.policy.resolve(specs, strategy, worker.network, self._bucket_bytes, sparse)
-        assignments = resolved.assign(specs)
-
-        def bucketize(assigned: list[Assignment]) -> list[Bucket]:
-            return make_buckets(
-                [(a.spec, a.method) for a in assigned],
-                worker.network.workers,
-                self._bucket_bytes,
-                all(sparse(a.method) for a in assigned),
-            )
-
-        options = self._max_skipped, self.warm_up, self.training
-        setup = Setup(
-            strategy, worker, specs, self.policy, resolved, assignments, bucketize, *options
-        )
         # The agreement above determines which variables are created.
         with agreement.agreed(strategy, "create the state of the exchange"):
-            weights = variables if weights is None else weights
-            made = self._kind(setup, weights, self.rate, self.expects_pruning)
+            made = self._kind(
+                strategy=strategy,
+                worker=worker,
+                weights=variables if weights is None else weights,
+                specs=specs,
+                policy=self.policy,
+                resolved=resolved,
+                bucket_bytes=self._bucket_bytes,
+                sparse_totals=sparse,
+                max_skipped=self._max_skipped,
+                warm_up=self.warm_up,
+                training=self.training,
+                rate=self.rate,
+                expects_pruning=self.expects_pruning,
+            )
         workers.warn_if_alone(strategy, worker.network.workers, self._two_levels)
         self._exchange = made
         if self._counts_elements:

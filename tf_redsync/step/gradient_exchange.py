@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,12 +13,12 @@ from tf_redsync import explanation
 from tf_redsync.cluster import agreement, step_counters, step_errors
 from tf_redsync.exchange.capabilities import clipping
 from tf_redsync.exchange.driver import Outcome
-from tf_redsync.exchange.layout import GRADIENT_DTYPES, Bucket, TensorSpec
-from tf_redsync.exchange.method import State
+from tf_redsync.exchange.layout import GRADIENT_DTYPES, TensorSpec, make_buckets
+from tf_redsync.exchange.method import Method, State
 from tf_redsync.network import collectives, groups
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.ops.wire import before_cast, widened
-from tf_redsync.policy import Assignment, Policy, Resolved, Undecided
+from tf_redsync.policy import Policy, Resolved, Undecided
 from tf_redsync.step import masks, state_variables, workers
 from tf_redsync.step.drift import DriftDetector
 from tf_redsync.step.every_step import Inputs
@@ -37,12 +36,24 @@ class GradientExchange(tf.Module):
     """Replacement of one optimizer's all-reduce of gradients; see `ExchangeBuilder.build`.
 
     Args:
-        setup: The settings that the workers have agreed on.
+        strategy: The strategy in whose scope the exchange is built.
+        worker: This worker, a replica or a host, and its network.
         weights: The trainable variables, as `tf.Variable`s.
+        specs: Their descriptions, in the order of the optimizer.
+        policy: The policy that the user passed.
+        resolved: The policy that assigns methods: `policy`, or the decision of `Auto`.
+        bucket_bytes: See `make_buckets`.
+        sparse_totals: Returns whether totals of a method may be in coordinate form.
+        max_skipped: Number of skipped steps in a row that raises; 0 for no limit.
+        warm_up: A dense warm-up of all methods, or `None`.
+        training: The length of the training, or `None` if no setting is a fraction of it.
         rate: Returns the optimizer's learning rate, a scalar.
         expects_pruning: Whether a pruning callback is registered; see `SyncSchedule.waits_for`.
 
     Attributes:
+        strategy, worker, specs, policy, resolved, warm_up, training, rate, expects_pruning: As
+            given.
+        assignments: The method of each variable.
         step: int64 variable, number of steps so far. Skipped ones count, except those that
             `agree_on_finite` skips before the exchange.
         skipped: int64 variable, number of skipped non-finite steps; see `step/nonfinite.py`.
@@ -54,9 +65,6 @@ class GradientExchange(tf.Module):
             `None`.
         schedule: The sync schedule.
         applies_momentum: Whether a method applies momentum, so that the optimizer must not.
-        warm_up: A dense warm-up of all methods, or `None`.
-        training: The length of the training, or `None` if no setting is a fraction of it.
-        worker: This worker: a replica, or a host with several replicas.
         network: The network that answers requests.
         workers: Number of workers.
         weights: Returns the trainable variables.
@@ -70,55 +78,68 @@ class GradientExchange(tf.Module):
         replacement: Function that replaces the exchange while a step is traced; see `flushing.py`.
     """
 
+    weights: Callable[[], tuple[tf.Variable, ...]]
+    consensus: state_variables.Consensus | None = None
     built = True
+    fresh = True
+    called = False
+    length_checked = False
     drift: DriftDetector | None = None
+    replacement: Callable[..., Any] | None = None
+    own_variables: tuple[tf.Variable, ...] = ()
+    _counts_elements = False
+    _present: set[int] | None = None
+    _gather: Callable[[], Any] | None = None  # see `to_consensus`
 
     def __init__(
         self,
-        setup: Setup,
+        *,
+        strategy: tf.distribute.Strategy,
+        worker: workers.Replica,
         weights: Sequence[tf.Variable],
-        rate: Callable[[], Any] | None = None,
-        expects_pruning: bool = False,
+        specs: tuple[TensorSpec, ...],
+        policy: Policy | Undecided,
+        resolved: Resolved,
+        bucket_bytes: int | None,
+        sparse_totals: Callable[[Method], bool],
+        max_skipped: int,
+        warm_up: WarmUp | None,
+        training: TrainingLength | None,
+        rate: Callable[[], Any] | None,
+        expects_pruning: bool,
     ):
         super().__init__(name="gradient_exchange")
-        self.strategy, self.specs = setup.strategy, setup.specs
-        self.policy, self._bucketize = setup.policy, setup.bucketize
-        self.rate, self.expects_pruning = rate, expects_pruning
-        self.worker, self.network = setup.worker, setup.worker.network
+        self.strategy, self.specs, self.policy, self.rate = strategy, specs, policy, rate
+        self.warm_up, self.training, self.expects_pruning = warm_up, training, expects_pruning
+        self._bucket_bytes, self._sparse_totals = bucket_bytes, sparse_totals
+        self.worker, self.network = worker, worker.network
         self.workers = self.network.workers
         self.step = state_variables.counter("exchange_step")
         self.bytes_sent = state_variables.float_counter("exchange_bytes_sent")
         self.bytes_in_all = state_variables.float_counter("exchange_bytes_in_all")
-        self.warm_up, self.training = setup.warm_up, setup.training
         for length in self.lengths:
             length.create(self.step)
-        names = [s.name for s in self.specs]
-        self.nonfinite = NonFiniteCounter(names, self.network, setup.max_skipped)
+        self.nonfinite = NonFiniteCounter([s.name for s in specs], self.network, max_skipped)
         self.skipped = self.nonfinite.total
-        self._ours = collectives.is_ours(self.strategy)
-        self._clipping = clipping(self.policy.default)
-        self._counts_elements = False
-        self.create_state(setup.resolved, setup.assignments)
-        self.consensus: state_variables.Consensus | None = None
+        self._ours = collectives.is_ours(strategy)
+        self._clipping = clipping(policy.default)
+        self.create_state(resolved)
         if self.schedule.per_worker_weights:
-            collectives.check_one_replica(self.strategy, self.network)
+            collectives.check_one_replica(strategy, self.network)
             self.consensus = state_variables.Consensus(weights)
         frozen, number = tuple(weights), state_variables.random_number("exchange_run")
-        self.weights: Callable[[], tuple[tf.Variable, ...]]
         self.weights = lambda: frozen  # a list would be tracked, but the model saves its variables
-        self.run_id = int(state_variables.copies(number, self.strategy)[0].numpy())
-        self.own_variables: tuple[tf.Variable, ...] = ()
+        self.run_id = int(state_variables.copies(number, strategy)[0].numpy())
         self._switched, self._switches = 0, state_variables.counter("exchange_switched")
-        self.fresh, self.called, self.length_checked = True, False, False
-        self.replacement: Callable[..., Any] | None = None
-        self._present: set[int] | None = None
-        self._gather: Callable[[], Any] | None = None  # see `to_consensus`
 
-    def create_state(self, resolved: Resolved, assignments: list[Assignment]) -> None:
+    def create_state(self, resolved: Resolved) -> None:
         """Create the schedule and the state's variables, in the strategy's scope."""
+        assignments = resolved.assign(self.specs)
         self.resolved, self.assignments = resolved, assignments
         self.applies_momentum = any(a.method.traits.momentum_in_exchange for a in assignments)
-        buckets, create = self._bucketize(assignments), self.worker.variable
+        sparse = all(self._sparse_totals(a.method) for a in assignments)
+        pairs, create = [(a.spec, a.method) for a in assignments], self.worker.variable
+        buckets = make_buckets(pairs, self.workers, self._bucket_bytes, sparse)
         trial_steps = resolved.trial_steps if self.network.in_branches else 0
         self.schedule = for_buckets(
             buckets,
@@ -534,32 +555,3 @@ def _no_xla() -> ValueError:
         "`jit_compile=True` is not supported: XLA has no all-gather for this strategy. "
         "Received: jit_compile=True. Compile the model with jit_compile=False."
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """The settings of an exchange that the workers have agreed on; see `ExchangeBuilder.build`.
-
-    Attributes:
-        strategy: The strategy in whose scope the exchange is built.
-        worker: The worker (a replica or a host) and its network.
-        specs: The trainable variables, in the order of the optimizer.
-        policy: The policy that the user passed.
-        resolved: The policy that assigns methods: `policy`, or the decision of `Auto`.
-        assignments: The method of each variable.
-        bucketize: Returns the buckets of assignments, in the order in which they are exchanged.
-        max_skipped: Number of skipped steps in a row that raises; 0 for no limit.
-        warm_up: A dense warm-up of all methods, or `None`.
-        training: The length of the training, or `None` if no setting is a fraction of it.
-    """
-
-    strategy: tf.distribute.Strategy
-    worker: workers.Replica
-    specs: tuple[TensorSpec, ...]
-    policy: Policy | Undecided
-    resolved: Resolved
-    assignments: list[Assignment]
-    bucketize: Callable[[list[Assignment]], list[Bucket]]
-    max_skipped: int
-    warm_up: WarmUp | None = None
-    training: TrainingLength | None = None
