@@ -97,9 +97,9 @@ def dry_run(
             network = _Recorder(layout.workers)
             grads = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
             step = tf.constant(number, tf.int64)
-            run = getattr(method, phase)
             ctx = Context(layout, network.rank(), step)
-            driver.drive([run(grads, method.init(layout), ctx)], network)
+            exchange = getattr(method, phase)(grads, method.init(layout), ctx)
+            driver.drive([exchange], network)
             steps.append(tuple(network.seen))
     return tuple(steps)
 

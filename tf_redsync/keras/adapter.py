@@ -470,7 +470,7 @@ class UpdateGuard:
         Keras also calls such functions outside of steps, at the end of `fit`.
         """
 
-        def run(*args: Any) -> None:
+        def guarded(*args: Any) -> None:
             def call() -> None:
                 function(*args)
 
@@ -479,7 +479,7 @@ class UpdateGuard:
             else:
                 call()
 
-        return run
+        return guarded
 
     def guard_keras3(self, inner: Any) -> None:
         """Guard the functions that an optimizer of Keras 3 calls before and after its update.
@@ -522,7 +522,7 @@ def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[...,
     call. The averages are equal on all replicas, so each replica can assign its own.
     """
 
-    def run(variables: Sequence[Any]) -> None:
+    def overwrite_own(variables: Sequence[Any]) -> None:
         local = tf.distribute.get_strategy().experimental_local_results
         pairs = [
             [local(v if isinstance(v, tf.Variable) else v.value) for v in pair]
@@ -536,4 +536,4 @@ def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[...,
         for (variable,), (average,) in pairs:
             variable.assign(tf.cast(average, variable.dtype))
 
-    return run
+    return overwrite_own

@@ -63,14 +63,14 @@ def compact_cond(
     structures = []
 
     def bundled(branch: Callable[[], tuple[Any, Any]]) -> Callable[[], Any]:
-        def run() -> Any:
+        def in_groups() -> Any:
             values, flags = branch()
             tensors = tf.nest.map_structure(tf.convert_to_tensor, values)
             structures.append(tensors)
             groups = _groups(tf.nest.flatten(tensors))
             return [tf.raw_ops.OptionalFromValue(components=g) for g in groups], flags
 
-        return run
+        return in_groups
 
     bundles, flags = tf.cond(predicate, bundled(first), bundled(second))
     pairs = zip(*map(tf.nest.flatten, structures), strict=True)

@@ -27,7 +27,6 @@ from tf_redsync.step.state_variables import Consensus, StateVariables
 
 WAITING = ("residual", "pending")  # state names of gradients that are not delivered yet
 Grads = list[tf.Tensor]
-Run = Callable[[Grads, State, Context], Exchange]  # `Method.exchange`, or a substitute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,45 +59,56 @@ class Inputs:
 
 
 @dataclasses.dataclass(frozen=True)
+class BucketExchange:
+    """The exchange of one bucket.
+
+    Attributes:
+        bucket: The bucket.
+        start: Starts the exchange: `Method.exchange`, or a substitute.
+        may_overflow: Whether its totals may overflow and are checked.
+        full: Whether it sends all elements.
+    """
+
+    bucket: Bucket
+    start: Callable[[Grads, State, Context], Exchange]
+    may_overflow: bool = False
+    full: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """One exchange for each bucket.
 
     Attributes:
-        buckets: The buckets, in the order in which they are exchanged.
-        runs: Their exchanges.
-        may_overflow: For each bucket, whether its totals may overflow and are checked.
-        full: For each bucket, whether its exchange sends all elements.
+        exchanges: The exchanges, in the order in which they are started.
         narrow: The indices of bucket and tensor of all float16 variables whose totals are equal on
             all workers, which must agree on an overflow.
     """
 
-    buckets: tuple[Bucket, ...]
-    runs: tuple[Run, ...]
-    may_overflow: tuple[bool, ...]
-    full: tuple[bool, ...]
+    exchanges: tuple[BucketExchange, ...]
     narrow: tuple[tuple[int, int], ...] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         narrow = [
             (number, i)
-            for number, bucket in enumerate(self.buckets)
-            for i, spec in enumerate(bucket.layout.specs)
-            if spec.dtype == "float16" and bucket.method.traits.exchanges
+            for number, exchange in enumerate(self.exchanges)
+            for i, spec in enumerate(exchange.bucket.layout.specs)
+            if spec.dtype == "float16" and exchange.bucket.method.traits.exchanges
         ]
         object.__setattr__(self, "narrow", tuple(narrow))
 
     def run(self, inputs: Inputs) -> Outcome:
         """Exchange one step's gradients; see `EveryStep.run`."""
         rank = inputs.network.rank()
-        buckets = zip(self.buckets, self.runs, inputs.grads, inputs.states, strict=True)
-        exchanges = [
-            run(widened(grads), state, Context(bucket.layout, rank, inputs.step, inputs.scale))
-            for bucket, run, grads, state in buckets
+        started = [
+            e.start(widened(grads), old, Context(e.bucket.layout, rank, inputs.step, inputs.scale))
+            for e, grads, old in zip(self.exchanges, inputs.grads, inputs.states, strict=True)
         ]
-        outcome = drive(exchanges, inputs.network)
+        outcome = drive(started, inputs.network)
         if inputs.meter is not None:
-            inputs.meter.note(self.buckets, outcome.elements, self.full)
-        checked = itertools.compress(outcome.results, self.may_overflow)
+            buckets, full = [e.bucket for e in self.exchanges], [e.full for e in self.exchanges]
+            inputs.meter.note(buckets, outcome.elements, full)
+        checked = itertools.compress(outcome.results, [e.may_overflow for e in self.exchanges])
         totals = [total for totals, _ in checked for total in totals]
         if self.narrow:
             totals += self.in_float16([totals for totals, _ in outcome.results])
@@ -113,8 +123,7 @@ class Plan:
 
 def dense_plan(buckets: Sequence[Bucket]) -> Plan:
     """Return the plan that exchanges every bucket densely."""
-    runs = tuple(b.method.dense_exchange for b in buckets)
-    return Plan(tuple(buckets), runs, (False,) * len(buckets), (True,) * len(buckets))
+    return Plan(tuple(BucketExchange(b, b.method.dense_exchange) for b in buckets))
 
 
 def phase_at(method: Method, step: int) -> str:
@@ -130,15 +139,15 @@ def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
         dense: Whether the plan is for a dense step of the methods that have dense steps.
         start: The step.
     """
-    runs, may_overflow, full = [], [], []
+    exchanges = []
     for bucket in buckets:
         method = at_step(bucket.method, start)
         is_dense = dense and bucket.method.sync_schedule.may_be_dense
         name = "dense_exchange" if is_dense else phase_at(method, start)
-        runs.append(getattr(method, name))
-        may_overflow.append(method.traits.totals_may_overflow and not is_dense)
-        full.append(name == "dense_exchange")
-    return Plan(tuple(buckets), tuple(runs), tuple(may_overflow), tuple(full))
+        may_overflow = method.traits.totals_may_overflow and not is_dense
+        full = name == "dense_exchange"
+        exchanges.append(BucketExchange(bucket, getattr(method, name), may_overflow, full))
+    return Plan(tuple(exchanges))
 
 
 def _deliver(zeros: Grads, state: State, ctx: Context) -> Exchange:
@@ -220,8 +229,7 @@ class EveryStep:
 
     def flush(self, states: Sequence[State], network: Network) -> Outcome:
         """Exchange the residuals of the states, in a step without gradients; see `run`."""
-        number = len(self.buckets)
-        plan = Plan(self.buckets, (_deliver,) * number, (False,) * number, (True,) * number)
+        plan = Plan(tuple(BucketExchange(b, _deliver) for b in self.buckets))
         zeros = [[tf.zeros(s.shape, tf.float32) for s in b.layout.specs] for b in self.buckets]
         return plan.run(Inputs(zeros, states, None, tf.constant(0, tf.int64), network))
 

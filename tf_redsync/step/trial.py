@@ -32,12 +32,7 @@ from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.explanation import dense_bytes
 from tf_redsync.step.branches import choose, compact_cond
 from tf_redsync.step.changing_steps import ChangingSteps, merge_outcomes, split_by_density
-from tf_redsync.step.every_step import (
-    Grads,
-    Inputs,
-    Plan,
-    dense_plan,
-)
+from tf_redsync.step.every_step import BucketExchange, Grads, Inputs, Plan
 from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.state_variables import Create, StepTimes
 
@@ -164,14 +159,13 @@ class Trial(ChangingSteps):
 def _residual_plan(buckets: Sequence[Bucket], delivered: tf.Tensor) -> Plan:
     """Return the dense plan that also delivers residuals, unless they are `delivered`."""
 
-    def run(method: Method, grads: Grads, state: State, ctx: Context) -> Exchange:
+    def start(method: Method, grads: Grads, state: State, ctx: Context) -> Exchange:
         dense = method.dense_exchange(grads, state, ctx)
         if method.traits.dense_delivers:
             return dense
         return _with_residual(dense, state["residual"], tf.equal(delivered, 1))
 
-    runs = tuple(functools.partial(run, b.method) for b in buckets)
-    return dataclasses.replace(dense_plan(buckets), runs=runs)
+    return Plan(tuple(BucketExchange(b, functools.partial(start, b.method)) for b in buckets))
 
 
 def _with_residual(exchange: Exchange, residual: list[tf.Tensor], delivered: tf.Tensor) -> Exchange:

@@ -24,7 +24,7 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.sync_schedule import Intervals
 from tf_redsync.step.branches import choose
-from tf_redsync.step.every_step import Inputs, Plan
+from tf_redsync.step.every_step import BucketExchange, Inputs, Plan
 from tf_redsync.step.fit_steps import TrainingLength, WarmUp
 from tf_redsync.step.local_steps import LocalSteps, Sent, nothing_sent
 from tf_redsync.step.nonfinite import NonFiniteCounter
@@ -56,8 +56,8 @@ class ZeroOne(LocalSteps):
         self._clock = clock
         self._training, self._asked = training, buckets[0].method.sync_schedule.intervals
         self._methods = [required(b.method, LocalMomentum) for b in self.buckets]
-        runs, number = tuple(m.momentum_exchange for m in self._methods), len(self.buckets)
-        self.momentum_plan = Plan(tuple(self.buckets), runs, (False,) * number, (True,) * number)
+        pairs = zip(self.buckets, self._methods, strict=True)
+        self.momentum_plan = Plan(tuple(BucketExchange(b, m.momentum_exchange) for b, m in pairs))
 
     @property
     def intervals(self) -> Intervals:
