@@ -123,7 +123,9 @@ class Adapter:
         """
         self.exchange.policy = self._suited(stacklevel=6)
 
-    def run(self, apply: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any) -> Any:
+    def run_step(
+        self, apply: Callable[..., Any], *args: Any, finish: bool = True, **kwargs: Any
+    ) -> Any:
         """Run a step of the inner optimizer, in a replica context.
 
         During the step the inner optimizer may call `aggregate`, also from another thread, in which

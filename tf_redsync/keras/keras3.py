@@ -62,7 +62,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         )
         adapter.guard.guard_keras3(applies)
         self._accumulates = conflicts.accumulates(inner_optimizer)
-        self._run = self._accumulate if self._accumulates else adapter.run
+        self._run_step = self._accumulate if self._accumulates else adapter.run_step
         if self._accumulates:
             _accumulate_in_branches(applies, adapter)
         if applies is not inner_optimizer:
@@ -137,12 +137,12 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
                 self.build_if_needed(trainable_variables)
         if collectives.inside_branch():
             raise _in_branch()
-        self._run(self.inner_optimizer.apply, grads, trainable_variables)
+        self._run_step(self.inner_optimizer.apply, grads, trainable_variables)
 
     def _accumulate(self, apply: Callable[..., Any], *args: Any) -> None:
         """Run a step of an optimizer that updates only in some steps."""
         before = self.exchange.before_accumulation()
-        self._adapter.run(apply, *args, finish=False)
+        self._adapter.run_step(apply, *args, finish=False)
         self.exchange.after_accumulation(before)
 
     def _apply_by_override(self, grads_and_vars: Any) -> Any:
@@ -151,7 +151,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         self.build_if_needed([variable for _, variable in pairs])
         if collectives.inside_branch():
             raise _in_branch()
-        self._run(self.inner_optimizer.apply_gradients, pairs)
+        self._run_step(self.inner_optimizer.apply_gradients, pairs)
         return self._iterations
 
     @property

@@ -121,7 +121,7 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         grads_and_vars = list(grads_and_vars)
         self.build_if_needed([v for _, v in grads_and_vars])
         apply = self.inner_optimizer.apply_gradients
-        applied = self._adapter.run(apply, grads_and_vars, name=name)
+        applied = self._adapter.run_step(apply, grads_and_vars, name=name)
         # The `MultiOptimizer` of Addons groups the results, and a `tf.function` may return one.
         # Both need a tensor. Automatic control dependencies run the update in any case.
         return tf.convert_to_tensor(self.iterations) if applied is None else applied

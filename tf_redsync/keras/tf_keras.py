@@ -118,7 +118,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         self.build_if_needed(variables)
         adapter, apply = self._adapter, self.inner_optimizer.apply_gradients
         adapter.guard.begin(variables)
-        applied = adapter.run(apply, grads_and_vars, finish=False, name=name, **kwargs)
+        applied = adapter.run_step(apply, grads_and_vars, finish=False, name=name, **kwargs)
         adapter.guard.end()
         adapter.finish_step()
         return applied
