@@ -80,6 +80,18 @@ def test_callback_list_of_loop_without_params_has_no_length(mirrored):
     training_length.forget(optimizer.exchange)  # the process would warn at its end
 
 
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+@pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
+def test_disable_retraces_train_on_batch(family):
+    model = family.Sequential([family.layers.Input((3,)), family.layers.Dense(1)])
+    model.compile(rs.DistributedOptimizer(family.optimizers.SGD(0.1), rs.TopK()), "mse")
+    x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+    for switch in (lambda: None, model.optimizer.disable, model.optimizer.enable):
+        switch()
+        model.train_on_batch(x, y)
+    assert int(model.optimizer.exchange.step.numpy()) == 3
+
+
 def test_running_method_ignores_user_functions():
     seen = []
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange.method import Method
-from tf_redsync.keras import consistency, loss_scaling, models, slots
+from tf_redsync.keras import consistency, fit_hook, loss_scaling, models, slots
 from tf_redsync.network import collectives
 from tf_redsync.patching import patch_once
 
@@ -47,6 +47,7 @@ def install(model_class: Any) -> None:
             arguments = signature.bind(self, *args, **kwargs).arguments
             _check_metrics(self, arguments)
             consistency.note_compile(self, arguments)
+            fit_hook.note_model(self)
 
         return in_scope
 

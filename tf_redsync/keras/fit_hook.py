@@ -32,7 +32,7 @@ from tf_redsync.keras.closing import closing_on_error
 from tf_redsync.network import collectives
 from tf_redsync.patching import patch_once
 
-_trained: weakref.WeakSet[Any] = weakref.WeakSet()  # models
+_models: weakref.WeakSet[Any] = weakref.WeakSet()  # those whose steps `trace_again` finds
 _METHODS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
 
 
@@ -79,9 +79,14 @@ def concerns(model: Any) -> bool:
     return collectives.is_ours(strategy) or bool(models.exchanges_of(model))
 
 
+def note_model(model: Any) -> None:
+    """Record a model that may train, also by `train_on_batch`, for `trace_again`."""
+    _models.add(model)
+
+
 def trace_again(exchange: Any) -> None:
     """Retrace the train step of models that train with an exchange, also during `fit`."""
-    for model in list(_trained):
+    for model in list(_models):
         trains = any(e is exchange for e in models.exchanges_of(model))
         if trains and model.train_function is not None:
             model.make_train_function(force=True)
@@ -154,7 +159,7 @@ class FitHook(ForTfKeras):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before the first step of `fit`."""
-        _trained.add(self.model)
+        note_model(self.model)  # `compile` may have run before it was patched
         epochs = self.params.get("epochs")
         per = _steps_per_execution(self.model)
         action = f"begin `fit` of {epochs} epochs with steps_per_execution={per}"
