@@ -36,6 +36,13 @@ def batches(accumulated, rank):
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
+def a_rate_for_each_update(keras, steps):
+    """A schedule of Keras, which counts steps, with another rate for each window of `steps`."""
+    last = [(update + 1) * steps - 1 for update in range(UPDATES)]
+    rates = [0.02, 0.08, 0.01, 0.05]
+    return keras.optimizers.schedules.PiecewiseConstantDecay(last[:-1], rates)
+
+
 def make(keras, kind, steps):
     """The inner optimizer and a matching method."""
     import tf_redsync as rs
@@ -51,6 +58,10 @@ def make(keras, kind, steps):
         "redsync": (sgd, rs.RedSync(density=0.1, momentum=0.9, **small)),
         "global momentum": (sgd, rs.CodedGMC(density=0.1, **small)),
         "local steps": (sgd, rs.LocalSGD(steps=2)),
+        "late": (
+            keras.optimizers.SGD(a_rate_for_each_update(keras, steps or 1), **options),
+            rs.CDSGD(full_every=1, warm_up=None),
+        ),
         "scaled": (
             keras.optimizers.LossScaleOptimizer(sgd, initial_scale=64.0),
             rs.TopK(density=0.1, **small),
@@ -58,7 +69,7 @@ def make(keras, kind, steps):
     }[kind]
 
 
-USUAL = ("dense, Adam with averages", "redsync")
+USUAL = ("dense, Adam with averages", "redsync", "late")
 KINDS = (*USUAL, "global momentum", "local steps", "scaled") if DEEP else USUAL
 # Accumulation steps of each run (None: whole windows at once). Averages move in every step.
 WINDOWS = {kind: (STEPS, None) if DEEP or kind != USUAL[0] else (STEPS,) for kind in KINDS}

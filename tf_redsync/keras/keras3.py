@@ -12,7 +12,8 @@ optimizer was created, and in which it creates variables. Of `tf.distribute.Repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -288,7 +289,8 @@ def _accumulate_in_branches(inner: Any, adapter: Adapter) -> None:
         _call_cross_replica(
             lambda strategy: inner._distributed_tf_update_step(strategy, totals, learning_rate)
         )
-        adapter.finish_step()
+        with _at_next_update(inner, window):
+            adapter.finish_step()
 
     def increment(grads: Sequence[Any], sums: Sequence[Any]) -> None:
         def add(strategy: tf.distribute.Strategy) -> None:
@@ -304,6 +306,20 @@ def _accumulate_in_branches(inner: Any, adapter: Adapter) -> None:
     inner._backend_reset_gradient_accumulators = lambda: _call_cross_replica(
         lambda strategy: reset()
     )
+
+
+@contextlib.contextmanager
+def _at_next_update(inner: Any, window: int) -> Iterator[None]:
+    """Context in which a schedule returns the learning rate of the update after this one.
+
+    Keras advances the counter after the update's branch, and by 1 in each step of a window.
+    """
+    counter = inner._iterations
+    vars(inner)["_iterations"] = counter + window
+    try:
+        yield
+    finally:
+        vars(inner)["_iterations"] = counter
 
 
 def _call_cross_replica(function: Callable[[tf.distribute.Strategy], None]) -> None:

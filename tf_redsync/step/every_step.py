@@ -285,8 +285,7 @@ class EveryStep:
         Args:
             consensus: The weights.
             states: For every bucket, the variables of its state, after the state was stored.
-            rate: The optimizer's learning rate, which a schedule has advanced to the next update,
-                except with gradient accumulation.
+            rate: The learning rate of the optimizer's next update.
             network: The network that answers requests.
 
         Returns:
