@@ -39,6 +39,9 @@ def differ(family):
         "predict": lambda: model.predict(x, batch_size=32, verbose=0),
         "validation": lambda: model.fit(same, validation_data=data, verbose=0),
         "enough": lambda: model.fit(data, steps_per_epoch=4, epochs=2, verbose=0),
+        "enough for the last epoch": lambda: model.fit(
+            data, steps_per_epoch=6, epochs=2, initial_epoch=1, verbose=0
+        ),
         "enough for validation": lambda: model.fit(
             same, validation_data=data, validation_steps=2, verbose=0
         ),
@@ -60,7 +63,7 @@ def differ(family):
 @pytest.mark.parametrize("family", ["keras3", pytest.param("tf_keras", marks=pytest.mark.deep)])
 def test_error_names_different_amounts_of_data(family):
     both = run_workers(differ, args=(family,), env=LEGACY if family == "tf_keras" else None)
-    fine = ["enough", "enough for validation", "unknown"]
+    fine = ["enough", "enough for the last epoch", "enough for validation", "unknown"]
     for seen in both:
         for case in fine:
             assert seen[case] == "no error", f"{case}: {seen[case]}"

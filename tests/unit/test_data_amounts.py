@@ -4,11 +4,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.framework import random_seed
 
 import tf_redsync as rs
-from tf_redsync.keras import data_amounts, first_batch
+from tf_redsync.keras import data_amounts, first_batch, fit_resume
 from tf_redsync.keras.data_amounts import conflict
 
 INFINITE, UNKNOWN = -1, -2
@@ -75,6 +76,21 @@ def test_epoch_without_an_end_warns(recwarn):
     (text,) = warnings_of()
     assert "`steps_per_epoch`" in text and "repeat()" in text
     assert warnings_of(steps_per_epoch=3) == []
+
+
+@pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
+def test_first_epoch_of_a_fit(family):
+    model = family.Sequential([family.layers.Input((2,)), family.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    found = []
+    note = family.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: found.append(fit_resume.initial_epoch(model))
+    )
+    for options in ({}, {"initial_epoch": 2}):
+        model.fit(
+            np.ones((4, 2)), np.ones((4, 1)), epochs=3, verbose=0, callbacks=[note], **options
+        )
+    assert [*found, fit_resume.initial_epoch(model)] == [0, 2, 0]
 
 
 def test_smallest_batch_of_a_fit_is_recorded():

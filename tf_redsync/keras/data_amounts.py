@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement
-from tf_redsync.keras import first_batch
+from tf_redsync.keras import first_batch, fit_resume
 from tf_redsync.keras.accuracy import AccuracyWarning
 from tf_redsync.network import collectives
 
@@ -49,15 +49,16 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
             " Pass `steps_per_epoch`, or leave out `dataset.repeat()`.",
             stacklevel=2,
         )
-    own_amount = None if steps is None else int(steps), batches, digest, seed
-    texts = agreement.gather_texts(
-        strategy, f"begin `{method}` with its data", json.dumps(own_amount)
-    )
-    amounts = [json.loads(text) for text in texts]
-    different = conflict([amount[:2] for amount in amounts], params.get("epochs") or 1, method)
+    own_amount = None if steps is None else int(steps), batches
+    own_epochs = params.get("epochs") or 1
+    if method == "fit" or in_fit:
+        own_epochs -= fit_resume.initial_epoch(model)
+    text = json.dumps([own_amount, own_epochs, digest, seed])
+    texts = agreement.gather_texts(strategy, f"begin `{method}` with its data", text)
+    amounts, epochs, digests, seeds = zip(*map(json.loads, texts), strict=True)
+    different = conflict(amounts, max(epochs), method)
     if different is not None:
         raise agreement.Disagreement(different)
-    _, _, digests, seeds = zip(*amounts, strict=True)
     messages = first_batch.data_warning(digests, method), first_batch.shuffle_warning(seeds, method)
     for warning in filter(None, messages):
         warnings.warn(warning, stacklevel=2)
@@ -82,7 +83,7 @@ def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:
 
     Args:
         amounts: The amounts of data, by rank.
-        epochs: Number of epochs.
+        epochs: Number of epochs that will run.
         method: Name of the model's method, for the message.
     """
     steps = [one for one, _ in amounts]

@@ -9,8 +9,8 @@ are therefore created, too, without drawing from them.
 the variable `epoch_iterator` with `_enumerate_iterator`, `_get_iterator`, `_num_batches` and
 `_current_iterator`, and a model's `_initial_epoch`; of tf_keras the variables `data_handler` with
 `_dataset`, `_adapter` and `_inferred_steps`, and `iterator`, and a model's `_training_state`, which
-gives the first epoch and batch; of both `callbacks`, and a model's `train_function`. A data
-adapter's `_shuffle`, and `_inputs` and `_seed` of a shuffled `tf.data`.
+gives the first epoch and batch; of both `callbacks` and `initial_epoch`, and a model's
+`train_function`. A data adapter's `_shuffle`, and `_inputs` and `_seed` of a shuffled `tf.data`.
 """
 
 from __future__ import annotations
@@ -158,15 +158,17 @@ class _Counters:
         return self._place
 
 
+def initial_epoch(model: Any) -> int:
+    """Return the argument `initial_epoch` of the running `fit`; 0 if the model overrides `fit`."""
+    return int(_locals_of_fit(model).get("initial_epoch") or 0)
+
+
 def _locals_of_fit(model: Any) -> dict[str, Any]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        names = frame.f_locals
-        if (
-            frame.f_code.co_name == _FIT
-            and names.get("self") is model
-            and ("epoch_iterator" in names or "data_handler" in names)
-        ):
+        # Reading `f_locals` of other frames would keep the user's values alive.
+        names = frame.f_locals if frame.f_code.co_name == _FIT else {}
+        if names.get("self") is model and ("epoch_iterator" in names or "data_handler" in names):
             return dict(names)
         frame = frame.f_back
     return {}
