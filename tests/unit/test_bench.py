@@ -118,6 +118,19 @@ def test_summary_names_the_fastest_method_and_the_fastest_lossless_one():
     assert bench_result.sentence([half, coded], 1) == ""  # no other method to compare with
 
 
+@pytest.mark.parametrize("dense", ["Dense", "rs.Dense()", "tf_redsync.Dense()", "Dense( )"])
+def test_baselines_in_any_spelling(dense):
+    rows = [
+        row(dense, "none", 0.2),
+        row("HalfPrecision()", "none", 0.1),
+        row("rs.NoExchange()", "not measured", 0.01),
+    ]
+    text = bench_result.sentence(rows, 36_000)
+    assert text.startswith("Use HalfPrecision()") and "dense: 200.0 ms" in text
+    table = bench_result.table(rows, 36_000)
+    assert "2.00x" in table and "not measured" not in table
+
+
 def test_plot_has_a_bar_and_a_loss_per_method():
     pytest.importorskip("plotly", reason="pip install plotly")
     rows = [row("Dense()", "none", 0.2), row("CodedGMC()", "0.5 to 2.6 points", 0.05)]

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_redsync import tables
+from tf_redsync import expressions, tables
 from tf_redsync.auto import wins
+from tf_redsync.methods.dense import Dense, NoExchange
 from tf_redsync.methods.known_losses import is_lossless
-
-_DENSE, _NONE = ("Dense", "Dense()"), ("NoExchange", "NoExchange()")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -33,6 +32,19 @@ class Measured:
     bytes: float = 0.0
 
     @property
+    def is_dense(self) -> bool:
+        """Whether the method is `Dense`, the baseline, in any spelling."""
+        return self._value() == Dense()
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the method is `NoExchange`, in any spelling."""
+        return self._value() == NoExchange()
+
+    def _value(self) -> Any:
+        return expressions.evaluate(expressions.called(self.method)).method
+
+    @property
     def milliseconds(self) -> float:
         """Median over the rounds of the milliseconds per step."""
         return 1e3 * statistics.median(self.seconds)
@@ -44,13 +56,13 @@ class Measured:
 
 def table(rows: Sequence[Measured], steps: int) -> str:
     """Return the results as a text table, with speed-ups over `Dense` if it was measured."""
-    dense = _find(rows, _DENSE)
+    dense = _dense(rows)
     head = ["method", "ms per step", "fastest", "slowest", "bytes sent per step"]
     cells = [[*head, f"hours for {steps:,} steps", "known loss of accuracy"]]
     for row in rows:
         low, high = 1e3 * min(row.seconds), 1e3 * max(row.seconds)
         times = [f"{ms:.1f}" for ms in (row.milliseconds, low, high)]
-        loss = "" if row.method in _NONE else row.loss
+        loss = "" if row.is_none else row.loss
         hours = f"{row.hours(steps):.2f}"
         cells.append([row.method, *times, f"{row.bytes:,.0f}", hours, loss])
     if dense is not None:
@@ -62,8 +74,8 @@ def table(rows: Sequence[Measured], steps: int) -> str:
 
 def sentence(rows: Sequence[Measured], steps: int) -> str:
     """Return the recommendation, with hours and the known loss; empty without `Dense`."""
-    dense = _find(rows, _DENSE)
-    others = [row for row in rows if row.method not in (*_DENSE, *_NONE)]
+    dense = _dense(rows)
+    others = [row for row in rows if not row.is_dense and not row.is_none]
     if dense is None or not others:
         return ""
     best = min(others, key=lambda row: row.milliseconds)
@@ -86,12 +98,12 @@ def figure(rows: Sequence[Measured], steps: int) -> Any:
 
     shown = list(reversed(rows))
     texts = [f"{row.milliseconds:.1f} ms a step" for row in shown]
-    losses = ["" if row.method in (*_DENSE, *_NONE) else f"loss: {row.loss}" for row in shown]
+    losses = ["" if row.is_dense or row.is_none else f"loss: {row.loss}" for row in shown]
     bars = go.Bar(
         x=[row.hours(steps) for row in shown],
         y=[row.method for row in shown],
         text=[f" {text}<br> {loss}" for text, loss in zip(texts, losses, strict=True)],
-        marker_color=["#888" if row.method in _NONE else "#4c78a8" for row in shown],
+        marker_color=["#888" if row.is_none else "#4c78a8" for row in shown],
         orientation="h",
         textposition="outside",
     )
@@ -126,8 +138,8 @@ def show(rows: Sequence[Measured], steps: int, plot: str | None, path: str | Non
         print(f"Picture: {plot}", flush=True)
 
 
-def _find(rows: Sequence[Measured], names: Sequence[str]) -> Measured | None:
-    return next((row for row in rows if row.method in names), None)
+def _dense(rows: Sequence[Measured]) -> Measured | None:
+    return next((row for row in rows if row.is_dense), None)
 
 
 def _describe(row: Measured, steps: int) -> str:
