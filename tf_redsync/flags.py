@@ -36,12 +36,14 @@ _NAMES = ("exchange", "exchange_config", "density")
 
 
 def define(
-    exchange: str = "Auto()", values: flags.FlagValues = flags.FLAGS, run_dir: str | None = None
+    exchange: str | None = "Auto()",
+    values: flags.FlagValues = flags.FLAGS,
+    run_dir: str | None = None,
 ) -> None:
     """Define `--exchange`, `--exchange_config`, `--density` and `--run_dir`.
 
     Args:
-        exchange: Default of `--exchange`.
+        exchange: Default of `--exchange`; with `None` the user must set one of the flags.
         values: The container of the flags.
         run_dir: Default of `--run_dir`.
     """
@@ -100,12 +102,14 @@ def _check(values: dict[str, Any]) -> bool:
 
 
 def _arguments(values: dict[str, Any]) -> dict[str, Any]:
-    if values["exchange_config"] is None:
+    if values["exchange_config"] is not None:
+        method, options = _configured(values["exchange_config"]), {}
+    elif values["exchange"] is None:
+        raise ValueError("--exchange or --exchange_config is required. Received: exchange=None")
+    else:
         evaluated = expressions.evaluate(_called(values["exchange"]))
         method, options = evaluated.method, evaluated.options
         _check_options(options, values["exchange"])
-    else:
-        method, options = _configured(values["exchange_config"]), {}
     if values["density"] is not None:
         method = _with_density(method, values["density"])
     return {"method": method, **options}

@@ -76,6 +76,13 @@ WRONG = {
 }
 
 
+def test_no_default():
+    text = json.dumps(config.serialize(rs.TopK()))
+    assert parse(f"--exchange_config={text}", exchange=None) == {"method": rs.TopK()}
+    with pytest.raises(absl_flags.IllegalFlagValueError, match="--exchange_config.*exchange=None"):
+        parse(exchange=None)
+
+
 @loop("words", WRONG)
 def test_errors_are_raised_while_flags_are_parsed(words):
     if not WRONG[words]:
