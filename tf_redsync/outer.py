@@ -31,9 +31,24 @@ class KerasSchedule(Configurable):
 
     Args:
         text: The schedule's config as JSON; see `KerasSchedule.of`.
+
+    Raises:
+        ValueError: `text` is not such a config.
     """
 
     text: str
+
+    def __post_init__(self) -> None:
+        try:
+            config = json.loads(self.text)
+            valid = isinstance(config["library"], str) and "class_name" in config["schedule"]
+        except (KeyError, RecursionError, TypeError, ValueError):
+            valid = False
+        if not valid:
+            raise ValueError(
+                "`text` must be the JSON config of a schedule. Use KerasSchedule.of(schedule). "
+                f"Received: text={self.text!r}"
+            )
 
     @classmethod
     def of(cls, schedule: Any) -> KerasSchedule:

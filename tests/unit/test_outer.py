@@ -95,6 +95,8 @@ def test_schedule_counts_rounds(library):
         (lambda: rs.outer.Nesterov(learning_rate=float("inf")), "must be in (0, inf)"),
         (lambda: rs.outer.Adam(epsilon=float("inf")), "`epsilon` must be in (0, inf)"),
         (lambda: rs.outer.Nesterov(momentum=1.0), "`momentum` must be in"),
+        (lambda: rs.outer.KerasSchedule(text="x"), "text='x'"),
+        (lambda: rs.outer.KerasSchedule(text='{"library": "keras"}'), "KerasSchedule.of"),
         (lambda: rs.outer.Adam(beta_2=1.5), "`beta_2` must be in"),
         (lambda: rs.CodedTopK(outer=rs.outer.SGD()), "Received: outer=SGD("),
         (lambda: rs.contrib.PostLocalSGD(start=0), "`start` must be a number of steps"),
