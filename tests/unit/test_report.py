@@ -156,6 +156,14 @@ def test_nothing_to_report(tmp_path, capsys, files, error, text):
     assert ended.value.code == 2 and re.search(text, capsys.readouterr().err, re.S)
 
 
+def test_own_error_is_not_blamed_on_the_records(tmp_path, monkeypatch):
+    pytest.importorskip("plotly", reason="pip install plotly")
+    monkeypatch.setattr(figures, "loss", lambda worker: {}["of the program"])
+    with pytest.raises(page.ReportError, match=r"KeyError: 'of the program'.* bug.*run_dir") as e:
+        rs.report(write(tmp_path, TRAINING))
+    assert isinstance(e.value.__cause__, KeyError)
+
+
 def test_missing_folder_of_the_page_raises(tmp_path):
     write(tmp_path, TRAINING)
     with pytest.raises(FileNotFoundError, match="`output` must be"):

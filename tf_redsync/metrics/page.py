@@ -70,12 +70,12 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
     except ValueError as error:
         raise ReportError(str(error)) from error
     except (AttributeError, TypeError) as error:
-        raise _malformed(run_dir, error) from error
+        raise _not_drawn(run_dir, error) from error
     path = _checked(Path(run_dir) / NAME if output is None else output)
     try:
         text = _page(history, os.fspath(run_dir))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _malformed(run_dir, error) from error
+        raise _not_drawn(run_dir, error) from error
     part = path.with_name(path.name + ".part")  # readers see a complete file only
     try:
         part.write_text(text, encoding="utf-8")
@@ -85,11 +85,12 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
     return path
 
 
-def _malformed(run_dir: str | os.PathLike[str], error: Exception) -> ReportError:
+def _not_drawn(run_dir: str | os.PathLike[str], error: Exception) -> ReportError:
     return ReportError(
-        f"a field of the records has an unexpected type ({type(error).__name__}: {error}). Only "
-        "CompressionMetrics must write into `run_dir`. Received: run_dir="
-        f"{os.fspath(run_dir)!r}"
+        f"the records cannot be drawn ({type(error).__name__}: {error}). If only "
+        "CompressionMetrics has written into `run_dir`, this is a bug: please report it with the "
+        "traceback of tf_redsync.report(run_dir). Otherwise a field has an unexpected type. "
+        f"Received: run_dir={os.fspath(run_dir)!r}"
     )
 
 
