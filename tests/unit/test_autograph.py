@@ -25,9 +25,6 @@ class RecordingRate(keras.optimizers.schedules.LearningRateSchedule):
         self.frames += traceback.extract_stack()
         return 0.1
 
-    def get_config(self):
-        return {}
-
 
 def test_step_converts_only_user_functions():
     rate = RecordingRate()

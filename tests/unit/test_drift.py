@@ -11,10 +11,11 @@ import tf_keras
 
 import tf_redsync as rs
 from tf_redsync.cluster.agreement import differences
-from tf_redsync.keras import consistency
+from tf_redsync.keras import consistency, momentum
 from tf_redsync.ops import native
 from tf_redsync.step import drift
 
+LEGACY = tf_keras.optimizers.legacy
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -89,6 +90,32 @@ def test_whole_optimizer_is_described(name):
     assert first.endswith("=0.5") and second.endswith("=0.25") and "," not in first
     for package in ("tensorflow", family.__name__, "tf_redsync"):
         assert json.loads(one)["versions"][package]
+
+
+def own_rate(library, value):
+    """Returns a schedule without `get_config`, as in TensorFlow's Transformer tutorial."""
+
+    class Rate(library.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return value
+
+    return Rate()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("optimizers", [keras.optimizers, tf_keras.optimizers, LEGACY])
+def test_rates_without_a_config_are_described(optimizers):
+    family = keras if optimizers is keras.optimizers else tf_keras
+    saving = None if optimizers is LEGACY else family.saving
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        rate = tf.Variable(0.1)
+    for function, name in ((own_rate(family, 0.1), "Rate"), (lambda: rate, "<lambda>")):
+        sgd = optimizers.SGD(function, momentum=0.5)
+        text = json.dumps(consistency.describe(sgd, saving))
+        assert '"momentum": 0.5' in text
+        if family is keras or name == "Rate":  # tf_keras calls other functions
+            assert name in text
+        assert momentum.of(sgd).values == {"momentum": 0.5}
 
 
 def test_differences():

@@ -28,6 +28,24 @@ def fit(model):
     model.fit(np.ones((8, 4), "f4"), np.ones((8, 1), "f4"), verbose=0)
 
 
+@pytest.mark.parametrize("family", [keras, tf_keras])
+def test_schedule_without_a_config(family, tmp_path):
+    class Rate(family.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1
+
+    model = small_model(family, family.optimizers.Adam(Rate()))
+    data = np.ones((8, 4), "f4"), np.ones((8, 1), "f4")
+    for epochs in (1, 2):
+        checkpoint = rs.callbacks.Checkpoint(str(tmp_path))
+        model.fit(*data, epochs=epochs, shuffle=False, verbose=0, callbacks=[checkpoint])
+    assert int(model.optimizer.iterations) == 2
+    with pytest.raises(NotImplementedError):  # as without the wrapper
+        model.optimizer.get_config()
+    with pytest.raises(NotImplementedError):
+        model.optimizer.inner_optimizer.get_config()
+
+
 @pytest.fixture
 def mixed_float16():
     tf_keras.mixed_precision.set_global_policy("mixed_float16")

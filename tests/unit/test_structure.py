@@ -215,6 +215,11 @@ def test_private_tf_keras_names_exist():
     assert "distribution" in inspect.signature(legacy._distributed_apply).parameters
     for name in ("_create_all_weights", "_get_hyper", "_set_hyper"):
         assert callable(getattr(legacy, name))
+    rate = keras.optimizers.schedules.CosineDecay(0.1, 9)
+    assert vars(keras.optimizers.SGD(rate))["_learning_rate"] is rate
+    rate = tf_keras.optimizers.schedules.CosineDecay(0.1, 9)
+    assert vars(tf_keras.optimizers.SGD(rate))["_learning_rate"] is rate
+    assert tf_keras.optimizers.legacy.SGD(rate)._hyper["learning_rate"] is rate
 
 
 def test_private_tensorflow_names_exist():

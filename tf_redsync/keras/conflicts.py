@@ -12,7 +12,7 @@ from typing import Any
 from tf_redsync.auto import Auto
 from tf_redsync.exchange.capabilities import AdamMoments, capability, dense_start
 from tf_redsync.keras import momentum
-from tf_redsync.keras.momentum import config_numbers
+from tf_redsync.keras.momentum import config_numbers, config_of
 from tf_redsync.network import collectives
 from tf_redsync.policy import Policy
 
@@ -57,7 +57,7 @@ def check_per_worker_weights(inner: Any, policy: Policy | Auto) -> None:
             is combined with weight decay or an optimizer other than SGD.
     """
     per_worker = [m for m in policy.methods if m.sync_schedule.per_worker_weights]
-    config = dict(config_numbers(inner.get_config()))
+    config = dict(config_numbers(config_of(inner)))
     if per_worker and config.get("use_ema"):
         raise ValueError(
             f"`use_ema` must be False with {type(per_worker[0]).__name__}, whose weights differ "
@@ -87,13 +87,13 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
     label, adam = type(methods[0][0]).__name__, innermost(inner)
     home = type(adam).__module__.partition(".")[0]
     plain = type(adam).__name__ in ("Adam", "AdamW") and home in ("keras", "tf_keras")
-    if not plain or adam.get_config().get("amsgrad"):
+    if not plain or config_of(adam).get("amsgrad"):
         raise ValueError(
             f"{label} exchanges the momentum of Adam, scaled by its variance. Received: "
             f"{type(adam).__name__}{'(amsgrad=True)' if plain else ''}. Use Keras's Adam or AdamW "
             "without amsgrad, or another method."
         )
-    config = adam.get_config()
+    config = config_of(adam)
     for method, betas in methods:
         for name, value in betas.items():
             if value != float(config[name]):
@@ -143,7 +143,7 @@ def accumulates(inner: Any) -> bool:
 
 
 def _accumulation_steps(inner: Any) -> int:
-    steps = dict(config_numbers(inner.get_config())).get("gradient_accumulation_steps")
+    steps = dict(config_numbers(config_of(inner))).get("gradient_accumulation_steps")
     return int(steps or 0)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement
+from tf_redsync.keras import momentum
 from tf_redsync.keras.slots import all_variables
 from tf_redsync.network import collectives
 from tf_redsync.step.drift import DriftDetector, Shared
@@ -38,14 +39,16 @@ def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
         inner: The optimizer.
         saving: The `saving` module of the optimizer's family; `None` uses `get_config`.
     """
-    try:
-        config = inner.get_config() if saving is None else saving.serialize_keras_object(inner)
-    except (TypeError, ValueError, NotImplementedError):  # some optimizers cannot be saved
-        config = inner.get_config()
+    with momentum.without_rate_function(inner) as rate:
+        try:
+            config = inner.get_config() if saving is None else saving.serialize_keras_object(inner)
+        except (TypeError, ValueError, NotImplementedError):  # some optimizers cannot be saved
+            config = inner.get_config()
     family = "keras" if saving is None else saving.__name__.partition(".")[0]
     packages = ("tensorflow", family, "tf_redsync")
     versions = {p: getattr(importlib.import_module(p), "__version__", "") for p in packages}
-    return {"versions": versions, "optimizer": _plain({type(inner).__name__: config})}
+    described = {"versions": versions, "optimizer": _plain({type(inner).__name__: config})}
+    return described if rate is None else described | {"learning_rate": _described(rate)}
 
 
 def _plain(value: Any) -> Any:

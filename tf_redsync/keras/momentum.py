@@ -3,6 +3,8 @@
 The table covers Keras 3, tf_keras, `tf_keras.optimizers.legacy` and TensorFlow Addons. Names alone
 are ambiguous. `beta_1` of `ScheduleFreeAdamW` is the weight of an average, by which Keras divides,
 and `beta_1` of `Lion` cannot be 0.
+
+Private names of Keras used here: `_learning_rate` of optimizers, `_hyper` of legacy ones.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import numbers
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from typing_extensions import override
@@ -111,7 +113,7 @@ class Momentum:
 def of(optimizer: Any) -> Momentum:
     """Return the momentum of an optimizer of any family, or of the innermost optimizer."""
     inner = _innermost(optimizer)
-    kind, config = _kind(inner), inner.get_config()
+    kind, config = _kind(inner), config_of(inner)
     if kind is None:
         settings = dict(config_numbers(config))
         suspected = {name: settings[name] for name in _SUSPECTED if settings.get(name)}
@@ -130,7 +132,7 @@ def movable(optimizer: Any) -> float:
     them. Nesterov momentum and the momentum of accumulated gradients cannot be moved.
     """
     inner = _innermost(optimizer)
-    home, config = type(inner).__module__, inner.get_config()
+    home, config = type(inner).__module__, config_of(inner)
     plain = type(inner).__name__ == "SGD" and home.partition(".")[0] in ("keras", "tf_keras")
     if not plain or ".legacy" in home or getattr(inner, "built", False) or config["nesterov"]:
         return 0.0
@@ -156,6 +158,39 @@ def names(optimizer: Any) -> tuple[str, ...]:
     """Return the names of the momentum hyper-parameters, if the optimizer's class is known."""
     kind = _kind(_innermost(optimizer))
     return () if kind is None else kind.momenta
+
+
+def config_of(optimizer: Any) -> dict[str, Any]:
+    """Return an optimizer's config, with a placeholder for a learning rate that is a function."""
+    with without_rate_function(optimizer):
+        config: dict[str, Any] = optimizer.get_config()
+    return config
+
+
+@contextlib.contextmanager
+def without_rate_function(optimizer: Any) -> Iterator[Callable[..., Any] | None]:
+    """Context that replaces a learning rate that is a function, such as a schedule, by 0.
+
+    Keras trains with a schedule without `get_config`, but cannot serialize it.
+
+    Args:
+        optimizer: An optimizer of any family; the rate is that of the innermost one.
+
+    Yields:
+        The function, or `None` if the rate is a number or a variable.
+    """
+    attributes, name = vars(_innermost(optimizer)), "_learning_rate"
+    if "_hyper" in attributes:
+        attributes, name = attributes["_hyper"], "learning_rate"
+    rate = attributes.get(name)
+    if not callable(rate):
+        yield None
+        return
+    attributes[name] = 0.0
+    try:
+        yield rate
+    finally:
+        attributes[name] = rate
 
 
 def config_numbers(config: Any) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.keras import conflicts, slots
+from tf_redsync.keras import conflicts, momentum, slots
 from tf_redsync.keras.models import optimizers_of, wrapped_attributes
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.network import collectives
@@ -137,7 +137,7 @@ def subject(model: Any) -> dict[str, Any]:
     return {
         "kind": {
             "optimizer": "; ".join(type(i).__name__ for i in inner),
-            "method": "; ".join(_methods(o.get_config()["method"]) for o in wrappers),
+            "method": "; ".join(_methods(momentum.config_of(o)["method"]) for o in wrappers),
         },
         "variables": {
             name: [[_title(v), *_form(tf_variable(v))] for v in listed]
