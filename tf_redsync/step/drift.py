@@ -155,7 +155,8 @@ class DriftDetector:
             return
         raise Drifted(
             f"{text} Give all workers the same callbacks, hyper-parameters and weights. A worker "
-            "whose gradient of a variable is `None` does not update it, while the others do. "
+            "whose gradient of a variable is `None` does not update it, while the others do. A "
+            "step that perturbs weights, as in SAM, must assign the stored values afterwards. "
             "Machines of different types may round differently: with them pass on_drift='restore' "
             f"to DistributedOptimizer. The check runs every check_every={self._every} steps."
         )
