@@ -108,10 +108,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         start_timeout: Seconds that the constructor waits for the other workers. It logs the missing
             workers meanwhile and finally raises an error that names them. May be `float("inf")`.
             Default: the environment variable `TF_REDSYNC_START_TIMEOUT`, else 600.
-        heartbeat_seconds: Seconds without a heartbeat after which a worker's process counts as lost
-            and training ends, above 10. The watchdog reports the worker after half of this time.
-            Connections may be interrupted for a quarter of it. Default: the environment variable
-            `TF_REDSYNC_HEARTBEAT_SECONDS`, else 60; no limit with `timeout_seconds=None`.
+        heartbeat_seconds: Seconds without a heartbeat after which TensorFlow ends training, above
+            10. The watchdog ends it after half of this time, and names the silent worker.
+            Connections may be interrupted for a quarter of this time. Default: the environment
+            variable `TF_REDSYNC_HEARTBEAT_SECONDS`, else 60; no limit with `timeout_seconds=None`.
 
     Raises:
         ValueError: TF_CONFIG is malformed, or a port is in use. A timeout is out of range or is set
