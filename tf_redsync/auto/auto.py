@@ -45,9 +45,9 @@ from tf_redsync.methods.gmc import CodedGMC
 from tf_redsync.network import collectives
 from tf_redsync.policy import Policy, check_clip_norms, check_together
 
-# A candidate must take less than CLEARLY of the all-reduce's time and save WORTHWHILE_SECONDS. A
-# small bucket's time is latency, whose measurement has an error of that order. It must also save
-# SECONDS_PER_TENSOR, the time of a tensor's operations in the branches of a trial's step.
+# A candidate must take at most CLEARLY of the all-reduce's time and save WORTHWHILE_SECONDS. A
+# small bucket's time is latency, whose measurement has an error of that order. For each tensor it
+# must also save SECONDS_PER_TENSOR, the time of its operations in the branches of a trial's step.
 CLEARLY, WORTHWHILE_SECONDS, SECONDS_PER_TENSOR = 0.9, 5e-4, 3e-5
 _NO_MOMENTUM = (
     "it applies no momentum; use Auto() with the momentum in the optimizer to consider it"
@@ -67,12 +67,11 @@ class Auto(Configurable):
 
     Args:
         candidates: Methods that may replace the all-reduce. They must exchange gradients in every
-            step, keep a residual, and have no `clip_norm`. `None` means `CodedTopK`, `PowerSGD`,
-            `BlockQuantized` with 4 and 8 bits, and `HalfPrecision`, as far as they suit the
-            optimizer, and with `momentum` `CodedGMC`. With `max_overhead` they may have local
-            steps, and are ordered from the most to the least accurate. `None` then means
-            `CodedTopK` and `HalfPrecision` to `SparseLoCo` every 50 steps. The table names omitted
-            default candidates with the reason.
+            step, keep a residual, and have no `clip_norm`. `None` means those of `CodedTopK`,
+            `PowerSGD`, `BlockQuantized` with 4 and 8 bits, and `HalfPrecision` that suit the
+            optimizer; with `momentum` it means `CodedGMC`. With `max_overhead` candidates may have
+            local steps, and are ordered from the most to the least accurate; docs/auto.md has the
+            default order. The table names omitted default candidates with the reason.
         momentum: Momentum that the exchange applies, in [0, 1). The inner optimizer must then have
             none. `Auto` moves a plain SGD's momentum into the exchange if that is clearly faster;
             see docs/auto.md.

@@ -1,8 +1,8 @@
 """Scaling of Keras 3's losses whose function returns a scalar.
 
-Replicas sum their gradients, so Keras divides the mean of a loss by the number of replicas. It
-returns a scalar, such as the result of `keras.ops.mean((y - p) ** 2)`, undivided: gradients and
-logged losses would be multiplied by the number of workers.
+Replicas sum their gradients, so Keras divides the mean of a loss by the number of replicas. If a
+loss function returns a scalar, such as `keras.ops.mean((y - p) ** 2)`, Keras does not divide it, so
+gradients and logged losses would be multiplied by the number of workers.
 
 Names of Keras used here, of the module that defines `keras.losses.Loss`:
 `reduce_values(values, ..., reduction)` and `scale_loss_for_distribution(value)`.

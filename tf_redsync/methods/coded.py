@@ -64,10 +64,10 @@ class Coded(MethodWrapper):
 
     * Messages have a length that all workers can compute, so that one all-gather suffices. A code
       of variable length is padded to its longest length.
-    * The paper sends plain indices in the order of the values sorted for a curve fit. Here indices
-      ascend, as their coding requires. The message has the rank of each value in the sorted order,
-      ceil(log2 k) bits, as in the paper if it codes both. With Golomb codes this is shorter than
-      32 bits per index.
+    * For a curve fit the paper sorts the values and sends plain indices in that order. Here indices
+      ascend, as their coding requires, so the message also has the rank of each value in the
+      sorted order, in ceil(log2 k) bits. The paper does this only if it codes indices and values.
+      With Golomb codes both parts together are shorter than 32 bits per index.
     * No Deflate, for which TensorFlow has no op.
 
     Args:

@@ -73,8 +73,8 @@ class CodedTopK(CodedSelection, MomentumCorrected):
     (2^22 elements; `benchmarks/methods/value_bits.py`.)
 
     Biases and norms share the coded message, with a tenth of their elements per step. Other methods
-    all-reduce them densely, which would cost more bytes than the coded matrices. In that network,
-    at a density of 1 %, they are 0.8 % of the weights and would take 72 % of the bytes.
+    all-reduce them densely, which would cost more bytes than the coded matrices. In the network
+    above, at a density of 1 %, they are 0.8 % of the weights and would take 72 % of the bytes.
 
     For training with momentum prefer `CodedGMC`, which loses less accuracy than momentum
     correction.

@@ -37,7 +37,7 @@ class DGC(MomentumCorrected):
         g <- g * min(1, clip_norm P^(-1/2) / ||g||)     local clipping, over all tensors, P workers
         u <- m u + g                                momentum correction (Nesterov: u <- m (u + g))
         v <- v + u                                  accumulate          (Nesterov: v <- v + u + g)
-        t  = smallest of the largest k/n of a sample of |v|
+        t  = smallest of the top fraction k/n of a sample of |v|
         t <- 0.8 t, at most 10 times, while fewer than 0.8 k elements reach it
         S  = the elements with |v| >= t; the k largest of them if there are more than k
         message = [indices of S, values v[S]]           one all-gather per bucket of tensors

@@ -44,8 +44,9 @@ class RedSync(MomentumCorrected):
 
     The size of a tensor in float32 bytes chooses the selection: a dense all-reduce below
     `dense_below`, trimmed top-k up to `threshold_above`, and the threshold search above. A
-    threshold is searched every `search_interval` steps and reused in between; that of a quantized
-    tensor, whose sign alternates, in every step. Biases and norms are always all-reduced densely.
+    threshold is searched every `search_interval` steps and reused in between. A quantized tensor,
+    whose sign alternates, needs a search in every step. Biases and norms are always all-reduced
+    densely.
 
     Differences from the paper
 

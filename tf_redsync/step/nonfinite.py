@@ -5,8 +5,8 @@ worker skips its own steps, and the workers share their counts once per round. E
 its counts (`store_counts`), all gather them (`exchange_counts`), possibly concurrently with later
 steps, and add the results to the common counts (`count_round`).
 
-Only a step that is reported determines the worker and the variable, before the exchange. Reading a
-gradient after the exchange would prevent TensorFlow from reusing its memory for the residual.
+A step determines the worker and the variable only if it will be reported, and before the exchange:
+reading a gradient afterwards would prevent TensorFlow from reusing its memory for the residual.
 """
 
 from __future__ import annotations
