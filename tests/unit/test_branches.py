@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_redsync.step.branches import BUNDLED, compact_cond
+from tf_redsync.step.branches import BUNDLED, carry, compact_cond
 
 
 def many(number, offset):
@@ -68,16 +68,68 @@ def test_dtypes_must_be_equal():
         run(tf.constant(True))
 
 
+def operations(function):
+    """Returns the number of operations of a function of a predicate."""
+    graph = tf.function(function).get_concrete_function(tf.TensorSpec([], tf.bool)).graph
+    functions = graph.as_graph_def().library.function
+    return len(graph.get_operations()) + sum(len(f.node_def) for f in functions)
+
+
 def test_takes_fewer_operations_than_separate_outputs():
     tensors = [tf.zeros([2])] * 100
-
-    def operations(cond):
-        graph = tf.function(cond).get_concrete_function(tf.TensorSpec([], tf.bool)).graph
-        functions = graph.as_graph_def().library.function
-        return len(graph.get_operations()) + sum(len(f.node_def) for f in functions)
 
     def branch():
         return [t + 1.0 for t in tensors], ()
 
     plain = operations(lambda p: tf.cond(p, branch, branch))
     assert operations(lambda p: compact_cond(p, branch, branch)) < plain - 2 * len(tensors)
+
+
+@pytest.mark.parametrize("number", [0, 1, BUNDLED, 5 * BUNDLED + 1])
+@pytest.mark.parametrize("traced", [True, False])
+def test_carries_tensors_into_a_branch(number, traced):
+    def run(predicate):
+        values = many(number, 1)
+        carried = carry(values)
+        return tf.cond(predicate, carried, lambda: tf.nest.map_structure(tf.zeros_like, values))
+
+    function = tf.function(run, autograph=False) if traced else run
+    found, expected = function(tf.constant(True)), many(number, 1)
+    tf.nest.assert_same_structure(found, expected)
+    for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        np.testing.assert_array_equal(a, b)
+    for zero in tf.nest.flatten(function(tf.constant(False))):
+        assert not np.any(zero.numpy())
+
+
+def test_carried_tensors_keep_their_identity():
+    @tf.function(autograph=False)
+    def run(predicate):
+        one, flag = tf.ones([2]), ~predicate
+        carried = carry([one, flag, one, tf.zeros([2]), "a leaf"])
+
+        def branch():
+            first, second, third, fourth, leaf = carried()
+            assert first is third and first is not one and first is not fourth
+            assert second is flag and leaf == "a leaf"
+            return first + fourth
+
+        return tf.cond(predicate, branch, lambda: one - 1.0)
+
+    assert run(tf.constant(True)).numpy().tolist() == [1.0, 1.0]
+
+
+def test_a_branch_captures_few_carried_tensors():
+    def inputs(carries):
+        def run(predicate):
+            tensors = [tf.fill([2], float(i)) for i in range(100)]
+            carried = carry(tensors) if carries else lambda: tensors
+            return tf.cond(predicate, lambda: tf.add_n(carried()), lambda: tf.zeros([2]))
+
+        graph = tf.function(run).get_concrete_function(tf.TensorSpec([], tf.bool)).graph
+        (branch,) = [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
+        return len(branch.inputs)
+
+    assert inputs(carries=False) == 1 + 100
+    assert inputs(carries=True) == 1 + -(-100 // BUNDLED)

@@ -40,6 +40,7 @@ from tf_redsync.network import collectives
 from tf_redsync.policy import Policy
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step import flushing, masks
+from tf_redsync.step.branches import carry
 from tf_redsync.step.builder import ExchangeBuilder
 from tf_redsync.step.drift import DEFAULT_EVERY
 from tf_redsync.step.gradient_exchange import GradientExchange
@@ -336,16 +337,20 @@ class Adapter:
         def update_if_finite(
             distribution: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
         ) -> Any:
+            variables = [variable for _, variable in grads_and_vars]
+            sums = carry([total for total, _ in grads_and_vars])
+
             def apply() -> Any:
                 self.guard.decay_now(distribution)
                 if self._adam is not None and not self.exchange.schedule.off:
-                    served = [(self._position(v), v) for _, v in grads_and_vars]
+                    served = [(self._position(v), v) for v in variables]
                     self._adam.prepare(distribution, served)
+                pairs = list(zip(sums(), variables, strict=True))
                 moved = self.exchange.applies_momentum
                 with momentum.set_to_zero(self._inner) if moved else contextlib.nullcontext():
-                    update(distribution, grads_and_vars, *args, **kwargs)
+                    update(distribution, pairs, *args, **kwargs)
                 by_position = masks.variables(self.exchange)
-                for _, v in grads_and_vars if by_position else ():
+                for v in variables if by_position else ():
                     mask = by_position.get(self._position(v))
                     if mask is not None:
                         distribution.extended.update(v, pruning.keep, args=(mask,), group=False)

@@ -28,6 +28,7 @@ from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Inner, Wrapper, install
 from tf_redsync.network import collectives, initial_values
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
+from tf_redsync.step.branches import carry
 
 install(keras)
 
@@ -214,18 +215,20 @@ def _in_branch() -> ValueError:
     )
 
 
+def _descend_all(distribution: Any, totals_and_vars: Any, learning_rate: Any) -> None:
+    """Update variables by totals in coordinate form."""
+    rate = tf.cast(learning_rate, tf.float32)  # read once
+    for total, variable in totals_and_vars:
+        distribution.extended.update(
+            variable,
+            lambda v, indices, values: descend(v, SparseTotal(indices, values), rate),
+            args=tuple(total),
+            group=False,
+        )
+
+
 def _with_sparse_descent(update: Callable[..., Any]) -> Any:
     """Wrap plain SGD's update step so that it accepts totals in coordinate form."""
-
-    def descend_all(distribution: Any, totals_and_vars: Any, learning_rate: Any) -> None:
-        rate = tf.cast(learning_rate, tf.float32)  # read once
-        for total, variable in totals_and_vars:
-            distribution.extended.update(
-                variable,
-                lambda v, indices, values: descend(v, SparseTotal(indices, values), rate),
-                args=tuple(total),
-                group=False,
-            )
 
     def update_all(distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
         def those(kind: Any) -> list[Any]:
@@ -234,7 +237,7 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
         dense = [(g, v) for g, v in grads_and_vars if not isinstance(g, (SparseTotal, EitherTotal))]
         if dense:
             update(distribution, dense, learning_rate)
-        descend_all(distribution, those(SparseTotal), learning_rate)
+        _descend_all(distribution, those(SparseTotal), learning_rate)
         together: dict[int, list[Any]] = {}  # by the id of `is_dense`
         for total, variable in those(EitherTotal):
             flag = distribution.experimental_local_results(total.is_dense)[0]
@@ -243,11 +246,16 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
             update_either(distribution, either, learning_rate)
 
     def update_either(distribution: Any, either: list[Any], learning_rate: Any) -> None:
+        variables = [variable for _, variable in either]
+        dense = carry([total.dense for total, _ in either])
+        coordinates = carry([total.coordinates for total, _ in either])
+
         def update_dense() -> None:
-            update(distribution, [(t.dense, v) for t, v in either], learning_rate)
+            update(distribution, list(zip(dense(), variables, strict=True)), learning_rate)
 
         def update_sparse() -> None:
-            descend_all(distribution, [(t.coordinates, v) for t, v in either], learning_rate)
+            pairs = list(zip(coordinates(), variables, strict=True))
+            _descend_all(distribution, pairs, learning_rate)
 
         is_dense = either[0][0].is_dense  # equal on all replicas
         flag = distribution.experimental_local_results(is_dense)[0]

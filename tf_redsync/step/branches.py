@@ -5,7 +5,7 @@ A branch on a per-worker value would deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +15,7 @@ from tf_redsync.exchange.method import State
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 
 Forms = tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # a total in both forms: dense, indices, values
-# Tensors in one output of a branch. TensorFlow infers the types of all of them for each one, so a
+# Tensors in one input or output of a branch. TensorFlow infers the types of all for each one, so a
 # step with groups of 128 takes longer to build than one without groups.
 BUNDLED = 16
 DENSE, COORDINATES = -1, -2  # the kind of a total; for an `EitherTotal` the id of its predicate
@@ -67,24 +67,55 @@ def compact_cond(
             values, flags = branch()
             tensors = tf.nest.map_structure(tf.convert_to_tensor, values)
             structures.append(tensors)
-            groups = _groups(tf.nest.flatten(tensors))
-            return [tf.raw_ops.OptionalFromValue(components=g) for g in groups], flags
+            return _bundles(tf.nest.flatten(tensors)), flags
 
         return in_groups
 
     bundles, flags = tf.cond(predicate, bundled(first), bundled(second))
     pairs = zip(*map(tf.nest.flatten, structures), strict=True)
-    specs = _groups([_common_spec(*pair) for pair in pairs])
-    tensors = [
+    tensors = _unbundled(bundles, [_common_spec(*pair) for pair in pairs])
+    return tf.nest.pack_sequence_as(structures[0], tensors), flags
+
+
+def carry(structure: Any) -> Callable[[], Any]:
+    """Return a function that returns `structure` inside a branch, with few operations.
+
+    `tf.cond` adds an operation for each tensor that a branch captures. Here the branch captures
+    `BUNDLED` tensors as one optional value. They are available at the same time.
+
+    Args:
+        structure: Only its tensors of floating types are bundled: TensorFlow keeps other ones in
+            host memory. A tensor that occurs several times is one object inside the branch, too.
+    """
+    if tf.executing_eagerly():
+        return lambda: structure
+    leaves = tf.nest.flatten(structure)
+    floats = {id(x): x for x in leaves if isinstance(x, tf.Tensor) and x.dtype.is_floating}
+    bundles = _bundles(list(floats.values()))
+
+    def carried() -> Any:
+        inside = dict(zip(floats, _unbundled(bundles, list(floats.values())), strict=True))
+        return tf.nest.pack_sequence_as(structure, [inside.get(id(x), x) for x in leaves])
+
+    return carried
+
+
+def _bundles(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Return optional values of `BUNDLED` tensors each."""
+    return [tf.raw_ops.OptionalFromValue(components=group) for group in _groups(tensors)]
+
+
+def _unbundled(bundles: Sequence[tf.Tensor], like: list[Any]) -> list[tf.Tensor]:
+    """Return the tensors of `bundles`, which have the dtypes and shapes of `like`."""
+    return [
         tensor
-        for bundle, group in zip(bundles, specs, strict=True)
+        for bundle, group in zip(bundles, _groups(like), strict=True)
         for tensor in tf.raw_ops.OptionalGetValue(
             optional=bundle,
-            output_types=[s.dtype for s in group],
-            output_shapes=[s.shape for s in group],
+            output_types=[each.dtype for each in group],
+            output_shapes=[each.shape for each in group],
         )
     ]
-    return tf.nest.pack_sequence_as(structures[0], tensors), flags
 
 
 def _common_spec(first: tf.Tensor, second: tf.Tensor) -> tf.TensorSpec:

@@ -20,6 +20,7 @@ from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.ops.wire import before_cast, widened
 from tf_redsync.policy import Policy, Resolved, Undecided
 from tf_redsync.step import masks, state_variables, workers
+from tf_redsync.step.branches import carry
 from tf_redsync.step.drift import DriftDetector
 from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.fit_steps import FitSteps, TrainingLength, WarmUp
@@ -240,10 +241,16 @@ class GradientExchange(tf.Module):
             flags: The flags of `NonFiniteCounter.flags`; `None` if each worker counts its own
                 skipped steps.
         """
+        changed = [
+            pair
+            for variables, (_, new), old in zip(self.states, outcome.results, states, strict=True)
+            for pair in variables.changed(new, old)
+        ]
+        values = carry([value for _, value in changed])
 
         def advance() -> None:
-            for variables, (_, new), old in zip(self.states, outcome.results, states, strict=True):
-                variables.assign(new, old)
+            for (variable, _), value in zip(changed, values(), strict=True):
+                variable.assign(value, read_value=False)
             if flags is not None:
                 self.nonfinite.advance()
 

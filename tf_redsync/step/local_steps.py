@@ -32,7 +32,7 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
 from tf_redsync.ops.wire import all_finite, widened
-from tf_redsync.step.branches import choose, rarely
+from tf_redsync.step.branches import carry, choose, rarely
 from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.fit_steps import WarmUp
@@ -201,16 +201,18 @@ class LocalSteps(ChangingSteps):
         ]
         rounds = consensus.rounds.read_value()
         outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
+        carried = carry((agreed, [*zip(changes, read, outcome.results, strict=True)]))
 
         def advance() -> None:
-            for bucket, variables, change, before, (means, new) in zip(
-                self.buckets, states, changes, read, outcome.results, strict=True
+            starts, by_bucket = carried()
+            for bucket, variables, (change, before, (means, new)) in zip(
+                self.buckets, states, by_bucket, strict=True
             ):
                 totals, slots = outer_step(bucket, means, before)
                 variables.assign({**new, **slots})
                 for spec, total in zip(bucket.layout.specs, totals, strict=True):
                     weight = consensus.own[spec.position]
-                    weight.assign(tf.cast(agreed[spec.position] + total, weight.dtype))
+                    weight.assign(tf.cast(starts[spec.position] + total, weight.dtype))
                 if bucket.method.sync_schedule.masks_local_momentum:
                     self._mask(bucket, change, before, new)
 

@@ -65,20 +65,29 @@ class StateVariables(tf.Module):
         wanted = self.variables_by_name if names is None else names
         return {n: list(map(tf.convert_to_tensor, v)) for n, v in groups if n in wanted}
 
-    def assign(self, state: dict[str, Any], old: dict[str, Any] | None = None) -> None:
-        """Store this worker's new state.
+    def assign(self, state: dict[str, Any]) -> None:
+        """Store this worker's new state, in the structure of `read`; some names may be absent."""
+        for name, values in state.items():
+            for variable, value in zip(self.variables_by_name[name], values, strict=True):
+                variable.assign(value, read_value=False)
+
+    def changed(self, state: dict[str, Any], old: dict[str, Any]) -> list[tuple[Any, tf.Tensor]]:
+        """Return the variables whose values differ between two states, with their new values.
+
+        If the others are not written, later reads and writes in the step do not depend on this one.
 
         Args:
-            state: The new values, in the structure of `read`'s result; some names may be absent.
-            old: The result of `read`. Tensors that are the same objects in `state` are not written.
-                Later reads and writes in the step then do not depend on this one.
+            state: The new values, in the structure of `read`; some names may be absent.
+            old: The result of `read`. Tensors that are the same objects in `state` are unchanged.
         """
-        for name, values in state.items():
-            before = values if old is None else old[name]
-            pairs = zip(self.variables_by_name[name], values, before, strict=True)
-            for variable, value, was in pairs:
-                if old is None or value is not was:
-                    variable.assign(value, read_value=False)
+        return [
+            (variable, value)
+            for name, values in state.items()
+            for variable, value, was in zip(
+                self.variables_by_name[name], values, old[name], strict=True
+            )
+            if value is not was
+        ]
 
 
 class HostVariable(collectives.OneDeviceVariable):
