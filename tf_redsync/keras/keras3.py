@@ -13,7 +13,7 @@ optimizer was created, and in which it creates variables. Of `tf.distribute.Repl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -215,53 +215,46 @@ def _in_branch() -> ValueError:
     )
 
 
-def _descend_all(distribution: Any, totals_and_vars: Any, learning_rate: Any) -> None:
-    """Update variables by totals in coordinate form."""
-    rate = tf.cast(learning_rate, tf.float32)  # read once
-    for total, variable in totals_and_vars:
-        distribution.extended.update(
-            variable,
-            lambda v, indices, values: descend(v, SparseTotal(indices, values), rate),
-            args=tuple(total),
-            group=False,
-        )
-
-
 def _with_sparse_descent(update: Callable[..., Any]) -> Any:
-    """Wrap plain SGD's update step so that it accepts totals in coordinate form."""
+    """Wrap an update step so that plain SGD's accepts totals in coordinate form."""
 
     def update_all(distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
-        def those(kind: Any) -> list[Any]:
-            return [(g, v) for g, v in grads_and_vars if isinstance(g, kind)]
-
-        dense = [(g, v) for g, v in grads_and_vars if not isinstance(g, (SparseTotal, EitherTotal))]
-        if dense:
-            update(distribution, dense, learning_rate)
-        _descend_all(distribution, those(SparseTotal), learning_rate)
+        either = [(g, v) for g, v in grads_and_vars if isinstance(g, EitherTotal)]
+        others = [(g, v) for g, v in grads_and_vars if not isinstance(g, EitherTotal)]
+        if not either and not any(isinstance(g, SparseTotal) for g, _ in others):
+            update(distribution, others, learning_rate)
+            return
+        rate = tf.cast(learning_rate, tf.float32)  # read once
+        _descend_all(distribution, others, rate)
         together: dict[int, list[Any]] = {}  # by the id of `is_dense`
-        for total, variable in those(EitherTotal):
-            flag = distribution.experimental_local_results(total.is_dense)[0]
+        for total, variable in either:
+            flag = distribution.experimental_local_results(total.is_dense)[0]  # equal on all
             together.setdefault(id(flag), []).append((total, variable))
-        for either in together.values():
-            update_either(distribution, either, learning_rate)
-
-    def update_either(distribution: Any, either: list[Any], learning_rate: Any) -> None:
-        variables = [variable for _, variable in either]
-        dense = carry([total.dense for total, _ in either])
-        coordinates = carry([total.coordinates for total, _ in either])
-
-        def update_dense() -> None:
-            update(distribution, list(zip(dense(), variables, strict=True)), learning_rate)
-
-        def update_sparse() -> None:
-            pairs = list(zip(coordinates(), variables, strict=True))
-            _descend_all(distribution, pairs, learning_rate)
-
-        is_dense = either[0][0].is_dense  # equal on all replicas
-        flag = distribution.experimental_local_results(is_dense)[0]
-        tf.cond(flag, update_dense, update_sparse)
+        for pairs in together.values():
+            _descend_either(distribution, pairs, rate)
 
     return update_all
+
+
+def _descend_either(distribution: Any, totals_and_vars: list[Any], rate: tf.Tensor) -> None:
+    """Update variables by `EitherTotal`s of one predicate."""
+    variables = [variable for _, variable in totals_and_vars]
+    dense = carry([total.dense for total, _ in totals_and_vars])
+    coordinates = carry([total.coordinates for total, _ in totals_and_vars])
+    flag = distribution.experimental_local_results(totals_and_vars[0][0].is_dense)[0]
+    tf.cond(
+        flag,
+        lambda: _descend_all(distribution, zip(dense(), variables, strict=True), rate),
+        lambda: _descend_all(distribution, zip(coordinates(), variables, strict=True), rate),
+    )
+
+
+def _descend_all(distribution: Any, totals_and_vars: Iterable[Any], rate: tf.Tensor) -> None:
+    """Update variables by totals, dense or in coordinate form."""
+    for total, variable in totals_and_vars:
+        distribution.extended.update(
+            variable, lambda v, total: descend(v, total, rate), args=(total,), group=False
+        )
 
 
 def _accumulate_in_branches(inner: Any, adapter: Adapter) -> None:

@@ -45,16 +45,25 @@ class EitherTotal(NamedTuple):
     is_dense: tf.Tensor
 
 
-def descend(variable: tf.Variable, total: SparseTotal, learning_rate: tf.Tensor) -> tf.Operation:
-    """Apply `variable -= learning_rate * total` at the total's coordinates.
+def descend(
+    variable: tf.Variable, total: SparseTotal | tf.Tensor, learning_rate: tf.Tensor
+) -> tf.Operation:
+    """Apply `variable -= learning_rate * total`, for a sparse total at its coordinates.
 
     Entries are applied row by row in their order, so equal messages give equal bits on all workers.
 
     Args:
-        variable: float32 variable of any shape.
-        total: The direction; positions refer to the flattened variable.
+        variable: Variable of any shape, float32 for a sparse total.
+        total: The direction, dense in the variable's shape, or with positions in the flattened
+            variable.
         learning_rate: Scalar.
     """
+    if not isinstance(total, SparseTotal):
+        return tf.raw_ops.ResourceApplyGradientDescent(
+            var=variable.handle,
+            alpha=tf.cast(learning_rate, variable.dtype),
+            delta=tf.cast(total, variable.dtype),
+        )
     rate = tf.cast(learning_rate, tf.float32)
     if runs_natively([variable]):
         return native.load().redsync_descend(
