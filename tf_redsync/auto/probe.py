@@ -156,7 +156,7 @@ def _exchange_seconds(
             total = descended(tf.fill(shape, rate), total, rate)
         return total, state
 
-    grads = [tf.random.stateless_normal(shape, (1, 2), alg="philox")]
+    grads = [_gradient(shape)]
     state = method.init(layout)
     times = []
     for i in range(2 + repeats * method.traits.period):
@@ -170,6 +170,12 @@ def _exchange_seconds(
     return statistics.median(periods) - (_update_seconds(shape, repeats) if in_coordinates else 0.0)
 
 
+@functools.lru_cache(maxsize=2)  # one for all methods: 8 MiB
+def _gradient(shape: tuple[int, int]) -> tf.Tensor:
+    return tf.random.stateless_normal(shape, (1, 2), alg="philox")
+
+
+@functools.lru_cache
 def _update_seconds(shape: tuple[int, int], repeats: int) -> float:
     """Return the median seconds of plain SGD's update of a matrix by a dense total."""
 
