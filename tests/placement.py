@@ -1,7 +1,8 @@
 """Finds tensors that would cross between GPU and host memory if a function were placed on a GPU.
 
 This needs no GPU: TensorFlow's registry knows the GPU kernel of each op and which of its arguments
-are in host memory. That holds for nearly all int32 tensors, which are mostly shapes.
+are in host memory. That holds for nearly all int32 tensors, which are mostly shapes. Without a
+requested device TensorFlow chooses the kernel of the highest priority, then the GPU.
 """
 
 from __future__ import annotations
@@ -54,6 +55,16 @@ def kernel_on_gpu(op):
     return None
 
 
+def _prefers_host(kind: str) -> bool:
+    """Whether an op runs on the host unless a device is requested."""
+    priorities = {k.device_type: k.priority for k in _registered(kind)}
+    return priorities.get("CPU", 0) > max(priorities.get(d, 0) for d in ("GPU", "DEFAULT"))
+
+
+def _requests_device(op) -> bool:
+    return tf.DeviceSpec.from_string(op.device).device_type is not None
+
+
 def _argument_names(arguments, op) -> list[str]:
     """The argument name of each tensor of an op; an argument may be a list."""
     names = []
@@ -67,7 +78,7 @@ def _argument_names(arguments, op) -> list[str]:
     return names
 
 
-def _are_on_host(op, tensors, arguments) -> list[bool | None]:
+def _are_on_host(op, tensors, arguments, placed) -> list[bool | None]:
     """Whether each input or output of an op is in host memory; None means the producer's device."""
     if op.type in CALLS:
         return [None] * len(tensors)  # inlined
@@ -79,17 +90,17 @@ def _are_on_host(op, tensors, arguments) -> list[bool | None]:
             n == "cond" or t.dtype in kinds or None for n, t in zip(names, tensors, strict=True)
         ]
     kernel = kernel_on_gpu(op)
-    if kernel is None:
+    if kernel is None or (_prefers_host(op.type) and not placed and not _requests_device(op)):
         return [True] * len(tensors)
     return [name in kernel.host_memory_arg for name in names]
 
 
 def _graphs(graph):
-    """Graphs of a function and of all functions that it calls."""
-    known, waiting = {"": graph}, [graph]
+    """Graphs of a function and of all that it calls, each with whether its call has a device."""
+    known, waiting = {"": graph}, [(graph, False)]
     while waiting:
-        one = waiting.pop()
-        yield one
+        one, placed = waiting.pop()
+        yield one, placed
         for op in one.get_operations():
             if op.type not in (*CALLS, *BRANCHES):
                 continue
@@ -98,19 +109,19 @@ def _graphs(graph):
                 if called not in known:
                     definition = context.get_function_def(called)
                     known[called] = function_def_to_graph.function_def_to_graph(definition)
-                    waiting.append(known[called])
+                    waiting.append((known[called], placed or _requests_device(op)))
 
 
 def crossings(function) -> list[Crossing]:
     """All tensors that cross between devices in a concrete function and its callees."""
     found = []
-    for graph in _graphs(function.graph):
+    for graph, placed in _graphs(function.graph):
         sides = {}
         for op in graph.get_operations():
-            where = _are_on_host(op, op.outputs, op.op_def.output_arg)
+            where = _are_on_host(op, op.outputs, op.op_def.output_arg, placed)
             sides |= {t.ref(): side for t, side in zip(op.outputs, where, strict=True)}
         for op in graph.get_operations():
-            where = _are_on_host(op, op.inputs, op.op_def.input_arg)
+            where = _are_on_host(op, op.inputs, op.op_def.input_arg, placed)
             for tensor, side in zip(op.inputs, where, strict=True):
                 left = sides[tensor.ref()]
                 if None in (side, left) or side == left or tensor.op.type in FREE:

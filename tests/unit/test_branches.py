@@ -133,3 +133,17 @@ def test_a_branch_captures_few_carried_tensors():
 
     assert inputs(carries=False) == 1 + 100
     assert inputs(carries=True) == 1 + -(-100 // BUNDLED)
+
+
+def test_tensors_are_carried_on_their_device():
+    def run(predicate):
+        with tf.device("GPU:0"):
+            tensors = [tf.fill([2], float(i)) for i in range(3)]
+        carried = carry(tensors)  # outside of the scope, as in a merge call
+        return tf.cond(predicate, lambda: tf.add_n(carried()), lambda: tf.zeros([2]))
+
+    function = tf.function(run, autograph=False)
+    definition = function.get_concrete_function(tf.TensorSpec([], tf.bool)).graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    devices = {n.op: n.device for n in nodes if n.op.startswith("Optional")}
+    assert devices == dict.fromkeys(("OptionalFromValue", "OptionalGetValue"), "/device:GPU:0")

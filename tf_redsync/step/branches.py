@@ -84,17 +84,23 @@ def carry(structure: Any) -> Callable[[], Any]:
     `BUNDLED` tensors as one optional value. They are available at the same time.
 
     Args:
-        structure: Only its tensors of floating types are bundled: TensorFlow keeps other ones in
-            host memory. A tensor that occurs several times is one object inside the branch, too.
+        structure: Only its tensors of floating types on one device are bundled: TensorFlow keeps
+            other types in host memory. A tensor that occurs several times is one object inside the
+            branch, too.
     """
     if tf.executing_eagerly():
         return lambda: structure
     leaves = tf.nest.flatten(structure)
-    floats = {id(x): x for x in leaves if isinstance(x, tf.Tensor) and x.dtype.is_floating}
-    bundles = _bundles(list(floats.values()))
+    tensors = [x for x in leaves if isinstance(x, tf.Tensor) and x.dtype.is_floating]
+    device = tensors[0].device if tensors else ""
+    floats = {id(x): x for x in tensors if x.device == device}
+    with tf.device(device):  # else TensorFlow may place optional values on the CPU
+        bundles = _bundles(list(floats.values()))
 
     def carried() -> Any:
-        inside = dict(zip(floats, _unbundled(bundles, list(floats.values())), strict=True))
+        with tf.device(device):
+            values = _unbundled(bundles, list(floats.values()))
+        inside = dict(zip(floats, values, strict=True))
         return tf.nest.pack_sequence_as(structure, [inside.get(id(x), x) for x in leaves])
 
     return carried
