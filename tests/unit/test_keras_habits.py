@@ -46,6 +46,14 @@ def test_schedule_without_a_config(family, tmp_path):
         model.optimizer.inner_optimizer.get_config()
 
 
+@pytest.mark.parametrize("family", [keras, tf_keras])
+def test_epochs_as_numbers_of_numpy(family):
+    model = small_model(family, family.optimizers.SGD(0.1))
+    data = np.ones((8, 4), "f4"), np.ones((8, 1), "f4")
+    model.fit(*data, epochs=np.int64(3), initial_epoch=np.int64(1), verbose=0)
+    assert int(model.optimizer.iterations) == 2
+
+
 @pytest.fixture
 def mixed_float16():
     tf_keras.mixed_precision.set_global_policy("mixed_float16")

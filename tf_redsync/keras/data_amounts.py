@@ -50,7 +50,7 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
             stacklevel=2,
         )
     own_amount = None if steps is None else int(steps), batches
-    own_epochs = params.get("epochs") or 1
+    own_epochs = int(params.get("epochs") or 1)  # may be of numpy
     if method == "fit" or in_fit:
         own_epochs -= fit_resume.initial_epoch(model)
     text = json.dumps([own_amount, own_epochs, digest, seed])
