@@ -118,6 +118,20 @@ def test_rates_without_a_config_are_described(optimizers):
         assert momentum.of(sgd).values == {"momentum": 0.5}
 
 
+@pytest.mark.parametrize("optimizers", [keras.optimizers, tf_keras.optimizers])
+def test_config_that_reads_the_schedule_is_described(optimizers):
+    family = keras if optimizers is keras.optimizers else tf_keras
+
+    class ReadsSchedule(optimizers.SGD):
+        def get_config(self):
+            return {**super().get_config(), "steps": self._learning_rate.decay_steps}
+
+    sgd = ReadsSchedule(family.optimizers.schedules.CosineDecay(0.1, 7), momentum=0.5)
+    for saving in (family.saving, None):
+        assert '"steps": 7' in json.dumps(consistency.describe(sgd, saving))
+    assert momentum.of(sgd).values == {"momentum": 0.5}
+
+
 def test_differences():
     assert differences(["create a", "create b"]) == ["create a", "create b"]
     texts = [

@@ -8,6 +8,7 @@ Name of Keras used here: `_fn_kwargs` of its losses and metrics.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -39,11 +40,13 @@ def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
         inner: The optimizer.
         saving: The `saving` module of the optimizer's family; `None` uses `get_config`.
     """
+    config = None
     with momentum.without_rate_function(inner) as rate:
-        try:
+        # Some optimizers cannot be saved, and a user's class may read the function.
+        with contextlib.suppress(AttributeError, TypeError, ValueError, NotImplementedError):
             config = inner.get_config() if saving is None else saving.serialize_keras_object(inner)
-        except (TypeError, ValueError, NotImplementedError):  # some optimizers cannot be saved
-            config = inner.get_config()
+    if config is None:
+        config = momentum.config_of(inner)
     family = "keras" if saving is None else saving.__name__.partition(".")[0]
     packages = ("tensorflow", family, "tf_redsync")
     versions = {p: getattr(importlib.import_module(p), "__version__", "") for p in packages}

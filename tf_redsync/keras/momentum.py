@@ -161,10 +161,11 @@ def names(optimizer: Any) -> tuple[str, ...]:
 
 
 def config_of(optimizer: Any) -> dict[str, Any]:
-    """Return an optimizer's config, with a placeholder for a learning rate that is a function."""
-    with without_rate_function(optimizer):
-        config: dict[str, Any] = optimizer.get_config()
-    return config
+    """Return an optimizer's config, if possible without a learning rate that is a function."""
+    config: dict[str, Any] = {}
+    with without_rate_function(optimizer), contextlib.suppress(AttributeError):
+        config = optimizer.get_config()
+    return config or optimizer.get_config()  # a user's class may read the function
 
 
 @contextlib.contextmanager
