@@ -22,6 +22,7 @@ METHODS = {
     "RedSync(density=0.05, dense_below=64, quantized=True)": True,
     "RedSync(density=0.001, dense_below=64)": True,  # totals are coordinates
     "RedSync(density=0.001, dense_below=64, quantized=True)": True,
+    f"RedSync(density=0.001, dense_below=64, {WARM_UP})": True,  # dense, then coordinates
     "TopK(density=0.05)": True,
     "DGC()": True,
     "SIDCo()": True,
@@ -89,6 +90,7 @@ FEW = [
     "RedSync(density=0.05, dense_below=64, selection='threshold', momentum=0.9)",
     "RedSync(density=0.05, dense_below=64, quantized=True)",
     "RedSync(density=0.001, dense_below=64)",
+    f"RedSync(density=0.001, dense_below=64, {WARM_UP})",
     "SparDL(density=0.05)",  # all-to-all
     "GTopK(density=0.05)",  # pairs
     "StreamingDiLoCo(value_bits=16)",  # local steps, a delay, half precision

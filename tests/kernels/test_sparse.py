@@ -181,14 +181,11 @@ def test_runs_over_many_spans(backend, runs):
         np.testing.assert_array_equal(variable.numpy(), expected)
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16])
 @pytest.mark.parametrize("shape", [(), (5, 1001)])
-def test_descends_by_a_dense_total_as_sgd_does(shape, dtype):
+def test_descends_by_a_dense_total_as_sgd_does(shape):
     start, total = (tf.random.stateless_normal(shape, (seed, 2)) for seed in (1, 2))
-    variable = tf.Variable(tf.cast(start, dtype))
-    updated = keras.Variable(variable.read_value(), dtype=dtype.name)
-    keras.optimizers.SGD(0.3).apply([tf.cast(total, dtype)], [updated])
+    variable, expected = tf.Variable(start), keras.Variable(start)
+    keras.optimizers.SGD(0.3).apply([total], [expected])
     sparse.descend(variable, total, tf.constant(0.3))
-    found, expected = (tf.cast(v, tf.float32).numpy() for v in (variable, updated.value))
-    assert not np.array_equal(found, tf.cast(start, dtype))
-    np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(variable, start)
+    np.testing.assert_array_equal(variable, expected.value)

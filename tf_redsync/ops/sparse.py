@@ -53,18 +53,14 @@ def descend(
     Entries are applied row by row in their order, so equal messages give equal bits on all workers.
 
     Args:
-        variable: Variable of any shape, float32 for a sparse total.
+        variable: float32 variable of any shape.
         total: The direction, dense in the variable's shape, or with positions in the flattened
             variable.
         learning_rate: Scalar.
     """
-    if not isinstance(total, SparseTotal):
-        return tf.raw_ops.ResourceApplyGradientDescent(
-            var=variable.handle,
-            alpha=tf.cast(learning_rate, variable.dtype),
-            delta=tf.cast(total, variable.dtype),
-        )
     rate = tf.cast(learning_rate, tf.float32)
+    if not isinstance(total, SparseTotal):
+        return tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=total)
     if runs_natively([variable]):
         return native.load().redsync_descend(
             variable=variable.handle,
