@@ -84,17 +84,18 @@ def carry(structure: Any) -> Callable[[], Any]:
     `BUNDLED` tensors as one optional value. They are available at the same time.
 
     Args:
-        structure: Only its tensors of floating types on one device are bundled: TensorFlow keeps
-            other types in host memory. A tensor that occurs several times is one object inside the
-            branch, too.
+        structure: Only its tensors of floating types on one requested device are bundled:
+            TensorFlow keeps other types in host memory, and optional values as well if no device is
+            requested, as in a step without a strategy. A tensor that occurs several times is one
+            object inside the branch, too.
     """
     if tf.executing_eagerly():
         return lambda: structure
     leaves = tf.nest.flatten(structure)
     tensors = [x for x in leaves if isinstance(x, tf.Tensor) and x.dtype.is_floating]
     device = tensors[0].device if tensors else ""
-    floats = {id(x): x for x in tensors if x.device == device}
-    with tf.device(device):  # else TensorFlow may place optional values on the CPU
+    floats = {id(x): x for x in tensors if device and x.device == device}
+    with tf.device(device):
         bundles = _bundles(list(floats.values()))
 
     def carried() -> Any:
