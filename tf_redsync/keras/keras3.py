@@ -226,24 +226,25 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
             return
         rate = tf.cast(learning_rate, tf.float32)  # read once
         _descend_all(distribution, others, rate)
-        together: dict[int, list[Any]] = {}  # by the id of `is_dense`
+        together: dict[int, tuple[tf.Tensor, list[Any]]] = {}  # `is_dense` and its pairs
         for total, variable in either:
             flag = distribution.experimental_local_results(total.is_dense)[0]  # equal on all
-            together.setdefault(id(flag), []).append((total, variable))
-        for pairs in together.values():
-            _descend_either(distribution, pairs, rate)
+            together.setdefault(id(flag), (flag, []))[1].append((total, variable))
+        for flag, pairs in together.values():
+            _descend_either(distribution, flag, pairs, rate)
 
     return update_all
 
 
-def _descend_either(distribution: Any, totals_and_vars: list[Any], rate: tf.Tensor) -> None:
+def _descend_either(
+    distribution: Any, is_dense: tf.Tensor, totals_and_vars: list[Any], rate: tf.Tensor
+) -> None:
     """Update variables by `EitherTotal`s of one predicate."""
     variables = [variable for _, variable in totals_and_vars]
     dense = carry([total.dense for total, _ in totals_and_vars])
     coordinates = carry([total.coordinates for total, _ in totals_and_vars])
-    flag = distribution.experimental_local_results(totals_and_vars[0][0].is_dense)[0]
     tf.cond(
-        flag,
+        is_dense,
         lambda: _descend_all(distribution, zip(dense(), variables, strict=True), rate),
         lambda: _descend_all(distribution, zip(coordinates(), variables, strict=True), rate),
     )

@@ -195,26 +195,26 @@ class LocalSteps(ChangingSteps):
             [change / network.workers for change in consensus.changes(bucket.layout.specs)]
             for bucket in self.buckets
         ]
-        read = [s.read() for s in states]
         old = [
             s.read(b.method.traits.state_kinds) for b, s in zip(self.buckets, states, strict=True)
         ]
         rounds = consensus.rounds.read_value()
         outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
-        carried = carry((agreed, [*zip(changes, read, outcome.results, strict=True)]))
+        carried = carry((agreed, outcome.results))
 
         def advance() -> None:
-            starts, by_bucket = carried()
-            for bucket, variables, (change, before, (means, new)) in zip(
-                self.buckets, states, by_bucket, strict=True
+            starts, results = carried()
+            for bucket, variables, change, (means, new) in zip(
+                self.buckets, states, changes, results, strict=True
             ):
+                before = variables.read()
+                if bucket.method.sync_schedule.masks_local_momentum:
+                    self._mask(bucket, change, before, new)
                 totals, slots = outer_step(bucket, means, before)
                 variables.assign({**new, **slots})
                 for spec, total in zip(bucket.layout.specs, totals, strict=True):
                     weight = consensus.own[spec.position]
                     weight.assign(tf.cast(starts[spec.position] + total, weight.dtype))
-                if bucket.method.sync_schedule.masks_local_momentum:
-                    self._mask(bucket, change, before, new)
 
         tf.cond(outcome.finite, advance, consensus.restore)
         if self.nonfinite is not None:
