@@ -40,6 +40,21 @@ def test_slow_links_compress_and_fast_links_do_not():
     assert slow.trial_steps == AUTO.trial_steps > 0 and fast.trial_steps == 0
 
 
+@pytest.mark.parametrize(
+    ("candidates", "budget"),
+    [
+        ((REDSYNC, rs.ACPSGD(), REDSYNC), {}),
+        ((rs.Dense(), rs.LocalSGD(steps=4)), {"max_overhead": 0.1, "step_seconds": 1.0}),
+    ],
+    ids=["a method twice", "the all-reduce"],
+)
+def test_repeated_candidates_count_once(candidates, budget):
+    auto = rs.Auto(candidates=candidates, **budget)
+    assert auto.methods == tuple(dict.fromkeys((rs.Dense(), *candidates)))
+    decision = auto.decide(SPECS, measurements(), ONE_BUCKET)
+    assert str(decision).splitlines()[1].count(" ms") == len(auto.methods)
+
+
 def test_cheapest_candidate_is_chosen():
     slow_factors = {REDSYNC: cost.NO_WORK, rs.ACPSGD(): cost.Work(fixed=100.0)}
     decision = AUTO.decide(SPECS, Measured(P, cost.Link.of(1e6, 0.0), slow_factors), ONE_BUCKET)

@@ -125,9 +125,9 @@ class Auto(Configurable):
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """The methods that may be chosen, the all-reduce first."""
+        """The methods that may be chosen, without duplicates, the all-reduce first."""
         if self.candidates is not None:
-            return (self.default, *self.candidates)
+            return tuple(dict.fromkeys((self.default, *self.candidates)))
         if self.max_overhead is not None:
             return (self.default, *chosen_from(self.density))
         if self.momentum:
