@@ -429,6 +429,8 @@ METHODS = [
     rs.HalfPrecision(method=rs.TopK(density=0.1), dtype="bfloat16"),
     rs.Auto(candidates=(rs.RedSync(),), trial_steps=0),
     rs.HalfPrecision(method=rs.contrib.MSTopK(density=0.02)),
+    rs.Coded(method=rs.TopK(), indices=rs.codings.Golomb()),
+    rs.contrib.DeepReduce(method=rs.TopK(), values=rs.contrib.codings.QSGDValues(levels=7)),
     rs.Policy(default=rs.ACPSGD(rank=2), rules=(rs.Rule(pattern="a'b", method=rs.Dense()),)),
 ]
 
@@ -438,6 +440,11 @@ def test_code_recreates_the_method(method):
     text = report.code(method)
     assert eval(text, {"rs": rs}) == method
     assert subjects.parse_method(text.replace("rs.", "")) == method
+
+
+def test_code_has_no_default_arguments():
+    text = "rs.Coded(method=rs.TopK(density=0.02))"
+    assert report.code(rs.Coded(method=rs.TopK(density=0.02))) == text
 
 
 def test_density_is_passed_to_the_method():

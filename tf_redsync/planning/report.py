@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_redsync.auto import Auto, wins
+from tf_redsync.codings import IndexCoding, ValueCoding
 from tf_redsync.config import Configurable, serialize
 from tf_redsync.exchange.method import Method
 from tf_redsync.outer import Outer
@@ -81,11 +82,18 @@ def code(value: Any) -> str:
     if not isinstance(value, Configurable):
         return repr(value)
     fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]  # type: ignore[arg-type]
-    arguments = [f"{f.name}={code(v)}" for f, v in fields if v != f.default]
+    arguments = [f"{f.name}={code(v)}" for f, v in fields if v != _default(f)]
     home = "rs.outer" if isinstance(value, Outer) else "rs"
     if type(value).__module__.startswith("tf_redsync.contrib."):
         home = "rs.contrib"
+    if isinstance(value, (IndexCoding, ValueCoding)):
+        home += ".codings"
     return f"{home}.{type(value).__name__}({', '.join(arguments)})"
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
 
 
 def render(plan: Plan) -> str:
