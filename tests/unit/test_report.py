@@ -105,6 +105,12 @@ def test_loss_is_the_final_one(tmp_path):
     assert "<dt>loss</dt><dd>0.339</dd>" in text
 
 
+def test_path_that_is_not_utf_8(tmp_path):
+    pytest.importorskip("plotly", reason="pip install plotly")
+    folder = write(tmp_path / os.fsdecode(b"run\xff"), TRAINING)
+    assert "/run?" in rs.report(folder).read_text(encoding="utf-8")
+
+
 def test_missing_workers_are_named(tmp_path):
     write(tmp_path, [RUN | {"workers": 4}, sample(10)])
     (note,) = records.load(tmp_path).notes
@@ -295,6 +301,7 @@ def test_bytes_include_the_round_that_the_last_epoch_ends(tmp_path):
 
 def test_words():
     assert page.size(1_234_567) == "1.23 MB" and page.size(12) == "12 bytes"
+    assert page.size(999_400) == "999 kB" and page.size(999_600) == "1 MB"
     assert records.finite({"a": np.float32("inf"), "b": [np.int64(3), math_nan()]}) == {
         "a": None,
         "b": [3, None],

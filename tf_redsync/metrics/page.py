@@ -78,7 +78,7 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
         raise _not_drawn(run_dir, error) from error
     part = path.with_name(path.name + ".part")  # readers see a complete file only
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="replace")  # of paths that are not UTF-8
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -276,7 +276,7 @@ def size(count: float | None) -> str | None:
     if count is None:
         return None
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= factor:
+        if count >= 0.9995 * factor:  # three digits round it up
             return f"{count / factor:,.3g} {unit}"
     return f"{count:,.0f} bytes"
 
