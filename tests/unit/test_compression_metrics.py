@@ -367,6 +367,21 @@ def test_one_worker_with_restoring_callbacks(tmp_path):
         assert history["compression_ratio"] == [1.0] * 2 and history["bytes_sent"] == [0.0] * 2
 
 
+class WithEmptyVariable(keras.layers.Dense):
+    def build(self, shape):
+        super().build(shape)
+        self.empty = self.add_weight(shape=(0, 4), name="empty")
+
+
+def test_variable_without_elements(tmp_path):
+    model = keras.Sequential([keras.Input((8,)), WithEmptyVariable(4)])
+    method = rs.TopK(density=0.5, dense_below=0)
+    model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method), "mse")
+    metrics = CompressionMetrics(tmp_path, time_split=False)
+    history = model.fit(np.ones((16, 8)), np.ones((16, 4)), verbose=0, callbacks=[metrics]).history
+    assert np.isfinite(history["density"]).all() and lines(tmp_path, "end")
+
+
 def test_model_before_compile():
     """A custom loop may have such a model in a `CallbackList`."""
     metrics = CompressionMetrics()
@@ -423,6 +438,15 @@ def test_step_split_matches_manual_computation():
 def test_profile_without_steps():
     with pytest.raises(profiler.NoProfile, match="no complete step"):
         profiler.split_of(profile(("a:MatMul", 0, 1)), steps=1)
+
+
+def test_corrupted_profile(tmp_path):
+    (tmp_path / "host.xplane.pb").write_bytes(b"\xff")
+    found = profiler.Profiler()
+    found._thread = threading.Thread(target=found._read, args=(str(tmp_path), 1))
+    found._thread.start()
+    with pytest.raises(profiler.NoProfile, match="cannot be read"):
+        found.result(wait=20)
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("no room")])

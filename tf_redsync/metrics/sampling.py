@@ -116,7 +116,7 @@ class Sampler:
         density, residual = self._expected.copy(), np.full(len(self.names), np.nan)
         counts, norms = self._norms()
         for (positions, _), count in zip(self._meters, counts, strict=True):
-            share = count.numpy() / self.sizes[positions]
+            share = count.numpy() / np.maximum(self.sizes[positions], 1.0)
             density[positions] = np.where(share >= 0.0, share, density[positions])
         if self._residuals:
             residual[[position for position, _ in self._residuals]] = norms.numpy()
@@ -156,5 +156,6 @@ class Sampler:
         by_name = {}
         for position, copies in self._residuals:
             flat = tf.reshape(copies[0].read_value(), [-1])
-            by_name[self.names[position]] = flat[:: -(-flat.shape[0] // at_most)].numpy()
+            stride = max(1, -(-flat.shape[0] // at_most))
+            by_name[self.names[position]] = flat[::stride].numpy()
         return by_name
