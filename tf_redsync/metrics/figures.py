@@ -64,18 +64,17 @@ def loss(worker: Worker) -> Any:
     validated = [e for e in worker.epochs if (e.get("logs") or {}).get("val_loss") is not None]
     axes = (("step", column(samples, "step")), ("seconds", column(samples, "elapsed")))
     for number, (name, xs) in enumerate((*axes, ("MB sent", sent)), start=1):
-        options: dict[str, Any] = {"showlegend": number == 1, "row": 1, "col": number}
-        row = {"row": options.pop("row"), "col": options.pop("col")}
-        line = go.Scatter(x=xs, y=loss_values, name="loss", line_color="#4c78a8", **options)
-        figure.add_trace(line, **row)
+        named, place = {"showlegend": number == 1}, {"row": 1, "col": number}
+        line = go.Scatter(x=xs, y=loss_values, name="loss", line_color="#4c78a8", **named)
+        figure.add_trace(line, **place)
         if validated:
             at = [_at(e, number, known, sent) for e in validated]
             ys = [e["logs"]["val_loss"] for e in validated]
             points = go.Scatter(
-                x=at, y=ys, name="val_loss", mode="markers", marker_color="#e45756", **options
+                x=at, y=ys, name="val_loss", mode="markers", marker_color="#e45756", **named
             )
-            figure.add_trace(points, **row)
-        figure.update_xaxes(title_text=name, **row)
+            figure.add_trace(points, **place)
+        figure.update_xaxes(title_text=name, **place)
     return figure.update_yaxes(title_text="loss", col=1)
 
 
@@ -131,9 +130,15 @@ def sent(worker: Worker) -> Any:
     return figure.update_xaxes(title_text="step")
 
 
+_CURVES = 8  # workers whose step times are shown
+_BARS = 6  # profiles
+
+
 TIME = (
-    "Left: the mean time of a step, from the start of <code>train_step</code> to its end. Right: "
-    "its parts, from a profile of a few steps. The stacked parts add up to the step: "
+    "Left: the mean time of a step, from the start of <code>train_step</code> to its end, for the "
+    f"first {_CURVES} workers. Right: its parts, from a profile of a few steps: the last one of "
+    f"the first {_BARS} profiled workers, or the last {_BARS} of a single one. The stacked parts "
+    "add up to the step: "
     "<b>compute</b> is the model and the optimizer, <b>select</b> makes messages, <b>decode</b> "
     "adds up received messages, <b>input</b> waits for the batch, and during <b>wait</b> none of "
     "these runs: the step waits for the network, slower workers or TensorFlow itself. The black "
@@ -149,7 +154,7 @@ def time(history: History) -> list[Any]:
     split = next((w for w in history.workers if w.splits), None)
     columns = 2 if split else 1
     figure = empty(360, columns=columns, horizontal_spacing=0.1)
-    for worker in history.workers[:8]:
+    for worker in history.workers[:_CURVES]:
         steps, times = column(worker.samples, "step"), column(worker.samples, "step_ms")
         figure.add_trace(
             go.Scatter(x=steps, y=times, name=f"worker {worker.rank}", legend="legend"),
@@ -184,16 +189,16 @@ def time(history: History) -> list[Any]:
     return [figure]
 
 
-def _last_splits(history: History, at_most: int = 6) -> list[tuple[int, dict[str, Any]]]:
+def _last_splits(history: History) -> list[tuple[int, dict[str, Any]]]:
     """Return the last profile of each worker, or several of a single worker."""
     with_splits = [w for w in history.workers if w.splits]
     if len(with_splits) == 1:
-        return [(with_splits[0].rank, s) for s in with_splits[0].splits[-at_most:]]
-    return [(w.rank, w.splits[-1]) for w in with_splits[:at_most]]
+        return [(with_splits[0].rank, s) for s in with_splits[0].splits[-_BARS:]]
+    return [(w.rank, w.splits[-1]) for w in with_splits[:_BARS]]
 
 
-def _wrapped(text: str, width: int = 70) -> str:
-    return re.sub(rf"(.{{1,{width}}})(?:\s+|$)", r"\1<br>", html.escape(text)).removesuffix("<br>")
+def _wrapped(text: str) -> str:
+    return re.sub(r"(.{1,70})(?:\s+|$)", r"\1<br>", html.escape(text)).removesuffix("<br>")
 
 
 _LINES = 10  # layers with a line of their own
