@@ -99,12 +99,7 @@ def _line(kind: type[Request], timer: _Timer, workers: int) -> Line:
     return Line(latency, rate)
 
 
-def work(
-    method: Method,
-    workers: Sequence[int],
-    sparse_totals: bool = False,
-    repeats: int = REPEATS,
-) -> Work:
+def work(method: Method, workers: Sequence[int], sparse_totals: bool = False) -> Work:
     """Measure a method's computation on this device, without a network.
 
     The exchange runs on random gradients of a small and of a large matrix, and receives its own
@@ -116,12 +111,9 @@ def work(
             two or more separate selection from decoding.
         sparse_totals: Whether totals may be in coordinate form. The time of their update is then
             added, and that of a dense update, which they replace, is subtracted.
-        repeats: Number of measurements, each of a period of steps. The result is their median.
     """
     most, fewest = max(workers), min(workers)
-    seconds = functools.partial(
-        _exchange_seconds, method, repeats=repeats, sparse_totals=sparse_totals
-    )
+    seconds = functools.partial(_exchange_seconds, method, sparse_totals=sparse_totals)
     small, large = seconds(SMALL_SHAPE, fewest), seconds(LARGE_SHAPE, fewest)
     n, m = math.prod(SMALL_SHAPE), math.prod(LARGE_SHAPE)
     per_element = max(large - small, 0.0) / (m - n)
@@ -134,11 +126,11 @@ def work(
 
 
 def _exchange_seconds(
-    method: Method, shape: tuple[int, int], workers: int, repeats: int, sparse_totals: bool
+    method: Method, shape: tuple[int, int], workers: int, sparse_totals: bool
 ) -> float:
     """Return the seconds of a method's step for one matrix, in the steady state.
 
-    The result is the median over `repeats` of the mean over a period of steps. See `work`.
+    The result is the median over `REPEATS` of the mean over a period of steps. See `work`.
     """
     layout = BucketLayout((TensorSpec("w", shape),), workers, 0, sparse_totals)
     if method.refuses(layout.specs[0]) is not None:
@@ -159,7 +151,7 @@ def _exchange_seconds(
     grads = [_gradient(shape)]
     state = method.init(layout)
     times = []
-    for i in range(2 + repeats * method.traits.period):
+    for i in range(2 + REPEATS * method.traits.period):
         start = time.perf_counter()
         total, state = run(grads, state, tf.constant(i, tf.int64), tf.constant(0.01))
         wait(total)
@@ -167,7 +159,7 @@ def _exchange_seconds(
     steps = times[2:]  # the first step traces, the second finds thresholds
     starts = range(0, len(steps), method.traits.period)
     periods = (statistics.fmean(steps[i : i + method.traits.period]) for i in starts)
-    return statistics.median(periods) - (_update_seconds(shape, repeats) if in_coordinates else 0.0)
+    return statistics.median(periods) - (_update_seconds(shape) if in_coordinates else 0.0)
 
 
 @functools.lru_cache(maxsize=2)  # one for all methods: 8 MiB
@@ -176,7 +168,7 @@ def _gradient(shape: tuple[int, int]) -> tf.Tensor:
 
 
 @functools.lru_cache
-def _update_seconds(shape: tuple[int, int], repeats: int) -> float:
+def _update_seconds(shape: tuple[int, int]) -> float:
     """Return the median seconds of plain SGD's update of a matrix by a dense total."""
 
     @tf.function(autograph=False)
@@ -184,7 +176,7 @@ def _update_seconds(shape: tuple[int, int], repeats: int) -> float:
         return tf.fill(shape, rate) - rate * total
 
     total, times = tf.zeros(shape), []
-    for _ in range(2 + repeats):
+    for _ in range(2 + REPEATS):
         start = time.perf_counter()
         wait(run(total, tf.constant(0.01)))
         times.append(time.perf_counter() - start)
