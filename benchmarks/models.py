@@ -201,7 +201,7 @@ def main() -> None:
         parameters = model.count_params()
         tensors = len(model.trainable_variables)
         print(
-            f"{workload.name:5} batch {workload.batch_size:3}  {tensors:3} variables"
+            f"{workload.name:8} batch {workload.batch_size:3}  {tensors:3} variables"
             f"  {parameters:12,} parameters  {4 * parameters:13,} bytes"
         )
 

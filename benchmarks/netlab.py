@@ -81,8 +81,7 @@ def network(workers: int, rate: str, latency: float = 0.0) -> Iterator[Lab]:
     Args:
       workers: number of machines, 1 to 250.
       rate: "none" for the plain loopback interface (no namespaces, no byte counters), or the rate
-          of
-        each direction of each link, for example "1gbit".
+        of each direction of each link, for example "1gbit".
       latency: round-trip time in milliseconds; it needs a rate.
 
     Yields:
@@ -133,20 +132,19 @@ def network(workers: int, rate: str, latency: float = 0.0) -> Iterator[Lab]:
             raise NetworkError(f"The relay of packets ended before its network: {ended}")
 
 
-def wire_bytes(interface: str, namespace: str | None = None) -> tuple[int, int]:
-    """Returns the (sent, received) bytes of an interface, from `ip -s -j link`.
+def wire_bytes(interface: str, namespace: str | None = None) -> int:
+    """Returns the bytes that an interface has sent, from `ip -s -j link`.
 
     Args:
       interface: its name.
       namespace: its namespace; None for that of this process, such as a worker of the lab.
 
-    The counters include Ethernet, IP and TCP headers. Segments that the kernel hands over together
+    The counter includes Ethernet, IP and TCP headers. Segments that the kernel hands over together
     count one header.
     """
     where = ["-n", namespace] if namespace else []
     output = _run("ip", *where, "-s", "-j", "link", "show", "dev", interface)
-    counters = json.loads(output)[0]["stats64"]
-    return counters["tx"]["bytes"], counters["rx"]["bytes"]
+    return json.loads(output)[0]["stats64"]["tx"]["bytes"]
 
 
 def set_rate(workers: int, rate: str, pid: int | None = None) -> None:

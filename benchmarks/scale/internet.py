@@ -199,7 +199,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: str) -> None:
             [],
             linestyle="",
             marker="o",
-            color=colormaps["tab20"](i),
+            color=colormaps["tab20"](i % 20),
             label=textwrap.shorten(text, 34, placeholder=" ..."),
         )
     for j, n in enumerate(networks):

@@ -61,7 +61,7 @@ def _logits(job: training.Training, args: argparse.Namespace) -> list[list[float
 def sent() -> int | None:
     """Returns the bytes that this worker's interface has sent; None on loopback."""
     interface = os.environ.get("TF_REDSYNC_BENCH_INTERFACE")
-    return netlab.wire_bytes(interface)[0] if interface else None
+    return netlab.wire_bytes(interface) if interface else None
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ else:
             break
         except ConnectionRefusedError:
             time.sleep(0.05)
-    before = netlab.wire_bytes("eth0")[0]
+    before = netlab.wire_bytes("eth0")
     start = time.monotonic()
     connection.sendall(bytes(size))
     connection.recv(1)
-    print(time.monotonic() - start, netlab.wire_bytes("eth0")[0] - before)
+    print(time.monotonic() - start, netlab.wire_bytes("eth0") - before)
 """
 
 

@@ -161,7 +161,7 @@ def test_bytes_are_read_from_the_interface():
             capture_output=True,
             text=True,
         )
-        expected = netlab.wire_bytes("eth0", lab.wrappers[0][-1])[0]
+        expected = netlab.wire_bytes("eth0", lab.wrappers[0][-1])
     before, after = map(int, done.stdout.split())
     assert after == expected and before + 1000 < after < before + 1200
     assert common.sent_bytes("lo") is None
