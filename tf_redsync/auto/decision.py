@@ -156,7 +156,7 @@ class SavedDecision:
 
 
 def described(assignments: Sequence[Assignment], trial_steps: int) -> dict[str, Any]:
-    """Return a decision as a structure that can be written as JSON, for `kept`."""
+    """Return a decision as a structure that can be written as JSON; see `saved_decision`."""
     methods = [serialize(a.method) for a in assignments]
     return {"methods": methods, "trial_steps": trial_steps}
 
