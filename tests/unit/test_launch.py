@@ -69,6 +69,12 @@ def test_ports_are_distinct_and_not_ephemeral():
         assert max(ports) < low
 
 
+@pytest.mark.parametrize("limits", ["1024\t65535\n", "1025 60999", "10000 60999", "unknown"])
+def test_ports_beside_any_range_of_outgoing_connections(monkeypatch, limits):
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: limits)
+    assert len(set(launch.free_ports(20))) == 20
+
+
 def test_port_reserved_by_another_process_is_not_free(monkeypatch):
     (reserved, free) = launch.free_ports(2)
     chosen = iter([reserved, free])

@@ -24,13 +24,15 @@ def free_ports(count: int) -> list[int]:
     """Return `count` different free TCP ports.
 
     A worker binds its port seconds after this call. The ports lie below the kernel's range for
-    outgoing connections, so that no connection takes one in the meantime, and no worker of another
-    job has reserved them.
+    outgoing connections, so that no connection takes one in the meantime, unless that range begins
+    below 2048. No worker of another job has reserved them.
     """
     try:
         limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
         end = int(limits.split()[0])
     except (OSError, ValueError):
+        end = 0
+    if end < 2048:  # unknown, or no room below it
         end = 32768
     start = 15000 if end > 16000 else 1024
     free: list[int] = []
