@@ -55,7 +55,7 @@ def run_server(tmp_path, choice) -> tuple[dict, str]:
     path.write_text(SERVER)
     command = [sys.executable, "-m", "tf_redsync.launch", "-n", "1", *choice, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if "may not make a network namespace" in done.stderr:
+    if "isolate='yes'" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.removeprefix("[worker 0] ")), done.stderr
@@ -102,6 +102,18 @@ def test_forbidden_namespace_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         launch.main(["-n", "2", "--isolate", "yes", str(path)])
     assert ended.value.code == 2 and socket.if_nameindex() == before
+
+
+def test_worker_of_a_given_tf_config_cannot_be_isolated(tmp_path, monkeypatch, capfd):
+    config = {"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    path = tmp_path / "script.py"
+    path.write_text("print('started')")
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["--isolate", "yes", str(path)])
+    shown = capfd.readouterr()
+    assert ended.value.code == 2 and "started" not in shown.out
+    assert "`--isolate yes` needs -n" in shown.err and "TF_CONFIG" in shown.err
 
 
 def test_open_ports_warn_once(monkeypatch, capsys, tmp_path):

@@ -359,10 +359,11 @@ def _check(args: argparse.Namespace) -> None:
                 f"`--{name}` needs --hosts or --hostfile. Received: --{name}={getattr(args, name)}"
             )
     _check_values(args, chosen)
-    if chosen and args.isolate == "yes":
+    if args.isolate == "yes" and (chosen or args.workers is None):
+        other = chosen[0] if chosen else "TF_CONFIG"
         raise ValueError(
-            f"`--isolate yes` cannot be combined with {chosen[0]}: it cuts the workers off from "
-            "other machines. Received: --isolate yes"
+            f"`--isolate yes` needs -n and cannot be combined with {other}: it cuts the workers "
+            "off from other machines. Received: --isolate yes"
         )
     if chosen and not over_ssh and args.min_workers is not None:
         raise ValueError(
