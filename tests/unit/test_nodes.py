@@ -395,6 +395,14 @@ def test_signal_ends_a_rendezvous(hosts, number):
     assert ran.code() == 128 + number and "Traceback" not in ran.text
 
 
+def test_address_that_a_rendezvous_cannot_listen_on_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("TF_REDSYNC_JOB", SECRET)
+    with pytest.raises(SystemExit) as ended:
+        node_rendezvous.COMMAND.main(["--port", "29511", "--host", "203.0.113.9"])
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2 and "`--host`" in shown and "--host '203.0.113.9'" in shown
+
+
 def test_rendezvous_without_nodes_times_out(hosts):
     ran = hosts.keep(
         Process("rendezvous", "--port", str(hosts.port), "--rendezvous-timeout", "0.5")
@@ -512,7 +520,8 @@ def test_existing_tf_config_conflicts(tmp_path, monkeypatch, capsys):
     (tmp_path / "train.py").touch()
     with pytest.raises(SystemExit):
         launcher.main([*GOOD, str(tmp_path / "train.py")])
-    assert "TF_CONFIG" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "TF_CONFIG is already set" in shown and "--nodes to start" in shown
 
 
 def test_flags_after_the_script_are_recognized(tmp_path):

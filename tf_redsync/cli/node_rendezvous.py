@@ -223,8 +223,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return _open(host, port)
     except OSError as error:
         raise ValueError(
-            f"`--port` {port} of {host or 'this machine'} cannot be opened: {error.strerror}. "
-            f"Received: --port {port}"
+            f"`--host` and `--port` must be a free address of this machine ({error.strerror}). "
+            f"Received: --host {host!r} --port {port}"
         ) from None
 
 

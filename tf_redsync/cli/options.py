@@ -279,8 +279,8 @@ def check(
     if (workers is not None or elsewhere) and tf_config:
         raise ValueError(
             "TF_CONFIG is already set, but the launcher sets its own. Either unset TF_CONFIG, or "
-            "omit -n, --hosts, --slurm and --kubernetes to start the one worker of this TF_CONFIG. "
-            f"Received: TF_CONFIG={tf_config}"
+            "omit -n, --hosts, --hostfile, --slurm, --kubernetes and --nodes to start the one "
+            f"worker of this TF_CONFIG. Received: TF_CONFIG={tf_config}"
         )
     if workers is None and not tf_config and not elsewhere:
         raise ValueError(
