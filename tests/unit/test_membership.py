@@ -150,6 +150,17 @@ def test_new_node_waits_for_a_checkpoint():
     assert [peer.rank for peer in (a, b, c)] == [0, 1, 2]
 
 
+def test_node_that_reconnects_is_asked_for_the_checkpoint_again():
+    job = Job()
+    a, _ = job.started("a", "b")
+    Peer(job, "c").ready()
+    job.wait(JOIN_SECONDS)
+    returning = Peer(job, "a", a.round)  # before the old connection is found lost
+    a.lost()
+    assert returning.got == [{"regroup": 0, "asks": True}]
+    assert Peer(job, "b", a.round).got == [{"regroup": 0, "asks": False}]
+
+
 def test_node_beyond_the_maximum_is_a_spare():
     job = Job()
     a, b, _ = job.started("a", "b", "c")

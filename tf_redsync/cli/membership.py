@@ -399,9 +399,12 @@ class Membership:
         self._regrouping = True
         names = ", ".join(node.name for node in self._waiting())
         self._say(f"{names} can join: a checkpoint is asked for.")
-        for rank, key in enumerate(self.round.nodes):
+        for key in self.round.nodes:
             if key in self._nodes:
-                self._nodes[key].send(regroup=self.round.number, asks=rank == 0)
+                self._ask_for_checkpoint(self._nodes[key], self.round)
+
+    def _ask_for_checkpoint(self, node: Node, running: Round) -> None:
+        node.send(regroup=running.number, asks=node.key == running.nodes[0])
 
     def _end_round(
         self, outcome: str, why: str, but: Node | None = None, saves: bool = False
@@ -483,6 +486,8 @@ class Membership:
         if self.round != claimed or self._ending:
             why = "the other nodes have ended this round"
             node.send(stop=claimed.number, why=why, saves=False)
+        elif self._regrouping:  # the request may have been lost with the connection
+            self._ask_for_checkpoint(node, claimed)
 
     def _end_without_absent(self, now: float) -> None:
         """End an adopted round if one of its nodes has not reconnected in time."""
