@@ -129,7 +129,7 @@ class CoreBuild:
     """
 
     def __init__(self, folder):
-        self._cxx = shlex.split(os.environ.get("CXX", "g++"))
+        self._cxx = shlex.split(os.environ.get("CXX") or "g++")
         compiler = run_compiler([*self._cxx, "--version"])
         extra = shlex.split(os.environ.get("CXXFLAGS", ""))
         self._flags = [*LISTS["FLAGS"], *LISTS["QUIET"], *extra]
@@ -267,7 +267,7 @@ def build_preload(target):
     """Build the library that the launcher preloads into workers."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    cxx = shlex.split(os.environ.get("CXX", "g++"))
+    cxx = shlex.split(os.environ.get("CXX") or "g++")
     sources = [*PRELOAD_SOURCES, "-ldl", "-o", str(partial)]
     run_compiler([*cxx, *LISTS["FLAGS"], "-shared", *sources], ROOT)
     os.replace(partial, target)

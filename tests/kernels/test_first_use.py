@@ -239,6 +239,11 @@ def test_python_does_not_search_the_scripts_folder(tree):
     assert pathlib.Path(ask(tree, env={"PYTHONSAFEPATH": "1"})[0]).is_file()
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_empty_name_of_the_compiler_is_the_default(tree):
+    assert pathlib.Path(ask(tree, env={"CXX": ""})[0]).is_file()
+
+
 def test_full_disk(tree):
     said_by_it = "a.cc: fatal error: error writing to x.s: No space left on device"
     small_tree.compiler(

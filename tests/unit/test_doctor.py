@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 
 import numpy as np
@@ -108,6 +109,12 @@ def test_the_ports_of_the_check_are_closed(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "run", run)
     self_test.run(gpus=0)
     assert [env["LD_PRELOAD"] for env in started] == [str(library)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_empty_name_of_the_compiler_is_the_default(monkeypatch):
+    monkeypatch.setenv("CXX", "")
+    assert doctor.compiler().startswith("g++")
 
 
 def test_unusable_installation_is_reported(no_config, capsys, monkeypatch, tmp_path):

@@ -50,7 +50,7 @@ def versions() -> dict[str, str | None]:
 
 def compiler() -> str:
     """Return the first line of the C++ compiler's `--version`, or the reason for its absence."""
-    command = shlex.split(os.environ.get("CXX", "g++"))
+    command = shlex.split(os.environ.get("CXX") or "g++")
     try:
         run = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
