@@ -23,7 +23,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _KINDS = {".cc", ".h", ".cu", ".cuh", ".bzl", ".py"}
 CUDA = "TF_REDSYNC_CUDA"  # "1": GPU kernels if nvcc exists; "0": never
 _ARCHITECTURES = "REDSYNC_CUDA_ARCHITECTURES"
-_NO_GPU = "TensorFlow saw no GPU when the library was built (TF_REDSYNC_CUDA=1 builds them even so)"
+# Why a library has no GPU kernels: one library serves all three cases.
+_CPU_ONLY = "when it was built, TensorFlow saw no GPU, there was no nvcc, or TF_REDSYNC_CUDA was 0"
 # Measured cost of a build, announced before it: seconds, and further core seconds.
 _COST = {"cpu": (8, 74), "cuda": (30, 130)}
 _LONGEST = 300  # characters of a compiler's error
@@ -47,7 +48,7 @@ def op_library(tensorflow: Mapping[str, Any], gpus: Sequence[str], *, show: bool
     switch = os.environ.get(CUDA)
     kinds = ["cuda", "cpu"] if switch == "1" or (gpus and switch != "0") else ["cpu"]
     for kind in kinds:
-        cuda = _cuda(gpus) if kind == "cuda" else {"missing": _NO_GPU}
+        cuda = _cuda(gpus) if kind == "cuda" else {"missing": _CPU_ONLY}
         if compiler is None or (kind == "cuda" and "missing" in cuda):
             # The compiler was removed, for example from an image: use an older build.
             if existing := _newest_library(folder, kind if compiler else ""):
