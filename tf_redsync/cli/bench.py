@@ -116,7 +116,3 @@ COMMAND = Command(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the measurement; return the exit code of the workers."""
     return COMMAND.main(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

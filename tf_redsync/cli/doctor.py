@@ -269,7 +269,3 @@ COMMAND = Command(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report; return the exit code."""
     return COMMAND.main(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

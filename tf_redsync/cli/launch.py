@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -294,10 +293,6 @@ COMMAND = Command(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the job's exit code, or 2 for bad arguments."""
     return COMMAND.main(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -281,7 +281,3 @@ COMMAND = Command(
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan; return the exit code, 2 for an invalid argument or model."""
     return COMMAND.main(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
