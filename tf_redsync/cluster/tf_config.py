@@ -31,7 +31,7 @@ class Cluster:
     def of(cls, resolver: Any) -> Cluster | None:
         """Return the cluster of a `ClusterResolver`; `None` if this process trains alone."""
         spec = resolver.cluster_spec()
-        trains = [job for job in ("chief", "worker") if job in spec.jobs]
+        trains = [job for job in _TRAINS if job in spec.jobs]
         if resolver.task_type not in trains:  # an evaluator
             return None
         tasks = [(job, index) for job in trains for index in spec.task_indices(job)]
