@@ -129,6 +129,14 @@ def test_addresses_wrappers_and_worker_env(tmp_path):
     assert [w.output for w in result.workers] == ["['h:1', 'h:2'] x 0", "['h:1', 'h:2'] y 1"]
 
 
+@pytest.mark.parametrize("name", ["addresses", "wrappers", "worker_env"])
+@pytest.mark.parametrize("entries", [1, 3])
+def test_lists_have_an_entry_per_worker(name, entries):
+    entry = {"addresses": "h:1", "wrappers": ["env"], "worker_env": {}}[name]
+    with pytest.raises(ValueError, match=f"`{name}` must have one entry per worker, 2"):
+        launch.run([sys.executable, "-c", ""], 2, timeout=20, **{name: [entry] * entries})
+
+
 def test_lines_are_prefixed_and_flags_are_passed_on(tmp_path):
     path = script(tmp_path, "print('args', sys.argv[1:])\nprint('err', file=sys.stderr)")
     done = cli("-n", "2", path, "--epochs=3", "-n", "9", "--timeout", "x")

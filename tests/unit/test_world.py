@@ -68,6 +68,11 @@ def test_indivisible_batch_is_rounded_with_one_warning(workers, batch, count, ea
     assert len(seen) == 1 and seen[0].filename == __file__
 
 
+def test_batch_of_numpy(workers):
+    workers(4)
+    assert repr(rs.per_worker_batch(np.int64(64))) == "16"
+
+
 @pytest.mark.parametrize("batch", [3, 0, -8, 8.0, "8", True, None, np.float32(8)])
 def test_bad_batch(workers, batch):
     workers(4)

@@ -124,6 +124,7 @@ def run(
     if workers is None and not elsewhere:
         configs = [os.environ["TF_CONFIG"]]
     count = remote.workers if remote else len(configs) if configs else workers or 1
+    options.check_per_worker(count, addresses=addresses, wrappers=wrappers, worker_env=worker_env)
     restarts = options.restarts(count, max_restarts, min_workers)
     logs = _log_folder(log_dir)
     limits = TimeLimits(timeout, grace, stop_grace)

@@ -298,6 +298,16 @@ def check_cores(cores_per_worker: int | None) -> None:
         )
 
 
+def check_per_worker(workers: int, **lists: Sequence[Any] | None) -> None:
+    """Raise ValueError for a list, given by its name, without one entry per worker."""
+    for name, entries in lists.items():
+        if entries and len(entries) != workers:
+            raise ValueError(
+                f"`{name}` must have one entry per worker, {workers}. Received {len(entries)}: "
+                f"{name}={entries!r}"
+            )
+
+
 def worker_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `run` that select the workers, from the command line.
 

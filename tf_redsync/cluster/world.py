@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 import os
 import warnings
 
@@ -68,13 +69,14 @@ def per_worker_batch(global_batch: int) -> int:
         256
     """
     workers = tf_config.size()
-    if isinstance(global_batch, bool) or not isinstance(global_batch, int):
+    if isinstance(global_batch, bool) or not isinstance(global_batch, numbers.Integral):
         raise ValueError(f"`global_batch` must be an integer. Received: {global_batch!r}")
     if global_batch < workers:
         raise ValueError(
             f"`global_batch` must be at least the number of workers, {workers}. Received: "
             f"global_batch={global_batch}"
         )
+    global_batch = int(global_batch)
     batch = (2 * global_batch + workers) // (2 * workers)
     if batch * workers != global_batch:
         _warn(global_batch, batch, workers)
