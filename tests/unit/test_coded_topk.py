@@ -11,7 +11,7 @@ import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync import codings
 from tf_redsync.codings.signed_levels import conditional_means
-from tf_redsync.exchange import driver, loopback
+from tf_redsync.exchange import driver, loopback, traffic
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.step.sync_schedules import for_buckets
 
@@ -105,6 +105,15 @@ def test_small_tensors_share_the_message():
     assert sent[method] < 0.5 * sent[densely]
     # Never fewer than of large ones.
     assert rs.CodedTopK(density=0.5, small_density=0.1).k(specs[1]) == 32
+
+
+def test_bytes_count_biases_of_any_rank_as_small():
+    spec = TensorSpec("attention/query/bias", (16, 128))
+    layout = BucketLayout((spec,), workers=2)
+    method = rs.CodedTopK(density=0.01, small_density=0.25)
+    assert spec.bytes > method.dense_below and method.k(spec) == spec.size // 4
+    ((_, payload),) = method.payloads(layout, 0)
+    assert traffic.bytes_sent(traffic.messages(method, layout)) == payload
 
 
 def test_local_steps_have_a_sync_schedule():

@@ -56,7 +56,11 @@ def messages(method: Any, layout: BucketLayout, phase: str = "exchange") -> Step
     """
     if not layout.specs:
         return ((),) * method.traits.period
-    specs = [dataclasses.replace(s, name="", position=i) for i, s in enumerate(layout.specs)]
+    specs = [
+        # The name decides which tensors of rank 2 or more are biases or norms.
+        dataclasses.replace(s, name="bias" if s.is_bias_or_norm else "", position=i)
+        for i, s in enumerate(layout.specs)
+    ]
     return _messages(method, dataclasses.replace(layout, specs=tuple(specs), index=0), phase)
 
 
