@@ -57,7 +57,9 @@ class KerasSchedule(Configurable):
         Args:
             schedule: A `LearningRateSchedule` of Keras 3 or of tf_keras, of the number of rounds.
         """
-        library = type(schedule).__module__.partition(".")[0]
+        # The schedule may be of the user's own subclass.
+        roots = [base.__module__.partition(".")[0] for base in type(schedule).__mro__]
+        library = "tf_keras" if "tf_keras" in roots else "keras"
         config = _library(library).optimizers.schedules.serialize(schedule)
         return cls(json.dumps({"library": library, "schedule": config}, sort_keys=True))
 

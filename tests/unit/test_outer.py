@@ -83,6 +83,23 @@ def test_schedule_counts_rounds(library):
         assert slots == {}
 
 
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_users_own_schedule(library):
+    keras_module = __import__(library)
+
+    @keras_module.saving.register_keras_serializable(package=f"outer_{library}")
+    class Halves(keras_module.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.5 ** tf.cast(step, tf.float32)
+
+        def get_config(self):
+            return {}
+
+    outer = rs.outer.SGD(learning_rate=Halves())
+    assert float(outer.rate(tf.constant(3, tf.int64))) == 0.125
+    assert from_config(serialize(outer)) == outer
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
