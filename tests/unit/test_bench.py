@@ -152,7 +152,7 @@ def test_known_losses_match_the_documentation():
         assert known_losses.known_loss(method).split(" (")[0] in words
     unknown = [
         rs.RedSync(density=0.01), rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(),
-        rs.Auto(), rs.HalfPrecision(method=rs.TopK()),
+        rs.Auto(), rs.HalfPrecision(method=rs.TopK()), rs.CodedTopK(steps=10),
     ]  # fmt: skip
     assert all(known_losses.known_loss(m).startswith("not measured") for m in unknown)
 

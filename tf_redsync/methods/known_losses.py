@@ -20,6 +20,12 @@ def _at_3_percent_density(text: str) -> Callable[[Any], str]:
     return lambda method: text if method.density >= 0.03 else f"{_UNKNOWN} below 3 %"
 
 
+def _coded_top_k_loss(method: Any) -> str:
+    if method.steps > 1:
+        return f"{_UNKNOWN} with local steps"
+    return _at_3_percent_density("none in a language model (no momentum, beta_1=0)")(method)
+
+
 def _redsync_loss(method: Any) -> str:
     as_published = method.density <= 0.001 and method.warm_up is None
     return "8 points in three epochs" if as_published else _UNKNOWN
@@ -31,7 +37,7 @@ _LOSSES: dict[str, Callable[[Any], str]] = {
     "HalfPrecision": lambda method: _NONE,
     "BlockQuantized": _block_quantized_loss,
     "CodedGMC": _at_3_percent_density("0.5 to 2.6 points"),
-    "CodedTopK": _at_3_percent_density("none in a language model (no momentum, beta_1=0)"),
+    "CodedTopK": _coded_top_k_loss,
     "RedSync": _redsync_loss,
     "PowerSGD": lambda method: "0.3 to 1.6 points" if method.rank >= 4 else _UNKNOWN,
 }
