@@ -243,6 +243,12 @@ def test_bits_per_element():
     assert bits(rs.TernGrad(shared_scaler=True)) == pytest.approx(shared)
 
 
+def test_description_of_buckets():
+    spec = TensorSpec("w", (100, 100))
+    assert rs.QSGD().describe(spec) == "4 bits, buckets of 512"
+    assert rs.QSGD(bucket_size=None).describe(spec) == "4 bits, one norm"
+
+
 def test_compressed_tensors():
     for method in (rs.QSGD(), rs.TernGrad(), rs.contrib.TwoBit()):
         assert "rank 1" in method.refuses(TensorSpec("bias", (5000,)))

@@ -89,7 +89,8 @@ class QSGD(StochasticQuantizer):
 
     @override
     def describe(self, spec: TensorSpec) -> str:
-        return f"{code_bits('stochastic', self.levels)} bits, buckets of {self.bucket_size}"
+        share = "one norm" if self.bucket_size is None else f"buckets of {self.bucket_size}"
+        return f"{code_bits('stochastic', self.levels)} bits, {share}"
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
