@@ -50,57 +50,9 @@ class _SharedMomentum(MomentumInExchange, Sparsifier):
         return self.momentum / layout.workers
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GlobalMomentum(_SharedMomentum):
-    """A sparsifier whose workers add the last total's momentum before the selection.
-
-    Args:
-        density: Fraction of the elements that is sent, in (0, 1].
-        momentum: beta, in [0, 1). The inner optimizer must then have none.
-        dense_below: Tensors of fewer float32 bytes are small.
-    """
-
-    @property
-    @override
-    def traits(self) -> Traits:
-        return dataclasses.replace(
-            super().traits,
-            state_kinds={"residual": "sum", "before": "shared"},
-            # Block sums come from the all-reduce, and messages have bounded values
-            totals_may_overflow=False,
-        )
-
-    @override
-    def init(self, layout: BucketLayout) -> State:
-        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
-        return {"residual": zeros, "before": list(zeros) if self.momentum else []}
-
-    @override
-    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """All-reduce gradients with global momentum; the residual is unchanged."""
-        grads = self.with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
-        totals = yield AllReduce(grads)
-        return totals, {**state, **self.momentum_state(totals)}
-
-    def with_momentum(
-        self, layout: BucketLayout, grads: list[tf.Tensor], state: State
-    ) -> list[tf.Tensor]:
-        """Return this worker's gradients plus its part of the global momentum."""
-        momentum = self.worker_momentum(layout)
-        return feedback.momentum_step(grads, state["before"], momentum, nesterov=False)[0]
-
-    def with_dense_totals(self, ctx: Context) -> Context:
-        """Return a context with dense totals, since the next step adds them as momentum."""
-        return dataclasses.replace(ctx, layout=dataclasses.replace(ctx.layout, sparse_totals=False))
-
-    def momentum_state(self, totals: list[tf.Tensor]) -> State:
-        """Return the state that the next step's momentum needs."""
-        return {"before": list(totals) if self.momentum else []}
-
-
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GMC(GlobalMomentum):
+class GMC(_SharedMomentum):
     """Global momentum compression: a sparsifier with one momentum for all workers.
 
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
@@ -159,12 +111,38 @@ class GMC(GlobalMomentum):
             paper="Shi, Zhao, Xie, Gao, Li 2019",
             requests="all-gather of indices and values; blocks: all-reduce of values",
             bits="64 density; blocks 32 density",
+            state_kinds={"residual": "sum", "before": "shared"},
+            # Block sums come from the all-reduce, and messages have bounded values
+            totals_may_overflow=False,
             sends_selected=self.selection == "top_k",
         )
 
     @override
     def describe(self, spec: TensorSpec) -> str:
         return f"{self.selection}, {self.k(spec)} elements"
+
+    @override
+    def init(self, layout: BucketLayout) -> State:
+        zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
+        return {"residual": zeros, "before": list(zeros) if self.momentum else []}
+
+    @override
+    def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
+        """All-reduce gradients with global momentum; the residual is unchanged."""
+        grads = self.with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
+        totals = yield AllReduce(grads)
+        return totals, {**state, **self.momentum_state(totals)}
+
+    def with_momentum(
+        self, layout: BucketLayout, grads: list[tf.Tensor], state: State
+    ) -> list[tf.Tensor]:
+        """Return this worker's gradients plus its part of the global momentum."""
+        momentum = self.worker_momentum(layout)
+        return feedback.momentum_step(grads, state["before"], momentum, nesterov=False)[0]
+
+    def momentum_state(self, totals: list[tf.Tensor]) -> State:
+        """Return the state that the next step's momentum needs."""
+        return {"before": list(totals) if self.momentum else []}
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
@@ -193,7 +171,9 @@ class GMC(GlobalMomentum):
             keep_velocities=False,
             scale=ctx.scale,
         )
-        return (yield from deliver(self.with_dense_totals(ctx), selection))
+        # Dense totals, because the next step adds them as momentum.
+        layout = dataclasses.replace(ctx.layout, sparse_totals=False)
+        return (yield from deliver(dataclasses.replace(ctx, layout=layout), selection))
 
 
 @register
