@@ -134,7 +134,7 @@ def test_only_one_dense_warm_up():
         rs.DistributedOptimizer(
             keras.optimizers.SGD(), rs.contrib.PostLocalSGD(), warm_up=rs.DenseWarmUp(5)
         )
-    with pytest.raises(ValueError, match="the same `start`"):
+    with pytest.raises(ValueError, match="the same dense start in all methods"):
         rule = rs.Rule(pattern="x", method=rs.contrib.PostLocalSGD(start=8))
         policy = rs.Policy(default=rs.contrib.PostLocalSGD(start=7), rules=(rule,))
         rs.DistributedOptimizer(keras.optimizers.SGD(), policy)

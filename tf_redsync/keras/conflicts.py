@@ -115,8 +115,8 @@ def warm_up(policy: Policy | Auto, requested: Any) -> Any:
     if begins and (requested is not None or len({dense_start(m) for m in begins}) > 1):
         raise ValueError(
             f"{type(begins[0]).__name__} has its own dense start. Received: warm_up={requested!r} "
-            f"and {', '.join(map(repr, begins))}. Use warm_up=None, and the same `start` "
-            "everywhere."
+            f"and {', '.join(map(repr, begins))}. Use warm_up=None, and the same dense "
+            "start in all methods."
         )
     if begins:
         return dense_start(begins[0])
