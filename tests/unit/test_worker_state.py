@@ -298,16 +298,24 @@ def test_part_of_another_method_or_none_is_rejected(mirrored):
         unbuilt.worker_state()
 
 
-def test_autos_choice_is_kept(mirrored, monkeypatch):
-    """The measurement would now choose another method; traced steps cannot change it."""
-    policy = rs.Auto(candidates=(METHODS["redsync"],), trial_steps=0, momentum=0.9)
+AUTO = rs.Auto(candidates=(METHODS["redsync"],), trial_steps=0, momentum=0.9)
+
+
+@pytest.fixture
+def of_another_choice(mirrored, monkeypatch):
+    """A part of a run in which `AUTO` has chosen its candidate."""
     with monkeypatch.context() as patched:
         patched.setattr(
             rs.Auto,
             "_choice",
             lambda self, s, m: auto.Choice(s, self.methods, (1, 0), self.methods[1]),
         )
-        saved = build(mirrored(2), policy).worker_state()
+        return build(mirrored(2), AUTO).worker_state()
+
+
+def test_autos_choice_is_kept(mirrored, of_another_choice):
+    """The measurement would now choose another method; traced steps cannot change it."""
+    policy, saved = AUTO, of_another_choice
     other = build(mirrored(2), policy, filled=False)
     assert "RedSync" not in {r.method for r in other.explain().rows}
     other.restore_worker_states([saved])
@@ -318,6 +326,17 @@ def test_autos_choice_is_kept(mirrored, monkeypatch):
     with pytest.warns(UserWarning, match="Auto .*methods.*residuals.*dropped"):
         late.restore_worker_states([saved])
     assert int(late.step.numpy()) == 13
+
+
+def test_kept_choice_has_the_optimizer_and_stays_disabled(mirrored, of_another_choice, monkeypatch):
+    exchange, attached = build(mirrored(2), AUTO, filled=False), []
+    monkeypatch.setattr(EveryStep, "attach_optimizer", lambda *given: attached.append(given))
+    exchange.attach_optimizer((), {}, None)
+    exchange.switch(off=True)
+    before = exchange.schedule
+    exchange.restore_worker_states([of_another_choice])
+    assert exchange.schedule is not before and exchange.schedule.off
+    assert attached == [(before, {}, None), (exchange.schedule, {}, None)]
 
 
 # ------------------------------------------------------------------------------ files, one process

@@ -145,8 +145,10 @@ def _keep_decision(exchange: GradientExchange, saved: dict[str, Any] | None) -> 
     if len(local) > 1:  # the consensus cannot change here, so the residuals are dropped
         return
     with agreement.agreed(exchange.strategy, "create the state that Auto chose in another run"):
+        off = exchange.schedule.off
         with exchange.strategy.scope():
             exchange.create_state(resolved)
+        exchange.schedule.off = off
 
 
 class _Restoration:

@@ -91,6 +91,7 @@ class GradientExchange(tf.Module):
     _counts_elements = False
     _present: set[int] | None = None
     _gather: Callable[[], Any] | None = None  # see `to_consensus`
+    _attach: Callable[[], None] | None = None  # see `attach_optimizer`
 
     def __init__(
         self,
@@ -152,6 +153,8 @@ class GradientExchange(tf.Module):
             nonfinite=self.nonfinite,
             clock=self.step,
         )
+        if self._attach is not None:
+            self._attach()
         self._positions_by_bucket = [[s.position for s in b.layout.specs] for b in buckets]
         self._names_in_run = [self.schedule.names_in_run(b) for b in buckets]
         if self._counts_elements:
@@ -417,7 +420,8 @@ class GradientExchange(tf.Module):
             iterations: The optimizer's number of updates, which each round makes equal; or `None`.
         """
         self.own_variables = tuple(variables)
-        self.schedule.attach_optimizer(momenta, iterations)
+        self._attach = lambda: self.schedule.attach_optimizer(momenta, iterations)
+        self._attach()
 
     def _check_present(self, positions: Sequence[int]) -> None:
         """Check that a delayed exchange receives gradients of the same variables in every step.
