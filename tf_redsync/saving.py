@@ -40,23 +40,32 @@ def read_worker_state(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         model.optimizer.exchange.restore_worker_states(parts)
     """
     name = os.fspath(path)
-    if name.endswith(".keras"):
-        with zipfile.ZipFile(name) as archive:
-            states = _in_h5(io.BytesIO(archive.read(_H5_IN_ARCHIVE)))
-    elif name.endswith(".h5"):
-        states = _in_h5(name)
-    elif name.endswith(".weights.json"):
-        states = _in_shards(name)
-    else:
-        reader = tf.train.load_checkpoint(name)
-        keys = [k for k in reader.get_variable_to_shape_map() if k.endswith(_CHECKPOINT_SUFFIX)]
-        states = [arrays_of(reader.get_tensor(key)) for key in keys]
+    try:
+        states = _states(name)
+    except (zipfile.BadZipFile, tf.errors.OpError) as error:
+        raise OSError(f"`path` cannot be read: {error}. Received: path={name!r}") from error
     if len(states) != 1:
         raise ValueError(
             "`path` must be a file with the state of exactly one exchange, saved with a built "
             f"DistributedOptimizer. Received: path={name!r} with {len(states)} states."
         )
     return states[0]
+
+
+def _states(path: str) -> list[dict[str, np.ndarray]]:
+    """Return the parts in a file or checkpoint."""
+    if path.endswith(".keras"):
+        with zipfile.ZipFile(path) as archive:
+            if _H5_IN_ARCHIVE not in archive.namelist():
+                return []
+            return _in_h5(io.BytesIO(archive.read(_H5_IN_ARCHIVE)))
+    if path.endswith(".h5"):
+        return _in_h5(path)
+    if path.endswith(".weights.json"):
+        return _in_shards(path)
+    reader = tf.train.load_checkpoint(path)
+    keys = [k for k in reader.get_variable_to_shape_map() if k.endswith(_CHECKPOINT_SUFFIX)]
+    return [arrays_of(reader.get_tensor(key)) for key in keys]
 
 
 def _in_h5(file: Any) -> list[dict[str, np.ndarray]]:
@@ -75,7 +84,7 @@ def _in_h5(file: Any) -> list[dict[str, np.ndarray]]:
 def _in_shards(path: str) -> list[dict[str, np.ndarray]]:
     """Return the parts in the shards that a `.weights.json` file of Keras lists, by group."""
     with open(path, encoding="utf-8") as file:
-        shards = json.load(file)["weight_map"]
+        shards = json.load(file).get("weight_map", {})
     states = []
     for group in (g for g in shards if g.endswith(_GROUP)):
         state: dict[str, np.ndarray] = {}

@@ -400,6 +400,25 @@ def test_parts_are_read_from_files(mirrored, tmp_path):
         rs.read_worker_state(tmp_path / "b.keras")
 
 
+@loop(
+    ("name", "content", "error"),
+    [
+        ("missing", None, OSError),
+        ("missing.keras", None, OSError),
+        ("other.keras", b"no archive", OSError),
+        ("empty.keras", b"PK\5\6" + bytes(18), ValueError),
+        ("other.weights.h5", b"no HDF5", OSError),
+        ("other.weights.json", b"{}", ValueError),
+    ],
+)
+def test_files_without_a_part_are_rejected(name, content, error, tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(error):
+        rs.read_worker_state(path)
+
+
 def test_damaged_checkpoint_is_rejected(mirrored, tmp_path, monkeypatch):
     model = network(mirrored(2))
     prefix = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
