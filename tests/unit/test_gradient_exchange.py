@@ -476,11 +476,19 @@ def test_sparse_totals_are_allowed_if_accepted(accepted, dtype, steps, sparse):
     assert {b.layout.sparse_totals for b in exchange.schedule.buckets} == {sparse}
 
 
-@pytest.mark.parametrize("use", ["explain", "bytes_per_step", "worker_state"])
-def test_before_build(use):
+@loop(
+    ("use", "arguments"),
+    [
+        ("explain", {}),
+        ("bytes_per_step", {}),
+        ("worker_state", {}),
+        ("restore_worker_states", {"parts": []}),
+    ],
+)
+def test_before_build(use, arguments):
     exchange = ExchangeBuilder(rs.Policy(default=rs.Dense()))
     with pytest.raises(RuntimeError, match=f"`{use}` needs the model's variables.*build"):
-        getattr(exchange, use)()
+        getattr(exchange, use)(**arguments)
 
 
 def test_one_worker_warns(mirrored):

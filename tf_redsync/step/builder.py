@@ -161,7 +161,7 @@ class ExchangeBuilder:
         if made is not None:
             return getattr(made, name)
         if name in _OF_VARIABLES:
-            return lambda *_: _needs_variables(name)
+            return lambda *_, **__: _needs_variables(name)
         raise AttributeError(
             f"{name!r} is available after `optimizer.build(variables)` or the first step."
         )
