@@ -629,6 +629,15 @@ def test_requests_after_the_last_step_are_served_at_the_end(tmp_path):
     assert Store(tmp_path).manifest(1).reason == "epoch"
 
 
+def test_all_requests_before_fit_are_served(tmp_path):
+    checkpoint, told = rs.callbacks.Checkpoint(tmp_path, every=100), []
+    checkpoint.when_saved = lambda *args: told.append(args)
+    for reason in ("first", "second", "first"):
+        checkpoint.save_now(reason)
+    build_model("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=[checkpoint])
+    assert told == [("first", True), ("second", True)]
+
+
 @loop("reason", ["", 5, None])
 def test_reasons_are_strings(reason):
     with pytest.raises(ValueError, match="`reason` must be a non-empty string"):

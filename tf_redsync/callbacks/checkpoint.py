@@ -107,7 +107,7 @@ class Checkpoint(OfBothKeras):
         self.directory, self.every, self.keep = os.fspath(directory), every, keep
         self.when_saved: Callable[[str, bool], None] | None = None
         self._at: StepBarrier | None = None  # during `fit`
-        self._early = ""  # reason of a request before `fit`
+        self._early: list[str] = []  # reasons of requests before `fit`
         self._waiting: list[str] = []  # reasons of this worker's requests, until all workers act
         self._signals = stopping.StopSignals()
         self.before_bar = _AtTheEnd(self)
@@ -130,7 +130,7 @@ class Checkpoint(OfBothKeras):
             raise ValueError(f"`reason` must be a non-empty string. Received: reason={reason!r}")
         barrier = self._at  # `fit` may end in another thread
         if barrier is None:
-            self._early = reason
+            self._early.append(reason)
         else:
             self._waiting.append(reason)
             barrier.ask(_USER + reason)
@@ -160,9 +160,9 @@ class Checkpoint(OfBothKeras):
         self._chief = collectives.worker_rank(strategy) == 0
         self._restart_clocks()
         self._at = StepBarrier(strategy)
-        early, self._early, self._waiting = self._early, "", []
-        if early:
-            self.save_now(early)
+        early, self._early, self._waiting = self._early, [], []
+        for reason in dict.fromkeys(early):
+            self.save_now(reason)
         self._signals.listen()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
