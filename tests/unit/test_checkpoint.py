@@ -638,6 +638,24 @@ def test_all_requests_before_fit_are_served(tmp_path):
     assert told == [("first", True), ("second", True)]
 
 
+def test_callback_list_needs_the_number_of_epochs(tmp_path):
+    """`fit` passes no number to a `CallbackList`; the last checkpoint needs it."""
+    model, data = build_model("keras3"), DATA["shuffled once"][0]
+
+    def fit(**params):
+        checkpoint = rs.callbacks.Checkpoint(tmp_path)
+        callbacks = keras.callbacks.CallbackList(
+            [checkpoint], add_history=True, model=model, **params
+        )
+        model.fit(data(), verbose=0, callbacks=callbacks)
+
+    with pytest.raises(ValueError, match="`epochs`"):
+        fit()
+    assert model.optimizer.iterations.numpy() == 0
+    fit(epochs=1)
+    assert Store(tmp_path).manifest(1).finished == 1
+
+
 @loop("reason", ["", 5, None])
 def test_reasons_are_strings(reason):
     with pytest.raises(ValueError, match="`reason` must be a non-empty string"):

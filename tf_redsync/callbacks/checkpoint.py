@@ -140,6 +140,11 @@ class Checkpoint(OfBothKeras):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restore the newest checkpoint."""
         exchange_of(self)
+        if self.params.get("epochs") is None:
+            raise ValueError(
+                "`Checkpoint` needs the number of epochs. Pass a list of callbacks to `fit`, or a "
+                f"CallbackList with `epochs`. Received: params={self.params}"
+            )
         training_state.build(self.model)
         strategy = self.model.distribute_strategy
         self._subject = training_state.subject(self.model)
