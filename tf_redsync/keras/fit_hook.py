@@ -192,7 +192,7 @@ class FitHook(ForTfKeras):
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations
             exchange_state.warn_if_fresh(exchange, begun, "this run has")
-        consistency.compare_rate(self.model, f"epoch {epoch} begins")
+        consistency.compare_rate(self.model, f"epoch {epoch + 1} begins")
         self._skipped = models.skipped_steps(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
