@@ -15,19 +15,6 @@ HEAD = ("variable", "shape", "method", "density", "bytes a step", "ratio", "sele
 _RIGHT = (3, 4, 5, 7)
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """A row of the table.
-
-    Attributes:
-        position: Index of the variable among the optimizer's variables.
-        cells: The texts of the row.
-    """
-
-    position: int
-    cells: tuple[str, ...]
-
-
 def lines(
     buckets: Sequence[Bucket],
     states: Sequence[Any],
@@ -42,7 +29,8 @@ def lines(
         workers: Number of workers.
         sent: Returns the bytes per worker and step of a bucket.
     """
-    rows, state_bytes = [], 0
+    rows: dict[int, tuple[str, ...]] = {}  # by position of the variable
+    state_bytes = 0
     for bucket, state in zip(buckets, states, strict=True):
         specs = bucket.layout.specs
         variable_bytes = [0] * len(specs)
@@ -54,7 +42,7 @@ def lines(
         shares = _shares(bucket, sent(bucket))
         for spec, share, size in zip(specs, shares, variable_bytes, strict=True):
             dense = dense_bytes([spec], workers)
-            cells = (
+            rows[spec.position] = (
                 spec.name,
                 str(spec.shape),
                 type(bucket.method).__name__,
@@ -64,8 +52,7 @@ def lines(
                 bucket.method.describe(spec),
                 format_bytes(size),
             )
-            rows.append(Line(spec.position, cells))
-    return [line.cells for line in sorted(rows, key=lambda line: line.position)], state_bytes
+    return [rows[position] for position in sorted(rows)], state_bytes
 
 
 def density_of(method: Any, spec: Any) -> float:

@@ -53,7 +53,7 @@ class Manifest:
     """The content of a manifest.
 
     Attributes:
-        step: Number of steps of the exchange, or of the optimizer if it has no exchange.
+        step: Number of steps of the exchange.
         epoch: Epoch in which training resumes, from 0.
         batch: Next batch in this epoch, from 0.
         parts: The part of each worker, by rank.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -29,7 +27,11 @@ def leaders(strategy: tf.distribute.Strategy, store: Store, action: str) -> list
     """
     rank = collectives.worker_rank(strategy)
     job = agreement.gather_texts(strategy, action, uuid.uuid4().hex)[0]
-    failed = os_error(lambda: store.leave_token(job, rank))
+    failed = ""
+    try:
+        store.leave_token(job, rank)
+    except OSError as error:
+        failed = str(error)
     all_failed = agreement.gather_texts(strategy, f"{action}: write", failed)
     first = min([rank, *store.tokens(job)]) if not failed else rank
     first_ranks = [
@@ -40,15 +42,6 @@ def leaders(strategy: tf.distribute.Strategy, store: Store, action: str) -> list
     if any(all_failed):
         raise OSError(by_worker(all_failed))
     return first_ranks
-
-
-def os_error(action: Callable[[], Any]) -> str:
-    """Call `action`; return the message of an `OSError`, or `""`."""
-    try:
-        action()
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def by_worker(messages: list[str]) -> str:
