@@ -46,6 +46,28 @@ def test_schedule_without_a_config(family, tmp_path):
         model.optimizer.inner_optimizer.get_config()
 
 
+@every_family
+def test_tensorboard_logs_the_rate_of_a_schedule(family, tmp_path):
+    schedule = tf_keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    model = small_model(tf_keras, FAMILIES[family].SGD(schedule))
+    board = tf_keras.callbacks.TensorBoard(str(tmp_path))
+    model.fit(np.ones((8, 4), "f4"), np.ones((8, 1), "f4"), verbose=0, callbacks=[board])
+    (path,) = (tmp_path / "train").glob("*.v2")
+    events = tf.compat.v1.train.summary_iterator(str(path))
+    values = {v.tag: tf.make_ndarray(v.tensor) for e in events for v in e.summary.value}
+    assert values["epoch_learning_rate"] == pytest.approx(0.05)
+
+
+@every_family
+def test_missing_gradients_warn(family, caplog):
+    """As without the wrapper."""
+    optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.Dense())
+    used, unused = tf.Variable(1.0, name="used"), tf.Variable(1.0, name="unused")
+    optimizer.apply_gradients([(tf.constant(0.5), used), (None, unused)])
+    assert "Gradients do not exist for variables ['unused:0']" in caplog.text
+    assert [float(v) for v in (used, unused)] == [pytest.approx(0.95), 1.0]
+
+
 @pytest.mark.parametrize("family", [keras, tf_keras])
 def test_epochs_as_numbers_of_numpy(family):
     model = small_model(family, family.optimizers.SGD(0.1))

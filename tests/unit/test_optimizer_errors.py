@@ -319,6 +319,19 @@ def test_skipping_the_aggregation_is_rejected(family):
 
 
 @every_family
+def test_step_without_any_gradient_is_rejected(family):
+    """As by the plain optimizer: the loss does not depend on the variables."""
+    optimizer, variable = FAMILIES[family].SGD(0.1), tf.Variable([1.0, 2.0])
+    for wrap in (lambda plain: plain, lambda plain: rs.DistributedOptimizer(plain, rs.Dense())):
+        chosen = wrap(optimizer)
+        assert_raises(
+            ValueError,
+            lambda chosen=chosen: chosen.apply_gradients([(None, variable)]),
+            "No gradients provided for any variable",
+        )
+
+
+@every_family
 def test_default_method_is_auto(family):
     optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1))
     assert optimizer.exchange.policy == rs.Auto()

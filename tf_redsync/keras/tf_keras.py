@@ -1,7 +1,8 @@
 """Wrapper of tf_keras (Keras 2) optimizers.
 
 Names of the inner *instance* used here: `aggregate_gradients(grads_and_vars)`, public, sums over
-replicas; `_distributed_apply_gradients_fn(strategy, grads_and_vars)`, private, applies the sums.
+replicas; `_distributed_apply_gradients_fn(strategy, grads_and_vars)`, private, applies the sums;
+`_learning_rate`, private, which the `TensorBoard` callback reads.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
     exchange_state_class = exchange_state.class_of(tf_keras.losses.Loss)
     inner_from_config = staticmethod(inner_from_config)
     set_weights = Inner()
+    _learning_rate = Inner()
     compute_gradients = Inner()  # scales losses in a LossScaleOptimizer
 
     def __init__(
@@ -66,7 +68,8 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         adapter = self.wrap(inner_optimizer, method, options)
         applies.jit_compile = False  # the update shares a function with collectives
         scaled = applies is not inner_optimizer
-        applies.aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
+        aggregate = adapter.aggregate_or_nan if scaled else adapter.aggregate_or_none
+        applies.aggregate_gradients = aggregate
         adapter.guard.decay_later(applies)
         applies._distributed_apply_gradients_fn = adapter.guard_update(
             applies._distributed_apply_gradients_fn, result=lambda: applies.iterations
