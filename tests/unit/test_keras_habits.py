@@ -68,6 +68,19 @@ def test_missing_gradients_warn(family, caplog):
     assert [float(v) for v in (used, unused)] == [pytest.approx(0.95), 1.0]
 
 
+def test_addons_excludes_distributed_variables_from_weight_decay(mirrored):
+    strategy, addons = mirrored(2), rs.addons.load().optimizers
+    with strategy.scope():
+        kernel, bias = (tf.Variable([1.0], name=name) for name in ("kernel", "bias"))
+        inner = addons.SGDW(0.25, exclude_from_weight_decay=["bias"])
+        optimizer = rs.DistributedOptimizer(inner, rs.Dense())
+    zero = tf.zeros([1])
+    step = tf.function(lambda: optimizer.apply_gradients([(zero, kernel), (zero, bias)]))
+    strategy.run(step)
+    parts = [strategy.experimental_local_results(v) for v in (kernel, bias)]
+    assert [[part.numpy().item() for part in p] for p in parts] == [[0.75] * 2, [1.0] * 2]
+
+
 @pytest.mark.parametrize("family", [keras, tf_keras])
 def test_epochs_as_numbers_of_numpy(family):
     model = small_model(family, family.optimizers.SGD(0.1))

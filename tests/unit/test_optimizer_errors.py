@@ -331,6 +331,18 @@ def test_step_without_any_gradient_is_rejected(family):
         )
 
 
+def test_aggregator_of_gradients_is_rejected():
+    def mean(grads_and_vars):
+        return grads_and_vars
+
+    rs.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(gradient_transformers=[mean]))
+    assert_raises(
+        ValueError,
+        lambda: rs.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(gradient_aggregator=mean)),
+        f"gradient_aggregator={mean!r} in SGD",
+    )
+
+
 @every_family
 def test_default_method_is_auto(family):
     optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1))

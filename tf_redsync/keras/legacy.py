@@ -1,7 +1,8 @@
 """Wrapper of `tf.keras.optimizers.legacy` optimizers, including TensorFlow Addons.
 
 Private names of the inner *instance* used here: `_aggregate_gradients(grads_and_vars)` sums over
-replicas; `_distributed_apply(strategy, grads_and_vars, apply_state, name)` applies the sums.
+replicas; `_distributed_apply(strategy, grads_and_vars, apply_state, name)` applies the sums. Of
+Addons: `_do_use_weight_decay(variable)` looks for a variable in `_decay_var_list`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         self, inner_optimizer: Any, method: Any = None, *, name: str | None = None, **options: Any
     ) -> None:
         applies = conflicts.innermost(inner_optimizer)
+        _check_aggregator(applies)
+        _decay_listed(applies)
         super().__init__(name=name or f"distributed_{applies._name}")
         access = slots.Access(
             rate=lambda: _rate(applies),
@@ -187,6 +190,35 @@ class ScaledLegacyOptimizer(LegacyOptimizer, tf_keras.mixed_precision.LossScaleO
 
     inner_optimizer = None
     vars().update({name: Inner() for name in SCALING})
+
+
+def _check_aggregator(optimizer: Any) -> None:
+    """Check that an optimizer sums gradients by Keras's function, which the exchange replaces.
+
+    Raises:
+        ValueError: a function of the user would have no effect.
+    """
+    aggregator = optimizer.gradient_aggregator
+    if aggregator.__module__.partition(".")[0] != "tf_keras":
+        raise ValueError(
+            "`gradient_aggregator` would have no effect: the exchange sums the gradients. "
+            f"Received: gradient_aggregator={aggregator!r} in {type(optimizer).__name__}. Remove "
+            "it, or pass `gradient_transformers`, which get the sums."
+        )
+
+
+def _decay_listed(optimizer: Any) -> None:
+    """Make `exclude_from_weight_decay` of Addons recognize the components of listed variables.
+
+    Addons compares components with distributed variables by identity, and would decay nothing.
+    """
+
+    def is_listed(variable: Any) -> bool:
+        listed = optimizer._decay_var_list
+        return listed is None or slots.key(variable) in [slots.key(r.deref()) for r in listed]
+
+    if hasattr(optimizer, "_decay_var_list"):
+        optimizer._do_use_weight_decay = is_listed
 
 
 def _rate(optimizer: Any) -> Any:
