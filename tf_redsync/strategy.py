@@ -61,6 +61,8 @@ replica_seeds.install()
 python_numbers.install()
 device_iterators.install()
 
+_NUMBERS = (int, float, np.generic, np.ndarray)
+
 
 @contextmanager
 def _explaining_earlier_use() -> Iterator[None]:
@@ -191,8 +193,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         Args:
             reduce_op: `"SUM"`, `"MEAN"` or a `tf.distribute.ReduceOp`.
-            value: A tensor, a per-replica value, a number, a Keras variable, or a structure of
-                them. The mean of integers of any size is float64.
+            value: A tensor, a per-replica value, a number, an array, a Keras variable, or a
+                structure of them. The mean of integers of any size is float64.
             axis: Axis to reduce within each replica, or `None`. Ignored for scalars.
 
         Returns:
@@ -204,7 +206,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
 
         def reduce_one(item: Any) -> Any:
-            if isinstance(item, (int, float, np.generic, keras.Variable)):
+            if isinstance(item, (*_NUMBERS, keras.Variable)):
                 item = tf.convert_to_tensor(item)  # equal on the replicas of this process
             parts = self.experimental_local_results(item)
             if self.reduces_locally or item is None:
@@ -228,14 +230,22 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Concatenate `value` of all replicas along `axis`, by rank; accepts strings and bools.
 
         Args:
-            value: A per-replica value of any dtype.
+            value: A tensor, an array or a per-replica value, of any dtype.
             axis: Axis along which to concatenate.
 
         Raises:
+            ValueError: `value` is a scalar.
             Disagreement: on all workers, if eager calls differ between workers.
         """
-        self._agree_on("gather", value, f"along axis {axis}")
+        if isinstance(value, _NUMBERS):
+            value = tf.convert_to_tensor(value)
         gather, part = super().gather, self.experimental_local_results(value)[0]
+        if getattr(getattr(part, "shape", None), "rank", None) == 0:
+            raise ValueError(
+                f"`value` must have an axis to concatenate. Received: value={part!r}. Pass "
+                "`tf.reshape(value, [1])`."
+            )
+        self._agree_on("gather", value, f"along axis {axis}")
         with step_errors.translated():
             return dtypes.gathered(lambda v: gather(v, axis), self._on_replicas, value, part)
 

@@ -224,6 +224,17 @@ def test_variables_that_the_strategy_averages():
     assert list(map(id, strategy.shared_statistics)) == [id(v.value) for v in expected]
 
 
+def test_collectives_of_arrays_and_scalars():
+    strategy = rs.MultiWorkerMirroredStrategy()
+    for array in (np.array([1.0, 3.0]), np.array([2, 4], "uint8")):
+        mean = strategy.reduce("MEAN", array, axis=None)
+        assert tf.is_tensor(mean) and mean.numpy().tolist() == array.tolist()
+    assert strategy.gather(np.array([True, False]), axis=0).numpy().tolist() == [True, False]
+    for scalar in (3, tf.constant(0.5)):
+        with pytest.raises(ValueError, match="`value` must have an axis"):
+            strategy.gather(scalar, axis=0)
+
+
 def test_numbers_of_distributed_variables():
     """Callbacks print `float(model.optimizer.learning_rate)`."""
     with rs.MultiWorkerMirroredStrategy().scope():
