@@ -1,8 +1,8 @@
 """Parser of method expressions: `RedSync(density=0.01, momentum=0.9), warm_up=DenseWarmUp(100)`.
 
 An expression has the arguments of `DistributedOptimizer` after the inner optimizer: a method, a
-policy or `Auto`, and optional keyword arguments. It may call tf_redsync's methods, warm-ups,
-codings and policies, with numbers, strings, tuples or such calls. Nothing else is evaluated.
+policy or `Auto`, and optional keyword arguments. It may call registered classes (methods, warm-ups,
+codings, policies), with numbers, strings, tuples or such calls. Nothing else is evaluated.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def evaluate(text: str, others: Known = _NOTHING, more: Mapping[str, Any] = _NOT
     Raises:
         ValueError: the expression is invalid; the message says where.
     """
+    from tf_redsync.config import registered
+
     try:
-        return _evaluated(text, _known(others), more)
+        return _evaluated(text, {**others, **registered()}, more)
     except (MemoryError, RecursionError) as error:
         raise ValueError(f"the expression has too many nested parts. Received: {text!r}") from error
 
@@ -97,7 +99,7 @@ def _value(node: ast.expr, text: str, known: Known) -> Any:
     except (TypeError, ValueError):  # TypeError: a dict with a list as a key
         raise ValueError(
             "arguments must be numbers, strings, booleans, None, tuples of them, or calls of "
-            f"tf_redsync's classes. Received: {ast.unparse(node)} in {text!r}"
+            f"registered classes. Received: {ast.unparse(node)} in {text!r}"
         ) from None
 
 
@@ -130,14 +132,6 @@ def _named(node: ast.Call, text: str, known: Known) -> dict[str, Any]:
     return named
 
 
-def _known(others: Known) -> Known:
-    """Return the classes that an expression may name."""
-    from tf_redsync.config import registered
-
-    classes = {n: c for n, c in registered().items() if c.__module__.startswith("tf_redsync.")}
-    return {**others, **classes}
-
-
 def _class(node: ast.expr, text: str, known: Known) -> type:
     """Return the class of a name."""
     from tf_redsync.exchange.method import Method
@@ -152,7 +146,7 @@ def _class(node: ast.expr, text: str, known: Known) -> type:
         hint = f"Did you mean {close[0]}? " if close else ""
         methods = [n for n, cls in known.items() if issubclass(cls, Method)]
         raise ValueError(
-            f"{name!r} is not a class of tf_redsync. {hint}Methods: {', '.join(sorted(methods))}. "
+            f"{name!r} is not a registered class. {hint}Methods: {', '.join(sorted(methods))}. "
             f"Received: {text!r}"
         )
     return known[name]

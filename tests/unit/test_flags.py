@@ -31,6 +31,19 @@ def test_methods():
     assert parse(f"--exchange={policy}")["method"].rules[0].method == rs.Dense()
 
 
+@pytest.mark.parametrize("text", ["Mine(density=0.5)", "mine"])
+def test_registered_method_of_the_user(monkeypatch, text):
+    monkeypatch.setattr(config, "_REGISTRY", config.registered())
+    with pytest.raises(absl_flags.IllegalFlagValueError, match="(?i)mine"):
+        parse(f"--exchange={text}", "--density=0.5")
+
+    @config.register
+    class Mine(rs.TopK):
+        pass
+
+    assert parse(f"--exchange={text}", "--density=0.5") == {"method": Mine(density=0.5)}
+
+
 def test_configs(tmp_path):
     policy = rs.Policy(default=rs.RedSync(density=0.01), output_layer="logits")
     text = json.dumps(config.serialize(policy))
