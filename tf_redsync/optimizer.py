@@ -105,6 +105,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         on_drift: str = "error",
     ) -> DistributedOptimizer:
         """Create the wrapper for the optimizer's family."""
+        checks.boolean("direct_collectives", direct_collectives)
         if two_levels is not None:
             checks.boolean("two_levels", two_levels)
         if max_skipped_steps is not None:
@@ -159,7 +160,7 @@ def _instance(optimizer: Any) -> Any:
         if isinstance(optimizer, dict) and "module" in optimizer:  # of any optimizer's `serialize`
             return family.saving.deserialize_keras_object(copy.deepcopy(optimizer))
         return family.optimizers.get(copy.deepcopy(optimizer))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             "`optimizer` must be an optimizer, or a name or a config for "
             f"`{family.__name__}.optimizers.get`. Received: optimizer={optimizer!r} ({error})"

@@ -201,6 +201,9 @@ def test_config_and_bad_arguments():
         clone = type(optimizer).from_config(config)
         assert clone.get_config() == config
         assert (config["check_every"], config["on_drift"]) == (7, "restore")
-    for name, value in (("check_every", -1), ("check_every", 0.5), ("on_drift", "ignore")):
+    for name, value in (
+        ("check_every", -1), ("check_every", 0.5), ("on_drift", "ignore"),
+        ("direct_collectives", "no"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=f"`{name}` must be.*{value}"):
             rs.DistributedOptimizer(keras.optimizers.SGD(), rs.Dense(), **{name: value})

@@ -60,7 +60,10 @@ def test_names_and_configs_follow_keras(monkeypatch, given, legacy, kind):
         np.testing.assert_allclose(float(wrapper.learning_rate), 0.3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("value", ["sgdd", {}, {"class_name": "Nope", "config": {}}])
+@pytest.mark.parametrize(
+    "value",
+    ["sgdd", {}, {"class_name": "Nope", "config": {}}, {"class_name": 3, "config": {}}],
+)
 def test_unknown_optimizer_name(monkeypatch, value):
     monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
     assert_raises(
