@@ -89,3 +89,17 @@ def test_without_a_strategy(family):
     with pytest.warns(UserWarning, match="one worker"):
         step()
     np.testing.assert_allclose(weight.numpy(), [0.9, 1.9], rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+def test_multi_optimizer_builds_its_optimizers():
+    """Keras builds a `MultiOptimizer` within the traced step if there is no strategy."""
+
+    def wrapped():
+        return rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK())
+
+    choice = keras.optimizers.OptimizerMap(wrapped(), {".*bias": wrapped()})
+    model = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(3)])
+    model.compile(keras.optimizers.MultiOptimizer(choice), "mse")
+    model.fit(np.ones((BATCH, WIDTH)), np.zeros((BATCH, 3)), epochs=STEPS, verbose=0)
+    assert [o.exchange.step.numpy() for o in model.optimizer.optimizers] == [STEPS, STEPS]

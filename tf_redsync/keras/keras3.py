@@ -25,7 +25,7 @@ from tf_redsync.exchange.method import Method
 from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, weight_sync
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.slots import tf_variable
-from tf_redsync.keras.wrapper import Inner, Wrapper, install
+from tf_redsync.keras.wrapper import Inner, Wrapper, install, outside_of_replicas
 from tf_redsync.network import collectives, initial_values
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 from tf_redsync.step.branches import carry
@@ -91,7 +91,8 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         """Create the inner optimizer's variables and the exchange's state.
 
-        Call it in the strategy's scope. Otherwise `model.fit` or the first step calls it.
+        Call it in the strategy's scope. Otherwise `model.fit` or the first step calls it. Keras's
+        `MultiOptimizer` calls it while the first step is traced.
 
         Args:
             variables: All trainable variables, float32, bfloat16 or float16.
@@ -101,8 +102,10 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             ValueError: this worker would train alone, or the variables are outside of the scope.
             Disagreement: on all workers, if their models, methods or settings differ.
         """
-        if self.built or not variables:  # Keras's `.h5` loader builds optimizers without variables
-            return
+        if not self.built and variables:  # Keras's `.h5` loader passes no variables
+            outside_of_replicas(lambda: self._build(variables))
+
+    def _build(self, variables: Sequence[Any]) -> None:
         trains = models.may_train(variables)
         if not self.inner_optimizer.built:
             _take_into_scope(self.inner_optimizer)
