@@ -65,6 +65,22 @@ def test_modules_compiled_at_every_start_are_named(monkeypatch, tmp_path):
     assert doctor.bytecode() == "compiled once"
 
 
+def test_cuda_compiler_is_that_of_the_build(monkeypatch, tmp_path):
+    """Without CUDA_HOME the build takes the nvcc of /usr/local/cuda if PATH has none."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "_CUDA_FOLDER", str(tmp_path))
+    assert doctor.cuda_compiler().startswith("none (") and str(folder) in doctor.cuda_compiler()
+    nvcc = folder / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho nvcc\necho release 13.0\n")
+    nvcc.chmod(0o755)
+    assert doctor.cuda_compiler() == "release 13.0"
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "other"))
+    assert doctor.cuda_compiler().startswith("none (")
+
+
 def test_gpu_section(no_config, monkeypatch):
     monkeypatch.setattr(ops, "backend", lambda: "native")
     monkeypatch.setattr(ops, "backend_reason", lambda: "it is there")

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ OPS = (
     "seal_variables", "all_finite", "half_encode", "half_reduce", "half_decode", "pack_bits",
     "unpack_bits", "write_bits", "bitmap", "set_bits", "rice_encode", "rice_decode",
 )  # fmt: skip
+_CUDA_FOLDER = "/usr/local/cuda"  # as in `custom_ops/installed.py`
 
 
 def versions() -> dict[str, str | None]:
@@ -59,9 +61,15 @@ def compiler() -> str:
 
 
 def cuda_compiler() -> str:
-    """Return the last line of `nvcc --version`, or the reason for its absence."""
+    """Return the last line of `nvcc --version`, or the reason for its absence.
+
+    It is the nvcc of the build, which `custom_ops/installed.py` finds.
+    """
     home = os.environ.get("CUDA_HOME")
-    command = os.path.join(home, "bin", "nvcc") if home else "nvcc"
+    folders = f"{home}/bin" if home else f"{os.environ.get('PATH', '')}:{_CUDA_FOLDER}/bin"
+    command = shutil.which("nvcc", path=folders)
+    if command is None:
+        return f"none (no nvcc in {f'{home}/bin' if home else f'PATH and {_CUDA_FOLDER}/bin'})"
     try:
         run = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
