@@ -9,11 +9,11 @@ import sys
 class DistributedError(RuntimeError):
     """Training on several workers cannot continue.
 
-    Raised by `fit`, `evaluate`, `predict`, every `tf.function` and `strategy.run` when a worker is
-    lost or stalled, a message is corrupted, or too many steps were skipped. The message names the
-    worker and every worker's step. TensorFlow's own error of the step, if any, is the `__cause__`,
-    and its class is a base of this error's class: `except tf.errors.UnavailableError` catches it,
-    too.
+    Raised by `fit`, `evaluate`, `predict`, every `tf.function`, and `strategy.run`, `reduce` and
+    `gather` when a worker is lost or stalled, a message is corrupted, or too many steps were
+    skipped. The message names the worker and every worker's step. TensorFlow's own error of the
+    step, if any, is the `__cause__`, and its class is a base of this error's class: `except
+    tf.errors.UnavailableError` catches it, too.
 
     Attributes:
         original: TensorFlow's error; `None` if the library found the problem itself.

@@ -26,8 +26,9 @@ class DistributedOptimizer(Wrapper, abc.ABC):
     """An optimizer whose gradients are exchanged by a compressed method.
 
     The method's exchange replaces the all-reduce of gradients. Everything else (learning rate,
-    weight decay, clipping, EMA, slots) remains with the inner optimizer. As in Keras, clipping in
-    the inner optimizer acts on each worker's gradient before the exchange.
+    weight decay, clipping, EMA, slots) remains with the inner optimizer. Optimizers of Keras 3 clip
+    each worker's gradient before the exchange, those of tf_keras and TensorFlow Addons the
+    exchanged gradient.
 
     If any worker has a non-finite value in a step, all workers skip the step. A skipped step only
     increments `optimizer.exchange.skipped`, which `fit` logs for each epoch as `skipped_steps`.

@@ -28,11 +28,12 @@ _WHERE: tuple[Flag, ...] = (
     ),
     (
         ("--hosts",),
-        {"metavar": "HOST:N,...", "help": "N workers on each host, over SSH without a password"},
+        {"metavar": "HOST[:N],...", "help": "N workers (1) on each host, over SSH without a "
+         "password"},
     ),
     (
         ("--hostfile",),
-        {"metavar": "FILE", "help": "hosts from a file, one HOST:N or `HOST slots=N` per line"},
+        {"metavar": "FILE", "help": "hosts from a file, one HOST[:N] or `HOST slots=N` per line"},
     ),
     (
         ("--slurm",),

@@ -35,7 +35,7 @@ class WorkerResult:
     """Result of one worker.
 
     Attributes:
-        index: Task index in TF_CONFIG.
+        index: Rank of the worker.
         returncode: Exit code; `-s` if signal `s` ended the worker.
         output: The last lines of its standard output and standard error.
         killed: Whether the launcher sent SIGKILL.

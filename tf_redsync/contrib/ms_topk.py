@@ -52,7 +52,7 @@ class MSTopK(Sparsifier):
       (equal maxima), or none finds more than k.
     * The search ends when exactly k elements reach a threshold; further samples could not change S.
     * The paper's hierarchical all-gather, within a machine and between machines, is `two_levels` of
-      the strategy, for any method.
+      `DistributedOptimizer`, for any method.
     * Biases, norms and small tensors are all-reduced densely.
 
     Args:
