@@ -167,17 +167,17 @@ def flushed(strategy, model, data):
     return found
 
 
-def resumed(folder, first):
-    """A training that is stopped within a window or resumed there, and its accumulators."""
+def resumed(folder, first, reference=False):
+    """A training that is stopped within a window or resumed there, and its accumulators.
+
+    With `reference`, also an uninterrupted training, and the resumed model saved and loaded.
+    """
     import keras
 
     import tf_redsync as rs
     from tests.distributed import problems
 
-    strategy, rank = rs.MultiWorkerMirroredStrategy(), problems.rank()
-    workers = strategy.num_replicas_in_sync
-
-    found = {}
+    strategy, found = rs.MultiWorkerMirroredStrategy(), {}
 
     class RecordAndStop(keras.callbacks.Callback):
         """Records the accumulators at the second step of a window, and may stop there."""
@@ -204,14 +204,15 @@ def resumed(folder, first):
             pass
         return model
 
-    uninterrupted = trained()
     model = trained(rs.callbacks.Checkpoint(folder, every=STEPS + 1), RecordAndStop())
-    for name, one in (("uninterrupted", uninterrupted), ("resumed", model)):
-        found[name] = np.concatenate([np.ravel(w) for w in one.get_weights()])
-    path = f"{folder}/{workers}-{rank}.keras"
+    if not reference:
+        return found
+    path = f"{folder}/{problems.rank()}.keras"
     model.save(path)
     with strategy.scope():
-        keras.saving.load_model(path)  # Keras's config contains the schedule
+        loaded = keras.saving.load_model(path)  # Keras's config contains the schedule
+    for name, one in (("uninterrupted", trained()), ("resumed", model), ("loaded", loaded)):
+        found[name] = np.concatenate([np.ravel(w) for w in one.get_weights()])
     return found
 
 
@@ -220,8 +221,9 @@ def test_checkpoint_within_window_has_sums_of_all_workers(tmp_path):
     assert (stopped[0]["sums"] != stopped[1]["sums"]).any()
     alone = tmp_path / "alone"
     shutil.copytree(tmp_path, alone)
-    for worker in run_workers(resumed, args=(str(tmp_path), False), timeout=120):
+    for worker in run_workers(resumed, args=(str(tmp_path), False, True), timeout=120):
         np.testing.assert_array_equal(worker["resumed"], worker["uninterrupted"])
+        np.testing.assert_array_equal(worker["loaded"], worker["resumed"])
     (one,) = run_workers(resumed, workers=1, args=(str(alone), False), timeout=120)
     np.testing.assert_allclose(one["sums"], stopped[0]["sums"] + stopped[1]["sums"], rtol=1e-5)
 
