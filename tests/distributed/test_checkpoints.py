@@ -1,5 +1,6 @@
 """`Checkpoint` on real workers that are killed: the resumed training has equal bits."""
 
+import functools
 import os
 import pathlib
 import shutil
@@ -142,12 +143,20 @@ def _method(name="RedSync"):
     return METHODS[name](rs)
 
 
-def trained_and_then_killed(family, method, directory, stalls=False):
+def trained_and_then_killed(family, method, directory):
     import tf_redsync as rs
 
     strategy = rs.MultiWorkerMirroredStrategy()
     cluster.save(**_fit(family, _method(method), strategy, f"{directory}/whole"))
-    _fit(family, _method(method), strategy, f"{directory}/killed", dies=True, stalls=stalls)
+    _fit(family, _method(method), strategy, f"{directory}/killed", dies=True)
+
+
+def killed_in_stalled_save(directory):
+    import tf_redsync as rs
+
+    cluster.save()
+    strategy = rs.MultiWorkerMirroredStrategy()
+    _fit("keras3", _method(), strategy, directory, dies=True, stalls=True)
 
 
 def resumed(family, method, directory):
@@ -172,6 +181,30 @@ def _sums_are_kept(directory, found, method):
         np.testing.assert_allclose(total, expected, rtol=0, atol=3e-7 * np.abs(expected).max())
 
 
+def _environment(family):
+    return LEGACY if family != "keras3" else None
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Trains and kills workers, once per family and method.
+
+    Returns:
+        A function of family and method that returns the results of the whole training and the
+        folder of the killed one.
+    """
+
+    @functools.cache
+    def run(family, method):
+        folder = tmp_path_factory.mktemp("job")
+        arguments = (family, method, str(folder))
+        env = _environment(family)
+        whole = cluster.kill_workers(trained_and_then_killed, args=arguments, env=env)
+        return whole, folder / "killed"
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("family", "method"),
     [
@@ -181,21 +214,19 @@ def _sums_are_kept(directory, found, method):
         pytest.param("keras3", "LocalSGD", marks=pytest.mark.deep),
     ],
 )
-def test_killed_run_resumes_bit_for_bit(family, method, tmp_path):
-    env = LEGACY if family != "keras3" else None
-    arguments = (family, method, str(tmp_path))
-    whole = cluster.kill_workers(trained_and_then_killed, args=arguments, env=env)
-    arguments = (family, method, str(tmp_path / "killed"))
+def test_killed_run_resumes_bit_for_bit(killed, family, method, tmp_path):
+    env = _environment(family)
+    whole, directory = killed(family, method)
     if DEEP:
         for workers in (1, 3):
-            shutil.copytree(tmp_path / "killed", tmp_path / str(workers))
+            shutil.copytree(directory, tmp_path / str(workers))
             others = (family, method, str(tmp_path / str(workers)))
             found = run_workers(resumed, workers=workers, args=others, env=env)
-            _sums_are_kept(tmp_path / "killed", found, method)
+            _sums_are_kept(directory, found, method)
             for after in found:
                 assert after["batches"].tolist()[:5] == [2, 3, 4, 5, 0]
                 assert np.isfinite(after["epochs"]).all()
-    rest = run_workers(resumed, args=arguments, env=env)
+    rest = run_workers(resumed, args=(family, method, str(directory)), env=env)
     for before, after in zip(whole, rest, strict=True):
         for name in before:
             if name.startswith("weight"):
@@ -205,16 +236,16 @@ def test_killed_run_resumes_bit_for_bit(family, method, tmp_path):
         assert after["batches"].tolist()[:5] == [2, 3, 4, 5, 0]  # after 8 steps
 
 
-def test_workers_killed_in_stalled_save_resume_from_previous_bit_for_bit(tmp_path):
+def test_workers_killed_in_stalled_save_resume_from_previous_bit_for_bit(killed, tmp_path):
     """Worker 0 has written its part, worker 1 has not."""
     from tf_redsync.state.checkpoint_store import Store
 
-    arguments = ("keras3", "RedSync", str(tmp_path), True)
-    whole = cluster.kill_workers(trained_and_then_killed, args=arguments)
-    store = Store(tmp_path / "killed")
+    whole, _ = killed("keras3", "RedSync")
+    cluster.kill_workers(killed_in_stalled_save, args=(str(tmp_path),))
+    store = Store(tmp_path)
     assert store.numbers() == [1]
     assert [p.name for p in store.path(2).iterdir()] == ["part-00000.npz"]
-    rest = run_workers(resumed, args=("keras3", "RedSync", str(tmp_path / "killed")))
+    rest = run_workers(resumed, args=("keras3", "RedSync", str(tmp_path)))
     for before, after in zip(whole, rest, strict=True):
         assert after["batches"].tolist()[:3] == [4, 5, 0]
         for name in [n for n in before if n.startswith("weight")]:
@@ -427,12 +458,18 @@ def save_after_chief_has_ended(directory):
         else:
             raise TimeoutError("the chief has not ended")
         model.save(os.path.join(directory, "late.keras"))
-    return {"weights": len(model.get_weights())}
+    return {f"{i}": weight for i, weight in enumerate(model.get_weights())}
 
 
 def test_worker_saves_after_chief_has_ended(tmp_path):
-    run_workers(save_after_chief_has_ended, args=(str(tmp_path),), grace=100)
-    assert (tmp_path / "late.keras").stat().st_size > 1000
+    import keras
+
+    workers = run_workers(save_after_chief_has_ended, args=(str(tmp_path),), grace=100)
+    loaded = keras.saving.load_model(tmp_path / "late.keras", compile=False).get_weights()
+    for worker in workers:
+        assert len(worker) == len(loaded)
+        for i, weight in enumerate(loaded):
+            np.testing.assert_array_equal(worker[f"{i}"], weight)
 
 
 def die_at_random(directory, seed):
