@@ -544,10 +544,20 @@ SCENARIOS = {
     "no call": no_call(True),
     "no call, unbuilt parts": no_call(False),
 }
-ONLY_DEEP = ("bfloat16", "mixed legacy", "auto", "tf_keras", "tf_keras eager", "legacy")
-# covered by test_bfloat16.py, test_auto.py; tf_keras loops by test_adapters.py and others
+# Covered by test_bfloat16.py and test_auto.py; loops without `build` by test_statistics.py.
+ONLY_DEEP = (
+    "bfloat16",
+    "mixed legacy",
+    "traced",
+    "eager",
+    "auto",
+    "tf_keras",
+    "tf_keras eager",
+    "legacy",
+    "no call, unbuilt parts",
+)
 if not DEEP:
-    for name in (*ONLY_DEEP, "no call, unbuilt parts"):
+    for name in ONLY_DEEP:
         del SCENARIOS[name]
 
 
