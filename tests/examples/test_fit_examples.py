@@ -159,14 +159,36 @@ def test_recommender(tmp_path):
     found = [float(loss) for loss in re.findall(r" - loss: ([\d.]+)", first)]
     assert len(found) == 2 and found[1] < found[0]
     assert "18/18" in first and "val_rmse" in first and "compression_ratio" in first
-    (tmp_path / "u.data").unlink()
-    for output in run_example("recommender", *flags, code=1):
-        assert "--data_dir must hold either u.data or ratings.dat" in output
-    rows = [row.replace("\t", "::").replace("::5::", "::4.5::") for row in rows]
-    (tmp_path / "ratings.dat").write_text("".join(rows))  # as in MovieLens 10M
-    flags[1] = f"--run_dir={tmp_path / 'halves'}"
-    first, _ = run_example("recommender", *flags, "--batch_size=16", "--width=8")
-    assert "val_rmse" in first
+
+
+RATINGS = f"""
+import sys
+from absl import app, flags
+sys.path.insert(0, {str(ROOT / "examples")!r})
+import recommender
+
+for folder in sys.argv[1:]:
+    flags.FLAGS(["", f"--data_dir={{folder}}"])
+    try:
+        users, movies, ratings = recommender.load_data()
+    except app.UsageError as error:
+        print(error)
+    else:
+        print(sorted(zip(users.tolist(), movies.tolist(), ratings.tolist())))
+"""
+
+
+def test_ratings_of_recommender(tmp_path):
+    needs("keras-rs")
+    folders = [tmp_path / name for name in ("100k", "10m", "empty")]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "u.data").write_text("1\t20\t5\t881250949\n3\t40\t2\t891717742\n")
+    (folders[1] / "ratings.dat").write_text("1::20::4.5::838985046\n3::40::2::838983525\n")
+    (tmp_path / "ratings.py").write_text(RATINGS)
+    (output,) = run_example(tmp_path / "ratings", *folders, workers=1)
+    assert "[(1, 20, 5.0), (3, 40, 2.0)]\n[(1, 20, 4.5), (3, 40, 2.0)]\n" in output
+    assert "--data_dir must hold either u.data or ratings.dat" in output
 
 
 def test_hub_lora(tmp_path):
