@@ -197,7 +197,8 @@ def late(bench: Bench) -> Outcome:
     "the other one ends after 10 s and names it",
     25,
 )
-def missing(bench: Bench, seconds: float = 10.0) -> Outcome:
+def missing(bench: Bench) -> Outcome:
+    seconds = 10.0
     with Job(Settings(strategy={"start_timeout": seconds}), later=[1]) as job:
         job.until("the start", lambda: job.workers[0].events("start"))
         at = job.workers[0].events("start")[0]["at"]

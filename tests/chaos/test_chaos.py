@@ -5,12 +5,11 @@ import random
 import pytest
 
 from tests.chaos import __main__ as chaos
-from tests.chaos import processes, together
+from tests.chaos import together
 from tests.chaos.bench import SCENARIOS, Bench
 from tests.chaos.network import spoiled
 
 pytestmark = pytest.mark.distributed
-IN_SHORT = {"bad_day", "missing"}
 
 
 @pytest.fixture
@@ -24,13 +23,9 @@ def test_job_survives_bad_day(bench):
     together.bad_day(bench)
 
 
-def test_missing_worker_is_named(bench):
-    processes.missing(bench, 3.0)
-
-
 @pytest.mark.deep  # 50 minutes
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in IN_SHORT])
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in chaos.SHORT])
 def test_scenario_has_expected_outcome(name, bench):
     scenario = SCENARIOS[name]
     if scenario.missing():
