@@ -66,10 +66,11 @@ def train_each(families, steps):
                 method = rs.RedSync(density=0.001, dense_below=0)
                 optimizer = rs.DistributedOptimizer(make(), method)
                 optimizer.build(model.trainable_variables)
+            start, key = problems.digest(model), f"{family}/{name}"
             error, bad = train(tf, strategy, model, optimizer, problems.rank(), steps)
-            key = f"{family}/{name}"
             results[f"{key}/error"] = error
             results[f"{key}/weights"] = problems.digest(model)
+            results[f"{key}/moved"] = results[f"{key}/weights"] != start
             results[f"{key}/not_finite"] = bad
     results.update(several_optimizers(strategy, problems.rank()))
     if DEEP:
@@ -215,6 +216,8 @@ def test_weights_stay_finite_and_equal(trained):
         found = [first[f"{name}/error"], first[f"{name}/not_finite"]]
         if first[f"{name}/weights"] != second[f"{name}/weights"]:
             found.append("weights differ")
+        if not first[f"{name}/moved"]:
+            found.append("weights do not change")
         if any(found):
             wrong[name] = " ".join(filter(None, found))
     assert wrong == {}
