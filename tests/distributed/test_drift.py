@@ -143,7 +143,7 @@ def train_differently():
 
 @pytest.fixture(scope="module")
 def trained():
-    return run_workers(train_differently, timeout=400)
+    return run_workers(train_differently, timeout=200)
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def stop_one():
 
 def test_stopped_worker_is_named():
     with pytest.raises(AssertionError) as error:
-        # The watchdog ends the stopped worker by SIGKILL; the others end one after the other.
+        # The launcher ends the stopped worker by SIGKILL; the others end one after the other.
         fail_workers(stop_one, workers=3, env=LEGACY, timeout=150, grace=15)
     texts = str(error.value).split("--- worker ")[1:]
     for rank, text in enumerate(texts[:2]):

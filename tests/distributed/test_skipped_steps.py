@@ -141,7 +141,7 @@ def train_with_bad_steps():
 
 @pytest.fixture(scope="module")
 def trained():
-    return run_workers(train_with_bad_steps, timeout=400)
+    return run_workers(train_with_bad_steps, timeout=200)
 
 
 @pytest.mark.parametrize("case", CASES)

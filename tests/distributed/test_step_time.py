@@ -296,13 +296,16 @@ def test_interrupt_leaves_nothing():
     script = ROOT / "benchmarks" / "step" / "step_time.py"
     command = [sys.executable, str(script), "--methods", "dense"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as job:
-        end = time.monotonic() + 100  # imports, on a busy machine
-        while len(netlab.namespaces_of(job.pid)) < 3:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        time.sleep(1)
-        job.send_signal(signal.SIGTERM)
-        job.wait(timeout=60)
+        try:
+            end = time.monotonic() + 100  # imports, on a busy machine
+            while len(netlab.namespaces_of(job.pid)) < 3:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            time.sleep(1)
+            job.send_signal(signal.SIGTERM)
+            job.wait(timeout=60)
+        finally:
+            job.kill()  # otherwise the context manager waits for it
     end = time.monotonic() + 60
     while netlab.namespaces_of(job.pid):
         assert time.monotonic() < end, netlab.namespaces_of(job.pid)

@@ -96,7 +96,7 @@ def train_all():
 
 @pytest.fixture(scope="module")
 def trained():
-    return run_workers(train_all, env=LEGACY, timeout=3600 if DEEP else 560)
+    return run_workers(train_all, env=LEGACY, timeout=3600 if DEEP else 280)
 
 
 def errors_in(first, second, case):

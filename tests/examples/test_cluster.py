@@ -6,6 +6,7 @@ where Ray is installed.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,17 +41,27 @@ def start(script, folder, **env):
     return subprocess.Popen(
         [CLUSTER / script, "train.py", "--epochs=3"],
         cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
     )  # fmt: skip
+
+
+def finish(job):
+    """Waits for a script and returns its output; after a minute, SIGKILL ends all its processes."""
+    try:
+        return job.communicate(timeout=60)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        raise
 
 
 def test_manual_start_on_each_machine(tmp_path):
     addresses = "10.0.0.1:12345 10.0.0.2:12345"
     jobs = [start("tf_config.sh", tmp_path, WORKERS=addresses, INDEX=str(i)) for i in range(2)]
     for index, job in enumerate(jobs):
-        out, _ = job.communicate(timeout=60)
+        out = finish(job)
         assert job.returncode == 0 and f"worker {index} of 2 ['--epochs=3']" in out, out
     job = start("tf_config.sh", tmp_path, WORKERS=addresses, INDEX="")
-    out, _ = job.communicate(timeout=60)
+    out = finish(job)
     assert job.returncode == 1 and "the number of the worker on this machine" in out
 
 
@@ -59,7 +70,7 @@ def test_start_over_ssh(tmp_path):
     ssh.write_text(FAKE)
     ssh.chmod(0o755)
     job = start("ssh.sh", tmp_path, HOSTS="localhost:2", FLAGS=f'--ssh "{ssh} -4 -p2222"')
-    out, _ = job.communicate(timeout=60)
+    out = finish(job)
     assert job.returncode == 0, out
     assert all(f"worker {index} of 2 ['--epochs=3']" in out for index in range(2)), out
 
