@@ -1,5 +1,9 @@
 """Helpers for processes that tests start."""
 
+# Code before the first import of tf_redsync in a process that needs no TensorFlow, whose import
+# takes seconds: the process looks like the command `tf-redsync`.
+AS_COMMAND = "import sys; sys.orig_argv = ['python', '-m', 'tf_redsync']\n"
+
 
 def alive(pid):
     """Whether the process exists and is not a zombie."""

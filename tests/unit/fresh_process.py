@@ -4,6 +4,7 @@ One process runs all parts, because importing TensorFlow takes seconds. Each par
 name before its output; `test_fresh_process.py` reads it.
 """
 
+import json
 import os
 import runpy
 import sys
@@ -42,6 +43,16 @@ def no_tf_keras(folder):
         rs.addons.load()
     except ImportError as error:
         print(error)
+
+
+def load_a_contrib_method(folder):
+    from tf_redsync.config import from_config
+
+    with open(f"{folder}/method.json", encoding="ascii") as file:
+        saved = json.load(file)
+    print([name for name in sys.modules if name.startswith("tf_redsync.contrib")])
+    made = from_config(saved)
+    print(type(made.method).__module__, made)
 
 
 def plan(folder):
@@ -84,7 +95,15 @@ def replicas(folder):
 
 
 # Parts that must not import the library come first; the part that may hang comes last.
-PARTS = (two_devices, load_without_the_library, no_tf_keras, four_threads, plan, replicas)
+PARTS = (
+    two_devices,
+    load_without_the_library,
+    no_tf_keras,
+    load_a_contrib_method,
+    four_threads,
+    plan,
+    replicas,
+)
 
 if __name__ == "__main__":
     target, sys.argv = sys.argv[1], sys.argv[:1] + sys.argv[2:]

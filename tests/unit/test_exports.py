@@ -1,7 +1,6 @@
 """`rs.` and `rs.contrib.` export the registered methods; both resolve saved names."""
 
 import ast
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -67,29 +66,6 @@ def test_new_file_is_exported(tmp_path, monkeypatch):
     found = rs.methods.catalogue.methods_in("some_methods")
     assert list(found) == ["Fresh"]
     assert "Fresh" in {entry.name for entry in rs.methods.table().entries}
-
-
-FRESH = """
-import json, sys
-import tf_redsync as rs
-from tf_redsync.config import from_config
-assert not [m for m in sys.modules if m.startswith("tf_redsync.contrib")]
-made = from_config(json.loads(sys.argv[1]))
-assert type(made.method).__module__ == "tf_redsync.contrib.sidco"
-print(made)
-"""
-
-
-def test_saved_contrib_method_loads_without_importing_contrib():
-    method = rs.Coded(
-        method=rs.contrib.SIDCo(density=0.02), indices=rs.contrib.codings.Bloom(policy="p2")
-    )
-    saved = json.dumps(config.serialize(method))
-    assert "contrib" not in saved
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH, saved], capture_output=True, text=True, timeout=100
-    )
-    assert done.stdout.strip() == str(method), done.stderr
 
 
 @pytest.mark.parametrize("text", ["SIDCo(density=0.5)", "rs.contrib.SIDCo(density=0.5)"])

@@ -1,5 +1,6 @@
 """Behavior of a newly started process, which `fresh_process.py` runs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,8 +14,12 @@ import tf_redsync as rs
 from tests.kernels.common import digest_of_selections, needs_native
 from tests.unit import fresh_process
 from tests.unit.test_plan import FLAGS, MODULE
+from tf_redsync import config
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+CONTRIB = rs.Coded(
+    method=rs.contrib.SIDCo(density=0.02), indices=rs.contrib.codings.Bloom(policy="p2")
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +27,7 @@ def outputs(tmp_path_factory):
     """Output lines by part. A missing part means that the process hung before it."""
     folder = tmp_path_factory.mktemp("fresh")
     (folder / "here.py").write_text(MODULE)
+    (folder / "method.json").write_text(json.dumps(config.serialize(CONTRIB)))
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
     with pytest.warns(UserWarning, match="one worker"):
         model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
@@ -53,6 +59,11 @@ def test_keras_3_works_without_tf_keras(outputs):
     assert first == "Keras3Optimizer"
     assert len(errors) == 3
     assert all("tf_keras is not installed" in e and "pip install" in e for e in errors)
+
+
+def test_saved_contrib_method_loads_without_importing_contrib(outputs):
+    assert "contrib" not in json.dumps(config.serialize(CONTRIB))
+    assert outputs["load_a_contrib_method"] == ["[]", f"tf_redsync.contrib.sidco {CONTRIB}"]
 
 
 @needs_native

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import alive
+from tests.processes import AS_COMMAND, alive
 from tf_redsync.cli import launch, output, processes
 from tf_redsync.cli.worker_environment import rank_in
 
@@ -79,7 +79,7 @@ def test_port_reserved_by_another_process_is_not_free(monkeypatch):
     (reserved, free) = launch.free_ports(2)
     chosen = iter([reserved, free])
     monkeypatch.setattr(random.SystemRandom, "randrange", lambda self, start, end: next(chosen))
-    holder = "import sys; from tf_redsync.cluster import ports\n"
+    holder = f"{AS_COMMAND}from tf_redsync.cluster import ports\n"
     holder += f"socket = ports.reserve({reserved}); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -250,9 +250,10 @@ def test_lines_without_end_take_little_memory(tmp_path, monkeypatch):
 
 
 def test_too_few_descriptors_are_an_error_in_one_line(tmp_path):
-    few = "import resource as r, sys; r.setrlimit(r.RLIMIT_NOFILE, (20, 20));"
-    main = "from tf_redsync.cli import launch; sys.exit(launch.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", f"{main.partition(';')[0]}; {few} {main}"]
+    program = f"{AS_COMMAND}import resource; from tf_redsync.cli import launch\n"
+    program += "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
+    program += "sys.exit(launch.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program]
     options = ["-n", "16", "--isolate", "no", script(tmp_path, "")]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "Traceback" not in done.stderr
@@ -355,8 +356,8 @@ time.sleep(1)
 print('saved', flush=True)
 sys.exit(75)
 """
-    program = """
-import sys
+    program = f"""
+{AS_COMMAND}
 from tf_redsync import stopping
 from tf_redsync.cli import launch
 stopping.SAME_SECONDS = 0.0  # signals within it are ignored in any case

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.loops import loop
-from tests.processes import alive
+from tests.processes import AS_COMMAND, alive
 from tf_redsync import launch
 from tf_redsync.cli import launch as launcher
 from tf_redsync.cli import node_agent, node_rendezvous, options, output
@@ -296,11 +296,15 @@ def test_mismatched_secret_is_reported_to_slow_readers(hosts):
 
 
 def test_mismatched_secret_gets_no_answer(hosts):
-    a = hosts.start("--rendezvous-timeout", "12")
+    a = hosts.start()
     hosts.until(lambda: answers(hosts.port))
     stranger = hosts.start("--rendezvous-timeout", "2", TF_REDSYNC_JOB="other")
     assert stranger.code() == 69 and "TF_REDSYNC_JOB" in stranger.text
     assert a.text.count("called with another TF_REDSYNC_JOB") == 1  # of several calls
+
+
+def test_missing_nodes_end_the_wait(hosts):
+    a = hosts.start("--rendezvous-timeout", "1")
     assert a.code() == 69 and "1 of at least 2 nodes are here" in a.text
 
 
@@ -375,7 +379,7 @@ def test_end_of_the_job_ends_the_workers_of_an_earlier_round():
 def test_too_few_descriptors_are_an_error_in_one_line(tmp_path, descriptors):
     (tmp_path / "train.py").write_text("")
     limits = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({descriptors}, {descriptors}))"
-    code = "import resource, sys; from tf_redsync.cli import launch; "
+    code = f"{AS_COMMAND}import resource; from tf_redsync.cli import launch; "
     words = ["--nodes", "1", "--rendezvous", f"127.0.0.1:{launch.free_ports(1)[0]}"]
     done = subprocess.run(
         [sys.executable, "-c", f"{code}{limits}; sys.exit(launch.main(sys.argv[1:]))", *words,

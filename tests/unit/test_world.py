@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tf_redsync as rs
+from tests.processes import AS_COMMAND
 from tf_redsync.cluster import world
 
 
@@ -82,7 +83,8 @@ def test_bad_batch(workers, batch):
 
 def test_launcher_sets_the_world(tmp_path):
     path = tmp_path / "train.py"
-    path.write_text("from tf_redsync.cluster.world import world\nprint(*vars(world()).values())\n")
+    body = "from tf_redsync.cluster.world import world\nprint(*vars(world()).values())\n"
+    path.write_text(AS_COMMAND + body)
     ran = subprocess.run(
         [sys.executable, "-m", "tf_redsync", "launch", "-n", "2", "--isolate", "no", str(path)],
         capture_output=True, text=True, timeout=100,
