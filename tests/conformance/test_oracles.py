@@ -40,7 +40,8 @@ def assert_near_step(step, totals, residuals, tolerance, message):
     """Asserts the totals of a step, and the residuals if the oracle has them."""
     for actual, expected in zip(step.totals[-1], totals, strict=True):
         assert_near(actual, expected, tolerance, f"totals of {message}")
-    for state, of_worker in zip(step.states, residuals or [], strict=False):
+    assert all(("residual" in state) == (residuals is not None) for state in step.states)
+    for state, of_worker in zip(step.states, residuals, strict=True) if residuals else ():
         for actual, expected in zip(state["residual"], of_worker, strict=True):
             assert_near(actual, expected, tolerance, f"residuals of {message}")
 

@@ -56,8 +56,7 @@ def test_costly_settings_warn(inner, method, words):
     assert len(texts) == len(words)
     for text, pattern in zip(texts, words, strict=True):
         assert "\n" not in text
-        with pytest.raises(UserWarning, match=pattern):
-            raise rs.AccuracyWarning(text)
+        assert re.search(pattern, text)
 
 
 NESTEROV = {m: rs.outer.Nesterov(learning_rate=0.7, momentum=m) for m in (0.4, 0.5, 0.9)}

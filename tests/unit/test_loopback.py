@@ -96,7 +96,7 @@ def test_diverging_workers_are_detected(script):
 
 def test_number_of_gradients_must_match_states():
     method = Scripted(different_lengths)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="zip"):
         loopback.run_step(method, LAYOUT, [[tf.zeros([2])]], [{}, {}], 0)
 
 

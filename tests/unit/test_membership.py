@@ -121,6 +121,7 @@ def test_failed_worker_costs_a_restart_and_the_first_cause_is_named():
         job.wait(JOIN_SECONDS)
     assert a.round.number == 1 and a.last("end") == b.last("end") == 3
     assert "ValueError: mine" in job.membership.over[1]
+    assert "worker 0 failed first: ValueError: mine; 0 restarts left." in job.log
 
 
 def test_secondary_failures_alone_are_a_failure():
@@ -180,6 +181,7 @@ def test_node_that_leaves_with_a_checkpoint_is_excluded():
     job = Job()
     a, b, c = job.started("a", "b", "c")
     c.say("leaves")
+    assert job.log[-1] == f"node {c.node.name} leaves."
     for peer in (a, b, c):
         peer.ended(stopping.EXIT_CODE)
     c.lost()
@@ -309,6 +311,7 @@ def test_mismatched_settings_and_malformed_messages_are_rejected():
         Peer(job, "b", version="0.0.0")
     good = {**dataclasses.asdict(Settings(2, 3, 0)), "host": "h", "process": 1, "node": "x"}
     good |= {"rounds": 0, "failures": 0}
+    assert job.membership.join(good, print, 0.0).name == "h (process 1)"
     for bad in (
         {"minimum": "2"},
         {"maximum": None},

@@ -114,6 +114,13 @@ def test_variable_created_by_one_worker_is_named(size, seconds):
     assert "worker 1 is about to: begin epoch 1; worker 0 is about to: create variable k" in found
 
 
+def test_variable_created_after_the_agreement_of_another_is_no_mismatch():
+    simulation = Simulation(2)
+    waits = at_step(0, "begin epoch 1")
+    simulation.reports = [creating("create variable kernel", agreements=waits.agreements), waits]
+    assert simulation.pass_seconds(30)[0] is None
+
+
 def test_broadcast_limit_grows_with_the_variable():
     simulation = Simulation(2)
     simulation.reports = [creating("create variable embedding", 2_000_000_000)] * 2  # 200 s
@@ -349,6 +356,13 @@ def test_worker_that_requests_more_batches_is_named():
     simulation.reports = [at_step(812, "end epoch 1"), waits_for_data(812, asked=813, answered=813)]
     found, seconds = simulation.pass_seconds(100)
     assert 10 <= seconds <= 12 and "worker 1 has entered a further step" in found
+
+
+def test_worker_that_has_not_requested_its_batch_is_named():
+    simulation = Simulation(2)
+    simulation.reports = [waits_for_data(812, asked=asked, answered=812) for asked in (813, 812)]
+    found, _ = simulation.pass_seconds(100)
+    assert found.startswith("worker 1 did not reach the others")
 
 
 @pytest.mark.parametrize("length", [20, 5000])
