@@ -144,11 +144,11 @@ def test_plot_has_a_bar_and_a_loss_per_method():
 def test_known_losses_match_the_documentation():
     pages = [(ROOT / name).read_text() for name in ("README.md", "docs/accuracy.md")]
     words = " ".join(" ".join(pages).split())
-    run_worker = [
+    known = [
         rs.HalfPrecision(), rs.BlockQuantized(bits=8), rs.BlockQuantized(bits=4), rs.CodedGMC(),
         rs.CodedTopK(), rs.PowerSGD(rank=4), rs.RedSync(),
     ]  # fmt: skip
-    for method in run_worker:
+    for method in known:
         assert known_losses.known_loss(method).split(" (")[0] in words
     unknown = [
         rs.RedSync(density=0.01), rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(),

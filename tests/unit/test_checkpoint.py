@@ -676,10 +676,10 @@ def test_changes_at_train_end_are_saved(family, tmp_path):
         chosen = [rs.callbacks.Flush(), best]
         return train(family, DATA["shuffled once"][0], tmp_path, callbacks=chosen)[0]
 
-    change_first = fit()
+    first = fit()
     with pytest.warns(UserWarning, match="nothing left to do"):
         again = fit()
-    assert equal_weights(change_first, again)
+    assert equal_weights(first, again)
 
 
 @pytest.mark.parametrize("family", ["keras3", "tf_keras"])

@@ -317,7 +317,7 @@ LISTS = {
 }
 
 
-def test_node_lists(monkeypatch):
+def test_node_lists():
     for text, names in LISTS.items():
         assert schedulers.expand(text) == names
     for text in ("", "a[", "a[1-", "a]", "a[3-1]", "a[x]", "a,,b", ",a", "a[1-2"):

@@ -435,7 +435,7 @@ def test_state_of_another_model_raises(mirrored):
 
 
 @pytest.mark.parametrize("method", [rs.RedSync(dense_below=0), rs.LocalSGD(steps=2)])
-def test_state_agreement_takes_one_round(mirrored, monkeypatch, method):
+def test_state_agreement_takes_one_round(monkeypatch, method):
     """Our strategy needs a round per variable that no other round covers."""
     rounds, created = [], []
 

@@ -135,9 +135,9 @@ def test_nonfinite_steps_change_no_state(name):
         with_bad.step(number)
         with_bad.step(7, bad=True)
         plain.step(number)
-    unwrapped, build_optimizer = plain.state(), with_bad.state()
+    unwrapped, wrapped = plain.state(), with_bad.state()
     assert len(unwrapped) >= len(SHAPES)  # the exchange, dense on one worker, has no other state
-    assert_same({n: v for n, v in build_optimizer.items() if n in unwrapped}, unwrapped)
+    assert_same({n: v for n, v in wrapped.items() if n in unwrapped}, unwrapped)
 
 
 @pytest.mark.parametrize("name", ["keras ema", "keras scaled", "tf_keras adam", "addons adamw"])

@@ -67,7 +67,7 @@ def test_one_worker_and_no_exchange(mirrored):
     assert any(" inf " in line for line in lines)
 
 
-def test_errors(mirrored):
+def test_errors():
     optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK())
     with pytest.raises(RuntimeError, match="`summary` needs the model's variables"):
         optimizer.summary()

@@ -78,10 +78,10 @@ def sums(parts):
     return total
 
 
-def assert_equal_parts(find_name, second, passing=("about",)):
-    assert find_name.keys() == second.keys()
-    for name in find_name.keys() - set(passing):
-        assert find_name[name].tobytes() == second[name].tobytes(), name
+def assert_equal_parts(first, second, passing=("about",)):
+    assert first.keys() == second.keys()
+    for name in first.keys() - set(passing):
+        assert first[name].tobytes() == second[name].tobytes(), name
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -156,8 +156,8 @@ def make_step(strategy, exchange):
     return step
 
 
-def resume_error(strategy, method):
-    """Returns the difference between 30 steps and 13 + 17 steps with a restore in between."""
+def assert_resumes_bitwise(strategy, method):
+    """Asserts that 30 steps equal 13 + 17 steps with a restore in between."""
     straight = build(strategy, method, filled=False)
     step = make_step(strategy, straight)
     for number in range(13):
@@ -182,7 +182,7 @@ def on_replicas(name):
 @pytest.mark.timeout(1200)
 @loop("name", filter(on_replicas, method_settings.names()))
 def test_every_method_resumes_bitwise(mirrored, name):
-    resume_error(
+    assert_resumes_bitwise(
         mirrored(2), method_settings.make(name, threshold=0.5, density=0.1, dense_below=16)
     )
 
@@ -419,7 +419,7 @@ def test_files_without_a_part_are_rejected(name, content, error, tmp_path_factor
         rs.read_worker_state(path)
 
 
-def test_damaged_checkpoint_is_rejected(mirrored, tmp_path, monkeypatch):
+def test_damaged_checkpoint_is_rejected(mirrored, tmp_path):
     model = network(mirrored(2))
     prefix = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
     reader = tf.train.load_checkpoint(prefix)
