@@ -124,6 +124,19 @@ def test_failed_worker_costs_a_restart_and_the_first_cause_is_named():
     assert "worker 0 failed first: ValueError: mine; 0 restarts left." in job.log
 
 
+@pytest.mark.parametrize("victim", [True, False])
+def test_secondary_failures_before_a_node_is_found_lost_cost_no_restart(victim):
+    job = Job(max_restarts=0)
+    a, b, c = job.started("a", "b", "c")
+    b.ended(1, "worker 1 failed first: UnavailableError: gone", victim=True)
+    c.ended(1, "worker 2 failed first: x", victim=victim)
+    a.lost()
+    b.ready(), c.ready()
+    job.wait(JOIN_SECONDS)
+    assert b.round.number == (1 if victim else 0)
+    assert bool(job.membership.over) is not victim
+
+
 def test_secondary_failures_alone_are_a_failure():
     job = Job()
     a, b = job.started("a", "b")
