@@ -12,6 +12,7 @@ ops are compiled as one source, and so are all kernels, because TensorFlow's hea
 than the sources that include them.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -117,8 +118,9 @@ class Objects:
         """Remove files that no build has used for `KEEP_DAYS` days; keep foreign files."""
         for path in self._folder.iterdir():
             ours = KEPT.fullmatch(path.name) and path.is_file() and not path.is_symlink()
-            if ours and path.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another build has removed or renamed it
+                if ours and path.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
+                    path.unlink()
 
 
 class CoreBuild:

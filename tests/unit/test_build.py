@@ -65,6 +65,26 @@ def test_objects_depend_on_all_included_files(setup_sources):
         assert {f for f in read if f.startswith("custom_ops")} == build_library.reads(source)
 
 
+def test_files_that_another_build_removes_are_no_error(setup_sources, monkeypatch, tmp_path):
+    """Two builds may clean the shared folder of objects at once."""
+    import build_library
+
+    monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
+    objects = build_library.Objects(fallback=tmp_path)
+    digest = "0" * 32
+    for name in (f"a.cc.{digest}.o", f"b.cc.{digest}.o", f"c.cc.{digest}.7.partial"):
+        (tmp_path / "objects" / name).touch()
+        os.utime(tmp_path / "objects" / name, (0, 0))
+
+    def removed_meanwhile(path):
+        path.unlink()
+        return False
+
+    monkeypatch.setattr(Path, "is_symlink", removed_meanwhile)  # checked before the time stamp
+    objects.clean()
+    assert not list((tmp_path / "objects").iterdir())
+
+
 def test_each_source_is_in_one_list():
     lists = [name for name in constants() if name.endswith(("SOURCES", "HEADERS"))]
     files = [file for name in lists for file in listed_files(name)]
