@@ -20,7 +20,8 @@ tensorflow::Status ReadBlockFormat(Context* context, BlockFormat* format) {
   }
   if (block < 1 || block % kBlockUnit != 0 || block > INT32_MAX) {
     return tensorflow::errors::InvalidArgument("`block` must be a positive multiple of ",
-                                               kBlockUnit, ". Received: block=", block, ".");
+                                               kBlockUnit, ", at most ", INT32_MAX,
+                                               ". Received: block=", block, ".");
   }
   return tensorflow::OkStatus();
 }

@@ -160,6 +160,7 @@ def test_bad_input(backend):
     for keywords, match in (
         ({"bits": 3, "block": 32}, r"`bits`.*bits=3"),
         ({"bits": 8, "block": 48}, r"`block`.*block=48"),
+        ({"bits": 8, "block": 2**31}, r"`block`.*at most.*block=2147483648"),
     ):
         with pytest.raises(ValueError, match=match):
             on(backend, lambda: block_quantize(tf.zeros([1, 32]), **keywords))  # noqa: B023

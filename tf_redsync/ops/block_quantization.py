@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_redsync import checks
 from tf_redsync.ops import native
+from tf_redsync.ops.limits import MAX_COUNT
 from tf_redsync.ops.native import runs_natively
 from tf_redsync.ops.reference import block_quantization as reference
 
@@ -123,10 +124,13 @@ def check_block_format(bits: int, block: int) -> None:
     """Check the arguments `bits` and `block` of block quantization.
 
     Raises:
-        ValueError: If `bits` is not 8, 4 or 2, or `block` is not a positive multiple of 32. The
-            message names the argument.
+        ValueError: If `bits` is not 8, 4 or 2, or `block` is not a positive multiple of 32 below
+            2^31. The message names the argument.
     """
     checks.choice("bits", bits, BITS)
     checks.integer("block", block, low=BLOCK_UNIT)
-    if block % BLOCK_UNIT:
-        raise ValueError(f"`block` must be a multiple of {BLOCK_UNIT}. Received: block={block}")
+    if block % BLOCK_UNIT or block > MAX_COUNT:
+        raise ValueError(
+            f"`block` must be a multiple of {BLOCK_UNIT}, at most {MAX_COUNT}. Received: "
+            f"block={block}"
+        )
