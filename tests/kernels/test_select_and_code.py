@@ -250,20 +250,9 @@ def test_bad_arguments(change, text):
 )
 def test_bad_attributes(change, text):
     """Python rejects them earlier."""
-    from tf_redsync.ops import native
-
     x = [tf.zeros([5])]
     arguments = {"k": [2], "streams": [0], "rice": [1], "value_bits": 1, "U": 0, **change}
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
         native.load().redsync_select_and_code(
             grads=x, residuals=x, velocities=[], scale=1.0, **arguments
         )
-
-
-def test_cases_without_a_native_op_are_composed(monkeypatch):
-    monkeypatch.setattr(native, "backend", lambda: "native")
-    for serves in (True, False):
-        monkeypatch.setattr(native, "serves", lambda tensors, serves=serves: serves)
-        assert coded.runs_natively([tf.zeros([3])]) == serves
-    monkeypatch.setattr(native, "backend", lambda: "tensorflow")
-    assert not coded.runs_natively([tf.zeros([3])])
