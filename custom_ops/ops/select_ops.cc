@@ -1,7 +1,6 @@
 #include "custom_ops/core/message_layout.h"
 #include "custom_ops/kernels/select_args.h"
 #include "custom_ops/ops/shape_support.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"

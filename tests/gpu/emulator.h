@@ -104,10 +104,6 @@ template <class T>
 T atomicOr(T* place, T value) {
   return Atomically(place, [=](T old) { return old | value; });
 }
-template <class T>
-T atomicAnd(T* place, T value) {
-  return Atomically(place, [=](T old) { return old & value; });
-}
 
 // The stream API: every operation completes at once.
 using cudaStream_t = void*;

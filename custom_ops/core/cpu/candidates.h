@@ -60,9 +60,7 @@ class CandidatePool {
   }
 
   int64_t used() const { return used_; }
-  int64_t capacity() const { return capacity_; }
   bool overflowed() const { return used_ > capacity_; }
-  uint64_t* keys() { return keys_; }
 
   // Copies all keys to `out` in the order of their indices.
   void CopyInOrder(uint64_t* out) {

@@ -7,7 +7,7 @@
 namespace redsync {
 namespace {
 
-constexpr int kBlock = 1024;  // Words whose sums of products with 16-bit halves fit 64 bits.
+constexpr int kBlock = 1024;  // Words; the sums of the halves of their products fit 64 bits.
 
 struct Powers {
   uint64_t of_base[kBlock];  // g^1 ... g^kBlock, 64 bits wide for the vector loop
