@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.ops.reference.common import after, assert_none
+from tf_redsync.ops.reference.common import after, assert_none, to_unsigned
 
 PRIME = 2**32 - 5
 BASE = 2300216400
@@ -25,7 +25,7 @@ def sealed(messages: tf.Tensor) -> tf.Tensor:
     bad = (flags < 0) | (flags > 1)
     flags = after([assert_none("messages", "flag", bad, flags, None)], flags)
     seals = (_checksums(words) + _terms(flags)) % PRIME
-    return tf.concat([_to_int32(seals), words], axis=1)
+    return tf.concat([to_unsigned(seals), words], axis=1)
 
 
 def opened(messages: tf.Tensor, senders: tf.Tensor, receiver: tf.Tensor) -> tf.Tensor:
@@ -81,7 +81,3 @@ def _terms(flags: tf.Tensor) -> tf.Tensor:
 
 def _unsigned(words: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.bitcast(words, tf.uint32), tf.int64)
-
-
-def _to_int32(unsigned: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(tf.cast(unsigned, tf.uint32), tf.int32)
