@@ -68,11 +68,19 @@ def test_missing_gradients_warn(family, caplog):
     assert [float(v) for v in (used, unused)] == [pytest.approx(0.95), 1.0]
 
 
-def test_addons_excludes_distributed_variables_from_weight_decay(mirrored):
+@pytest.mark.parametrize("rule", ["excluded names", "the user's own"])
+def test_addons_excludes_distributed_variables_from_weight_decay(mirrored, rule):
     strategy, addons = mirrored(2), rs.addons.load().optimizers
+
+    class OnlyKernels(addons.SGDW):
+        def _do_use_weight_decay(self, var):
+            return "kernel" in var.name
+
     with strategy.scope():
         kernel, bias = (tf.Variable([1.0], name=name) for name in ("kernel", "bias"))
         inner = addons.SGDW(0.25, exclude_from_weight_decay=["bias"])
+        if rule == "the user's own":
+            inner = OnlyKernels(0.25)
         optimizer = rs.DistributedOptimizer(inner, rs.Dense())
     zero = tf.zeros([1])
     step = tf.function(lambda: optimizer.apply_gradients([(zero, kernel), (zero, bias)]))
@@ -195,7 +203,9 @@ def test_apply_gradients_of_a_users_class(library, steps):
 
     class Doubled(library.optimizers.SGD):
         def apply_gradients(self, grads_and_vars, **kwargs):
-            return super().apply_gradients([(2.0 * g, v) for g, v in grads_and_vars], **kwargs)
+            grads, variables = zip(*grads_and_vars, strict=True)
+            doubled = zip([2.0 * g for g in grads], variables, strict=True)  # read only once
+            return super().apply_gradients(doubled, **kwargs)
 
     options = {"gradient_accumulation_steps": steps} if steps else {}
     weights = []

@@ -342,7 +342,16 @@ def test_aggregator_of_gradients_is_rejected():
     assert_raises(
         ValueError,
         lambda: rs.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(gradient_aggregator=mean)),
-        f"gradient_aggregator={mean!r} in SGD",
+        f"Received: {mean!r} in SGD",
+    )
+
+
+@pytest.mark.parametrize("name", ["aggregate_gradients", "_aggregate_gradients"])
+def test_summing_function_of_a_users_class(name):
+    family = tf_keras.optimizers.legacy if name.startswith("_") else tf_keras.optimizers
+    own = type("Own", (family.SGD,), {name: lambda self, pairs: pairs})
+    assert_raises(
+        ValueError, lambda: rs.DistributedOptimizer(own(0.1)), "sums gradients", "in Own. Remove it"
     )
 
 

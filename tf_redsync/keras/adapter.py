@@ -302,13 +302,16 @@ class Adapter:
             "inside `strategy.scope()`, or pass the variables to the first step."
         )
 
-    def aggregate_or_none(self, grads_and_vars: Sequence[Any]) -> list[tuple[Any, Any]]:
+    def aggregate_or_none(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         """Aggregate like `aggregate`, for optimizers that warn of gradients that are `None`.
 
-        Pairs whose gradient is `None` come last.
+        Pairs whose gradient is `None` come last. If all are, nothing is exchanged.
         """
-        missing = [(grad, variable) for grad, variable in grads_and_vars if grad is None]
-        return [*self.aggregate(grads_and_vars), *missing]
+        pairs = list(grads_and_vars)
+        missing = [(grad, variable) for grad, variable in pairs if grad is None]
+        if missing and len(missing) == len(pairs):  # the optimizer raises
+            return missing
+        return [*self.aggregate(pairs), *missing]
 
     def aggregate_or_nan(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """Aggregate like `aggregate`, for optimizers that skip a step if a sum is non-finite.

@@ -115,8 +115,8 @@ def warm_up(policy: Policy | Auto, requested: Any) -> Any:
     if begins and (requested is not None or len({dense_start(m) for m in begins}) > 1):
         raise ValueError(
             f"{type(begins[0]).__name__} has its own dense start. Received: warm_up={requested!r} "
-            f"and {', '.join(map(repr, begins))}. Use warm_up=None, and the same dense "
-            "start in all methods."
+            f"and {', '.join(map(repr, begins))}. Use warm_up=None, and "
+            "the same dense start in all methods."
         )
     if begins:
         return dense_start(begins[0])
@@ -128,6 +128,25 @@ def warm_up(policy: Policy | Auto, requested: Any) -> Any:
             "warm_up=None."
         )
     return requested
+
+
+def check_aggregation(optimizer: Any, function: Any) -> None:
+    """Check that the function that sums gradients over replicas is Keras's own.
+
+    Raises:
+        ValueError: it is the user's, but the exchange replaces it.
+    """
+    if not defined_in("tf_keras", function):
+        raise ValueError(
+            "an optimizer cannot have its own function that sums gradients over replicas: the "
+            f"exchange replaces it. Received: {function!r} in {type(optimizer).__name__}. Remove "
+            "it, and change gradients before they are passed to `apply_gradients`."
+        )
+
+
+def defined_in(package: str, function: Any) -> bool:
+    """Return whether a function is defined in a package."""
+    return (getattr(function, "__module__", None) or "").partition(".")[0] == package
 
 
 def innermost(optimizer: Any) -> Any:

@@ -56,7 +56,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         self, inner_optimizer: Any, method: Any = None, *, name: str | None = None, **options: Any
     ) -> None:
         applies = conflicts.innermost(inner_optimizer)
-        _check_aggregator(applies)
+        for function in (applies.gradient_aggregator, type(applies)._aggregate_gradients):
+            conflicts.check_aggregation(applies, function)
         _decay_listed(applies)
         super().__init__(name=name or f"distributed_{applies._name}")
         access = slots.Access(
@@ -192,21 +193,6 @@ class ScaledLegacyOptimizer(LegacyOptimizer, tf_keras.mixed_precision.LossScaleO
     vars().update({name: Inner() for name in SCALING})
 
 
-def _check_aggregator(optimizer: Any) -> None:
-    """Check that an optimizer sums gradients by Keras's function, which the exchange replaces.
-
-    Raises:
-        ValueError: a function of the user would have no effect.
-    """
-    aggregator = optimizer.gradient_aggregator
-    if aggregator.__module__.partition(".")[0] != "tf_keras":
-        raise ValueError(
-            "`gradient_aggregator` would have no effect: the exchange sums the gradients. "
-            f"Received: gradient_aggregator={aggregator!r} in {type(optimizer).__name__}. Remove "
-            "it, or pass `gradient_transformers`, which get the sums."
-        )
-
-
 def _decay_listed(optimizer: Any) -> None:
     """Make `exclude_from_weight_decay` of Addons recognize the components of listed variables.
 
@@ -217,7 +203,8 @@ def _decay_listed(optimizer: Any) -> None:
         listed = optimizer._decay_var_list
         return listed is None or slots.key(variable) in [slots.key(r.deref()) for r in listed]
 
-    if hasattr(optimizer, "_decay_var_list"):
+    rule = getattr(type(optimizer), "_do_use_weight_decay", None)
+    if conflicts.defined_in("tensorflow_addons", rule):  # not by a user's subclass
         optimizer._do_use_weight_decay = is_listed
 
 

@@ -64,6 +64,7 @@ class TfKerasOptimizer(Wrapper, tf_keras.optimizers.Optimizer):
         self, inner_optimizer: Any, method: Any = None, *, name: str | None = None, **options: Any
     ) -> None:
         applies = conflicts.innermost(inner_optimizer)
+        conflicts.check_aggregation(applies, type(applies).aggregate_gradients)
         super().__init__(name=name or f"distributed_{applies.name}", jit_compile=False)
         adapter = self.wrap(inner_optimizer, method, options)
         applies.jit_compile = False  # the update shares a function with collectives
