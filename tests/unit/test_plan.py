@@ -14,6 +14,7 @@ import tf_keras
 
 import tf_redsync as rs
 from tests.loops import loop
+from tf_redsync import config
 from tf_redsync.auto import cost, probe
 from tf_redsync.auto.candidates import names
 from tf_redsync.auto.decision import Measured
@@ -571,6 +572,15 @@ def test_method_for_a_budget(module, capsys):
     ]
     assert plan.main([*FLAGS, *flags, "0.01%"]) == 0
     assert "fits 0.01%: rs.SparseLoCo(" in capsys.readouterr().out
+
+
+def test_method_that_the_script_registers(module, capsys, monkeypatch):
+    monkeypatch.setattr(config, "_REGISTRY", config.registered())
+    own = "import tf_redsync as rs\n@rs.methods.register\nclass Mine(rs.TopK):\n    pass\n"
+    write_module(module, monkeypatch, own + MODULE)
+    flags = ["--method", "Mine(density=0.5)", "--step-ms", "50"]
+    assert plan.main([*FLAGS, *flags]) == 0
+    assert "With Mine(density=0.5) a step" in capsys.readouterr().out
 
 
 def test_one_method_and_a_given_time(module, capsys):

@@ -227,9 +227,9 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         from tf_redsync.planning import report
         from tf_redsync.planning import subject as subjects
 
-        method = subjects.parse_method(args.method, args.density)
         say(f"building the model with {args.model}")
-        returned = subjects.load(args.model)
+        returned = subjects.load(args.model)  # may register methods
+        method = subjects.parse_method(args.method, args.density)
         subject = subjects.subject(returned, args.batch_size)
         if args.max_overhead is not None:
             print(propose(subject, args))

@@ -83,12 +83,18 @@ def code(value: Any) -> str:
         return repr(value)
     fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]  # type: ignore[arg-type]
     arguments = [f"{f.name}={code(v)}" for f, v in fields if v != _default(f)]
-    home = "rs.outer" if isinstance(value, Outer) else "rs"
-    if type(value).__module__.startswith("tf_redsync.contrib."):
-        home = "rs.contrib"
+    return f"{_home(value)}{type(value).__name__}({', '.join(arguments)})"
+
+
+def _home(value: Configurable) -> str:
+    """Return the prefix of the class in a program that imports `tf_redsync as rs`."""
+    module = type(value).__module__
+    if not module.startswith("tf_redsync."):
+        return ""
+    home = "rs.contrib." if module.startswith("tf_redsync.contrib.") else "rs."
     if isinstance(value, (IndexCoding, ValueCoding)):
-        home += ".codings"
-    return f"{home}.{type(value).__name__}({', '.join(arguments)})"
+        home += "codings."
+    return home + ("outer." if isinstance(value, Outer) else "")
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

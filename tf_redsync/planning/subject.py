@@ -293,7 +293,7 @@ def parse_method(text: str, density: float | None = None) -> Method | Policy | A
 
     Args:
         text: The expression.
-        density: Density of the method, if the expression does not set it.
+        density: Density of the method; `None` if the expression sets it.
 
     Raises:
         PlanError: the expression is malformed, or an argument in it is out of range.
