@@ -109,6 +109,7 @@ def test_path_that_is_not_utf_8(tmp_path):
     pytest.importorskip("plotly", reason="pip install plotly")
     folder = write(tmp_path / os.fsdecode(b"run\xff"), TRAINING)
     assert "/run?" in rs.report(folder).read_text(encoding="utf-8")
+    assert command.main([str(folder)]) == 0  # prints the path
 
 
 def test_missing_workers_are_named(tmp_path):

@@ -39,7 +39,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         path = page.report(args.run_dir, args.output)
     except (OSError, ValueError, page.ReportError) as error:
         parser.error(str(error))
-    print(path)
+    print(os.fspath(path).encode(errors="replace").decode())  # of a path that is not UTF-8
     return 0
 
 
