@@ -31,6 +31,28 @@ def barriers(request, monkeypatch):
         barrier.stop()
 
 
+def test_simultaneous_requests_of_all_workers_count_once(barriers):
+    """Also if several are served before a worker sees that its own was not the first."""
+    for barrier in barriers:
+        for reason in ("a", "b", "c"):
+            barrier.ask(reason)
+    acted, end = [[], []], time.monotonic() + 20 * step_barrier._RETRY_SECONDS
+
+    def train(rank):
+        while time.monotonic() < end:
+            if reason := barriers[rank].step():
+                acted[rank].append(reason)
+            together.wait(SECONDS)
+
+    together = threading.Barrier(WORKERS)
+    threads = [threading.Thread(target=train, args=(r,), daemon=True) for r in range(WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert acted[0] == acted[1] and sorted(acted[0]) == ["a", "b", "c"]
+
+
 def test_workers_act_at_the_same_step_although_requests_fail(barriers):
     acted = {}
 

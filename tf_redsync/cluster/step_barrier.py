@@ -52,7 +52,7 @@ class StepBarrier:
         self._number = 0  # number of the next request
         self._reason: str | None = None  # reason of the request in progress
         self._target: int | None = None  # the step at whose end to act
-        self._acted = ""  # reason of the last request
+        self._acted: list[str] = []  # reasons of all requests so far
         self._asked: deque[str] = deque()  # used with one worker only
         self._over = threading.Event()
         if self._workers > 1:
@@ -87,10 +87,11 @@ class StepBarrier:
                     raise agreement.Disagreement(watchdog.verdict())
             if self._target is None or self._steps < self._target:
                 return None
-            self._acted, self._reason, self._target = self._reason or "", None, None
+            reason, self._reason, self._target = self._reason or "", None, None
+            self._acted.append(reason)
             self._number += 1
             self._changed.notify_all()
-            return self._acted
+            return reason
 
     def stop(self) -> None:
         """End the barrier; call it after the last step, when all workers have synchronized."""
@@ -103,7 +104,7 @@ class StepBarrier:
                 return
             while self._number == number and not self._over.is_set():  # another request came first
                 time.sleep(_RETRY_SECONDS)
-            if self._acted == reason:
+            if reason in self._acted[number:]:
                 return
 
     def _listen(self) -> None:
