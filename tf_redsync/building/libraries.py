@@ -24,7 +24,7 @@ _KINDS = {".cc", ".h", ".cu", ".cuh", ".bzl", ".py"}
 CUDA = "TF_REDSYNC_CUDA"  # "1": GPU kernels if nvcc exists; "0": never
 _ARCHITECTURES = "REDSYNC_CUDA_ARCHITECTURES"
 # Why a library has no GPU kernels: one library serves all three cases.
-_CPU_ONLY = "when it was built, TensorFlow saw no GPU, there was no nvcc, or TF_REDSYNC_CUDA was 0"
+_CPU_ONLY = "when it was built, TensorFlow saw no GPU, no nvcc worked, or TF_REDSYNC_CUDA was 0"
 # Measured cost of a build, announced before it: seconds, and further core seconds.
 _COST = {"cpu": (8, 74), "cuda": (30, 130)}
 _LONGEST = 300  # characters of a compiler's error
