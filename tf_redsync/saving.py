@@ -6,6 +6,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ def read_worker_state(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     name = os.fspath(path)
     try:
         states = _states(name)
-    except (zipfile.BadZipFile, tf.errors.OpError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, tf.errors.OpError) as error:
         raise OSError(f"`path` cannot be read: {error}. Received: path={name!r}") from error
     if len(states) != 1:
         raise ValueError(
@@ -84,7 +85,8 @@ def _in_h5(file: Any) -> list[dict[str, np.ndarray]]:
 def _in_shards(path: str) -> list[dict[str, np.ndarray]]:
     """Return the parts in the shards that a `.weights.json` file of Keras lists, by group."""
     with open(path, encoding="utf-8") as file:
-        shards = json.load(file).get("weight_map", {})
+        index = json.load(file)
+    shards = index.get("weight_map", {}) if isinstance(index, dict) else {}
     states = []
     for group in (g for g in shards if g.endswith(_GROUP)):
         state: dict[str, np.ndarray] = {}
