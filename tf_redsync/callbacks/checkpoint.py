@@ -71,7 +71,8 @@ class Checkpoint(OfBothKeras):
 
     Raises:
         ValueError: an argument is out of range. In `fit`: the model is not built, the optimizer is
-            not a `DistributedOptimizer`, or there are checkpoints but none can be used.
+            not a `DistributedOptimizer`, the number of epochs is unknown, or there are checkpoints
+            but none can be used.
         OSError: in `fit`, a worker cannot write to `directory` at the start. Later failures are
             warnings.
 

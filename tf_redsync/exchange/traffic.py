@@ -56,8 +56,8 @@ def messages(method: Any, layout: BucketLayout, phase: str = "exchange") -> Step
     """
     if not layout.specs:
         return ((),) * method.traits.period
+    # The name decides which tensors of rank 2 or more are biases or norms.
     specs = [
-        # The name decides which tensors of rank 2 or more are biases or norms.
         dataclasses.replace(s, name="bias" if s.is_bias_or_norm else "", position=i)
         for i, s in enumerate(layout.specs)
     ]
