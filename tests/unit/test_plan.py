@@ -580,7 +580,7 @@ def test_method_that_the_script_registers(module, capsys, monkeypatch):
     write_module(module, monkeypatch, own + MODULE)
     flags = ["--method", "Mine(density=0.5)", "--step-ms", "50"]
     assert plan.main([*FLAGS, *flags]) == 0
-    assert "With Mine(density=0.5) a step" in capsys.readouterr().out
+    assert "Mine(density=0.5) a step is predicted" in capsys.readouterr().out
 
 
 def test_one_method_and_a_given_time(module, capsys):
