@@ -45,6 +45,16 @@ def test_key_is_stable_across_traces():
     assert traced_keys([first], loop=True)[0] == traced_keys([again])[0]
 
 
+def test_collisions_of_hashes(monkeypatch):
+    """In a search over hundreds of models some of the 30-bit hashes are equal."""
+    monkeypatch.setattr(collectives, "_lasting", {})
+    monkeypatch.setattr(collectives.zlib, "crc32", lambda text: 2**30 - 2)
+    one = launcher(5)
+    keys = [traced_keys([one], purpose=purpose)[0] for purpose in (1, 2, 3)]
+    assert keys == [2**31 - 2, 2**31 - 1, 2**30]
+    assert [traced_keys([one], purpose=purpose)[0] for purpose in (1, 2, 3)] == keys
+
+
 def test_distinct_collectives_have_distinct_keys():
     one, other_group = launcher(5), launcher(6)
     keys = [

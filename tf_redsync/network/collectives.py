@@ -546,18 +546,11 @@ def _lasting_key(launcher: Any, description: tuple[Any, ...]) -> int:
     described = (launcher._group_key, *description, getattr(function, "name", ""))
     whole = (*described, seen[launcher._device, described])
     seen[launcher._device, described] += 1
-    key = 2**30 + zlib.crc32(repr(whole).encode()) % 2**30
-    if _lasting.setdefault(key, whole) != whole:
-        raise _same_key(_lasting[key], whole)
-    return key
-
-
-def _same_key(first: Any, second: Any) -> RuntimeError:
-    """Return the error for a hash collision, expected in one of 10^6 programs of 50 collectives."""
-    return RuntimeError(
-        f"two collectives must not have the same key. Received: {first} and {second}. Rename the "
-        "function in one of them."
-    )
+    number = zlib.crc32(repr(whole).encode()) % 2**30
+    # All workers resolve a collision alike, because they trace first in the same order.
+    while _lasting.setdefault(2**30 + number, whole) != whole:
+        number = (number + 1) % 2**30
+    return 2**30 + number
 
 
 def _graphs_being_traced() -> list[Any]:
