@@ -219,7 +219,7 @@ def _first_difference(reports: list[list[Any]]) -> list[str]:
 
 def _without_numbers(text: str) -> str:
     """Strip Keras's numbers of names, which differ if one worker has created further layers."""
-    return re.sub(r"_\d+\b", "", text)
+    return re.sub(r"_\d+(?=\b|_)", "", text)
 
 
 def _wait_for(key: str, rank: int) -> str:
