@@ -10,7 +10,9 @@ from tests.distributed.cluster import run_workers
 
 def fit_and_save(folder):
     """Fit with a combination of common Keras features; save, load, restore."""
+    import gc
     import pathlib
+    import weakref
 
     import keras
     import tensorflow as tf
@@ -77,6 +79,11 @@ def fit_and_save(folder):
     again = total_state.total(fresh.optimizer.exchange)
     result["checkpoint_error"] = max(float(np.abs(residual[n] - again[n]).max()) for n in residual)
     result["checkpoint_weights_equal"] = problems.digest(fresh) == problems.digest(model)
+
+    exchanges = [weakref.ref(m.optimizer.exchange) for m in (model, fresh)]
+    del model, loaded, fresh, checkpoint, restore, history, norm, local, first, second
+    gc.collect()
+    result["freed"] = [exchange() is None for exchange in exchanges]
     return result
 
 
@@ -91,6 +98,11 @@ def test_fit_with_steps_per_execution_and_validation(fitted):
     assert np.isfinite(first["loss"]).all() and first["loss"][-1] < first["loss"][0]
     np.testing.assert_array_equal(first["loss"], second["loss"])
     np.testing.assert_array_equal(first["val_loss"], second["val_loss"])
+
+
+def test_models_are_freed(fitted):
+    """As in a search over many models in one process; the strategy keeps the last one."""
+    assert [result["freed"].tolist() for result in fitted[1]] == [[True] * 2] * 2
 
 
 def test_moving_statistics_agree(fitted):

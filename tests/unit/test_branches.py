@@ -1,10 +1,13 @@
 """Branches with many outputs."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_redsync.step.branches import BUNDLED, carry, compact_cond
+from tf_redsync.step.branches import BUNDLED, carry, compact_cond, run_on_host
 
 
 def many(number, offset):
@@ -56,6 +59,30 @@ def test_values_become_tensors():
 
     number, vector = run(tf.constant(True))
     assert number == 1.0 and vector.numpy().tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_host_calls_do_not_keep_their_object(traced):
+    class Sums:
+        def __init__(self):
+            self.total = 0
+
+        def add(self, number):
+            self.total += int(number)
+
+    def called():
+        sums = Sums()
+
+        def step():
+            run_on_host(sums.add, [3])
+
+        (tf.function(step) if traced else step)()
+        assert sums.total == 3
+        return weakref.ref(sums)
+
+    alive = called()
+    gc.collect()
+    assert alive() is None
 
 
 def test_dtypes_must_be_equal():

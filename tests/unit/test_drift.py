@@ -146,10 +146,11 @@ def test_differences():
 def reported(on_drift, rates, weights, applies=None):
     """Reports workers with these learning rates and two words of weights each."""
     kernel, bias = drift.Shared("kernel", []), drift.Shared("bias", [], applies=applies)
-    detector = drift.DriftDetector(None, 5, on_drift, dict, list, list)
+    detector = drift.DriftDetector(None, 5, on_drift, dict, lambda: [kernel, bias], list)
+    detector._of_numbers = ["learning rate"]
     numbers = [drift.number_words(rate).numpy() for rate in rates]
     rows = [[*n, a, 0, b, 0] for n, (a, b) in zip(numbers, weights, strict=True)]
-    detector._report(np.array(rows, np.int32), ["learning rate"], [kernel, bias])
+    detector._report(tf.constant(rows, tf.int32))
 
 
 def test_drifted_variables_are_named():

@@ -332,6 +332,14 @@ class Adapter:
         total += tf.where(self.guard.finite, tf.zeros([], total.dtype), nan)
         return [(total, variable), *others]
 
+    def _prune(self, distribution: Any, variables: Sequence[Any]) -> None:
+        """Set pruned weights to 0."""
+        by_position = masks.variables(self.exchange)
+        for variable in variables:
+            mask = by_position.get(self._position(variable))
+            if mask is not None:
+                distribution.extended.update(variable, pruning.keep, args=(mask,), group=False)
+
     def guard_update(
         self, update: Callable[..., Any], result: Callable[[], Any] = lambda: None
     ) -> Callable[..., Any]:
@@ -360,11 +368,8 @@ class Adapter:
                 moved = self.exchange.applies_momentum
                 with momentum.set_to_zero(self._inner) if moved else contextlib.nullcontext():
                     update(distribution, pairs, *args, **kwargs)
-                by_position = masks.variables(self.exchange)
-                for v in variables if by_position else ():
-                    mask = by_position.get(self._position(v))
-                    if mask is not None:
-                        distribution.extended.update(v, pruning.keep, args=(mask,), group=False)
+                if self.exchange.has_masks:
+                    self._prune(distribution, variables)
                 return tf.constant(True)
 
             tf.cond(self.guard.finite, apply, lambda: tf.constant(False))

@@ -9,6 +9,7 @@ Name of Keras used here: `_fn_kwargs` of its losses and metrics.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -156,6 +157,7 @@ def drift_of(
         pairs = zip(names, consensus.agreed, consensus.own, strict=True)
         trainable = [Shared(n, pair) for n, *pair in pairs]
 
+    @functools.cache  # a step that only one worker traces again must compare the same variables
     def weights() -> list[Shared]:
         averaged = collectives.is_ours(strategy) and not skips_locally
         shared = strategy.shared_statistics if averaged else []

@@ -5,6 +5,7 @@ A branch on a per-worker value would deadlock.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,22 @@ def rarely(predicate: tf.Tensor, branch: Callable[[], Any], otherwise: Callable[
         apart = {"_noinline": True}
         branch = tf.function(branch, autograph=False, experimental_attributes=apart)
     return tf.cond(predicate, branch, otherwise)
+
+
+def run_on_host(method: Callable[..., None], inputs: Sequence[Any]) -> tf.Operation | None:
+    """Call a bound method with eager tensors when the branch runs; return the op in a graph.
+
+    TensorFlow keeps the function of a `tf.py_function` for the life of the process. This one does
+    not keep the method's object, so that a model can be freed.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*values: tf.Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*values)
+
+    return tf.py_function(call, inputs, [])
 
 
 def compact_cond(

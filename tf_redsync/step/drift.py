@@ -22,6 +22,7 @@ from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.ops import native, wire
 from tf_redsync.ops.wire import as_row, joined, moved
 from tf_redsync.step import state_variables
+from tf_redsync.step.branches import run_on_host
 from tf_redsync.step.state_variables import Consensus
 
 DEFAULT_EVERY = 500
@@ -59,7 +60,7 @@ class DriftDetector:
         on_drift: `"error"` raises; `"restore"` copies the weights of worker 0 and warns.
         numbers: Returns scalars by name that must be equal, such as the learning rate. A difference
             always raises `Drifted`, because restored weights would drift apart again.
-        weights: Returns the variables that must be equal.
+        weights: Returns the variables that must be equal, the same in each call.
         slots: Returns the variables that are restored together with the weights.
         consensus: The consensus of local steps, or `None`. A variable's last copy is compared while
             the workers have the agreed weights, else its first.
@@ -79,6 +80,7 @@ class DriftDetector:
         self._network, self._every, self._on_drift = network, every, on_drift
         self._numbers, self._weights, self._slots = numbers, weights, slots
         self._steps = state_variables.counter("drift_steps")
+        self._of_numbers: list[str] = []  # their names
 
     def step(self) -> None:
         """Compare the workers after a step if a comparison is due; all workers must call it."""
@@ -91,7 +93,7 @@ class DriftDetector:
         self._steps.assign(0)
 
     def _compare(self) -> None:
-        numbers, weights = self._numbers(), list(self._weights())
+        numbers, weights = self._numbers(), self._weights()
         words = [number_words(n) for n in numbers.values()]
 
         def seals(copy: int) -> tf.Tensor:
@@ -100,12 +102,11 @@ class DriftDetector:
         local_words = joined(*words, wire.to_words(self._of_agreed(seals)))
         rows = gather(self._network, local_words)  # [workers, words]
 
-        def react() -> None:
-            def report(received: tf.Tensor) -> None:
-                self._report(received.numpy(), list(numbers), weights)
+        self._of_numbers = list(numbers)
 
+        def react() -> None:
             # Weights are restored only if the report does not raise.
-            reported = tf.py_function(report, [rows], [])
+            reported = run_on_host(self._report, [rows])
             if self._on_drift == "restore":
                 with tf.control_dependencies([] if reported is None else [reported]):
                     for shared in (*weights, *self._slots()):
@@ -133,10 +134,9 @@ class DriftDetector:
         for copy in shared.copies:
             copy.assign(_from_int32(received, value), read_value=False)
 
-    def _report(
-        self, rows: np.ndarray, of_numbers: Sequence[str], weights: Sequence[Shared]
-    ) -> None:
-        names, numbers = [*of_numbers, *(w.name for w in weights)], len(of_numbers)
+    def _report(self, received: tf.Tensor) -> None:
+        rows, weights, numbers = received.numpy(), self._weights(), len(self._of_numbers)
+        names = [*self._of_numbers, *(w.name for w in weights)]
         pairs = rows.reshape(len(rows), -1, _WORDS)  # [workers, numbers and weights, words]
         differ = (pairs != pairs[:1]).any(axis=-1)
         differ[:, numbers:] &= [w.applies is None or w.applies() for w in weights]

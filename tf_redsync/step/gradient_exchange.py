@@ -66,6 +66,7 @@ class GradientExchange(tf.Module):
             `None`.
         schedule: The sync schedule.
         applies_momentum: Whether a method applies momentum, so that the optimizer must not.
+        has_masks: Whether a method has pruning masks in its state.
         network: The network that answers requests.
         workers: Number of workers.
         weights: Returns the trainable variables.
@@ -139,6 +140,7 @@ class GradientExchange(tf.Module):
         assignments = resolved.assign(self.specs)
         self.resolved, self.assignments = resolved, assignments
         self.applies_momentum = any(a.method.traits.momentum_in_exchange for a in assignments)
+        self.has_masks = any(masks.has_masks(a.method) for a in assignments)
         sparse = all(self._sparse_totals(a.method) for a in assignments)
         pairs, create = [(a.spec, a.method) for a in assignments], self.worker.variable
         buckets = make_buckets(pairs, self.workers, self._bucket_bytes, sparse)

@@ -22,6 +22,7 @@ from tf_redsync.errors import DistributedError
 from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.ops.wire import each_finite
 from tf_redsync.step import state_variables
+from tf_redsync.step.branches import run_on_host
 
 WARN_AFTER = 10  # in a row
 DEFAULT_LIMIT = 100
@@ -229,7 +230,7 @@ class NonFiniteCounter:
                 ranks = tf.range(self._network.workers)
             else:  # each replica issues its own warning
                 suspects, ranks = position[tf.newaxis], rank[tf.newaxis]
-            tf.py_function(self._report, [streak, self.total.read_value(), ranks, suspects], [])
+            run_on_host(self._report, [streak, self.total.read_value(), ranks, suspects])
 
         tf.cond(due, report, lambda: None)
 
