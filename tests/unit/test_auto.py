@@ -289,7 +289,9 @@ def test_table_lists_excluded_methods(inner, auto, told):
     ("inner", "momentum"),
     [
         (keras.optimizers.SGD(0.1, momentum=0.9), 0.9),
-        (tf_keras.optimizers.SGD(0.1, momentum=0.5, weight_decay=0.1, clipnorm=1.0), 0.5),
+        (tf_keras.optimizers.SGD(0.1, momentum=0.5, weight_decay=0.1), 0.5),
+        (tf_keras.optimizers.SGD(0.1, momentum=0.5, clipnorm=1.0), 0.0),
+        (keras.optimizers.SGD(0.1, momentum=0.5, clipnorm=1.0), 0.5),
         (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), 0.9),
         (keras.optimizers.SGD(0.1), 0.0),
         (keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True), 0.0),

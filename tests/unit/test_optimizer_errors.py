@@ -346,6 +346,19 @@ def test_aggregator_of_gradients_is_rejected():
     )
 
 
+@pytest.mark.parametrize("family", [tf_keras.optimizers, tf_keras.optimizers.legacy])
+def test_clipping_that_would_act_on_momenta_or_not_on_local_steps(family):
+    adam, sgd = family.Adam(0.001, global_clipnorm=1.0), family.SGD(0.1, clipvalue=0.5)
+    one_bit = rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(5))
+    for inner, method in ((adam, one_bit), (sgd, rs.CDSGD())):
+        assert_raises(
+            ValueError,
+            lambda inner=inner, method=method: rs.DistributedOptimizer(inner, method),
+            f"would clip the totals of {type(method).__name__}", "use Keras 3",
+        )  # fmt: skip
+    rs.DistributedOptimizer(keras.optimizers.SGD(0.1, clipvalue=0.5), rs.CDSGD())
+
+
 @pytest.mark.parametrize("name", ["aggregate_gradients", "_aggregate_gradients"])
 def test_summing_function_of_a_users_class(name):
     family = tf_keras.optimizers.legacy if name.startswith("_") else tf_keras.optimizers

@@ -71,6 +71,18 @@ def check_per_worker_weights(inner: Any, policy: Policy | Auto) -> None:
             f"weight_decay={config.get('weight_decay')}. Use SGD, and a kernel_regularizer for "
             "weight decay."
         )
+    if points:
+        _check_clipping(inner, type(points[0]).__name__, "but not its local steps")
+
+
+def _check_clipping(inner: Any, method: str, harm: str) -> None:
+    """Check that the optimizer clips gradients, not totals."""
+    clipping = momentum.clipping_of_totals(inner)
+    if clipping:
+        raise ValueError(
+            f"tf_keras would clip the totals of {method}, {harm}. Received: {clipping}. Clip "
+            "gradients before `apply_gradients`, or use Keras 3, which clips those."
+        )
 
 
 def check_adam(inner: Any, policy: Policy | Auto) -> None:
@@ -93,6 +105,7 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
             f"{type(adam).__name__}{'(amsgrad=True)' if plain else ''}. Use Keras's Adam or AdamW "
             "without amsgrad, or another method."
         )
+    _check_clipping(adam, label, "which are momenta")
     config = config_of(adam)
     for method, betas in methods:
         for name, value in betas.items():

@@ -128,15 +128,30 @@ def movable(optimizer: Any) -> float:
     """Return the momentum that an exchange may apply instead of the optimizer; 0 for none.
 
     Only the momentum of a Keras 3 or tf_keras SGD that is not built can be moved. Weight decay,
-    clipping and averages act on weights or local gradients, so moving the momentum does not affect
-    them. Nesterov momentum and the momentum of accumulated gradients cannot be moved.
+    averages and Keras 3's clipping act on weights or local gradients, so moving the momentum does
+    not affect them; tf_keras would clip velocities. Nesterov momentum and the momentum of
+    accumulated gradients cannot be moved.
     """
     inner = _innermost(optimizer)
     home, config = type(inner).__module__, config_of(inner)
     plain = type(inner).__name__ == "SGD" and home.partition(".")[0] in ("keras", "tf_keras")
     if not plain or ".legacy" in home or getattr(inner, "built", False) or config["nesterov"]:
         return 0.0
-    return 0.0 if config.get("gradient_accumulation_steps") else float(config["momentum"])
+    if config.get("gradient_accumulation_steps") or clipping_of_totals(inner):
+        return 0.0
+    return float(config["momentum"])
+
+
+def clipping_of_totals(optimizer: Any) -> dict[str, Any]:
+    """Return the clipping arguments of an optimizer of tf_keras, which clips exchanged totals.
+
+    Keras 3 clips each worker's own gradient.
+    """
+    inner = _innermost(optimizer)
+    if not any(base.__module__.startswith("tf_keras.") for base in type(inner).__mro__):
+        return {}
+    config = config_of(inner)
+    return {n: config[n] for n in ("clipnorm", "global_clipnorm", "clipvalue") if config.get(n)}
 
 
 @contextlib.contextmanager
