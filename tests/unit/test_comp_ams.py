@@ -28,6 +28,14 @@ def test_amsgrad_matches_the_paper(options):
         np.testing.assert_allclose(weights, reference.step(gradient), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_amsgrad_of_elements_without_gradients(dtype):
+    weights, optimizer = tf.Variable([1.0, 2.0], dtype=dtype), rs.AMSGrad(0.1)
+    optimizer.apply([tf.constant([0.0, 1.0], dtype)], [weights])
+    first, second = np.asarray(weights, np.float32)
+    assert first == 1.0 and 1.0 < second < 2.0
+
+
 def test_amsgrad_with_several_variables_and_config():
     optimizer = rs.AMSGrad(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5), beta_1=0.8)
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
