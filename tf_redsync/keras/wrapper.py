@@ -383,7 +383,7 @@ class Wrapper(AttributeForwarding):
                 f"`{action}` needs the model's variables. Call `optimizer.build(variables)` first."
             )
         off, schedule = action == "disable", self.exchange.schedule
-        if off and not schedule.off and schedule.delay and self.exchange.called:
+        if off and not schedule.off and schedule.delay and int(self.exchange.step.numpy()):
             self.flush()
         self.exchange.switch(off)
         fit_hook.trace_again(self.exchange)
