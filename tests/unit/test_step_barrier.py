@@ -16,12 +16,12 @@ SECONDS = 10.0
 
 @pytest.fixture(params=[False, True], ids=["request lost", "answer lost"])
 def barriers(request, monkeypatch):
-    """A barrier for each of two workers; the strategy is its rank."""
+    """A barrier for each of two workers; the strategy is its rank. All threads end after it."""
+    before = {*threading.enumerate()}
     store = LossyStore(request.param)
     monkeypatch.setattr(coordination, "key_value_store", lambda: store)
     monkeypatch.setattr(collectives, "worker_rank", lambda rank: rank)
     monkeypatch.setattr(collectives, "worker_count", lambda rank: WORKERS)
-    monkeypatch.setattr(step_barrier, "_SLICE_SECONDS", 0.1)
     made = []
     for rank in range(WORKERS):
         monkeypatch.setattr(step_barrier, "_instances", itertools.count())
@@ -29,6 +29,9 @@ def barriers(request, monkeypatch):
     yield made
     for barrier in made:
         barrier.stop()
+    for thread in {*threading.enumerate()} - before:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
 
 
 def test_simultaneous_requests_of_all_workers_count_once(barriers):

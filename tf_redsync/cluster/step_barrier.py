@@ -25,8 +25,8 @@ import tensorflow as tf
 from tf_redsync.cluster import agreement, coordination, watchdog
 from tf_redsync.network import collectives
 
-# Long, because the service keeps each query whose client has timed out.
-_SLICE_SECONDS = 30.0
+# Long, because service and client keep each query that has timed out.
+_SLICE_SECONDS = 3600.0
 _RETRY_SECONDS = 0.2
 _PREFIX = "tf_redsync/step_barrier"
 _instances = itertools.count()  # created in the same order on all workers
@@ -95,6 +95,14 @@ class StepBarrier:
 
     def stop(self) -> None:
         """End the barrier; call it after the last step, when all workers have synchronized."""
+        if self._workers > 1 and self._rank == 0:
+            threading.Thread(target=self._end, name=_PREFIX, daemon=True).start()
+        else:
+            self._over.set()
+
+    def _end(self) -> None:
+        """End the threads of all workers, by an empty request unless another one came first."""
+        self._set(f"request/{self._number}", "")
         self._over.set()
 
     def _publish(self, reason: str) -> None:
@@ -111,7 +119,7 @@ class StepBarrier:
         while not self._over.is_set():
             number = self._number
             reason = self._get(f"request/{number}")
-            if reason is None:
+            if not reason:
                 return
             with self._changed:
                 self._reason, ended = reason, self._steps
