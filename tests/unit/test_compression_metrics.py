@@ -440,6 +440,12 @@ def test_profile_without_steps():
         profiler.split_of(profile(("a:MatMul", 0, 1)), steps=1)
 
 
+def test_profile_without_a_folder(monkeypatch):
+    monkeypatch.setattr(profiler.tempfile, "tempdir", "/nowhere")
+    with pytest.raises(profiler.NoProfile, match="no folder for temporary files.*/nowhere"):
+        profiler.Profiler().start()
+
+
 def test_corrupted_profile(tmp_path):
     (tmp_path / "host.xplane.pb").write_bytes(b"\xff")
     found = profiler.Profiler()

@@ -120,7 +120,10 @@ class Profiler:
         """
         if tf.config.list_logical_devices("GPU"):
             raise NoProfile("times of ops on a GPU cannot be read from a profile of the host")
-        folder = tempfile.mkdtemp(prefix="tf_redsync_profile_")
+        try:
+            folder = tempfile.mkdtemp(prefix="tf_redsync_profile_")
+        except OSError as error:
+            raise NoProfile(f"no folder for temporary files ({error})") from error
         options = tf.profiler.experimental.ProfilerOptions(
             host_tracer_level=2, python_tracer_level=0, device_tracer_level=0
         )
