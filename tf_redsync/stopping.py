@@ -115,7 +115,8 @@ class StopSignals:
         _listening.remove(self)
         _, write = self._sockets
         self._sockets = None
-        write.close()  # ends the thread, which closes `read`
+        write.shutdown(socket.SHUT_WR)  # ends the thread, also if a child process has a copy
+        write.close()
 
     def restore_handlers(self) -> None:
         """Install the handlers that were in place before `listen`."""

@@ -198,6 +198,20 @@ def test_non_training_tasks_have_their_own_numbers():
         assert rank_in(malformed) == 0
 
 
+def test_log_that_another_program_truncates(tmp_path):
+    """As `logrotate` with `copytruncate` does."""
+    log = tmp_path / "worker_0.log"
+    body = f"""
+print('before', flush=True)
+while not os.path.getsize({str(log)!r}):
+    time.sleep(0.05)
+os.truncate({str(log)!r}, 0)
+print('after')
+"""
+    launch.run([sys.executable, script(tmp_path, body)], 1, timeout=20, log_dir=tmp_path)
+    assert log.read_text() == "after\n"
+
+
 def test_log_dir_prints_worker_0_only(tmp_path):
     path = script(tmp_path, "print('I am', index)")
     done = cli("-n", "2", "--log_dir", str(tmp_path / "logs"), path)
@@ -349,9 +363,11 @@ time.sleep(60)
 
 def test_later_sigusr1_does_not_end_workers_that_save(tmp_path):
     body = """
-signal.signal(signal.SIGUSR1, lambda *_: print('asked', flush=True))
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(print('asked', flush=True)))
 print('ready', flush=True)
-signal.pause()
+while not asked:
+    time.sleep(0.05)
 time.sleep(1)
 print('saved', flush=True)
 sys.exit(75)

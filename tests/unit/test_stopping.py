@@ -110,6 +110,18 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+def test_thread_ends_although_a_child_has_its_socket():
+    requests = stopping.StopSignals()
+    before = {*threading.enumerate()}
+    requests.listen()
+    (thread,) = {*threading.enumerate()} - before
+    copy = os.dup(requests._sockets[1].fileno())  # as in a child that was forked meanwhile
+    requests.close()
+    thread.join(10)
+    os.close(copy)
+    assert not thread.is_alive()
+
+
 def test_forked_child_keeps_its_signals():
     """A multiprocessing pool that loads data ends its processes by SIGTERM."""
     body = """

@@ -149,7 +149,9 @@ class Worker:
 
     def _open(self, log: Path, append: bool) -> IO[bytes] | None:
         try:
-            return log.open("ab" if append else "wb", buffering=0)
+            if not append:
+                log.open("wb").close()
+            return log.open("ab", buffering=0)  # so that another program may truncate the file
         except OSError as error:
             self._say_unwritable(log, error)
             return None

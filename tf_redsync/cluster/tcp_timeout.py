@@ -42,12 +42,13 @@ def _keep(port: int, milliseconds: int) -> None:
 
 def extend(port: int, milliseconds: int) -> int:
     """Replace gRPC's timeout on the connections accepted on `port`; return their number."""
-    return sum(_extended(int(file), port, milliseconds) for file in os.listdir("/proc/self/fd"))
+    libc = ctypes.CDLL(None)  # creates a class in each call
+    files = os.listdir("/proc/self/fd")
+    return sum(_extended(libc, int(file), port, milliseconds) for file in files)
 
 
-def _extended(file: int, port: int, milliseconds: int) -> bool:
+def _extended(libc: ctypes.CDLL, file: int, port: int, milliseconds: int) -> bool:
     # Through libc: a `socket` object could change the blocking mode, and would close the file.
-    libc = ctypes.CDLL(None)
     value, size = ctypes.c_int(), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
     option = file, socket.IPPROTO_TCP, _TCP_USER_TIMEOUT
     failed = libc.getsockopt(*option, ctypes.byref(value), ctypes.byref(size))
