@@ -114,6 +114,14 @@ def test_variable_created_by_one_worker_is_named(size, seconds):
     assert "worker 1 is about to: begin epoch 1; worker 0 is about to: create variable k" in found
 
 
+def test_numbers_of_layers_are_no_difference():
+    """A worker may have created further layers; Keras 3 has their numbers in the names of slots."""
+    for name in ("m/{}/kernel", "{}_kernel_momentum", "{}"):
+        texts = [f"create variable {name.format(layer)}" for layer in ("dense", "dense_12")]
+        assert len({str(agreement._compared(["", [text], ""])) for text in texts}) == 1
+    assert agreement._compared(["", ["block_1a"], ""]) != agreement._compared(["", ["block"], ""])
+
+
 def test_variable_created_after_the_agreement_of_another_is_no_mismatch():
     simulation = Simulation(2)
     waits = at_step(0, "begin epoch 1")
