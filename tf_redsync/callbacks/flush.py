@@ -20,7 +20,8 @@ class Flush(OfBothKeras):
 
     The residuals of many steps make a large step, which costs accuracy unless the learning rate has
     decayed (docs/momentum.md, "The residual at the end"). Flush if every gradient must be applied,
-    not to improve the model.
+    not to improve the model, and not with `EarlyStopping(restore_best_weights=True)`: the residuals
+    are those of the last step, not of the restored one.
 
     Pass it to `fit` of Keras 3 or tf_keras on all workers.
 
