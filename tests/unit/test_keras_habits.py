@@ -68,7 +68,7 @@ def test_missing_gradients_warn(family, caplog):
     assert [float(v) for v in (used, unused)] == [pytest.approx(0.95), 1.0]
 
 
-@pytest.mark.parametrize("rule", ["excluded names", "the user's own"])
+@pytest.mark.parametrize("rule", ["excluded names", "the user's own", "LAMB's"])
 def test_addons_excludes_distributed_variables_from_weight_decay(mirrored, rule):
     strategy, addons = mirrored(2), rs.addons.load().optimizers
 
@@ -81,6 +81,8 @@ def test_addons_excludes_distributed_variables_from_weight_decay(mirrored, rule)
         inner = addons.SGDW(0.25, exclude_from_weight_decay=["bias"])
         if rule == "the user's own":
             inner = OnlyKernels(0.25)
+        if rule == "LAMB's":  # a step of the rate times the weight's norm
+            inner = addons.LAMB(0.25, weight_decay=1.0, exclude_from_weight_decay=["bias"])
         optimizer = rs.DistributedOptimizer(inner, rs.Dense())
     zero = tf.zeros([1])
     step = tf.function(lambda: optimizer.apply_gradients([(zero, kernel), (zero, bias)]))

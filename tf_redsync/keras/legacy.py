@@ -204,7 +204,8 @@ def _decay_listed(optimizer: Any) -> None:
         return listed is None or slots.key(variable) in [slots.key(r.deref()) for r in listed]
 
     rule = getattr(type(optimizer), "_do_use_weight_decay", None)
-    if conflicts.defined_in("tensorflow_addons", rule):  # not by a user's subclass
+    listing = hasattr(optimizer, "_decay_var_list")  # LAMB has a rule of its own
+    if listing and conflicts.defined_in("tensorflow_addons", rule):  # not by a user's subclass
         optimizer._do_use_weight_decay = is_listed
 
 
