@@ -25,8 +25,10 @@ import tensorflow as tf
 from tf_redsync.cluster import agreement, coordination, watchdog
 from tf_redsync.network import collectives
 
-# Long, because service and client keep each query that has timed out.
-_SLICE_SECONDS = 3600.0
+# Seconds of a query. Service and client keep each query that has timed out, so the wait for a
+# request, which lasts for the whole training, has long ones.
+_REQUEST_SECONDS = 3600.0
+_ANSWER_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
 _PREFIX = "tf_redsync/step_barrier"
 _instances = itertools.count()  # created in the same order on all workers
@@ -63,8 +65,8 @@ class StepBarrier:
         """Ask all workers to act; returns at once, also in signal handlers and threads.
 
         Args:
-            reason: The value that `step` returns on all workers. Simultaneous requests with the
-                same reason count once.
+            reason: The value that `step` returns on all workers, a non-empty string. Simultaneous
+                requests with the same reason count once.
         """
         if self._workers == 1:
             self._asked.append(reason)
@@ -118,7 +120,7 @@ class StepBarrier:
     def _listen(self) -> None:
         while not self._over.is_set():
             number = self._number
-            reason = self._get(f"request/{number}")
+            reason = self._get(f"request/{number}", _REQUEST_SECONDS)
             if not reason:
                 return
             with self._changed:
@@ -156,12 +158,16 @@ class StepBarrier:
                 return True
         return False
 
-    def _get(self, key: str) -> str | None:
-        """Wait for a text of another worker; `None` after `stop` or a verdict."""
+    def _get(self, key: str, seconds: float = _ANSWER_SECONDS) -> str | None:
+        """Wait for a text of another worker, by queries of `seconds`.
+
+        Returns:
+            The text; `None` if a query has ended after `stop` or a verdict.
+        """
         while not self._over.is_set() and watchdog.verdict() is None:
             try:
                 return self._store.get_config_key_value(
-                    f"{self._prefix}/{key}", int(1000 * _SLICE_SECONDS)
+                    f"{self._prefix}/{key}", int(1000 * seconds)
                 )
             except tf.errors.DeadlineExceededError:
                 continue
