@@ -60,7 +60,8 @@ def _objection(inner: Any, method: Method) -> str | None:
         if momentum.movable(inner):
             advice = f"CodedGMC({setting}) is considered instead"
         elif setting.known and tuple(setting.values) == ("momentum",):
-            advice += f" with Auto({setting}), which considers CodedGMC({setting})"
+            if not momentum.clipping_of_totals(inner):  # of the velocity, then
+                advice += f" with Auto({setting}), which considers CodedGMC({setting})"
         return f"{setting} of the inner optimizer acts on stale gradients; {advice}"
     if _second_moment_warning(inner, method) is not None:
         return (
