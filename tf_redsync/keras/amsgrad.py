@@ -78,7 +78,7 @@ class AMSGrad(keras.optimizers.Optimizer):
         self.assign(m, self.beta_1 * m + (1.0 - self.beta_1) * g)
         self.assign(v, self.beta_2 * v + (1.0 - self.beta_2) * ops.square(g))
         self.assign(largest, ops.maximum(largest, v))
-        # Without a gradient so far all are 0, as is epsilon in float16.
+        # In float16 epsilon and the squares of small gradients are 0.
         step = ops.divide_no_nan(rate * m, ops.sqrt(largest + self.epsilon))
         self.assign_sub(variable, step)
 

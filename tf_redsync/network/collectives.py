@@ -547,7 +547,8 @@ def _lasting_key(launcher: Any, description: tuple[Any, ...]) -> int:
     whole = (*described, seen[launcher._device, described])
     seen[launcher._device, described] += 1
     number = zlib.crc32(repr(whole).encode()) % 2**30
-    # All workers resolve a collision alike, because they trace first in the same order.
+    # All workers trace the functions of the main thread first in the same order, so they resolve
+    # a collision alike.
     while _lasting.setdefault(2**30 + number, whole) != whole:
         number = (number + 1) % 2**30
     return 2**30 + number

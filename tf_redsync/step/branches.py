@@ -44,7 +44,7 @@ def run_on_host(method: Callable[..., None], inputs: Sequence[Any]) -> tf.Operat
     """Call a bound method with eager tensors when the branch runs; return the op in a graph.
 
     TensorFlow keeps the function of a `tf.py_function` for the life of the process. This one does
-    not keep the method's object, so that a model can be freed.
+    not keep the method's object, so that a model can be freed; without it the call does nothing.
     """
     reference = weakref.WeakMethod(method)
 
