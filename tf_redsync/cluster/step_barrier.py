@@ -51,7 +51,6 @@ class StepBarrier:
         self._prefix = f"{_PREFIX}/{next(_instances)}"
         self._changed = threading.Condition()
         self._steps = 0  # number of steps that this worker has ended
-        self._number = 0  # number of the next request
         self._reason: str | None = None  # reason of the request in progress
         self._target: int | None = None  # the step at whose end to act
         self._acted: list[str] = []  # reasons of all requests so far
@@ -60,6 +59,11 @@ class StepBarrier:
         if self._workers > 1:
             self._store = coordination.key_value_store()
             threading.Thread(target=self._listen, name=_PREFIX, daemon=True).start()
+
+    @property
+    def _number(self) -> int:
+        """The number of the next request."""
+        return len(self._acted)
 
     def ask(self, reason: str) -> None:
         """Ask all workers to act; returns at once, also in signal handlers and threads.
@@ -91,7 +95,6 @@ class StepBarrier:
                 return None
             reason, self._reason, self._target = self._reason or "", None, None
             self._acted.append(reason)
-            self._number += 1
             self._changed.notify_all()
             return reason
 

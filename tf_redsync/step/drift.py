@@ -80,7 +80,7 @@ class DriftDetector:
         self._network, self._every, self._on_drift = network, every, on_drift
         self._numbers, self._weights, self._slots = numbers, weights, slots
         self._steps = state_variables.counter("drift_steps")
-        self._of_numbers: list[str] = []  # their names
+        self._of_numbers: list[str] = []  # the names of the numbers
 
     def step(self) -> None:
         """Compare the workers after a step if a comparison is due; all workers must call it."""
