@@ -42,9 +42,9 @@ def build_model(strategy, family, method, **options):
 def fit_model(model, metrics, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rs.AccuracyWarning)
-        options = {"epochs": 2, "verbose": 0} | options
+        options = {"batch_size": BATCH, "epochs": 2, "verbose": 0} | options
         callbacks = [*options.pop("callbacks", ()), metrics]
-        return model.fit(X, Y, batch_size=BATCH, callbacks=callbacks, **options).history
+        return model.fit(X, Y, callbacks=callbacks, **options).history
 
 
 def lines(folder, kind=None):
@@ -455,9 +455,31 @@ def test_corrupted_profile(tmp_path):
         found.result(wait=20)
 
 
+@loop("family", [keras, tf_keras])
+@loop("per_execution", [1, 2])
+def test_profile_ends_with_the_epoch(monkeypatch, family, per_execution):
+    """The end of an epoch uses new collectives, and TensorFlow may crash if they are recorded."""
+    events = []
+
+    def noting(name):
+        call = getattr(tf.profiler.experimental, name)
+        monkeypatch.setattr(
+            tf.profiler.experimental, name, lambda *a, **k: (events.append(name), call(*a, **k))
+        )
+
+    class Ends(family.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            events.append("epoch")
+
+    noting("start"), noting("stop")
+    model = build_model(ALONE, family, TOPK, steps_per_execution=per_execution)
+    fit_model(model, CompressionMetrics(), batch_size=len(X) // 4, callbacks=[Ends()])
+    assert "start" in events
+    assert all(events[i + 1] == "stop" for i, event in enumerate(events) if event == "start")
+
+
 @pytest.mark.parametrize("error", [None, RuntimeError("no room")])
-def test_profile_is_collected_between_steps(monkeypatch, error):
-    """The training thread collects it: TensorFlow may crash if it is collected during a step."""
+def test_profile_is_collected_by_the_training_thread(monkeypatch, error):
     threads, stop = [], tf.profiler.experimental.stop
 
     def noting(save=True):

@@ -137,7 +137,7 @@ class CompressionMetrics(OfBothKeras):
         seconds = time.perf_counter() - self._begun
         # With `steps_per_execution`, `batch` is the index of the last of several steps.
         steps, self._next_batch = max(batch + 1 - self._next_batch, 1), batch + 1
-        self._profiles.batch_ends(steps)
+        self._profiles.batch_ends(steps, is_last=batch + 1 == self.params.get("steps"))
         self._batches += 1
         self._since += steps
         self._steps += steps

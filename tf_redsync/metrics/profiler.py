@@ -3,6 +3,11 @@
 TensorFlow's profiler records this process's ops on the CPU. Their types and names
 (`driver.SELECTING`, `DECODING`) tell their purpose. Profiling slows training, so profiles are short
 and rare, and a thread evaluates them.
+
+A profile ends with its epoch. TensorFlow 2.21 corrupts its memory if a recording has an event that
+began in one thread and ended in another: `TraceMeRecorder::Consume` keeps pointers to elements of a
+vector that grows. Such an event is the first use of a collective, which asks worker 0 for its
+parameters. The first end of an epoch and the first evaluation use new collectives.
 """
 
 from __future__ import annotations
@@ -65,21 +70,22 @@ class Profiles:
             return time.monotonic() >= self._next
         return so_far >= max(1, min(_FIRST, (per_epoch or 2 * _FIRST) // 2))
 
-    def batch_ends(self, steps: int) -> None:
-        """Stop the profile after `_STEPS` batches.
+    def batch_ends(self, steps: int, is_last: bool) -> None:
+        """Stop the profile after `_STEPS` batches or the last of the epoch.
 
         Args:
             steps: Training steps per batch.
+            is_last: Whether the epoch ends with this batch.
         """
         if self._left:
             self._exit_trace()
-            self._left -= 1
+            self._left = 0 if is_last else self._left - 1
             if not self._left:
                 self._profiler.stop(steps)
 
     def result(self, wait: float = 0.0) -> Split | None:
         """Return a new result, or `None`; see `Profiler.result`."""
-        if self._left:  # the epoch ended during the profile, which continues in the next one
+        if self._left:  # an epoch of unknown length ended; the profile continues in the next one
             return None
         split = self._profiler.result(wait)
         if split is not None:
@@ -137,8 +143,7 @@ class Profiler:
     def stop(self, steps: int) -> None:
         """Stop recording, between two steps, and start the evaluation.
 
-        TensorFlow collects the recordings of its threads, in about 70 ms for ResNet50. Do not call
-        it from another thread during a step, which has crashed a process.
+        TensorFlow collects the recordings of its threads, in about 70 ms for ResNet50.
 
         Args:
             steps: Training steps per recorded step.
