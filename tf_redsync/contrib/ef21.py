@@ -51,6 +51,9 @@ class EF21(Sparsifier):
       10^7 times as large as all others g keeps an error of the others' size.
     * Biases, norms and small tensors are all-reduced densely.
 
+    Resume with the saved parts of all workers. Without those of some ranks, g contains estimates
+    that no worker has, and all later totals are wrong by their sum.
+
     The paper's theory assumes the full gradient of a worker's data. The noise of a mini-batch stays
     in an estimate until the element is sent again, so EF21 needs larger batches than error feedback
     with a residual.
