@@ -43,10 +43,9 @@ def train(folder):
         topk = rs.TopK(density=0.05, dense_below=0)
         metrics = rs.callbacks.CompressionMetrics(f"{folder}/all", every=5)
         model, history = _train(rs, keras, topk, [metrics])
-        out |= {n: history[n] for n in ("compression_ratio", "bytes_sent", "step_ms", "wait_ms")}
-        out["parts"] = [
-            sum(history[f"{p}_ms"][-1] for p in ("compute", "select", "decode", "input", "wait"))
-        ]
+        out |= {n: history[n] for n in ("compression_ratio", "bytes_sent", "step_ms")}
+        parts = ("compute", "select", "decode", "input", "wait")
+        out["parts"] = [sum(history[f"{p}_ms"][-1] for p in parts if f"{p}_ms" in history)]
         part = model.optimizer.exchange.worker_state()
         (residual,) = (v for n, v in part.items() if "/residual/" in n)
         out |= {"norm": np.linalg.norm(residual), "found": history["residual_norm"][-1]}
@@ -79,7 +78,11 @@ def test_on_all_workers(trained):
         text = (pathlib.Path(folder) / "all" / f"worker-{rank}.jsonl").read_text()
         found = [json.loads(line) for line in text.splitlines()]
         assert [r["step"] for r in found if r["record"] == "sample"] == [5, *range(8, 25)]
-        (split,) = (r for r in found if r["record"] == "split")
+        splits = [r for r in found if r["record"] == "split"]
+        if rank > 0:  # worker 0 alone profiles steps
+            assert not splits and out["parts"][0] == 0
+            continue
+        (split,) = splits
         assert split["exchange_ms"] > 0 and split["select_ms"] > 0 and split["decode_ms"] > 0
         assert out["parts"][0] == pytest.approx(split["step_ms"]) and split["compute_ms"] > 0
     assert workers[0]["norm"] != workers[1]["norm"]  # each worker's own

@@ -19,6 +19,7 @@ from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.metrics.outputs import Outputs, bytes_before, mean_logs
 from tf_redsync.metrics.profiler import NoProfile, Profiles
 from tf_redsync.metrics.sampling import Clock, Sample, Sampler, interval
+from tf_redsync.network import collectives
 
 _FIRST_SAMPLE = 8  # batches; tf_keras warns about callbacks that are slow in the first five
 _PARTS = ("compute", "select", "exchange", "wait", "decode", "input")
@@ -34,8 +35,8 @@ class CompressionMetrics(OfBothKeras):
     * `density`: share of the elements that this worker sent in the last step;
     * `residual_norm`: norm of this worker's residuals;
     * `skipped_steps` of the epoch (also logged without this callback);
-    * `step_ms`, the mean, and from a few profiled steps `compute_ms`, `select_ms`, `exchange_ms`,
-      `wait_ms`, `decode_ms`, `input_ms`.
+    * `step_ms`, the mean; and on worker 0, from a few profiled steps, `compute_ms`, `select_ms`,
+      `exchange_ms`, `wait_ms`, `decode_ms`, `input_ms`.
 
     The progress bar shows the ratio, the bytes per step as `kB_per_step`, and skipped steps. With
     `run_dir`, each worker with this callback writes `worker-<rank>.jsonl` there, with density and
@@ -51,7 +52,7 @@ class CompressionMetrics(OfBothKeras):
         every: Maximum number of steps between two samples. A `fit` of fewer than 30 times as many
             steps has about 30 samples. The last step of an epoch has a sample, and the first sample
             follows the eighth batch at the latest.
-        time_split: Whether to profile a few steps at times. Pass `False` to use TensorFlow's
+        time_split: Whether worker 0 profiles a few steps at times. Pass `False` to use TensorFlow's
             profiler yourself: a process can run only one at a time.
 
     Raises:
@@ -101,6 +102,8 @@ class CompressionMetrics(OfBothKeras):
         closing.register(self)
         if self._sampler is not None and self._sampler.exchange is not exchange:
             self._profiles = Profiles()  # another model has other times
+        if not self._no_split and collectives.worker_rank(self.model.distribute_strategy) > 0:
+            self._no_split = "worker 0 profiles steps"
         self._sampler, self._opened = None, False
         self._epoch, self._batches, self._next_batch = 0, 0, 0
         self._first_epoch: int | None = None
@@ -152,6 +155,7 @@ class CompressionMetrics(OfBothKeras):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the epoch's metrics to its logs."""
+        self._profiles.epoch_ends()
         if not self._batches:
             return
         sample = self._take_sample()

@@ -4,10 +4,11 @@ TensorFlow's profiler records this process's ops on the CPU. Their types and nam
 (`driver.SELECTING`, `DECODING`) tell their purpose. Profiling slows training, so profiles are short
 and rare, and a thread evaluates them.
 
-A profile ends with its epoch. TensorFlow 2.21 corrupts its memory if a recording has an event that
-began in one thread and ended in another: `TraceMeRecorder::Consume` keeps pointers to elements of a
-vector that grows. Such an event is the first use of a collective, which asks worker 0 for its
-parameters. The first end of an epoch and the first evaluation use new collectives.
+Only worker 0 profiles. TensorFlow 2.21 corrupts its memory if a recording has an event that began
+in one thread and ended in another: `TraceMeRecorder::Consume` keeps pointers to elements of a
+vector that grows. Such an event is the first use of a collective on another worker, which asks
+worker 0 for the parameters: in a branch that is taken for the first time, in an eager step, or at
+the end of an epoch.
 """
 
 from __future__ import annotations
@@ -83,10 +84,16 @@ class Profiles:
             if not self._left:
                 self._profiler.stop(steps)
 
+    def epoch_ends(self) -> None:
+        """Drop a profile that is not complete.
+
+        If an epoch's length is unknown, Keras begins a batch before it finds that there is none.
+        """
+        if self._left:
+            self.close()
+
     def result(self, wait: float = 0.0) -> Split | None:
         """Return a new result, or `None`; see `Profiler.result`."""
-        if self._left:  # an epoch of unknown length ended; the profile continues in the next one
-            return None
         split = self._profiler.result(wait)
         if split is not None:
             self.last, now = split, time.monotonic()
