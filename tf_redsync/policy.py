@@ -194,7 +194,7 @@ class Undecided(Protocol):
             strategy: The strategy.
             network: The network that answers requests.
             bucket_bytes: See `make_buckets`.
-            sparse_totals: Returns whether a method's totals may be in coordinate form.
+            sparse_totals: Returns whether a method's totals may be sparse.
         """
 
 

@@ -67,7 +67,7 @@ def functions(n: int, density: float, workers: list[int]) -> dict:
     @tf.function(autograph=False)
     def descended(received):
         plain = decode_messages(received, [residual], layout, 1)
-        (total,) = selection.coordinates(plain, layout)
+        (total,) = selection.sparse_totals(plain, layout)
         sparse.descend(weights, total, tf.constant(0.01))
         return weights.read_value()[0]
 

@@ -45,7 +45,7 @@ def test_coordinates_sum_to_the_decoded_total(backend):
     received, layout = messages(), ops.MessageLayout.of(K, FORM["quantized"])
     like = [tf.zeros(s) for s in SIZES]
     dense = ops.decode(received, layout, like)
-    found = selection.coordinates(received, layout)
+    found = selection.sparse_totals(received, layout)
     for total, expected in zip(found, dense, strict=True):
         summed = np.zeros(expected.shape.num_elements(), np.float32)
         np.add.at(summed, total.indices.numpy().view(np.int32), total.values.numpy())
@@ -92,13 +92,13 @@ def test_tensor_and_variable_descend_equally(backend, shape):
     @tf.function
     def both(start):
         own = start + 0.0  # no other reference, so the result may reuse its memory
-        return selection.descended(own, total, -0.3), selection.descended(start, total, -0.3)
+        return sparse.descended(own, total, -0.3), sparse.descended(start, total, -0.3)
 
     for result in both(start):
         np.testing.assert_array_equal(result.numpy(), expected)
     np.testing.assert_array_equal(start.numpy().ravel(), np.arange(50))
     with pytest.raises(tf.errors.InvalidArgumentError):
-        selection.descended(start, sparse.SparseTotal(floats([50]), tf.constant([1.0])), 0.1)
+        sparse.descended(start, sparse.SparseTotal(floats([50]), tf.constant([1.0])), 0.1)
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -107,7 +107,7 @@ def test_scalars(backend, graph):
     total = sparse.SparseTotal(floats([[0], [0]]), tf.constant([[1.0], [2.0]]))
 
     def step(total):
-        result = selection.descended(variable.read_value(), total, 0.5)
+        result = sparse.descended(variable.read_value(), total, 0.5)
         sparse.descend(variable, total, tf.constant(0.5))
         return result
 
@@ -147,7 +147,7 @@ def test_shapes_are_checked():
 
 
 def ascending_runs(generator, size, runs, slots):
-    """Returns entries as `coordinates` does: ascending runs, each with unused slots."""
+    """Returns entries as `sparse_totals` does: ascending runs, each with unused slots."""
     indices, values = np.zeros([runs, slots], np.int32), np.zeros([runs, slots], np.float32)
     for run in range(runs):
         count = generator.randint(slots // 2, slots + 1)

@@ -30,17 +30,17 @@ def test_int32_slices_are_copied_but_float_slices_are_not():
 
 
 def test_moved_words_are_not_copied(on_gpus):
-    def moved(x):
-        kept = wire.moved(lambda w: tf.reshape(w[4:], [2, -1]), tf.bitcast(x, tf.int32))
+    def map_words(x):
+        kept = wire.map_words(lambda w: tf.reshape(w[4:], [2, -1]), tf.bitcast(x, tf.int32))
         return tf.bitcast(kept, tf.float32)
 
-    assert crossing_ops(moved, FLOATS) == []
+    assert crossing_ops(map_words, FLOATS) == []
 
 
 def test_moved_words_have_equal_bits(on_gpus):
     bits = tf.constant([1, -1, 0x7FC00001, -(2**31), 0x7F800001], tf.int32)  # flags, NaNs
-    assert wire.moved(lambda w: w[::-1], bits).numpy().tolist() == bits.numpy()[::-1].tolist()
-    first, rest = wire.moved(lambda w: tf.split(w, [2, 3]), bits)
+    assert wire.map_words(lambda w: w[::-1], bits).numpy().tolist() == bits.numpy()[::-1].tolist()
+    first, rest = wire.map_words(lambda w: tf.split(w, [2, 3]), bits)
     assert first.numpy().tolist() + rest.numpy().tolist() == bits.numpy().tolist()
 
 

@@ -136,7 +136,7 @@ def test_total_forms_inside_a_warm_up():
     def step_fn(step):
         outcome = run(every_step, Echo(2), step)
         (total,), _ = outcome.results[0]
-        return total.is_dense, tf.size(total.dense), tf.size(total.coordinates.indices)
+        return total.is_dense, tf.size(total.dense), tf.size(total.sparse.indices)
 
     for step in range(5):
         found = [int(n) for n in step_fn(tf.constant(step, tf.int64))]

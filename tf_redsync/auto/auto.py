@@ -247,7 +247,7 @@ def measure(
         strategy: The strategy.
         network: The network.
         announce: Whether to log progress.
-        sparse_totals: Returns whether a method's totals may be in coordinate form.
+        sparse_totals: Returns whether a method's totals may be sparse.
     """
     nothing = Measured(network.workers, cost.Link.of(float("inf"), 0.0), {})
     if network.workers == 1 or len(auto.considered) == 1:

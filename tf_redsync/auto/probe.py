@@ -19,8 +19,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Method
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
 from tf_redsync.exchange.traffic import KINDS, DryRun
-from tf_redsync.ops.selection import descended
-from tf_redsync.ops.sparse import SparseTotal
+from tf_redsync.ops.sparse import SparseTotal, descended
 
 # Sizes of the probes. A collective is timed with increasing sizes until it takes LONG_SECONDS.
 SMALL_BYTES = 4 * 1024
@@ -109,7 +108,7 @@ def work(method: Method, workers: Sequence[int], sparse_totals: bool = False) ->
         method: The method.
         workers: Numbers of workers to measure with. With one number all work counts per element;
             two or more separate selection from decoding.
-        sparse_totals: Whether totals may be in coordinate form. The time of their update is then
+        sparse_totals: Whether totals may be sparse. The time of their update is then
             added, and that of a dense update, which they replace, is subtracted.
     """
     most, fewest = max(workers), min(workers)

@@ -106,7 +106,7 @@ def together(
 
 
 def _agree_and_gather(strategy: tf.distribute.Strategy, action: str, text: str) -> list[str]:
-    if not collectives.is_ours(strategy):  # tf_redsync's strategy has started its watchdog
+    if not collectives.is_redsync_strategy(strategy):  # ours has started its watchdog
         watchdog.start(strategy, watchdog.DEFAULT_TIMEOUT_SECONDS)
     with watchdog.waiting_for_agreement(_shortened(action)):
         verdict, texts = _exchange(strategy, action, text)

@@ -104,7 +104,7 @@ def start(
     if collectives.worker_count(strategy) == 1:
         return
     step_counters.create()
-    if not collectives.is_ours(strategy):
+    if not collectives.is_redsync_strategy(strategy):
         step_counters.watch_batches(strategy)
     if _process.thread is not None:
         _process.thread.detector.timeout_seconds = timeout_seconds

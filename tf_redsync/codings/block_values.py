@@ -19,7 +19,7 @@ from tf_redsync.ops.block_quantization import (
     block_words,
     check_block_format,
 )
-from tf_redsync.ops.wire import moved
+from tf_redsync.ops.wire import map_words
 
 
 @register
@@ -58,7 +58,7 @@ class BlockValues(ValueCoding):
         size = tf.size(vector) if vector.shape[0] is None else vector.shape[0]
         row = tf.pad(vector, [[0, -size % BLOCK_UNIT]])[tf.newaxis]
         message, errors = block_quantize(row, bits=self.bits, block=self.block)
-        flag, words = moved(lambda m: tf.split(m[0], [wire.HEADER_WORDS, -1]), message)
+        flag, words = map_words(lambda m: tf.split(m[0], [wire.HEADER_WORDS, -1]), message)
         usable = wire.all_ones(flag)
         # NaNs make `MessageCoding` send an all-zero message, so all workers skip the step.
         sent = tf.where(usable, (row - errors)[0, :size], float("nan"))
@@ -66,7 +66,7 @@ class BlockValues(ValueCoding):
 
     @override
     def decode(self, words: tf.Tensor, counts: tf.Tensor, slots: Sequence[Any]) -> list[tf.Tensor]:
-        messages = moved(lambda w: tf.pad(w, [[0, 0], [wire.HEADER_WORDS, 0]]), words)
+        messages = map_words(lambda w: tf.pad(w, [[0, 0], [wire.HEADER_WORDS, 0]]), words)
         size = tf.cast(_padded(slots), tf.int64)
         rows = block_dequantize(messages, size, bits=self.bits, block=self.block)
         parts = tf.split(rows[:, : sum(slots)], list(slots), axis=1, num=len(slots))

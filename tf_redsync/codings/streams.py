@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_redsync.codings.base import Capacity, used
 from tf_redsync.ops.codecs import Positions
-from tf_redsync.ops.wire import leading, moved, padded
+from tf_redsync.ops.wire import leading, map_words, padded
 
 MAX_STREAM = 2**31 - 1
 
@@ -51,7 +51,7 @@ class Stream:
         """Return positions in the stream, int32 `[slots]`, ascending; 0 after the last one."""
         parts = []
         for at, n, start in zip(indices, tf.unstack(counts), self.starts[:-1], strict=True):
-            taken = moved(lambda words, n=n: words[:n], at)
+            taken = map_words(lambda words, n=n: words[:n], at)
             parts.append(tf.cast(taken, tf.int64) + start)
         return padded(tf.cast(tf.concat(parts, axis=0), tf.int32), self.slots)
 

@@ -17,7 +17,7 @@ from tf_redsync.exchange.requests import PairGather
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, flat, split
 from tf_redsync.ops import MessageLayout
-from tf_redsync.ops.wire import as_row, moved
+from tf_redsync.ops.wire import as_row, map_words
 
 
 @register
@@ -107,7 +107,7 @@ class GTopK(Sparsifier):
             later.append(sums)
         residual = _restore_undelivered(residual, message, later, layout)
         if last is not None:
-            sums = moved(lambda rows: rows[0], (yield PairGather(sums, last)))
+            sums = map_words(lambda rows: rows[0], (yield PairGather(sums, last)))
         totals = ops.decode(as_row(sums), layout, [residual])
         totals = split(recursive_doubling.nan_unless_finite(sums, totals)[0], ctx.layout.specs)
         return totals, {"residual": split(residual, ctx.layout.specs)}

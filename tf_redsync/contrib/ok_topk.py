@@ -22,7 +22,7 @@ from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, element_count, flat, split
 from tf_redsync.ops import MessageLayout, wire
 from tf_redsync.ops.message_layout import Parts, signed, unsigned
-from tf_redsync.ops.wire import as_row, cut, joined, leading, moved, only_row
+from tf_redsync.ops.wire import as_row, cut, joined, leading, map_words, only_row
 
 SLACK = 1.25  # capacity for elements, relative to their mean number
 DRIFT = 1.012  # factor of a threshold after a step with too many or too few elements
@@ -347,7 +347,7 @@ def rows_by_region(
     counts = tf.math.unsorted_segment_sum(fits, region, workers + 1)[:workers, tf.newaxis]
     counts = tf.cast(counts, tf.int32)
     indices, words = (
-        moved(
+        map_words(
             lambda row: tf.reshape(row, [workers, slots]),
             placed(target, w, workers * slots),
         )
@@ -364,7 +364,7 @@ def placed(targets: tf.Tensor, words: tf.Tensor, capacity: int) -> tf.Tensor:
 
 def with_starts(rows: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
     """Insert a start, int64 `[P]`, after the flag of each row; 0 if the flag is 0."""
-    flags, words = moved(lambda r: (r[:, : wire.HEADER_WORDS], r[:, wire.HEADER_WORDS :]), rows)
+    flags, words = map_words(lambda r: (r[:, : wire.HEADER_WORDS], r[:, wire.HEADER_WORDS :]), rows)
     starts = signed(tf.cast(flags, tf.int64) * starts[:, tf.newaxis])
     return joined(flags, starts, words, axis=1)
 

@@ -17,7 +17,7 @@ from tf_redsync.exchange.requests import PairGather
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.sparsifier import Sparsifier, capacity, flat, split
 from tf_redsync.ops import MessageLayout, wire
-from tf_redsync.ops.wire import as_row, moved
+from tf_redsync.ops.wire import as_row, map_words
 
 
 @register
@@ -94,7 +94,7 @@ class SparCML(Sparsifier):
             stream = stream.plus((yield PairGather(stream.message, distance)))
         if last is not None:
             rows = yield PairGather(stream.message, last)
-            stream = dataclasses.replace(stream, message=moved(lambda r: r[0], rows))
+            stream = dataclasses.replace(stream, message=map_words(lambda r: r[0], rows))
         totals = stream.totals(as_row(stream.message))
         totals = recursive_doubling.nan_unless_finite(stream.message, totals)
         return totals, {"residual": list(selection.residuals)}

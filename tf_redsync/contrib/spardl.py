@@ -24,7 +24,7 @@ from tf_redsync.methods.common.sparsifier import (
 )
 from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout
-from tf_redsync.ops.wire import moved, only_row
+from tf_redsync.ops.wire import map_words, only_row
 
 
 @register
@@ -134,12 +134,12 @@ def _select(
     n, coding = len(grads), message_coding(ctx)
     selection = ops.accumulate_and_select(grads, residuals, [], [k] * n)
     rests = list(selection.residuals)
-    rows = moved(lambda m: tf.unstack(m, num=n), _rows(selection.message, n))
+    rows = map_words(lambda m: tf.unstack(m, num=n), _rows(selection.message, n))
     if coding is not None:
         for i, (row, rest) in enumerate(zip(rows, rests, strict=True)):
             row_coding = coding.for_message(first + i)
             rows[i], (rests[i],) = row_coding.encode(row, [rest], MessageLayout.of([k]))
-    return moved(lambda *each: tf.stack(each), *rows), rests
+    return map_words(lambda *each: tf.stack(each), *rows), rests
 
 
 def _read(
@@ -157,12 +157,12 @@ def _rows(message: tf.Tensor, blocks: int) -> tf.Tensor:
         flags = tf.fill([blocks, 1], message[0])
         return tf.concat([flags, tf.reshape(message[1:], [blocks, -1])], axis=1)
 
-    return moved(apart, message)
+    return map_words(apart, message)
 
 
 def _one_message(messages: tf.Tensor) -> tf.Tensor:
     """Join messages of one block each, `[workers, words]`, into one of all blocks, `[1, ...]`."""
-    words = moved(lambda m: tf.reshape(m[:, 1:], [-1]), messages)
+    words = map_words(lambda m: tf.reshape(m[:, 1:], [-1]), messages)
     return wire.as_one(messages, words)
 
 

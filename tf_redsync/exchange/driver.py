@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 from tf_redsync.ops import wire
-from tf_redsync.ops.wire import moved
+from tf_redsync.ops.wire import map_words
 
 # Name scopes of the ops before and after an exchange's first answer. A profile shows them apart
 # from the rest of a step.
@@ -55,7 +55,7 @@ class Outcome:
     """The outcome of a step's exchanges.
 
     Attributes:
-        results: The return values of the generators, in order.
+        results: The totals and the new state that each generator returned, in order.
         finite: Bool scalar tensor, equal on all workers: whether all exchanged values are finite.
             A plan also checks totals that may overflow.
         bytes_sent: Bytes that one worker sent: a float, or a float64 scalar tensor if the size
@@ -87,7 +87,8 @@ def drive(exchanges: Sequence[Generator[Request, Any, Any]], network: Network) -
     elements: list[tf.Tensor | None] = [None] * len(exchanges)
     finite: list[tf.Tensor] = []
     bytes_sent: Any = 0.0
-    waiting, replies = list(enumerate(exchanges)), list(results)
+    replies: list[Any] = [None] * len(exchanges)
+    waiting = list(enumerate(exchanges))
     while waiting:
         next_round = []
         for i, exchange in waiting:
@@ -240,4 +241,4 @@ def gather(network: Network, words: tf.Tensor) -> tf.Tensor:
     """Gather int32 `[words]` of every worker into `[workers, words]`, outside of any method."""
     message = wire.with_header(tf.constant(True), words)
     received = ask(network, AllGather(message))
-    return moved(lambda messages: messages[:, wire.HEADER_WORDS :], received)
+    return map_words(lambda messages: messages[:, wire.HEADER_WORDS :], received)

@@ -88,7 +88,7 @@ class BucketLayout:
         specs: The bucket's tensors, last layer first.
         workers: Number of workers in the exchange.
         index: Position among the buckets. Random streams depend on it, on the seed and the step.
-        sparse_totals: Whether totals may be in coordinate form (`SparseTotal`) as well as dense.
+        sparse_totals: Whether totals may be sparse (`SparseTotal`) as well as dense.
     """
 
     specs: tuple[TensorSpec, ...]

@@ -94,7 +94,7 @@ class Adapter:
         self.exchanges_in_branch = False  # whether the inner optimizer calls `finish_in_branch`
         self._finishes_in_branch = False
         self._running = 0  # concurrent steps of this wrapper, one per replica
-        self._asked = False  # whether the optimizer has ever called `aggregate`
+        self._has_aggregated = False  # whether the optimizer has ever called `aggregate`
         self.guard = UpdateGuard()
         self._check_every, self._on_drift = check_every or 0, on_drift
         self._drift: Callable[[], None] | None = None  # compares weights when due
@@ -102,7 +102,7 @@ class Adapter:
         self._positions: dict[int, int] = {}  # by the id of a variable, of Keras or TensorFlow
         self._positions_of_parts: dict[Any, int] = {}  # by `slots.key`
         self._variables: tuple[tf.Variable, ...] = ()
-        self._given: tuple[Any, ...] = ()  # the family's variables, in the same order
+        self._family_variables: tuple[Any, ...] = ()  # the family's variables, in the same order
 
     def _suited(self, stacklevel: int) -> Policy | Auto:
         def warn(text: str) -> None:
@@ -166,7 +166,7 @@ class Adapter:
         self._finishes_in_branch = self.exchanges_in_branch and not exchange.schedule.skips_locally
         weight_sync.register(exchange)
         training_length.watch(exchange)
-        self._variables, self._given = tuple(tensors), tuple(variables)
+        self._variables, self._family_variables = tuple(tensors), tuple(variables)
         for position, forms in enumerate(zip(tensors, variables, strict=True)):
             self._positions |= {id(form): position for form in forms}
             self._positions_of_parts[slots.key(tensors[position])] = position
@@ -187,7 +187,7 @@ class Adapter:
         )
         if drift is not None:
             self._drift = self._after_averages(
-                lambda: exchange.worker.call_once(lambda _: drift.step(), [])
+                lambda: exchange.worker.with_sums(lambda _: drift.step(), [])
             )
 
     def _attach(self, exchange: GradientExchange) -> None:
@@ -219,12 +219,12 @@ class Adapter:
             )
 
         def apply(positions: Sequence[int]) -> None:
-            served = [self._given[i] for i in positions]
+            served = [self._family_variables[i] for i in positions]
             apply_gradients([(tf.zeros(v.shape, v.dtype), v) for v in served])
 
         frozen = [
             i
-            for i, v in enumerate(self._given)
+            for i, v in enumerate(self._family_variables)
             if not isinstance(v, tf.Variable) and not v.trainable
         ]
         flushing.deliver(self.exchange, apply, frozen)
@@ -237,7 +237,7 @@ class Adapter:
         Under another strategy, return `check`.
         """
         strategy: Any = tf.distribute.get_strategy()
-        if not collectives.is_ours(strategy):
+        if not collectives.is_redsync_strategy(strategy):
             return check
         return lambda: strategy.checks.update({check: check})
 
@@ -247,7 +247,7 @@ class Adapter:
         Raises:
             ValueError: the optimizer has not called `aggregate`.
         """
-        if self._variables and not self._asked:
+        if self._variables and not self._has_aggregated:
             raise conflicts.bypasses_exchange(self._inner)
         if self.exchange.consensus is not None and not self._finishes_in_branch:
             self.exchange.finish_step()
@@ -266,7 +266,7 @@ class Adapter:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.
 
         Pairs whose gradient is `None` are omitted. Sums have the shapes and dtypes of the
-        variables. With `sparse_totals` of `build` some are in coordinate form.
+        variables. With `sparse_totals` of `build` some are sparse.
 
         Raises:
             RuntimeError: outside of the wrapper or of a replica context, or before `build`.
@@ -279,7 +279,7 @@ class Adapter:
         grads, variables = zip(*pairs, strict=True) if pairs else ((), ())
         positions = list(map(self._position, variables))
         totals, finite = self.exchange(grads, positions)
-        self._asked = True
+        self._has_aggregated = True
         self.guard.note(finite)
         if self._adam is not None and not self.exchange.schedule.off:
             totals = self._adam.gradients(totals, positions)
@@ -365,8 +365,9 @@ class Adapter:
                     served = [(self._position(v), v) for v in variables]
                     self._adam.prepare(distribution, served)
                 pairs = list(zip(sums(), variables, strict=True))
-                moved = self.exchange.applies_momentum
-                with momentum.set_to_zero(self._inner) if moved else contextlib.nullcontext():
+                # `Auto` may have moved the optimizer's momentum into the exchange.
+                in_exchange = self.exchange.applies_momentum
+                with momentum.set_to_zero(self._inner) if in_exchange else contextlib.nullcontext():
                     update(distribution, pairs, *args, **kwargs)
                 if self.exchange.has_masks:
                     self._prune(distribution, variables)

@@ -190,7 +190,7 @@ def compare(model: Any, path: Any, method: str) -> None:
         method: Name of the saving method.
     """
     strategy = getattr(model, "distribute_strategy", None)
-    if isinstance(path, (str, os.PathLike)) and collectives.is_ours(strategy):
+    if isinstance(path, (str, os.PathLike)) and collectives.is_redsync_strategy(strategy):
         _compare(strategy, os.fspath(path), method)
 
 

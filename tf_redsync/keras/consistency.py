@@ -159,7 +159,7 @@ def drift_of(
 
     @functools.cache  # a step that only one worker traces again must compare the same variables
     def weights() -> list[Shared]:
-        averaged = collectives.is_ours(strategy) and not skips_locally
+        averaged = collectives.is_redsync_strategy(strategy) and not skips_locally
         shared = strategy.shared_statistics if averaged else []
         return trainable + [_statistic(strategy, v) for v in shared]
 

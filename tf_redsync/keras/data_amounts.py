@@ -71,7 +71,7 @@ def _take_properties(strategy: Any) -> tuple[int | None, str | None, int | None]
         The cardinality of the last distributed dataset; kind and hash of the first rows of a
         generator or of arrays; and the seed that shuffles arrays.
     """
-    if not collectives.is_ours(strategy):
+    if not collectives.is_redsync_strategy(strategy):
         return None, None, None
     properties = strategy.distributed_batches, strategy.first_digest, strategy.shuffle_seed
     strategy.distributed_batches = strategy.first_digest = strategy.shuffle_seed = None

@@ -51,7 +51,7 @@ def install(model_class: Any) -> None:
     def inspecting(build: Callable[..., Any]) -> Callable[..., Any]:
         def inspect(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
             strategy = self._distribute_strategy
-            if not collectives.is_ours(strategy):
+            if not collectives.is_redsync_strategy(strategy):
                 if iterator is not None and strategy is not None:  # in `fit` or `evaluate`
                     _check_strategy(self, strategy)
                 return build(self, iterator, data_batch)

@@ -76,7 +76,7 @@ def _order(callback: Any) -> int:
 def concerns(model: Any) -> bool:
     """Return whether a model trains with a wrapped optimizer, or under our strategy."""
     strategy = getattr(model, "distribute_strategy", None)
-    return collectives.is_ours(strategy) or bool(models.exchanges_of(model))
+    return collectives.is_redsync_strategy(strategy) or bool(models.exchanges_of(model))
 
 
 def note_model(model: Any) -> None:

@@ -55,21 +55,21 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
     ) -> None:
         super().__init__(learning_rate=0.0, name=name or f"distributed_{inner_optimizer.name}")
         adapter = self.wrap(inner_optimizer, method, options)
-        applies = inner_optimizer
+        updater = inner_optimizer
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
-            applies = inner_optimizer.inner_optimizer
-        applies._all_reduce_sum_gradients = adapter.aggregate
-        applies._distributed_tf_update_step = adapter.guard_update(
-            _with_sparse_descent(applies._distributed_tf_update_step)
+            updater = inner_optimizer.inner_optimizer
+        updater._all_reduce_sum_gradients = adapter.aggregate
+        updater._distributed_tf_update_step = adapter.guard_update(
+            _with_sparse_descent(updater._distributed_tf_update_step)
         )
-        adapter.guard.guard_keras3(applies)
+        adapter.guard.guard_keras3(updater)
         self._accumulates = conflicts.accumulates(inner_optimizer)
         self._run_step = self._accumulate if self._accumulates else adapter.run_step
         if self._accumulates:
-            _accumulate_in_branches(applies, adapter)
-        if applies is not inner_optimizer:
+            _accumulate_in_branches(updater, adapter)
+        if updater is not inner_optimizer:
             loss_scaling.agree(inner_optimizer, adapter, finishes=not self._accumulates)
-        self.__dict__["_iterations"] = applies._iterations  # returned by Keras's `apply_gradients`
+        self.__dict__["_iterations"] = updater._iterations  # returned by Keras's `apply_gradients`
         if type(inner_optimizer).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:
             self.apply_gradients = self._apply_by_override
         self.built: bool = False
@@ -113,18 +113,18 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
                 self.inner_optimizer.build(variables)
         if not trains:
             return
-        self.build_exchange(variables, self._takes_coordinates)
+        self.build_exchange(variables, self._accepts_sparse_totals)
         self.built = True
 
-    def _takes_coordinates(self, method: Method) -> bool:
-        """Return whether the update step is `w -= learning_rate * total` with a method.
+    def _accepts_sparse_totals(self, method: Method) -> bool:
+        """Return whether plain SGD applies a method's totals.
 
-        It is a no-op for zero totals then. Weight decay, clipping and averages happen outside of
-        the update step. Momentum does not, unless the method applies it.
+        Its update leaves elements with a zero total unchanged. Weight decay, clipping and averages
+        happen outside of the update step. Momentum does not, unless the method applies it.
         """
         inner = conflicts.innermost(self.inner_optimizer)
-        moved = method.traits.momentum_in_exchange > 0.0
-        return type(inner) is keras.optimizers.SGD and (moved or not inner.momentum)
+        in_exchange = method.traits.momentum_in_exchange > 0.0
+        return type(inner) is keras.optimizers.SGD and (in_exchange or not inner.momentum)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchange the gradients and update the variables; see `keras.optimizers.Optimizer`.
@@ -219,7 +219,7 @@ def _in_branch() -> ValueError:
 
 
 def _with_sparse_descent(update: Callable[..., Any]) -> Any:
-    """Wrap an update step so that plain SGD's accepts totals in coordinate form."""
+    """Wrap an update step so that plain SGD's accepts sparse totals."""
 
     def update_all(distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
         either = [(g, v) for g, v in grads_and_vars if isinstance(g, EitherTotal)]
@@ -245,16 +245,16 @@ def _descend_either(
     """Update variables by `EitherTotal`s of one predicate."""
     variables = [variable for _, variable in totals_and_vars]
     dense = carry([total.dense for total, _ in totals_and_vars])
-    coordinates = carry([total.coordinates for total, _ in totals_and_vars])
+    sparse = carry([total.sparse for total, _ in totals_and_vars])
     tf.cond(
         is_dense,
         lambda: _descend_all(distribution, zip(dense(), variables, strict=True), rate),
-        lambda: _descend_all(distribution, zip(coordinates(), variables, strict=True), rate),
+        lambda: _descend_all(distribution, zip(sparse(), variables, strict=True), rate),
     )
 
 
 def _descend_all(distribution: Any, totals_and_vars: Iterable[Any], rate: tf.Tensor) -> None:
-    """Update variables by totals, dense or in coordinate form."""
+    """Update variables by totals, dense or sparse."""
     for total, variable in totals_and_vars:
         distribution.extended.update(
             variable, lambda v, total: descend(v, total, rate), args=(total,), group=False

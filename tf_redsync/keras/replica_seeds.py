@@ -26,7 +26,7 @@ def install() -> None:
         def offset(self: Any, *args: Any, **kwargs: Any) -> Any:
             seed = next_seed(self, *args, **kwargs)
             replica = tf.distribute.get_replica_context()
-            if replica is None or not collectives.is_ours(replica.strategy):
+            if replica is None or not collectives.is_redsync_strategy(replica.strategy):
                 return seed
             number = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
             return seed + tf.stack([_STRIDE * number, tf.zeros_like(number)])

@@ -34,7 +34,7 @@ def install() -> None:
             loss = reduce_values(values, *args, **kwargs)
             reduction = kwargs.get("reduction", args[-1] if args else _MEANS[0])
             if values.shape == () and reduction in _MEANS:
-                if collectives.is_ours(tf.distribute.get_strategy()):
+                if collectives.is_redsync_strategy(tf.distribute.get_strategy()):
                     return scale(loss)
             return loss
 

@@ -4,7 +4,7 @@ Reasons for the private names of TensorFlow:
 
 * The strategy's replica launcher issues an all-gather as *one* collective. The public
   `ReplicaContext.all_gather` gathers shapes first and padded values second.
-* A collective keeps its instance key from step to step (`KeysOfLauncher`).
+* A collective keeps its instance key from step to step (`_lasting_key`).
 * Additional launchers form groups of hosts, with one device each, and of pairs of workers.
 * A variable on one device can be created in the scope of a strategy with several.
 """
@@ -33,7 +33,7 @@ from typing_extensions import override
 from tf_redsync.exchange.driver import Network
 from tf_redsync.network import groups, transport
 from tf_redsync.ops import wire
-from tf_redsync.ops.wire import as_row, moved
+from tf_redsync.ops.wire import as_row, map_words
 
 # TensorFlow parks a thread for the whole timeout of every collective that has one.
 _NO_TIMEOUT = 0.0
@@ -57,7 +57,7 @@ OneDeviceVariable = _resource_variable_ops.ResourceVariable
 
 
 class Alone:
-    """The network of a single worker, which sends nothing. Answers wait for `CHECKS`."""
+    """The network of a single worker. Nothing is sent, but gathers and sums wait for `CHECKS`."""
 
     workers = 1
     in_branches = True
@@ -149,7 +149,7 @@ class DirectCollectives(PublicCollectives):
         self._purpose = new_purpose(strategy)
         keep_keys(strategy)
         launchers = strategy.extended._cross_device_ops._launchers
-        self._launcher = launchers[0]  # the only replica's, see `has_launchers`
+        self._launcher = launchers[0]  # the only replica's, see `supports_direct`
         self._by_nccl = transport.by_nccl(self._launcher._options, self._launcher._device)
         self._pairs: dict[int, Any] = {}  # launchers by the partner's distance
         self._tokens: list[tf.Variable] = []  # see `_own_token`
@@ -160,14 +160,14 @@ class DirectCollectives(PublicCollectives):
         """Gather `[words]` from every worker into `[workers, words]` by one collective."""
         gathered = self._launch("gather", as_row(message))
         shape = [self.workers, message.shape[0]]
-        rows = moved(lambda g: tf.ensure_shape(g, shape), gathered)
-        return rows if self._in_order else moved(self._order.by_rank, rows)
+        rows = map_words(lambda g: tf.ensure_shape(g, shape), gathered)
+        return rows if self._in_order else map_words(self._order.by_rank, rows)
 
     @override
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Send row r of `[workers, words]` to worker r by one collective."""
-        sent = moved(self._order.for_tensorflow, messages)
-        return moved(self._order.by_rank, self._launch("all to all", sent))
+        sent = map_words(self._order.for_tensorflow, messages)
+        return map_words(self._order.by_rank, self._launch("all to all", sent))
 
     @override
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -185,14 +185,14 @@ class DirectCollectives(PublicCollectives):
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
         """Gather `[words]` of both partners into `[2, words]` by one collective of the pair."""
         if self._own_rank ^ distance >= self.workers:
-            return moved(lambda *pair: tf.stack(pair), message, wire.absent(message))
+            return map_words(lambda *pair: tf.stack(pair), message, wire.absent(message))
         if distance not in self._pairs:
             self._pairs[distance] = groups.of_pair(self._launcher, self._own_rank, distance)
         gathered = self._launch("gather", as_row(message), self._pairs[distance])
         lower = self._own_rank & ~distance
         order = groups.Order([self._tasks[lower], self._tasks[lower + distance]])
         shape = 2, message.shape[0]
-        return moved(lambda g: order.by_rank(tf.ensure_shape(g, shape)), gathered)
+        return map_words(lambda g: order.by_rank(tf.ensure_shape(g, shape)), gathered)
 
     def in_background(self) -> DirectCollectives | None:
         """Return the same collectives in a separate group, which can run concurrently.
@@ -275,7 +275,7 @@ def for_strategy(strategy: tf.distribute.Strategy, direct: bool = True) -> Netwo
     workers = strategy.num_replicas_in_sync
     if workers == 1:
         return Alone()
-    if direct and has_launchers(strategy):
+    if direct and supports_direct(strategy):
         return DirectCollectives(workers, strategy)
     groups.gather_by_rank(strategy)
     return PublicCollectives(workers)
@@ -301,7 +301,7 @@ def check_supported(strategy: tf.distribute.Strategy) -> None:
         )
 
 
-def has_launchers(strategy: tf.distribute.Strategy) -> bool:
+def supports_direct(strategy: tf.distribute.Strategy) -> bool:
     """Return whether the strategy supports single-round collectives.
 
     They need exactly one replica per process. Several replicas are traced, or run eagerly, one
@@ -331,7 +331,7 @@ def check_one_replica(strategy: tf.distribute.Strategy, network: Network) -> Non
         )
 
 
-def is_ours(strategy: Any) -> bool:
+def is_redsync_strategy(strategy: Any) -> bool:
     """Return whether this is a `tf_redsync.MultiWorkerMirroredStrategy`.
 
     Only that one has the attributes which `strategy.py` adds to TensorFlow's: it counts steps, and
@@ -345,13 +345,13 @@ def average_statistics_when(strategy: tf.distribute.Strategy, due: Callable[[], 
 
     Applies to tf_redsync's strategy only; a no-op for others.
     """
-    if is_ours(strategy):
+    if is_redsync_strategy(strategy):
         strategy.statistics_due = due
 
 
 def average_statistics(strategy: tf.distribute.Strategy) -> None:
     """Average BatchNormalization's statistics now; a no-op for other strategies than ours."""
-    if is_ours(strategy):
+    if is_redsync_strategy(strategy):
         strategy.average_statistics()
 
 

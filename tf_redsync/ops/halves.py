@@ -112,7 +112,7 @@ def _encode(table: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _decode(messages: tf.Tensor, dtype: tf.DType) -> Any:
     """Return the decoded rows, float32 `[blocks, n]`."""
-    pairs = tf.bitcast(wire.moved(lambda m: m[:, wire.HEADER_WORDS :], messages), dtype)
+    pairs = tf.bitcast(wire.map_words(lambda m: m[:, wire.HEADER_WORDS :], messages), dtype)
     return tf.reshape(tf.cast(pairs, tf.float32), [rows.dimension(messages, 0), -1])
 
 

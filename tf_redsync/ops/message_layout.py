@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.ops.wire import HEADER_WORDS, joined, moved
+from tf_redsync.ops.wire import HEADER_WORDS, joined, map_words
 
 COUNT_WORDS = 1
 MEAN_WORDS = 1
@@ -179,7 +179,7 @@ class MessageLayout:
 
     def join(self, parts: Parts) -> tf.Tensor:
         """Join the parts that `split` returned."""
-        counts = moved(lambda c: tf.split(c, len(self.quantized), axis=-1), parts.counts)
+        counts = map_words(lambda c: tf.split(c, len(self.quantized), axis=-1), parts.counts)
         words = [parts.flags]
         for count, indices, value, one_mean in zip(
             counts, parts.indices, parts.values, self.quantized, strict=True

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_redsync.ops import native, sparse
+from tf_redsync.ops import native
 from tf_redsync.ops.codec_checks import check_ints
 from tf_redsync.ops.limits import MAX_WORD
 from tf_redsync.ops.message_layout import MessageLayout
@@ -187,8 +187,8 @@ def decode(
     )
 
 
-def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]:
-    """Return the elements of messages in coordinate form, in the order of the ranks.
+def sparse_totals(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]:
+    """Return the sums of messages as sparse totals, whose rows are in the order of the ranks.
 
     Args:
         messages: int32 `[workers, words]`.
@@ -205,23 +205,6 @@ def coordinates(messages: tf.Tensor, layout: MessageLayout) -> list[SparseTotal]
             values = tf.where(slots < tf.cast(count, tf.int64), values, 0.0)
         totals.append(SparseTotal(indices, values))
     return totals
-
-
-def descended(start: tf.Tensor, total: SparseTotal, learning_rate: float | tf.Tensor) -> tf.Tensor:
-    """Return `start - learning_rate * total`; `sparse.descend` for a tensor.
-
-    Args:
-        start: float32 tensor of any shape. The result reuses its buffer if no other op needs it.
-        total: The direction; positions refer to the flattened tensor.
-        learning_rate: A number, or a float32 scalar.
-    """
-    rate = tf.convert_to_tensor(learning_rate, tf.float32)
-    if runs_natively([start]):
-        result: tf.Tensor = native.load().redsync_descended(
-            start=start, indices=total.indices, values=total.values, learning_rate=rate
-        )
-        return result
-    return sparse.descended(start, total, rate)
 
 
 def chunked_top_k(chunks: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,8 +1,8 @@
-"""Totals in coordinate form, and updates of only the elements at their coordinates.
+"""Sparse totals, and updates of only the elements at their positions.
 
 At a density of 0.1 % a dense total is almost all zeros. Some optimizers, such as plain SGD, are
 linear in the gradient and do not change elements with a zero gradient. Their update can be applied
-at the received coordinates, without a dense total.
+at the received positions, without a dense total.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tf_redsync.ops.native import runs_natively
 
 
 class SparseTotal(NamedTuple):
-    """A sum over workers in coordinate form.
+    """A sum over workers as positions and values.
 
     Attributes:
         indices: float32 `[workers, entries]`, the bits of unsigned positions in the flattened
@@ -32,23 +32,23 @@ class SparseTotal(NamedTuple):
 
 
 class EitherTotal(NamedTuple):
-    """A sum over workers that is dense in some steps and in coordinate form in others.
+    """A sum over workers that is dense in some steps and sparse in others.
 
     Attributes:
         dense: float32, of the tensor's shape if the total is dense, else empty.
-        coordinates: The total in coordinate form; empty if it is dense.
+        sparse: The sparse total; empty if it is dense.
         is_dense: Bool scalar tensor, equal on all workers.
     """
 
     dense: tf.Tensor
-    coordinates: SparseTotal
+    sparse: SparseTotal
     is_dense: tf.Tensor
 
 
 def descend(
     variable: tf.Variable, total: SparseTotal | tf.Tensor, learning_rate: tf.Tensor
 ) -> tf.Operation:
-    """Apply `variable -= learning_rate * total`, for a sparse total at its coordinates.
+    """Apply `variable -= learning_rate * total`, for a sparse total only at its positions.
 
     Entries are applied row by row in their order, so equal messages give equal bits on all workers.
 
@@ -79,8 +79,20 @@ def descend(
     )
 
 
-def descended(start: tf.Tensor, total: SparseTotal, rate: tf.Tensor) -> tf.Tensor:
-    """Return `start - rate * total`, in pure TensorFlow."""
+def descended(start: tf.Tensor, total: SparseTotal, learning_rate: float | tf.Tensor) -> tf.Tensor:
+    """Return `start - learning_rate * total`; `descend` for a tensor.
+
+    Args:
+        start: float32 tensor of any shape. The result reuses its buffer if no other op needs it.
+        total: The direction; positions refer to the flattened tensor.
+        learning_rate: A number, or a float32 scalar.
+    """
+    rate = tf.convert_to_tensor(learning_rate, tf.float32)
+    if runs_natively([start]):
+        result: tf.Tensor = native.load().redsync_descended(
+            start=start, indices=total.indices, values=total.values, learning_rate=rate
+        )
+        return result
     positions = unsigned(total.indices)[..., tf.newaxis]
     vector = tf.reshape(start, [-1])
     vector = tf.tensor_scatter_nd_sub(vector, positions, rate * total.values)

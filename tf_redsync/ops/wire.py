@@ -5,9 +5,9 @@ float, which would round them from 2**24 on. Word 0 is the finite flag; on a net
 the checksum of the other words, see `sealed`.
 
 TensorFlow's kernels slice, reshape, stack and compare int32 tensors of a GPU in host memory, since
-most of them are shapes. Messages stay on the GPU as floats with the same bits (`moved`). They must
-not be compared or summed as floats: a flag of 1 is the smallest denormal, which TensorFlow's
-constant folding flushes to 0 in functions that are not inlined.
+most of them are shapes. Messages stay on the GPU as floats with the same bits (`map_words`).
+They must not be compared or summed as floats: a flag of 1 is the smallest denormal, which
+TensorFlow's constant folding flushes to 0 in functions that are not inlined.
 
 The checksum of words `w` is the sum of `w[i] * g^(i + 1)` modulo the prime `p = 2^32 - 5`. It
 replaces the message's flag, which is one more term of the sum, so messages do not get longer. It
@@ -19,7 +19,6 @@ a checksum that receivers reject.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,13 +32,10 @@ from tf_redsync.ops.reference import checksums as reference_checksums
 BYTES_PER_WORD = 4
 HEADER_WORDS = 1  # word 0: the finite flag or, sealed, flag and checksum
 NO_SENDER = -1  # in place of a rank, for a missing worker; see `absent`
-_ROW = functools.partial(tf.expand_dims, axis=0)
-_ONLY = functools.partial(tf.squeeze, axis=0)
-_FLOAT32 = functools.partial(tf.cast, dtype=tf.float32)
 
 
-def moved(move: Callable[..., Any], *words: tf.Tensor) -> Any:
-    """Apply a function that moves int32 words without changing them, on a GPU as floats.
+def map_words(move: Callable[..., Any], *words: tf.Tensor) -> Any:
+    """Apply `move` to int32 words. On a GPU it sees them as floats with the same bits.
 
     See the module's docstring.
 
@@ -72,27 +68,27 @@ def _as_floats(words: tf.Tensor) -> tf.Tensor:
 
 def joined(*words: tf.Tensor, axis: int = 0) -> tf.Tensor:
     """Concatenate int32 words."""
-    return moved(lambda *each: tf.concat(each, axis=axis), *words)
+    return map_words(lambda *each: tf.concat(each, axis=axis), *words)
 
 
 def as_row(message: tf.Tensor) -> tf.Tensor:
     """Return a message, int32 `[words]`, as a row `[1, words]`."""
-    return moved(_ROW, message)
+    return map_words(lambda m: m[tf.newaxis], message)
 
 
 def only_row(messages: tf.Tensor) -> tf.Tensor:
     """Return the only row of messages `[1, words]`."""
-    return moved(_ONLY, messages)
+    return map_words(lambda m: tf.squeeze(m, axis=0), messages)
 
 
 def as_column(words: tf.Tensor, count: tf.Tensor | None = None) -> tf.Tensor:
     """Return the first `count` words of a vector, or all, as indices for a scatter: `[n, 1]`."""
-    return moved(lambda w: w[:count, tf.newaxis], words)
+    return map_words(lambda w: w[:count, tf.newaxis], words)
 
 
 def cut(messages: tf.Tensor, lengths: Sequence[Any]) -> list[tf.Tensor]:
     """Split messages, int32 `[rows, words]`, into parts of these lengths."""
-    return moved(lambda m: tf.split(m, lengths, axis=1), messages)
+    return map_words(lambda m: tf.split(m, lengths, axis=1), messages)
 
 
 def padded(words: tf.Tensor, slots: int) -> tf.Tensor:
@@ -101,7 +97,7 @@ def padded(words: tf.Tensor, slots: int) -> tf.Tensor:
     def pad(w: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(tf.pad(w, [[0, slots - tf.size(w)]]), [slots])
 
-    return moved(pad, words)
+    return map_words(pad, words)
 
 
 def leading(count: tf.Tensor, slots: int | tf.Tensor) -> tf.Tensor:
@@ -147,7 +143,7 @@ def before_cast(tensor: tf.Tensor) -> tf.Tensor:
 
 def widened(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Cast tensors to float32; ops that read bfloat16 use `before_cast` instead."""
-    return list(map(_FLOAT32, tensors))
+    return [tf.cast(t, tf.float32) for t in tensors]
 
 
 def to_words(values: tf.Tensor) -> tf.Tensor:
@@ -178,7 +174,7 @@ def message(finite: tf.Tensor, *parts: tf.Tensor) -> tf.Tensor:
 
 def zero_unless(finite: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Return int32 words, all zero unless `finite`, a bool scalar."""
-    return moved(lambda w: tf.where(finite, w, tf.zeros([], w.dtype)), words)
+    return map_words(lambda w: tf.where(finite, w, tf.zeros([], w.dtype)), words)
 
 
 def split(messages: tf.Tensor, floats: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -214,7 +210,7 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def are_finite(messages: tf.Tensor) -> tf.Tensor:
     """Return whether the flags of all messages, int32 `[rows, words]`, are 1, a bool scalar."""
-    return all_ones(moved(lambda m: m[:, 0], messages))
+    return all_ones(map_words(lambda m: m[:, 0], messages))
 
 
 def as_one(messages: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
@@ -236,7 +232,7 @@ def absent(message: tf.Tensor) -> tf.Tensor:
     Args:
         message: int32 `[words]`, a message of the same length.
     """
-    return with_header(tf.constant(True), moved(lambda m: tf.zeros_like(m[1:]), message))
+    return with_header(tf.constant(True), map_words(lambda m: tf.zeros_like(m[1:]), message))
 
 
 def totals_are_finite(totals: Sequence[Any]) -> tf.Tensor:

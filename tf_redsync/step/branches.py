@@ -220,7 +220,7 @@ def _as_tensors(outcome: Outcome, kinds: list[list[int]], states: list[list[Stat
         """Return a total in both forms, with empty tensors for a form that it lacks."""
         if isinstance(total, EitherTotal):
             are_dense.append(total.is_dense)
-            return total.dense, *total.coordinates
+            return total.dense, *total.sparse
         are_dense.append(sparse if isinstance(total, SparseTotal) else dense)
         return (absent, *total) if isinstance(total, SparseTotal) else (total, absent, absent)
 
@@ -256,7 +256,7 @@ def _dense_flags(
 
 def _total(forms: Forms, is_dense: bool | tf.Tensor) -> Any:
     """Return a total from its forms; the inverse of `forms` in `_as_tensors`."""
-    dense, coordinates = forms[0], SparseTotal(*forms[1:])
+    dense, sparse = forms[0], SparseTotal(*forms[1:])
     if isinstance(is_dense, bool):
-        return dense if is_dense else coordinates
-    return EitherTotal(dense, coordinates, is_dense)
+        return dense if is_dense else sparse
+    return EitherTotal(dense, sparse, is_dense)

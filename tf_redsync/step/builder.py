@@ -103,7 +103,7 @@ class ExchangeBuilder:
 
         Args:
             variables: All trainable variables, in the order of the optimizer.
-            sparse_totals: Returns whether the caller accepts totals of a method in coordinate form
+            sparse_totals: Returns whether the caller accepts sparse totals of a method
                 (`ops/sparse.py`); `None` for never.
             weights: The same variables as `tf.Variable`s, if `variables` holds Keras ones.
             described: Further settings, JSON-serializable, that must be equal on all workers.
@@ -190,7 +190,7 @@ class ExchangeBuilder:
 def _allowing_sparse_totals(
     accepted: Callable[[Method], bool] | None, specs: Sequence[TensorSpec]
 ) -> Callable[[Method], bool]:
-    """Return whether totals of a method may be in coordinate form, with what the caller accepts."""
+    """Return whether totals of a method may be sparse, with what the caller accepts."""
     if accepted is None or any(s.dtype != "float32" for s in specs):
         return lambda method: False
     return lambda method: not method.sync_schedule.local_steps and accepted(method)

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_redsync.errors import DistributedError
 from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.ops import native, wire
-from tf_redsync.ops.wire import as_row, joined, moved
+from tf_redsync.ops.wire import as_row, joined, map_words
 from tf_redsync.step import state_variables
 from tf_redsync.step.branches import run_on_host
 from tf_redsync.step.state_variables import Consensus
@@ -128,9 +128,9 @@ class DriftDetector:
         """Set a variable to the bits of worker 0's value."""
         value = self._of_agreed(lambda copy: shared.copies[copy].read_value())
         bits = _as_int32(value)
-        words = moved(lambda w: tf.reshape(w, [-1]), bits)
+        words = map_words(lambda w: tf.reshape(w, [-1]), bits)
         rows = gather(self._network, words)
-        received = moved(lambda r: tf.reshape(r[0], bits.shape), rows)
+        received = map_words(lambda r: tf.reshape(r[0], bits.shape), rows)
         for copy in shared.copies:
             copy.assign(_from_int32(received, value), read_value=False)
 
@@ -174,14 +174,14 @@ def fingerprints(variables: Sequence[tf.Variable]) -> tf.Tensor:
         seals = native.load().redsync_seal_variables(variables=handles)[:, tf.newaxis]
     else:
         seals = joined(*(_seal(v.read_value()) for v in variables))
-    return moved(lambda s: tf.reshape(tf.pad(s, [[0, 0], [0, _WORDS - 1]]), [-1]), seals)
+    return map_words(lambda s: tf.reshape(tf.pad(s, [[0, 0], [0, _WORDS - 1]]), [-1]), seals)
 
 
 def _seal(value: tf.Tensor) -> tf.Tensor:
     """Return the first word of a sealed message with the bits of a tensor, int32 `[1, 1]`."""
-    words = moved(lambda w: tf.reshape(w, [-1]), _as_int32(value))
+    words = map_words(lambda w: tf.reshape(w, [-1]), _as_int32(value))
     message = wire.with_header(tf.constant(True), words)
-    return moved(lambda m: m[:, : wire.HEADER_WORDS], wire.sealed(as_row(message)))
+    return map_words(lambda m: m[:, : wire.HEADER_WORDS], wire.sealed(as_row(message)))
 
 
 def number_words(number: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -66,13 +66,13 @@ class BucketExchange:
         bucket: The bucket.
         start: Starts the exchange: `Method.exchange`, or a substitute.
         may_overflow: Whether its totals may overflow and are checked.
-        full: Whether it sends all elements.
+        sends_all: Whether it sends all elements.
     """
 
     bucket: Bucket
     start: Callable[[Grads, State, Context], Exchange]
     may_overflow: bool = False
-    full: bool = True
+    sends_all: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +106,9 @@ class Plan:
         ]
         outcome = drive(started, inputs.network)
         if inputs.meter is not None:
-            buckets, full = [e.bucket for e in self.exchanges], [e.full for e in self.exchanges]
-            inputs.meter.note(buckets, outcome.elements, full)
+            buckets = [e.bucket for e in self.exchanges]
+            sends_all = [e.sends_all for e in self.exchanges]
+            inputs.meter.note(buckets, outcome.elements, sends_all)
         checked = itertools.compress(outcome.results, [e.may_overflow for e in self.exchanges])
         totals = [total for totals, _ in checked for total in totals]
         if self.narrow:
@@ -195,17 +196,16 @@ class EveryStep:
         """Return a bucket's initial state, and the kind of each name in it."""
         return bucket.method.init(bucket.layout), bucket.method.traits.state_kinds
 
-    def names_in_run(self, bucket: Bucket) -> Collection[str] | None:
-        """Return the state names that `run` reads and may change; `None` for all names."""
-        del bucket
-        return None
+    def read(self, states: Sequence[StateVariables]) -> list[State]:
+        """Return the states that `run` reads and may change, by bucket."""
+        return [s.read() for s in states]
 
     def run(self, inputs: Inputs) -> Outcome:
         """Exchange one step's gradients.
 
         Returns:
             An outcome whose `results` are `(totals, new_state)` for every bucket. Totals are sums
-            over workers, float32 tensors or in coordinate form.
+            over workers, float32 tensors or sparse.
         """
         dense = inputs.network.workers == 1 or (self.off and not self.always_dense)
         return (self.dense if dense else self.plan).run(inputs)

@@ -44,7 +44,7 @@ class GradientExchange(tf.Module):
         policy: The policy that the user passed.
         resolved: The policy that assigns methods: `policy`, or the decision of `Auto`.
         bucket_bytes: See `make_buckets`.
-        sparse_totals: Returns whether totals of a method may be in coordinate form.
+        sparse_totals: Returns whether totals of a method may be sparse.
         max_skipped: Number of skipped steps in a row that raises; 0 for no limit.
         warm_up: A dense warm-up of all methods, or `None`.
         training: The length of the training, or `None` if no setting is a fraction of it.
@@ -98,7 +98,7 @@ class GradientExchange(tf.Module):
         self,
         *,
         strategy: tf.distribute.Strategy,
-        worker: workers.Replica,
+        worker: workers.Worker,
         weights: Sequence[tf.Variable],
         specs: tuple[TensorSpec, ...],
         policy: Policy | Undecided,
@@ -124,7 +124,7 @@ class GradientExchange(tf.Module):
             length.create(self.step)
         self.nonfinite = NonFiniteCounter([s.name for s in specs], self.network, max_skipped)
         self.skipped = self.nonfinite.total
-        self._ours = collectives.is_ours(strategy)
+        self._has_redsync_strategy = collectives.is_redsync_strategy(strategy)
         self._clipping = clipping(policy.default)
         self.create_state(resolved)
         if self.schedule.per_worker_weights:
@@ -158,7 +158,6 @@ class GradientExchange(tf.Module):
         if self._attach is not None:
             self._attach()
         self._positions_by_bucket = [[s.position for s in b.layout.specs] for b in buckets]
-        self._names_in_run = [self.schedule.names_in_run(b) for b in buckets]
         if self._counts_elements:
             self.schedule.count_elements(self.network)
         self._before_steps: list[Callable[[Sequence[int]], None]] = [
@@ -186,7 +185,7 @@ class GradientExchange(tf.Module):
         Returns:
             The sums over workers, in the order of `grads`, and a bool scalar that is equal on all
             workers. If it is false, the caller must not apply the step. Sums have the dtypes and
-            shapes of their variables. With `sparse_totals` of `build` some are in coordinate form,
+            shapes of their variables. With `sparse_totals` of `build` some are sparse,
             float32.
 
         Raises:
@@ -202,15 +201,15 @@ class GradientExchange(tf.Module):
         for check in self._before_steps:
             check(positions)
         self.called = True
-        if self._ours:  # our strategy has counted the step at its beginning
+        if self._has_redsync_strategy:  # our strategy has counted the step at its beginning
             self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
         else:
             step_counters.enter_step(grads[:1])
         step_counters.reach_exchange(grads[:1])
-        checks = self._check_current()
+        checks = self._stale_step_checks()
         dense = [as_float(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
         exchange = functools.partial(self.replacement or self._exchange, positions, checks)
-        totals, finite = self.worker.call_once(exchange, dense)
+        totals, finite = self.worker.with_sums(exchange, dense)
         for i, total in enumerate(totals):
             if isinstance(total, tf.Tensor):  # sparse totals stay float32
                 totals[i] = tf.cast(total, self.specs[positions[i]].dtype)
@@ -222,9 +221,9 @@ class GradientExchange(tf.Module):
         grads = sums if whole else self._by_variable(positions, sums)
         schedule, step = self.schedule, self.step.read_value()
         flags = None if schedule.skips_locally else self.nonfinite.flags(grads)
-        by_bucket = [list(map(grads.__getitem__, places)) for places in self._positions_by_bucket]
+        by_bucket = [[grads[p] for p in places] for places in self._positions_by_bucket]
         with tf.control_dependencies(checks):
-            states = [s.read(n) for s, n in zip(self.states, self._names_in_run, strict=True)]
+            states = schedule.read(self.states)
         scale = None
         if self._clipping is not None:
             everything = [grad for bucket in by_bucket for grad in bucket]
@@ -277,7 +276,7 @@ class GradientExchange(tf.Module):
         totals: dict[int, Any] = {}
         for places, (of_bucket, _) in zip(self._positions_by_bucket, outcome.results, strict=True):
             totals.update(zip(places, of_bucket, strict=True))
-        return list(map(totals.__getitem__, positions)), outcome.finite
+        return [totals[p] for p in positions], outcome.finite
 
     def _by_variable(self, positions: Sequence[int], grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return one gradient per variable, in order; zeros for variables without a gradient.
@@ -295,8 +294,11 @@ class GradientExchange(tf.Module):
             ordered[position] = grad
         return [tf.zeros(self.specs[i].shape) if g is None else g for i, g in enumerate(ordered)]
 
-    def _check_current(self) -> list[tf.Operation]:
-        """Return ops, run before the exchange, that check for a step traced before `switch`."""
+    def _stale_step_checks(self) -> list[tf.Operation]:
+        """Return ops that fail in a step that was traced before `switch`.
+
+        With one replica per process they also join `CHECKS`, which later collectives wait for.
+        """
         switches, traced_at = self._switches.read_value(), tf.constant(self._switched, tf.int64)
         check = tf.debugging.assert_equal(switches, traced_at, step_errors.STALE_STEP)
         checks = [] if check is None else [check]  # `None` in eager mode
@@ -372,9 +374,9 @@ class GradientExchange(tf.Module):
             return not_finite(tensors)
 
         local_flags = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
-        if self._ours:
+        if self._has_redsync_strategy:
             self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
-        return self.worker.call_once(count, [1.0 - tf.cast(finite, tf.float32), local_flags])
+        return self.worker.with_sums(count, [1.0 - tf.cast(finite, tf.float32), local_flags])
 
     def _skip(self, flags: tf.Tensor) -> None:
         """Count a step whose exchange is skipped; each worker stays at its own point."""
@@ -478,7 +480,7 @@ class GradientExchange(tf.Module):
             before: The result of `before_accumulation` when the step began.
         """
         steps, streak = before
-        if self._ours:
+        if self._has_redsync_strategy:
             self.nonfinite.watch(self.strategy, self.schedule.skips_locally, streak)
         consensus = self.consensus
         if consensus is not None and self.schedule.averages_statistics:

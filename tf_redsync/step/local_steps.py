@@ -21,7 +21,7 @@ workers take the same steps with equal optimizers. The rounds begin after the wa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -87,9 +87,10 @@ class LocalSteps(ChangingSteps):
         return {**values, **slots}, {**kinds, **dict.fromkeys(slots, "shared")}
 
     @override
-    def names_in_run(self, bucket: Bucket) -> Collection[str]:
-        """Return the method's names. The outer optimizer's slots change at the end of a round."""
-        return bucket.method.traits.state_kinds.keys()
+    def read(self, states: Sequence[StateVariables]) -> list[State]:
+        """Return the methods' states. The outer optimizers' change only at the end of a round."""
+        names = (b.method.traits.state_kinds for b in self.buckets)
+        return [s.read(n) for s, n in zip(states, names, strict=True)]
 
     @override
     def run(self, inputs: Inputs) -> Outcome:
@@ -195,9 +196,7 @@ class LocalSteps(ChangingSteps):
             [change / network.workers for change in consensus.changes(bucket.layout.specs)]
             for bucket in self.buckets
         ]
-        old = [
-            s.read(b.method.traits.state_kinds) for b, s in zip(self.buckets, states, strict=True)
-        ]
+        old = self.read(states)
         rounds = consensus.rounds.read_value()
         outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
         carried = carry((agreed, outcome.results))
@@ -242,9 +241,7 @@ class LocalSteps(ChangingSteps):
             network: The network that answers requests.
             served: The positions of the variables whose residuals are added.
         """
-        old = [
-            s.read(b.method.traits.state_kinds) for b, s in zip(self.buckets, states, strict=True)
-        ]
+        old = self.read(states)
         outcome = self.flush(old, network)
         self.keep_absent(outcome, old, served)
 

@@ -79,9 +79,9 @@ class NonFiniteCounter:
         }
 
     def watch(self, strategy: Any, skips_locally: bool, before: Any = 0) -> None:
-        """Register a check with our strategy of whether the step that is traced was skipped.
+        """Tell tf_redsync's strategy how to recognize that the step that is traced was skipped.
 
-        After a skipped step the strategy restores BatchNormalization's statistics. A second call in
+        After a skipped step it restores BatchNormalization's statistics. A second call in
         a step replaces the check.
 
         Args:

@@ -42,7 +42,7 @@ class StateVariables(tf.Module):
         values: The initial state.
         kinds: The kind of every name in the state.
         index: The index of the bucket.
-        create: Creates a variable: `replica_variable`, or `workers.Host.variable`.
+        create: Creates a variable: `replica_variable`, or `workers.HostWorker.variable`.
     """
 
     def __init__(

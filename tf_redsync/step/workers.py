@@ -22,7 +22,7 @@ from tf_redsync.ops.wire import widened
 from tf_redsync.step import state_variables
 
 
-class Replica:
+class Worker:
     """A worker that consists of one replica.
 
     Args:
@@ -38,13 +38,15 @@ class Replica:
     def __init__(self, network: Network):
         self.network = network
 
-    def call_once(
+    def with_sums(
         self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]
     ) -> Any:
-        """Call `function` once for this worker, in a replica context.
+        """Call `function` once for this worker, with the sums of `tensors` over its replicas.
+
+        A worker of one replica calls it in a replica context, a host in a cross-replica context.
 
         Args:
-            function: Receives the sums of `tensors` over the replicas of this worker.
+            function: Receives the sums.
             tensors: The tensors of this replica.
 
         Returns:
@@ -57,7 +59,7 @@ class Replica:
         return state_variables.replica_variable(value, kind, name)
 
 
-class Host(Replica):
+class HostWorker(Worker):
     """A worker that consists of all replicas of this process.
 
     Args:
@@ -74,11 +76,9 @@ class Host(Replica):
         self._device = strategy.extended.worker_devices[0]
 
     @override
-    def call_once(
+    def with_sums(
         self, function: Callable[[list[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]
     ) -> Any:
-        """Call `function` on the host's first device, outside of any replica context."""
-
         def merged(strategy: Any, tensors: Any) -> Any:
             parts = [strategy.experimental_local_results(t) for t in tensors]
             with tf.device(self._device):
@@ -92,7 +92,7 @@ class Host(Replica):
             return state_variables.HostVariable(value, kind, name, self.network, self._strategy)
 
 
-def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direct: bool) -> Replica:
+def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direct: bool) -> Worker:
     """Return the worker that the calling replica belongs to.
 
     Args:
@@ -108,13 +108,13 @@ def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direc
     processes = collectives.worker_count(strategy)
     wanted = processes > 1 and direct if two_levels is None else two_levels
     if one_replica or not wanted:
-        return Replica(collectives.for_strategy(strategy, direct))
+        return Worker(collectives.for_strategy(strategy, direct))
     if processes > 1 and not direct:
         raise ValueError(
             "`two_levels` needs direct collectives between hosts. Received: two_levels=True, "
             "direct_collectives=False. Use direct_collectives=True."
         )
-    return Host(strategy)
+    return HostWorker(strategy)
 
 
 def check_together(strategy: tf.distribute.Strategy) -> None:

@@ -13,7 +13,7 @@ from tf_redsync.codings.base import CodedValues, ValueCoding, used
 from tf_redsync.config import register
 from tf_redsync.ops.quantization import bucketed, dequantize_sum, quantize
 from tf_redsync.ops.quantized_format import check_bucket_size, check_levels, quantized_words
-from tf_redsync.ops.wire import as_row, moved
+from tf_redsync.ops.wire import as_row, map_words
 
 MODE = "stochastic"
 
@@ -72,10 +72,8 @@ class QSGDValues(ValueCoding):
                 row, like, mode=MODE, levels=self.levels, bucket_size=self.bucket_size
             )
 
-        rows = [
-            [value[tf.newaxis] for value in of_worker(moved(lambda w, r=r: w[r : r + 1], words))]
-            for r in range(words.shape[0])
-        ]
+        by_worker = [map_words(lambda w, r=r: w[r : r + 1], words) for r in range(words.shape[0])]
+        rows = [[value[tf.newaxis] for value in of_worker(row)] for row in by_worker]
         # Not `tf.stack`: if graph optimisation finds equal rows, such as zeros, it repeats the
         # first tensor instead of the others.
         values = [tf.concat(tensor, axis=0) for tensor in zip(*rows, strict=True)]

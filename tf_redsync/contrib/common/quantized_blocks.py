@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.ops import wire
-from tf_redsync.ops.wire import moved
+from tf_redsync.ops.wire import map_words
 
 Blocks = list[tf.Tensor]  # one tensor [workers, length] for each tensor of the bucket
 
@@ -58,7 +58,7 @@ def for_each_worker(message: tf.Tensor, scales: int, workers: int) -> tf.Tensor:
         parts = [tf.repeat(flag, workers), scale_words, codes]
         return tf.concat([tf.reshape(p, [workers, -1]) for p in parts], axis=1)
 
-    return moved(apart, message)
+    return map_words(apart, message)
 
 
 def one_message(messages: tf.Tensor, scales: int) -> tf.Tensor:
@@ -68,4 +68,4 @@ def one_message(messages: tf.Tensor, scales: int) -> tf.Tensor:
         _, scale_words, codes = tf.split(messages, [1, scales, -1], axis=1)
         return tf.concat([tf.reshape(p, [-1]) for p in (scale_words, codes)], axis=0)
 
-    return wire.as_one(messages, moved(together, messages))
+    return wire.as_one(messages, map_words(together, messages))

@@ -25,7 +25,7 @@ from tf_redsync.ops.wire import (
     all_ones,
     as_row,
     leading,
-    moved,
+    map_words,
 )
 
 
@@ -109,7 +109,7 @@ def after_first_round(message: tf.Tensor, rank: tf.Tensor, first: int) -> tf.Ten
         empty = tf.concat([header, tf.zeros_like(words[wire.HEADER_WORDS :])], axis=0)
         return tf.where(rank < first, words, empty)
 
-    return moved(own_part, message)
+    return map_words(own_part, message)
 
 
 def nan_unless_finite(message: tf.Tensor, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:

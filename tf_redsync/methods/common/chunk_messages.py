@@ -22,7 +22,7 @@ from tf_redsync.methods.common.chunking import ChunkedBucket, ChunkGroup
 from tf_redsync.ops import MessageLayout, wire
 from tf_redsync.ops.bits import packed, packed_words, unpacked
 from tf_redsync.ops.message_layout import Parts, signed
-from tf_redsync.ops.wire import cut, moved
+from tf_redsync.ops.wire import cut, map_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ChunkMessages(ChunkedBucket):
         codes = unpacked(parts[0], two_bit_values.BITS, count)
         workers = tf.shape(codes)[0]  # -1 would be ambiguous for an empty tensor
         shape = [workers, group.number, self.k(group)]
-        codes = moved(lambda c: tf.reshape(c, shape), codes)
+        codes = map_words(lambda c: tf.reshape(c, shape), codes)
         scales, levels = map(wire.from_words, parts[1:])
         levels = tf.reshape(levels, [workers, len(group.tensors), two_bit_values.LEVELS])
         coded = two_bit_values.TwoBitValues(codes, scales, levels)
@@ -162,7 +162,7 @@ class ChunkMessages(ChunkedBucket):
 
 def _flat(words: tf.Tensor) -> tf.Tensor:
     """Flatten a tensor of words."""
-    return moved(lambda w: tf.reshape(w, [-1]), words)
+    return map_words(lambda w: tf.reshape(w, [-1]), words)
 
 
 def _bits(group: ChunkGroup) -> int:

@@ -30,7 +30,8 @@ from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, sum_
 from tf_redsync.ops import native, wire
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.native import runs_natively
-from tf_redsync.ops.selection import checked, coordinates, descended
+from tf_redsync.ops.selection import checked, sparse_totals
+from tf_redsync.ops.sparse import descended
 
 HALF_BITS = 16
 VALUE_BITS = (*range(1, MAX_BITS + 1), HALF_BITS)
@@ -108,9 +109,9 @@ class CodedSelection(Sparsifier):
 
     def message_payloads(self, layout: BucketLayout) -> Payloads:
         """Return the payload of `select_and_deliver`."""
-        plain = MessageLayout.of(self.counts(layout))
-        capacity = Capacity(tuple(s.size for s in layout.specs), plain.capacities)
-        words = sum(coding(self.value_bits).lengths(capacity, plain))
+        plain_layout = MessageLayout.of(self.counts(layout))
+        capacity = Capacity(tuple(s.size for s in layout.specs), plain_layout.capacities)
+        words = sum(coding(self.value_bits).lengths(capacity, plain_layout))
         return [(AllGather, wire.BYTES_PER_WORD * words)]
 
     def select_and_deliver(
@@ -131,7 +132,7 @@ class CodedSelection(Sparsifier):
             residuals: Residuals.
             velocities: Velocities; empty without momentum.
             ctx: Context of the exchange.
-            total_momentum: Factor of the sums over workers that are added to the new residuals.
+            total_momentum: Each new residual gains this factor times the sum over workers.
             **momentum: `momentum`, `nesterov`, `masking` and `keep_velocities` of
                 `ops.accumulate_and_select`.
 
@@ -148,13 +149,13 @@ class CodedSelection(Sparsifier):
             **momentum,
         )
         messages = yield AllGather(selected.message)
-        like, sums = selected.residuals, None
-        messages = decode_messages(messages, like, selected.layout, self.value_bits)
-        if total_momentum:
-            sums, rate = coordinates(messages, selected.layout), tf.constant(-total_momentum)
-            like = [descended(v, s, rate) for v, s in zip(like, sums, strict=True)]
-            selected = Selected(selected.message, like, selected.velocities, selected.layout)
-        return sum_messages(ctx.layout, messages, selected.layout, like, sums), selected
+        layout, residuals, sums = selected.layout, selected.residuals, None
+        plain = decode_messages(messages, residuals, layout, self.value_bits)
+        if total_momentum:  # a descent with a negative rate adds
+            sums, rate = sparse_totals(plain, layout), tf.constant(-total_momentum)
+            residuals = [descended(r, s, rate) for r, s in zip(residuals, sums, strict=True)]
+        totals = sum_messages(ctx.layout, plain, layout, residuals, sums)
+        return totals, Selected(selected.message, residuals, selected.velocities, layout)
 
 
 class Selected(NamedTuple):
@@ -252,7 +253,7 @@ def _native_op(
 ) -> Selected:
     k = layout.capacities
     streams, rice = _streams(Capacity(tuple(g.shape.num_elements() for g in grads), k))
-    message, new_residuals, moving = native.load().redsync_select_and_code(
+    message, new_residuals, new_velocities = native.load().redsync_select_and_code(
         grads=grads,
         residuals=residuals,
         velocities=velocities,
@@ -263,7 +264,7 @@ def _native_op(
         value_bits=value_bits,
         **options,
     )
-    return Selected(message, new_residuals, moving, layout)
+    return Selected(message, new_residuals, new_velocities, layout)
 
 
 def decode_messages(

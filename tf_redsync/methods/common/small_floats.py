@@ -32,7 +32,7 @@ from tf_redsync.exchange.method import Payloads
 from tf_redsync.exchange.requests import AllGather, AllToAll, Request
 from tf_redsync.ops import wire
 from tf_redsync.ops.bits import packed, packed_words, unpacked
-from tf_redsync.ops.wire import joined, moved, only_row
+from tf_redsync.ops.wire import joined, map_words, only_row
 
 RUN = 256  # values that share a scale
 MANTISSA_BITS = {4: 0, 8: 3}
@@ -142,7 +142,7 @@ def _messages(blocks: tf.Tensor, bits: int) -> tf.Tensor:
     """Encode values `[rows, runs, 256]` as messages `[rows, words]`, all zero if non-finite."""
     rows, runs, _ = blocks.shape
     coded = encode(blocks, bits)
-    codes = moved(lambda c: tf.reshape(c, [rows, runs * RUN]), coded.codes)
+    codes = map_words(lambda c: tf.reshape(c, [rows, runs * RUN]), coded.codes)
     flags = tf.ones([rows, wire.HEADER_WORDS], tf.int32)
     message = joined(flags, wire.to_words(coded.scales), packed(codes, bits), axis=1)
     return wire.zero_unless(wire.all_finite([blocks]), message)
@@ -152,5 +152,5 @@ def _values(messages: tf.Tensor, runs: int, bits: int) -> tf.Tensor:
     """Decode messages to float32 `[rows, runs, 256]`."""
     _, scales, words = wire.split(messages, runs)
     codes = unpacked(words, bits, runs * RUN)
-    codes = moved(lambda c: tf.reshape(c, [-1, runs, RUN]), codes)
+    codes = map_words(lambda c: tf.reshape(c, [-1, runs, RUN]), codes)
     return decode(Coded(codes, scales), bits)

@@ -23,7 +23,7 @@ from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.dense import Dense
 from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout
-from tf_redsync.ops.selection import coordinates
+from tf_redsync.ops.selection import sparse_totals
 from tf_redsync.ops.sparse import SparseTotal
 
 # Minimum number of elements per message entry at which totals stay sparse (`sparse.descend`). At 2
@@ -161,17 +161,17 @@ def sum_messages(
     """Return the sums over workers of plain messages, dense or as a `SparseTotal`.
 
     Args:
-        layout: Layout of the bucket. With `sparse_totals`, short totals stay coordinates.
+        layout: Layout of the bucket. With `sparse_totals`, short totals stay sparse.
         messages: int32 `[workers, words]`.
         plain: Layout of the messages. Only a static layout can give sparse totals.
         like: Float32 tensors in the shapes of the totals. Pass residuals, since gradients may have
             another dtype and their memory can be freed.
-        sums: The `coordinates` of the messages, if the caller has them.
+        sums: The `sparse_totals` of the messages, if the caller has them.
     """
     if layout.sparse_totals and plain.is_static:
         size = sum([s.size for s in layout.specs])
         if SPARSE_TOTAL_FACTOR * layout.workers * sum(plain.capacities) <= size:
-            return sums or coordinates(messages, plain)
+            return sums or sparse_totals(messages, plain)
     return ops.decode(messages, plain, like)
 
 
