@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 HANDSHAKE = "TF_REDSYNC_HANDSHAKE"  # "0" disables the rendezvous; equal on all workers
 JOB = "TF_REDSYNC_JOB"  # optional secret of the job, equal on all its workers
@@ -21,6 +22,20 @@ def switched_on(variable: str) -> bool:
     if value not in ("0", "1"):
         raise ValueError(f"`{variable}` must be 0 or 1. Received: {variable}={value!r}")
     return value == "1"
+
+
+def bypass_proxy(addresses: Iterable[str]) -> None:
+    """Exempt workers from the HTTP proxy of the environment, in this process.
+
+    gRPC connects through the proxy of `http_proxy`, even on one machine. Hardly any proxy accepts
+    the ports of workers, and TensorFlow would wait for ever.
+
+    Args:
+        addresses: `host:port` of each worker.
+    """
+    exempt = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
+    hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses)
+    os.environ["no_grpc_proxy"] = ",".join(filter(None, [exempt, *hosts]))
 
 
 def seconds(argument: str, value: float | None, variable: str, low: float = 0.0) -> float | None:

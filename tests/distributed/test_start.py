@@ -137,6 +137,21 @@ def start(broken=None):
     rs.MultiWorkerMirroredStrategy()
 
 
+def start_with_proxy():
+    """Starts TensorFlow. gRPC would connect to the other worker through the proxy."""
+    import os
+
+    import tf_redsync as rs
+
+    os.environ |= {"http_proxy": "http://127.0.0.1:9", "no_proxy": "elsewhere"}
+    rs.MultiWorkerMirroredStrategy()
+    return {"exempt": os.environ["no_grpc_proxy"]}
+
+
+def test_proxy_is_bypassed():
+    assert [out["exempt"] for out in run_workers(start_with_proxy)] == ["elsewhere,127.0.0.1"] * 2
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("broken", [0, 1])
 def test_worker_lost_during_tensorflow_start_ends_others(broken):
