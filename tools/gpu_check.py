@@ -115,7 +115,7 @@ def build(check: Check) -> str:
     else:
         library = check.out / "libredsync_gpu.so"
         check.library = d.compile_cuda(library, "-arch=native", "-lineinfo")
-    problem = check.device().library.redsync_gpu_problem().decode()
+    problem = check.device().library.redsync_gpu_problem(0).decode()
     if problem:
         raise RuntimeError(problem)
     return f"{check.library.stat().st_size / 2**20:.1f} MiB"

@@ -75,7 +75,7 @@ def test_every_function_has_a_prototype():
     found = d.prototypes()
     assert set(found) == exported and len(found) > 25
     assert found["redsync_gpu_copy"] == (ctypes.c_int, [d.Pointer, d.Pointer, d.Int64, d.Pointer])
-    assert found["redsync_gpu_problem"] == (ctypes.c_char_p, [])
+    assert found["redsync_gpu_problem"] == (ctypes.c_char_p, [ctypes.c_int])
     assert found["redsync_gpu_last_error"] == (ctypes.c_char_p, [])
     assert found["redsync_gpu_quantize_scratch_bytes"] == (d.Int64, [])
     used = set()
@@ -95,20 +95,20 @@ def emulated(device):
 
 
 def test_supported_gpus(emulated):
-    assert emulated.redsync_gpu_problem() == b""
+    assert emulated.redsync_gpu_problem(0) == b""
 
 
 def test_no_driver(emulated):
     emulated.emulator_driver(0)
-    assert emulated.redsync_gpu_problem() == b"there is no NVIDIA driver"
+    assert emulated.redsync_gpu_problem(0) == b"there is no NVIDIA driver"
 
 
 def test_unsupported_driver_or_gpu(emulated):
     """A test kernel decides: a driver runs code of newer toolkits of the same major version."""
     emulated.emulator_driver(12020)
-    assert emulated.redsync_gpu_problem() == b""
+    assert emulated.redsync_gpu_problem(0) == b""
     emulated.emulator_fail()
-    text = emulated.redsync_gpu_problem().decode()
+    text = emulated.redsync_gpu_problem(0).decode()
     assert "the driver is for CUDA 12.2, and the kernels were built with CUDA 13.1" in text
     assert "GPU 0: unspecified launch failure" in text
-    assert emulated.redsync_gpu_problem() == b"", "the result must not be cached"
+    assert emulated.redsync_gpu_problem(0) == b"", "the result must not be cached"

@@ -153,10 +153,12 @@ def gpu_problem() -> str:
 
 @functools.cache
 def _problem_of_gpus() -> str:
-    """Return the error of the CUDA runtime library, or ""."""
+    """Return the first error of the CUDA runtime library on a visible GPU, or ""."""
     ask = ctypes.CDLL(str(library())).redsync_gpu_problem
-    ask.restype = ctypes.c_char_p
-    return ask().decode()
+    ask.argtypes, ask.restype = [ctypes.c_int], ctypes.c_char_p
+    # A question about other GPUs would take memory of them.
+    numbers = [int(gpu.name.rsplit(":", 1)[1]) for gpu in tf.config.get_visible_devices("GPU")]
+    return next(filter(None, (ask(number).decode() for number in numbers or [0])), "")
 
 
 def serves(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:

@@ -205,10 +205,10 @@ REDSYNC_GPU_API int redsync_gpu_checksum(const RedsyncGpuChecksum* call, Redsync
 /* For callers without CUDA headers. */
 REDSYNC_GPU_API int redsync_gpu_copy(void* to, const void* from, int64_t bytes, void* stream);
 REDSYNC_GPU_API const char* redsync_gpu_last_error(void);
-/* Returns the reason why the visible GPUs cannot run the kernels: no driver, an old driver, or no
-   code for the GPU; "" if all can. Creates CUDA's context on each GPU. The text is valid until the
-   next call. Not thread-safe. */
-REDSYNC_GPU_API const char* redsync_gpu_problem(void);
+/* Returns the reason why a GPU cannot run the kernels: no driver, an old driver, or no code for the
+   GPU; "" if it can. Creates CUDA's context on this GPU. The text is valid until the next call. Not
+   thread-safe. */
+REDSYNC_GPU_API const char* redsync_gpu_problem(int device);
 
 #ifdef __cplusplus
 }

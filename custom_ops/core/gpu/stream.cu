@@ -19,30 +19,22 @@ std::string Version(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-// Returns the reason why kernels of this library do not run on a visible device; "" if they do.
-std::string Problem() {
-  int runtime = 0, driver = 0, devices = 0;
+// Returns the reason why kernels of this library do not run on a device; "" if they do.
+std::string Problem(int device) {
+  int runtime = 0, driver = 0, current = 0;
   cudaRuntimeGetVersion(&runtime);
   cudaDriverGetVersion(&driver);
   if (driver == 0) return "there is no NVIDIA driver";
   const std::string versions = "the driver is for CUDA " + Version(driver) +
                                ", and the kernels were built with CUDA " + Version(runtime) + ": ";
-  cudaError_t status = cudaGetDeviceCount(&devices);
-  if (status != cudaSuccess) return versions + cudaGetErrorString(status);
-  int current = 0;
   cudaGetDevice(&current);
-  std::string problem;
-  for (int device = 0; device < devices && problem.empty(); ++device) {
-    cudaFuncAttributes attributes;
-    status = cudaSetDevice(device);
-    if (status == cudaSuccess) status = cudaFuncGetAttributes(&attributes, Nothing);
-    if (status != cudaSuccess) {
-      problem = versions + "GPU " + std::to_string(device) + ": " + cudaGetErrorString(status);
-    }
-  }
+  cudaFuncAttributes attributes;
+  cudaError_t status = cudaSetDevice(device);
+  if (status == cudaSuccess) status = cudaFuncGetAttributes(&attributes, Nothing);
   cudaSetDevice(current);
   cudaGetLastError();  // Clears the error, which the next call would report otherwise.
-  return problem;
+  if (status == cudaSuccess) return "";
+  return versions + "GPU " + std::to_string(device) + ": " + cudaGetErrorString(status);
 }
 
 }  // namespace
@@ -65,8 +57,8 @@ int redsync_gpu_copy(void* to, const void* from, int64_t bytes, void* stream) {
 
 const char* redsync_gpu_last_error(void) { return cudaGetErrorString(last_failure); }
 
-const char* redsync_gpu_problem(void) {
+const char* redsync_gpu_problem(int device) {
   static auto* problem = new std::string;  // Valid until the next call.
-  *problem = Problem();
+  *problem = Problem(device);
   return problem->c_str();
 }
