@@ -11,7 +11,10 @@ from tensorflow.python.framework import kernels
 
 from tests.kernels.common import native_ops, needs_native
 from tf_redsync import ops
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.methods.common.sparsifier import sum_messages
 from tf_redsync.ops import native
+from tf_redsync.ops.sparse import SparseTotal
 
 # The first two shorten the time until the first step of a model with many variables, the others
 # serve CPUs with slow casts. On GPUs TensorFlow's ops run instead.
@@ -96,3 +99,17 @@ def test_reference_runs_without_gpu_kernels(monkeypatch):
     finally:
         ops.set_backend(None)
     assert called == [1, 1] and total.numpy().tolist() == [0, 0, 0, 6, 8]
+
+
+def test_totals_are_dense_on_a_gpu_without_kernels(monkeypatch):
+    """TensorFlow's scatter has no order there, so the workers' weights would differ in bits."""
+    plain = ops.MessageLayout.of([2])
+    layout = BucketLayout((TensorSpec("w", (100,)),), 2, sparse_totals=True)
+    messages, like = tf.zeros([2, plain.words], tf.int32), [tf.zeros([100])]
+    (total,) = sum_messages(layout, messages, plain, like)
+    assert isinstance(total, SparseTotal)
+    monkeypatch.setattr(native, "runs_natively", lambda tensors: False)
+    monkeypatch.setattr(native, "are_on_cpus", lambda tensors: False)
+    monkeypatch.setattr(ops, "decode", lambda messages, plain, like: like)
+    (total,) = sum_messages(layout, messages, plain, like)
+    assert isinstance(total, tf.Tensor) and total.shape == [100]
