@@ -243,6 +243,16 @@ def rounds(backends):
         model.fit(data, epochs=epochs, steps_per_epoch=2 * ROUND // epochs, verbose=0)
         return weights(model)
 
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([6]), keras.layers.Dense(3)])
+        method = rs.CodedTopK(steps=ROUND, density=0.3, warm_up=rs.DenseWarmUp(1))
+        inner = keras.optimizers.SGD(0.05, momentum=0.9)
+        model.compile(rs.DistributedOptimizer(inner, method), "mse")
+    for name in ("dense", "selected"):  # a round each
+        model.fit(data, steps_per_epoch=ROUND, verbose=0)
+        momenta = [m.numpy().ravel() for m in inner.momentums]
+        found[f"momentum kept, {name}"] = float(np.mean(np.concatenate(momenta) != 0))
+
     for name in backends:
         found[f"{name}, fit"] = train(name, "native", 5 * ROUND, 2)
         for backend in backends[name]:
@@ -258,6 +268,12 @@ BACKENDS["DiLoCo"] = ("native",)
 @pytest.fixture(scope="module")
 def workers():
     return run_workers(rounds, args=(BACKENDS,), timeout=300)
+
+
+def test_only_a_selection_clears_momentum(workers):
+    """In a dense warm-up the delay is a round for all elements, as in `LocalSGD`."""
+    for found in workers:
+        assert found["momentum kept, dense"] == 1 > found["momentum kept, selected"]
 
 
 @pytest.mark.parametrize(

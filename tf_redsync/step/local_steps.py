@@ -199,7 +199,7 @@ class LocalSteps(ChangingSteps):
         old = self.read(states)
         rounds = consensus.rounds.read_value()
         outcome = self.exchanged(Inputs(changes, old, None, rounds, network, self.meter))
-        carried = carry((agreed, outcome.results))
+        carried, is_dense = carry((agreed, outcome.results)), self._dense_at(rounds, old)
 
         def advance() -> None:
             starts, results = carried()
@@ -208,7 +208,7 @@ class LocalSteps(ChangingSteps):
             ):
                 before = variables.read()
                 if bucket.method.sync_schedule.masks_local_momentum:
-                    self._mask(bucket, change, before, new)
+                    self._mask(bucket, change, before, new, is_dense)
                 totals, slots = outer_step(bucket, means, before)
                 variables.assign({**new, **slots})
                 for spec, total in zip(bucket.layout.specs, totals, strict=True):
@@ -258,14 +258,21 @@ class LocalSteps(ChangingSteps):
         tf.cond(outcome.finite, add, lambda: None)
 
     def _mask(
-        self, bucket: Bucket, changes: Sequence[tf.Tensor], before: State, after: State
+        self,
+        bucket: Bucket,
+        changes: Sequence[tf.Tensor],
+        before: State,
+        after: State,
+        is_dense: tf.Tensor | None,
     ) -> None:
-        """Clear the optimizer's momentum where this worker's change was sent."""
-        unsent = [
+        """Clear the optimizer's momentum where this worker selected its change."""
+        kept = [
             tf.equal(change + old, new)
             for change, old, new in zip(changes, before["residual"], after["residual"], strict=True)
         ]
-        for spec, keep in zip(bucket.layout.specs, unsent, strict=True):
+        if is_dense is not None:
+            kept = [keep | is_dense for keep in kept]
+        for spec, keep in zip(bucket.layout.specs, kept, strict=True):
             momentum = self._momenta.get(spec.position)
             if momentum is not None:
                 value = momentum.read_value()
