@@ -81,6 +81,21 @@ def test_chosen_implementation(asked, gpus, taken, caplog):
     assert ("share a GPU" in caplog.text) == bool(falls_back)
 
 
+@pytest.mark.parametrize("asked", [AUTO, RING])
+@pytest.mark.parametrize(
+    ("gpus", "warns"),
+    [
+        ([["a", "b"], ["a", "b"]], True),
+        ([["a"], ["a"]], False),
+        ([["a", "b"], ["c", "d"]], False),
+        ([["a", "a"], ["b", "c"]], False),
+    ],
+)
+def test_replicas_of_several_workers_on_one_gpu_cause_a_warning(asked, gpus, warns, caplog):
+    choose(Options(implementation=asked), [as_text(of_worker) for of_worker in gpus])
+    assert ("CUDA_VISIBLE_DEVICES" in caplog.text) == warns
+
+
 @pytest.mark.parametrize(
     ("asked", "gpus", "text"),
     [

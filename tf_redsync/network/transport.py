@@ -91,6 +91,7 @@ def choose(options: Any, gpu_texts: Sequence[str]) -> None:
             + ". Set CUDA_VISIBLE_DEVICES to the GPUs of each worker; -1 hides all."
         )
     shared = _shared(gpus)
+    _warn_of_shared_replicas(shared, counts[0])
     problem = "" if counts[0] else "the workers have no GPUs"
     if shared:
         problem = f"workers {', '.join(map(str, shared))} share a GPU, which NCCL refuses"
@@ -111,6 +112,18 @@ def _shared(gpus: Sequence[Sequence[str]]) -> list[int]:
     """Return the ranks of workers that share a GPU with another worker."""
     times = Counter(gpu for of_worker in gpus for gpu in of_worker if gpu)
     return [r for r, of_worker in enumerate(gpus) if any(times[gpu] > 1 for gpu in of_worker)]
+
+
+def _warn_of_shared_replicas(shared: Sequence[int], count: int) -> None:
+    """Warn if the workers `shared` use the same GPUs and have `count` > 1 replicas each."""
+    if count > 1 and len(shared) > 1:
+        _logger.warning(
+            "workers %s share GPUs, and each of them has a replica on all %d that it sees: the "
+            "GPUs may run out of memory. Set CUDA_VISIBLE_DEVICES to different GPUs for each "
+            "worker, or start the workers of a machine by one `tf-redsync launch`, which does so",
+            ", ".join(map(str, shared)),
+            count,
+        )
 
 
 def by_nccl(options: Any, device: str) -> bool:
