@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tf_redsync import environment
-from tf_redsync.cli import options, output, worker_environment
+from tf_redsync.cli import gpus, options, output, worker_environment
 from tf_redsync.cli.command_line import Command
 from tf_redsync.cli.node_agent import NodeAgent, Nodes
 from tf_redsync.cli.prewarm import Spares, can_run
@@ -91,7 +91,8 @@ def run(
         echo: Whether to print the workers' output, with the prefix `[worker i]`.
         addresses: "host:port" per worker; default: free ports of 127.0.0.1, new ones at a restart.
         wrappers: Words before the command, per worker, such as `ip netns exec NAME`.
-        worker_env: Variables added after `env`, per worker.
+        worker_env: Variables added after `env`, per worker. Default of CUDA_VISIBLE_DEVICES: an
+            equal share of the GPUs of this machine.
         forward_signals: Whether to forward SIGINT, SIGTERM, SIGHUP and SIGUSR1 to the workers (main
             thread only). Otherwise an interrupt kills the workers at once with SIGKILL.
         max_restarts: Maximum number of restarts of the job after failures.
@@ -136,15 +137,15 @@ def run(
     if remote is not None:
         start = SSHStart(command[1:], remote, threads, cores_per_worker, to, restarts)
     else:
+        cores = threads or cores_per_worker
+        base = variables(count, cores, start_timeout, env, workers is not None)
         start = LocalStart(
             command=command,
             configs=configs,
-            base=variables(
-                count, threads or cores_per_worker, start_timeout, env, workers is not None
-            ),
+            base=base,
             addresses=addresses,
             wrappers=wrappers or [()] * count,
-            worker_env=worker_env or [{}] * count,
+            worker_env=gpus.worker_variables(base, worker_env or [{}] * count),
             cores_per_worker=cores_per_worker,
             output=to,
             restarts=restarts,
@@ -219,6 +220,7 @@ def _run_nodes(command: Sequence[str], nodes: Nodes, args: argparse.Namespace) -
     threads = args.threads or args.cores_per_worker
     signals: collections.deque[int] = collections.deque()
     spares = Spares()
+    own = gpus.worker_variables(os.environ, [{}] * nodes.workers)
 
     def start(configs: Sequence[str], number: int) -> LocalStart:
         return LocalStart(
@@ -227,7 +229,7 @@ def _run_nodes(command: Sequence[str], nodes: Nodes, args: argparse.Namespace) -
             base=variables(nodes.workers, threads, args.start_timeout, None, all_here=False),
             addresses=None,
             wrappers=[()] * nodes.workers,
-            worker_env=[{}] * nodes.workers,
+            worker_env=own,
             cores_per_worker=args.cores_per_worker,
             output=output.Output(logs, True, args.verbose),
             restarts=Restarts(1, nodes.workers, list(range(nodes.workers)), number),

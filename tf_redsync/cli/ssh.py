@@ -368,16 +368,16 @@ class SSHStart:
             except HostError as error:
                 raise NotStarted(place, error) from error
         for i, worker in enumerate(workers):
-            config = worker_environment.tf_config(at, i)
             attempt = {environment.RESTART: str(self.restarts.attempt)}
             worker.begin(
                 {
                     "argv": list(self.command),
                     "cwd": os.getcwd(),
                     "env": dict(self.remote.env),
-                    "own": {"TF_CONFIG": config, **attempt},
+                    "own": {"TF_CONFIG": worker_environment.tf_config(at, i), **attempt},
                     "workers": used.count(used[i]),
                     "slot": slots[i],
+                    "gpus": [every[: places[i]].count(used[i]), used[i].workers],
                     "threads": self.threads or self.cores_per_worker,
                     "cores": self.cores_per_worker,
                 }
