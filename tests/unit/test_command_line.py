@@ -297,6 +297,6 @@ def test_doctor_checks_two_workers(monkeypatch, capsys, tmp_path):
 
 def test_doctor_reports_failures(monkeypatch, capsys):
     wrong = {"CPU": {**dict.fromkeys(self_test.CHECKS, ""), "all-gather": "received [1]"}}
-    monkeypatch.setattr(self_test, "run", lambda gpus: wrong)
+    monkeypatch.setattr(self_test, "run", lambda gpu_count: wrong)
     assert main.main(["doctor", "--check"]) == 1
     assert re.search(r"all-gather on CPU +received \[1\]", capsys.readouterr().out)

@@ -123,8 +123,24 @@ def test_the_ports_of_the_check_are_closed(monkeypatch, tmp_path):
         return launch.LaunchResult((), 1, "")
 
     monkeypatch.setattr(launch, "run", run)
-    self_test.run(gpus=0)
+    self_test.run(0)
     assert [env["LD_PRELOAD"] for env in started] == [str(library)]
+
+
+def test_each_worker_of_the_check_uses_one_visible_gpu(monkeypatch):
+    chosen = []
+
+    def run(*args, worker_env, **options):
+        chosen.append([own["CUDA_VISIBLE_DEVICES"] for own in worker_env])
+        return launch.LaunchResult((), 1, "")
+
+    monkeypatch.setattr(launch, "run", run)
+    name = "CUDA_VISIBLE_DEVICES"
+    for listed, count in (("3,5,7,9", 4), ("3", 1), (None, 4)):
+        monkeypatch.setenv(name, listed) if listed else monkeypatch.delenv(name)
+        self_test.run(count)
+    assert chosen[::2] == [["-1", "-1"]] * 3
+    assert chosen[1::2] == [["3", "5"], ["3", "3"], ["0", "1"]]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")

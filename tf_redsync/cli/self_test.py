@@ -9,11 +9,11 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_redsync.cli import isolation, launch
+from tf_redsync.cli import gpus, isolation, launch
 
 WORKERS = 2
 TIMEOUT = 180.0  # seconds; the first run compiles the native library
@@ -21,20 +21,24 @@ _TRAINING = "training"
 CHECKS = ("all-gather", "all-reduce", "all-to-all", "pair gather", _TRAINING)
 
 
-def run(gpus: int) -> dict[str, dict[str, str]]:
+def run(gpu_count: int) -> dict[str, dict[str, str]]:
     """Return the problem of each check by type of device, "" for a check that passed.
 
     Args:
-        gpus: Number of GPUs that TensorFlow sees. With 0 only the CPU is tested; the workers share
-            a single GPU.
+        gpu_count: Number of GPUs that TensorFlow sees. With 0 only the CPU is tested. Each worker
+            uses one of them; the workers share a single one.
     """
-    problems = {"CPU": _run_workers(["-1"] * WORKERS)}
-    if gpus:
-        problems["GPU"] = _run_workers([str(i % gpus) for i in range(WORKERS)])
+    problems = {"CPU": _run_workers([{gpus.VARIABLE: "-1"}] * WORKERS)}
+    if gpu_count:
+        everything = ",".join(map(str, range(gpu_count)))
+        usable = gpus.visible({gpus.VARIABLE: everything, **os.environ})[:WORKERS]
+        listed = {gpus.VARIABLE: ",".join(usable)}
+        own = gpus.worker_variables(listed, [{}] * WORKERS, say=lambda _: None)
+        problems["GPU"] = _run_workers(own)
     return problems
 
 
-def _run_workers(visible: Sequence[str]) -> dict[str, str]:
+def _run_workers(worker_env: Sequence[Mapping[str, str]]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         job = launch.run(
             [sys.executable, "-m", "tf_redsync.cli.self_test", folder],
@@ -44,7 +48,7 @@ def _run_workers(visible: Sequence[str]) -> dict[str, str]:
                 "TF_FORCE_GPU_ALLOW_GROWTH": "true",
                 **isolation.loopback_only(),
             },
-            worker_env=[{"CUDA_VISIBLE_DEVICES": number} for number in visible],
+            worker_env=worker_env,
             timeout=TIMEOUT,
             grace=10,
         )
