@@ -14,6 +14,7 @@ from tests.chaos.bench import Bench, Outcome, must, scenario
 from tests.chaos.job import PATIENCE, TRAINING, Unexpected, Worker
 from tests.chaos.training import Settings
 from tests.distributed import cluster, forks
+from tests.processes import AS_COMMAND
 
 _SCRIPT = """
 import os, sys
@@ -21,11 +22,20 @@ sys.exit(os.environ["TF_REDSYNC_RESTART"] != "{times}")
 """
 
 
+# The launcher without pauses: their attempts are short, unlike those of a training.
+_PROGRAM = f"""
+{AS_COMMAND}
+from tf_redsync.cli import launch, restarts
+restarts.PAUSES = ()
+raise SystemExit(launch.main())
+"""
+
+
 class Launcher(Worker):
-    """`python -m tf_redsync.launch -n 2` with further arguments; collects its workers' events."""
+    """`tf-redsync launch -n 2` with further arguments; collects its workers' events."""
 
     def __init__(self, *words: str):
-        command = [sys.executable, "-m", "tf_redsync.launch", "-n", "2", "--isolate", "no", *words]
+        command = [sys.executable, "-c", _PROGRAM, "-n", "2", "--isolate", "no", *words]
         env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
         super().__init__(0, command, {**env, **cluster.ENVIRONMENT}, threading.Condition())
 

@@ -13,7 +13,7 @@ import pytest
 from tests.loops import loop
 from tests.processes import alive
 from tests.unit.test_launch import wait_for
-from tf_redsync.cli import launch, prewarm, processes
+from tf_redsync.cli import launch, prewarm, processes, restarts
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = """
@@ -52,6 +52,7 @@ def surroundings(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("SPARES", str(tmp_path / "spares"))
     monkeypatch.setattr(processes, "PREPARE_SECONDS", 0.0)
+    monkeypatch.setattr(restarts, "PAUSES", ())
     monkeypatch.chdir(tmp_path)
 
 

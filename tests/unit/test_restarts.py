@@ -1,5 +1,6 @@
 """The launcher after a failure: the first cause, restarts, requested stops. Without TensorFlow."""
 
+import itertools
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from tests.loops import loop
 from tf_redsync import stopping
-from tf_redsync.cli import launch, root_cause
+from tf_redsync.cli import launch, restarts, root_cause
 from tf_redsync.cli.restarts import Restarts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,11 @@ attempt = int(os.environ['TF_REDSYNC_RESTART'])
 def no_tf_config(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(restarts, "PAUSES", ())
 
 
 def job(tmp_path, body, workers, **kwargs):
@@ -107,6 +113,36 @@ def test_exclusion_rule():
     assert after(1, 5.0) == after(1, 5.0) == [0, 1]  # no fewer
     assert rule.attempt == 8 and rule.left == 1
     assert rule.again(None, 5.0) and rule.again(None, 5.0) is None
+
+
+def test_restart_waits_after_short_attempts(tmp_path, monkeypatch):
+    monkeypatch.setattr(restarts, "PAUSES", (0.2, 0.7))
+    body = "print(time.monotonic())\nsys.exit(5)"
+    result = job(tmp_path, body, 1, max_restarts=3, log_dir=tmp_path)
+    starts = [float(line) for line in (tmp_path / "worker_0.log").read_text().splitlines()]
+    waited = [after - before for before, after in itertools.pairwise(starts)]
+    assert all(has >= least for has, least in zip(waited, (0.2, 0.7, 0.7), strict=True)), waited
+    assert "restart 1 with 1 worker; 2 left. It begins in 0.2 s." in result.message
+
+
+def test_pauses_grow_until_an_attempt_is_long():
+    rule = Restarts(left=9, min_workers=1, places=[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restarts, "PAUSES", (1.0, 5.0, 15.0))
+        found = [rule.pause(seconds) for seconds in (0.1, 3.0, 0.1, 0.1, 500.0, 0.1)]
+    assert found == [1.0, 5.0, 15.0, 15.0, 0.0, 1.0]
+
+
+def test_signal_ends_a_pause(tmp_path, monkeypatch):
+    def pause(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 60.0
+
+    monkeypatch.setattr(Restarts, "pause", pause)
+    began = time.monotonic()
+    result = job(tmp_path, "sys.exit(5)", 1, max_restarts=3, forward_signals=True)
+    assert time.monotonic() - began < 20 and result.interrupted
+    assert (result.exit_code, result.restarts) == (128 + signal.SIGTERM, 1), result.message
 
 
 def test_single_worker_of_a_tf_config(tmp_path, monkeypatch):

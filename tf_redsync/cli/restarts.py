@@ -10,6 +10,11 @@ from collections.abc import Callable
 from tf_redsync.cli.processes import Cancelled, Job, LaunchResult
 
 AT_ONCE_SECONDS = 60.0
+# Seconds before the restart after one, two, and more short attempts in a row: a file server that
+# stalls or a port that is still in use would otherwise cost all restarts within seconds.
+PAUSES: tuple[float, ...] = (1.0, 5.0, 15.0)
+SHORT_SECONDS = 20.0  # an attempt that fails earlier is short
+_POLL_SECONDS = 0.05
 
 
 @dataclasses.dataclass
@@ -33,6 +38,7 @@ class Restarts:
     places: list[int]
     attempt: int = 0
     _suspect: int | None = None  # the place that failed first in the last attempt
+    _short: int = 0  # number of short attempts in a row
 
     @property
     def appends_logs(self) -> bool:
@@ -60,6 +66,11 @@ class Restarts:
         if not self.left or len(self.places) <= self.min_workers:
             return None
         return self._drop_place(place, why)
+
+    def pause(self, seconds: float) -> float:
+        """Return the seconds to wait before the restart after an attempt of some seconds."""
+        self._short = self._short + 1 if seconds < SHORT_SECONDS else 0
+        return PAUSES[min(self._short, len(PAUSES)) - 1] if self._short and PAUSES else 0.0
 
     def _drop_place(self, place: int | None, why: str) -> str:
         self.places = [other for other in self.places if other != place]
@@ -96,9 +107,12 @@ def run_attempts(
         OSError: a worker cannot be started, and the job must not run without it.
     """
     messages: list[str] = []
+    pause = 0.0
     while True:
-        job, began, result = make(), time.monotonic(), None
+        job, result, seconds = make(), None, 0.0
         try:
+            _wait(pause, job.check)
+            began = time.monotonic()
             start(job)
             result = job.supervise()
             messages.append(result.message)
@@ -115,8 +129,18 @@ def run_attempts(
         finally:
             job.close()
         if notice is not None:
+            pause = restarts.pause(seconds)
+            notice += f" It begins in {pause:g} s." if pause else ""
             job.say(notice)
             messages.append(notice)
         elif result is not None:
             message = "\n".join(text for text in messages if text)
             return dataclasses.replace(result, message=message, restarts=restarts.attempt)
+
+
+def _wait(seconds: float, check: Callable[[], None]) -> None:
+    """Wait, and call `check` many times per second; it may raise."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        check()
+        time.sleep(_POLL_SECONDS)
