@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 HANDSHAKE = "TF_REDSYNC_HANDSHAKE"  # "0" disables the rendezvous; equal on all workers
 JOB = "TF_REDSYNC_JOB"  # optional secret of the job, equal on all its workers
@@ -38,7 +38,13 @@ def bypass_proxy(addresses: Iterable[str]) -> None:
     os.environ["no_grpc_proxy"] = ",".join(filter(None, [exempt, *hosts]))
 
 
-def seconds(argument: str, value: float | None, variable: str, low: float = 0.0) -> float | None:
+def seconds(
+    argument: str,
+    value: float | None,
+    variable: str,
+    low: float = 0.0,
+    environ: Mapping[str, str] = os.environ,
+) -> float | None:
     """Return a number of seconds: an argument, or else an environment variable, or else `None`.
 
     Args:
@@ -46,6 +52,7 @@ def seconds(argument: str, value: float | None, variable: str, low: float = 0.0)
         value: Value of the argument; `None` if it is not given.
         variable: Name of the environment variable.
         low: Exclusive lower bound in seconds.
+        environ: The environment.
 
     Raises:
         ValueError: the value is not a number above `low`. The message names the argument or the
@@ -53,11 +60,11 @@ def seconds(argument: str, value: float | None, variable: str, low: float = 0.0)
     """
     name: str = argument
     received: object = value
-    if value is None and os.environ.get(variable):
+    if value is None and environ.get(variable):
         name = variable
-        received = os.environ[variable]
+        received = environ[variable]
         try:
-            value = float(os.environ[variable])
+            value = float(environ[variable])
         except ValueError:
             value = float("nan")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,6 +4,7 @@ The tests use a real `sshd` on its own port if openssh-server is installed, else
 that runs the command locally.
 """
 
+import itertools
 import json
 import os
 import shlex
@@ -18,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from tests.loops import loop
-from tests.processes import alive
-from tf_redsync.cli import launch, schedulers
+from tests.processes import AS_COMMAND, alive
+from tf_redsync.cli import launch, restarts, schedulers
 from tf_redsync.cli import ssh as over_ssh
 from tf_redsync.cli.worker_environment import cores_of
 
@@ -86,8 +87,17 @@ def ssh(tmp_path_factory):
         server.wait()
 
 
+# The launcher, which gives up failed connections early.
+PROGRAM = f"""
+{AS_COMMAND}
+from tf_redsync.cli import launch, restarts, ssh
+ssh.FIRST_SECONDS, restarts.PAUSES = 0.1, ()
+raise SystemExit(launch.main())
+"""
+
+
 def command_line(ssh, *flags):
-    return [sys.executable, "-m", "tf_redsync", "launch", "--ssh", ssh, *map(str, flags)]
+    return [sys.executable, "-c", PROGRAM, "--ssh", ssh, *map(str, flags)]
 
 
 def run(ssh, *flags, cwd, **env):
@@ -214,6 +224,81 @@ def test_job_continues_without_an_unusable_host(ssh, tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "[worker 0] 1\n"
     assert "without it: host lost:" in ran.stderr
+
+
+def stand_in(path, body):
+    """Writes an `ssh` that runs `body` first, and then the command on this machine."""
+    path.write_text(f'#!/bin/bash\n{body}\nshift\nexec bash -c "$*"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Returns a function that runs a script on hosts, with a stand-in of `ssh`."""
+
+    def run_job(hosts, ssh_body, script, **kwargs):
+        (tmp_path / "train.py").write_text(WORKER + script)
+        ssh = stand_in(tmp_path / "ssh", ssh_body)
+        remote = over_ssh.Remote(over_ssh.parse(hosts), ssh, sys.executable, None, {})
+        command = [sys.executable, "train.py"]
+        return launch.run(command, None, remote=remote, timeout=60, grace=0.5, **kwargs)
+
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(over_ssh, "_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(restarts, "PAUSES", (0.1,))
+    return run_job
+
+
+FAILS_ONCE = """
+if [ $1 = b ] && mkdir tried; then echo "kex_exchange_identification: reset by peer"; exit 255; fi
+"""
+
+
+def test_failed_connection_is_opened_again(job):
+    result = job("a,b", FAILS_ONCE, "print(index)")
+    assert [worker.output.splitlines()[-1] for worker in result.workers] == ["0", "1"]
+    assert result.exit_code == 0 and result.restarts == 0
+    assert "host b: the connection failed" in result.message and "host a" not in result.message
+
+
+def test_host_that_returns_after_a_restart_has_begun(job, monkeypatch):
+    monkeypatch.setattr(over_ssh, "RESTART_SECONDS", 0.2)
+    down = """
+if [ $1 = b ] && [ -e down ]; then
+    [ $(wc -l < down) -gt 6 ] && rm down || echo >> down
+    exit 255
+fi
+"""
+    script = """
+if index and int(os.environ['TF_REDSYNC_RESTART']) == 0:
+    open('down', 'w').close()
+    sys.exit(3)
+time.sleep(0.1)
+"""
+    result = job("a,b", down, script, max_restarts=9)
+    assert result.exit_code == 0 and 2 <= result.restarts <= 8, result.message
+    assert "restart 2 with 2 workers: host b: the connection failed" in result.message
+
+
+def test_few_connections_to_a_host_are_opened_at_once(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(over_ssh, "AT_A_TIME", 2)
+    result = job("a:5,b", "echo 1 >> $1; sleep 0.3; echo -1 >> $1", "print(index)")
+    assert [worker.output for worker in result.workers] == [*"012345"]
+    assert result.exit_code == 0
+    steps = map(int, (tmp_path / "a").read_text().split())
+    assert max(itertools.accumulate(steps)) == 2
+
+
+def test_connection_is_kept_for_half_of_the_heartbeat():
+    variable = "TF_REDSYNC_HEARTBEAT_SECONDS"
+    for heartbeat in ({}, {variable: "60"}, {variable: "20"}):
+        assert over_ssh.default_command(heartbeat) == over_ssh.SSH
+    assert over_ssh.default_command({variable: "240"}).endswith(" -o ServerAliveCountMax=12")
+    with pytest.raises(ValueError, match=f"{variable}='x'"):
+        over_ssh.default_command({variable: "x"})
 
 
 @pytest.mark.parametrize("how", ["timeout", signal.SIGINT, signal.SIGTERM])

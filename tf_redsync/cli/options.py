@@ -323,7 +323,8 @@ def worker_arguments(args: argparse.Namespace) -> dict[str, Any]:
         if args.start_timeout is not None:
             env[environment.START_TIMEOUT] = f"{args.start_timeout:g}"
         hosts = ssh.read(args.hostfile) if args.hosts is None else ssh.parse(args.hosts)
-        at = Remote(hosts, args.ssh or ssh.SSH, args.python or sys.executable, args.port, env)
+        command = args.ssh or ssh.default_command(env)
+        at = Remote(hosts, command, args.python or sys.executable, args.port, env)
         return {"workers": None, "remote": at}
     if not (args.slurm or args.kubernetes):
         # A worker of a given TF_CONFIG may have peers on other machines: no isolation.

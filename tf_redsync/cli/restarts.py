@@ -61,11 +61,17 @@ class Restarts:
             return self._drop_place(place, f"worker {first} has failed first twice, at the start")
         return self._begin_attempt("")
 
-    def without(self, place: int, why: str) -> str | None:
-        """Return a message about the restart without a place; `None` for no restart."""
-        if not self.left or len(self.places) <= self.min_workers:
+    def not_started(self, place: int, why: str) -> str | None:
+        """Return a message about the restart if a place has no worker; `None` for no restart.
+
+        The restart excludes the place, or tries all again if none may be excluded. The first
+        attempt is not repeated, because its cause is probably a wrong argument.
+        """
+        if not self.left:
             return None
-        return self._drop_place(place, why)
+        if len(self.places) > self.min_workers:
+            return self._drop_place(place, why)
+        return self._begin_attempt(f": {why}") if self.attempt else None
 
     def pause(self, seconds: float) -> float:
         """Return the seconds to wait before the restart after an attempt of some seconds."""
@@ -119,7 +125,7 @@ def run_attempts(
             seconds = time.monotonic() - began
             notice = restarts.again(result.first_failed, seconds) if result.failed else None
         except NotStarted as missing:
-            notice = restarts.without(missing.place, str(missing))
+            notice = restarts.not_started(missing.place, str(missing))
             if notice is None:
                 raise missing.error from None
         except Cancelled as early:

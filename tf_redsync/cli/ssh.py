@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
-import select
 import shlex
 import signal
 import subprocess
@@ -31,7 +31,9 @@ from tf_redsync.cli.restarts import NotStarted, Restarts
 # Prefixes of the variables that are forwarded to other machines: those of Python, TensorFlow and
 # its libraries. Other variables may name files or secrets of this machine; --env forwards more.
 FORWARDED = ("TF_", "KERAS_", "XLA_", "NCCL_", "GRPC_", "OMP_", "CUDA_", "PYTHON")
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=10"
+_ALIVE_SECONDS = 10
+_ALIVE_COUNT = 3  # the default of ssh
+SSH = f"ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval={_ALIVE_SECONDS}"
 _HOST = re.compile(r"(?:[^\s@:/-][^\s@:/]*@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)")
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[::1\]")
 
@@ -141,6 +143,19 @@ def forwarded_environment(
     return forwarded
 
 
+def default_command(env: Mapping[str, str]) -> str:
+    """Return the SSH command of workers with these variables.
+
+    It keeps a connection whose link is down for half of the heartbeat, as the workers do.
+
+    Raises:
+        ValueError: the heartbeat is not a number of seconds.
+    """
+    heartbeat = environment.seconds(environment.HEARTBEAT, None, environment.HEARTBEAT, environ=env)
+    count = int(min(heartbeat or 0.0, 1e6) / 2 / _ALIVE_SECONDS)
+    return f"{SSH} -o ServerAliveCountMax={count}" if count > _ALIVE_COUNT else SSH
+
+
 def command(host: Host, ssh: str, python: str) -> list[str]:
     """Return the command that starts the launcher's agent on a host.
 
@@ -153,12 +168,23 @@ def command(host: Host, ssh: str, python: str) -> list[str]:
     return [*shlex.split(ssh), host.name.replace("[", "").replace("]", ""), shlex.join(words)]
 
 
+ANSWER_SECONDS = 60.0  # from the start of ssh to the agent's answer
+# How long failed connections are opened again. The first start fails early, because the name of a
+# host or its keys may be wrong. In a restart the host may have rebooted.
+FIRST_SECONDS = 10.0
+RESTART_SECONDS = 60.0
+AT_A_TIME = 8  # connections per host without an answer; sshd drops some of 11 (MaxStartups)
+_AGAIN_SECONDS = 2.0  # pause before a connection is opened again
 _KILL_SECONDS = 5.0  # from SIGKILL for the worker to SIGKILL for its ssh
 _POLL_SECONDS = 0.05
 
 
 class HostError(OSError):
     """A host cannot be used; the message has its name and the remedy."""
+
+
+class ConnectionFailed(HostError):
+    """`ssh` has failed before the agent answered; another attempt may succeed."""
 
 
 class RemoteWorker(Worker):
@@ -184,50 +210,52 @@ class RemoteWorker(Worker):
         super().__init__(index, argv, env, log, None, append, stdin=subprocess.PIPE)
         self._printer_then = printer  # used once the agent answers, to drop output of ssh and shell
 
-    def meet(self, seconds: float, check: Callable[[], None]) -> None:
-        """Wait until the agent answers.
-
-        Args:
-            seconds: Time limit.
-            check: Called many times per second; may raise.
+    def answered(self) -> bool:
+        """Return whether the agent has answered.
 
         Raises:
+            ConnectionFailed: the connection has failed.
             HostError: the agent has ended, or has not answered in time.
         """
-        end = time.monotonic() + seconds
-        while "version" not in self._said:
-            check()
-            select.select([self.pipe], [], [], _POLL_SECONDS)
-            at_end = self.read() == 0
-            if "version" not in self._said and (at_end or self.ended()):
-                self.wait()
-                raise HostError(self._failure_reason())
-            if time.monotonic() > end:
-                raise HostError(
-                    f"host {self.host} did not answer within {seconds:g} s. Check that "
-                    f"`{shlex.join(self._argv[:-1])} true` ends at once."
-                )
+        at_end = self.read() == 0
+        if "version" in self._said:
+            return True
+        if at_end or self.ended():
+            self.wait()
+            while self.read() > 0:
+                pass
+            raise self._failure()
+        if time.monotonic() > self._start + ANSWER_SECONDS:
+            raise HostError(
+                f"host {self.host} did not answer within {ANSWER_SECONDS:g} s. Check that "
+                f"`{shlex.join(self._argv[:-1])} true` ends at once."
+            )
+        return False
 
     def begin(self, job: Mapping[str, Any]) -> None:
         """Send the job to the agent, which starts the worker; `cli/remote.py` has its fields."""
         self._has_job = True
         self._write(json.dumps(job))
 
-    def _failure_reason(self) -> str:
+    def _failure(self) -> HostError:
         text = self.tail(5).strip() or "(no output)"
         command, python = shlex.join(self._argv[:-1]), shlex.split(self._argv[-1])[-3]
-        # WNOWAIT: Job reaps this process, as it does all workers.
+        # WNOWAIT: `finish` reaps this process.
         status = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         code = status.si_status if status else 0
+        kind = HostError
         if "No module named" in text:
             todo = f"{python} has no tf_redsync. Install it, or pass another --python"
         elif code == 255:
+            kind = ConnectionFailed
             todo = f"the connection failed. Make `{command} true` work without a password"
+            if "closed by" in text or "reset by" in text:
+                todo += ", and raise MaxStartups of its sshd if that drops connections"
         elif code in (126, 127):
             todo = f"the interpreter {python} does not exist. Pass --python"
         else:
             todo = f"the launcher's agent did not start (exit code {code})"
-        return f"host {self.host}: {todo}. Output: {text}"
+        return kind(f"host {self.host}: {todo}. Output: {text}")
 
     def _write(self, text: str) -> None:
         pipe = self.process.stdin
@@ -289,7 +317,85 @@ class RemoteWorker(Worker):
             self.returncode = self._said["ended"]
 
 
-_MEET_SECONDS = 60.0
+class _Connection:
+    """The connection to one agent, which is opened again after a failure.
+
+    Args:
+        place: Place of the worker.
+        host: Name of the host.
+        seconds: Seconds in which failed connections are opened again.
+        connect: Starts `ssh`; its argument says whether the worker's log is appended to.
+
+    Attributes:
+        worker: The worker; `None` while there is no connection.
+        answered: Whether the agent has answered.
+    """
+
+    def __init__(
+        self, place: int, host: str, seconds: float, connect: Callable[[bool], RemoteWorker]
+    ):
+        self.place = place
+        self.host = host
+        self.worker: RemoteWorker | None = None
+        self.answered = False
+        self._connect = connect
+        self._seconds = seconds
+        self._first = 0.0  # time of the first attempt
+        self._next = 0.0  # time of the next attempt
+
+    def advance(self, may_open: bool) -> str:
+        """Open the connection or check it; return the reason if it has failed.
+
+        Raises:
+            NotStarted: the host cannot be used.
+        """
+        try:
+            if self.worker is not None:
+                self.answered = self.worker.answered()
+            elif may_open and time.monotonic() >= self._next:
+                self.worker = self._connect(self._first > 0)
+                self._first = self._first or time.monotonic()
+        except OSError as error:
+            left = self._first + self._seconds - time.monotonic()
+            if not isinstance(error, ConnectionFailed) or left <= 0:
+                raise NotStarted(self.place, error) from error
+            self.close()
+            self._next = time.monotonic() + min(_AGAIN_SECONDS, left)
+            return f"{error}. New connections are opened for up to {left:.0f} s."
+        return ""
+
+    def close(self) -> None:
+        """End `ssh`."""
+        if self.worker is not None:
+            self.worker.send(signal.SIGKILL)
+            self.worker.wait()
+            self.worker.finish()
+            self.worker = None
+
+
+def _open_all(connections: Sequence[_Connection], job: Job) -> list[RemoteWorker]:
+    """Open all connections, few at a time per host; return the workers.
+
+    Raises:
+        NotStarted: a host cannot be used.
+        Cancelled: a signal or the timeout ends the job before.
+    """
+    reported: set[str] = set()
+    try:
+        while waiting := [each for each in connections if not each.answered]:
+            job.check()
+            for each in waiting:
+                opening = sum(one.host == each.host and one.worker is not None for one in waiting)
+                problem = each.advance(may_open=opening < AT_A_TIME)
+                if problem and each.host not in reported:
+                    reported.add(each.host)
+                    job.say(problem)
+            time.sleep(_POLL_SECONDS)
+    except BaseException:
+        for each in connections:
+            each.close()
+        raise
+    return [each.worker for each in connections if each.worker is not None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,23 +456,9 @@ class SSHStart:
         slots = [used[:i].count(host) for i, host in enumerate(used)]
         port = self.remote.port or worker_environment.free_ports(1)[0]
         at = [f"{host.address}:{port + slot}" for host, slot in zip(used, slots, strict=True)]
-        workers = []
-        for i, host in enumerate(used):
-            words = command(host, self.remote.ssh, self.remote.python)
-            log, show = self.output.log(i), self.output.printer(i)
-            appends = self.restarts.appends_logs
-            try:
-                worker = RemoteWorker(i, host.name, words, os.environ, log, show, appends)
-            except OSError as error:
-                raise NotStarted(places[i], error) from error
+        workers = self._connect(job, used)
+        for worker in workers:
             job.add(worker)
-            workers.append(worker)
-        end = time.monotonic() + _MEET_SECONDS
-        for place, worker in zip(places, workers, strict=True):
-            try:
-                worker.meet(max(end - time.monotonic(), 1.0), job.check)
-            except HostError as error:
-                raise NotStarted(place, error) from error
         for i, worker in enumerate(workers):
             attempt = {environment.RESTART: str(self.restarts.attempt)}
             worker.begin(
@@ -382,3 +474,18 @@ class SSHStart:
                     "cores": self.cores_per_worker,
                 }
             )
+
+    def _connect(self, job: Job, used: Sequence[Host]) -> list[RemoteWorker]:
+        def connect(index: int, again: bool) -> RemoteWorker:
+            words = command(used[index], self.remote.ssh, self.remote.python)
+            log, printer = self.output.log(index), self.output.printer(index)
+            append = again or self.restarts.appends_logs
+            name = used[index].name
+            return RemoteWorker(index, name, words, os.environ, log, printer, append)
+
+        seconds = RESTART_SECONDS if self.restarts.attempt else FIRST_SECONDS
+        connections = [
+            _Connection(place, host.name, seconds, functools.partial(connect, i))
+            for i, (place, host) in enumerate(zip(self.restarts.places, used, strict=True))
+        ]
+        return _open_all(connections, job)
