@@ -20,6 +20,7 @@ import os
 import pathlib
 import platform
 import re
+import secrets
 import shlex
 import sys
 import tempfile
@@ -35,7 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 VERSION = "custom_ops/kernels/version.cc"  # describes the build
 KEEP_DAYS = 30
 # Files in the folder of objects: objects, sources that include others, and incomplete files.
-KEPT = re.compile(r".+\.[0-9a-f]{32}\.(o|cc|\d+\.partial)")
+KEPT = re.compile(r".+\.[0-9a-f]{32}\.(o|cc|[0-9a-f]+\.partial)")
 
 
 def find_pattern(pattern):
@@ -62,6 +63,14 @@ def reads(source):
     words = r'^#(?:include|define REDSYNC_SOURCE) "((?:custom_ops|tests)/.+?)"'
     included = re.findall(words, (ROOT / source).read_text(), re.M)
     return frozenset({source}).union(*map(reads, included))
+
+
+def partial_name(path):
+    """Return a new name for an incomplete file, which other processes may write at the same time.
+
+    It is random: containers that share a folder may have equal process IDs.
+    """
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
 
 
 class Objects:
@@ -98,7 +107,7 @@ class Objects:
         text = "".join(f'#include "{source}"\n' for source in sources)
         digest = hashlib.sha256(text.encode()).hexdigest()[:32]
         path = self._folder / f"{name}.{digest}.cc"
-        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial = partial_name(path.with_suffix(""))
         partial.write_text(text)
         os.replace(partial, path)
         return str(path)
@@ -107,7 +116,7 @@ class Objects:
         """Compile with `command`, extended by the output file, unless `path` exists."""
         if path.exists():
             return os.utime(path)
-        partial = path.with_suffix(f".{os.getpid()}.partial")  # other processes may build it, too
+        partial = partial_name(path.with_suffix(""))
         try:
             run_compiler([*command, "-o", str(partial)], ROOT)
             os.replace(partial, path)
@@ -226,7 +235,7 @@ class NativeBuild(CoreBuild):
         self._objects.make(*version)
         inputs = [str(path) for path, _ in (*plans.values(), version)]
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        partial = partial_name(target)
         output = ["-shared", "-o", str(partial)]
         run_compiler([*self._cxx, *output, *inputs, *cuda_flags, *self._link_flags], ROOT)
         with open(partial, "rb") as file:  # a crash of the machine could leave it empty otherwise
@@ -268,7 +277,7 @@ class NativeBuild(CoreBuild):
 def build_preload(target):
     """Build the library that the launcher preloads into workers."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    partial = partial_name(target)
     cxx = shlex.split(os.environ.get("CXX") or "g++")
     sources = [*PRELOAD_SOURCES, "-ldl", "-o", str(partial)]
     run_compiler([*cxx, *LISTS["FLAGS"], "-shared", *sources], ROOT)

@@ -85,6 +85,28 @@ def test_files_that_another_build_removes_are_no_error(setup_sources, monkeypatc
     assert not list((tmp_path / "objects").iterdir())
 
 
+def test_builds_with_equal_process_ids_write_different_files(setup_sources, monkeypatch, tmp_path):
+    """Containers that share a folder without locks may have equal process IDs."""
+    import build_library
+
+    monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
+    written = []
+
+    def compiler(command, *_):
+        file = Path(command[-1])
+        written.append(file)
+        if len(written) == 1:  # another build compiles and renames meanwhile
+            build_library.Objects(tmp_path).make(path, ["c++"])
+        file.touch()
+
+    monkeypatch.setattr(build_library, "run_compiler", compiler)
+    objects = build_library.Objects(tmp_path)
+    path = tmp_path / "objects" / f"a.cc.{'0' * 32}.o"
+    objects.make(path, ["c++"])
+    assert len(set(written)) == 2 and path.exists()
+    assert all(build_library.KEPT.fullmatch(name.name) for name in written)
+
+
 def test_each_source_is_in_one_list():
     lists = [name for name in constants() if name.endswith(("SOURCES", "HEADERS"))]
     files = [file for name in lists for file in listed_files(name)]
