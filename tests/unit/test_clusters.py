@@ -292,6 +292,18 @@ def test_few_connections_to_a_host_are_opened_at_once(job, tmp_path, monkeypatch
     assert max(itertools.accumulate(steps)) == 2
 
 
+def test_working_directory_keeps_symbolic_links(tmp_path, monkeypatch):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    monkeypatch.chdir(tmp_path / "link")
+    target, link = str(tmp_path.resolve() / "target"), str(tmp_path / "link")
+    for shell, expected in ((link, link), (str(tmp_path), target), ("/no", target), (".", target)):
+        monkeypatch.setenv("PWD", shell)
+        assert over_ssh.working_directory() == expected
+    monkeypatch.delenv("PWD")
+    assert over_ssh.working_directory() == target
+
+
 def test_connection_is_kept_for_half_of_the_heartbeat():
     variable = "TF_REDSYNC_HEARTBEAT_SECONDS"
     for heartbeat in ({}, {variable: "60"}, {variable: "20"}):

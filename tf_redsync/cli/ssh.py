@@ -156,6 +156,18 @@ def default_command(env: Mapping[str, str]) -> str:
     return f"{SSH} -o ServerAliveCountMax={count}" if count > _ALIVE_COUNT else SSH
 
 
+def working_directory() -> str:
+    """Return the working directory as the shell names it.
+
+    Other machines may have its symbolic links, such as /home, but not their targets.
+    """
+    name = os.environ.get("PWD", "")
+    with contextlib.suppress(OSError):  # PWD is not set, or its folder is gone
+        if os.path.isabs(name) and os.path.samefile(name, "."):
+            return name
+    return os.getcwd()
+
+
 def command(host: Host, ssh: str, python: str) -> list[str]:
     """Return the command that starts the launcher's agent on a host.
 
@@ -464,7 +476,7 @@ class SSHStart:
             worker.begin(
                 {
                     "argv": list(self.command),
-                    "cwd": os.getcwd(),
+                    "cwd": working_directory(),
                     "env": dict(self.remote.env),
                     "own": {"TF_CONFIG": worker_environment.tf_config(at, i), **attempt},
                     "workers": used.count(used[i]),
