@@ -250,6 +250,28 @@ def test_rendezvous_at_a_loopback_name_listens_on_all_addresses(debian):
     }  # fmt: skip
 
 
+def test_rendezvous_at_a_name_of_several_own_addresses_listens_on_all(monkeypatch):
+    """Other hosts may resolve the name to another one of them."""
+    names = {"nodea": ["127.0.0.2", "127.0.0.3"], "nodeb": ["192.0.2.1", "127.0.0.2"]}
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+
+    def resolve(host, port, *_args, **_kwargs):
+        return [(*kind, (address, port)) for address in names.get(host, [host])]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(node_rendezvous, "is_loopback", lambda _: False)  # like a network's
+    port = launch.free_ports(1)[0]
+    found = {}
+    for host in (*names, "127.0.0.2"):
+        with asyncio.run(node_rendezvous.own_socket(host, port)):
+            found[host] = []
+            for address in ("127.0.0.2", "127.0.0.3"):
+                with socket.socket() as caller:
+                    found[host].append(caller.connect_ex((address, port)) == 0)
+            assert asyncio.run(node_rendezvous.own_socket(host, port)) is None  # taken
+    assert found == {"nodea": [True, True], "nodeb": [True, False], "127.0.0.2": [True, False]}
+
+
 @pytest.mark.parametrize(
     ("rendezvous", "called_from", "address", "expected"),
     [

@@ -53,7 +53,8 @@ async def own_socket(host: str, port: int) -> socket.socket | None:
     Args:
         host: Name or address; the socket listens on this address only. For a name of a loopback
             address it listens on all addresses, because Debian resolves a host's own name to
-            127.0.1.1 and other hosts do not.
+            127.0.1.1 and other hosts do not; and for a name of several addresses, because other
+            hosts may choose another one.
         port: Port.
     """
     loop = asyncio.get_running_loop()
@@ -61,14 +62,30 @@ async def own_socket(host: str, port: int) -> socket.socket | None:
         addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    for *_, address in addresses:
-        everywhere = is_loopback(str(address[0])) and not is_loopback(host)
-        try:
-            return _open("" if everywhere else str(address[0]), port)
-        except OSError as error:
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.EAFNOSUPPORT):
-                raise
-    return None
+    own = [name for name in dict.fromkeys(str(at[0]) for *_, at in addresses) if _is_own(name)]
+    if not own:
+        return None
+    everywhere = not is_loopback(host) and (len(own) > 1 or is_loopback(own[0]))
+    try:
+        return _open("" if everywhere else own[0], port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+
+
+def _is_own(address: str) -> bool:
+    """Return whether an IP address is one of this machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        # EINVAL: a link-local address without its interface
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL):
+            raise
+        return False
+    return True
 
 
 class Server:
