@@ -80,3 +80,29 @@ def test_collective_of_unknown_size_gets_a_new_key_per_call():
     step.get_concrete_function()
     assert found[0].op.type == "Placeholder"
     assert one._next_instance_key().numpy() != one._next_instance_key().numpy()  # eagerly
+
+
+def keys_in_loop(one, shapes, again=0):
+    """Returns the key of a collective in a loop for each shape, after tracing a few times."""
+
+    @tf.function(autograph=False)
+    def step(value):
+        with one._next_instance_key.described("gather", value):
+            return tf.convert_to_tensor(one._next_instance_key())
+
+    def loop(value):
+        return tf.while_loop(lambda key: tf.equal(key, 0), lambda key: step(value), [0])
+
+    for _ in range(again + 1):
+        traced = tf.function(loop, input_signature=[tf.TensorSpec([None, None])], autograph=False)
+        traced.get_concrete_function()
+    return [int(traced(tf.zeros(shape))[0]) for shape in shapes]
+
+
+def test_shape_determines_key_in_loop():
+    """A constant key would have several shapes, and a counter would depend on traces."""
+    shapes = [(4, 3), (2, 3), (6, 2), (3, 4), (4, 3), (0, 3)]
+    keys = keys_in_loop(launcher(5), shapes)
+    assert keys == keys_in_loop(launcher(5), shapes, again=2)
+    assert keys[0] == keys[4] and len(set(keys)) == 5
+    assert all(2**30 <= key < 2**31 for key in keys)

@@ -44,7 +44,7 @@ _COLLECTIVES = {
 }
 _STRATEGY_KEYS = 100  # group keys reserved for a strategy, for its devices and hosts
 _strategies = itertools.count(1)
-_STRIDE = 7919  # difference between the keys of sizes that differ by one
+_STRIDE = 7919  # difference between the keys of shapes whose first size differs by one
 _TOKENS = 256  # a function with more collectives reuses tokens
 
 # A graph collection of operations that all collectives traced after them depend on. Without them, a
@@ -209,8 +209,8 @@ class DirectCollectives(PublicCollectives):
 
     def _launch(self, kind: str, value: tf.Tensor, launcher: Any = None) -> tf.Tensor:
         launcher = launcher or self._launcher
-        known = None if tf.executing_eagerly() else _description(kind, value, self._purpose)
-        key = _lasting_key(launcher, known) if known else self._new_key(launcher, kind, value)
+        eager = tf.executing_eagerly()
+        key = launcher._next_instance_key() if eager else _key(launcher, kind, value, self._purpose)
         token = launcher._get_ordering_token() if self._by_nccl else self._own_token(launcher)
         with tf.device(launcher._device), after_checks():
             return _COLLECTIVES[kind](
@@ -222,19 +222,6 @@ class DirectCollectives(PublicCollectives):
                 timeout=_NO_TIMEOUT,
                 ordering_token=token,
             )
-
-    def _new_key(self, launcher: Any, kind: str, value: tf.Tensor) -> Any:
-        """Return the instance key of an eager collective, or of one with a dynamic size.
-
-        TensorFlow accepts one shape per key, so the key depends on the size, which is equal on all
-        workers.
-        """
-        if tf.executing_eagerly():
-            return launcher._next_instance_key()
-        first = _lasting_key(launcher, (self._purpose, kind, value.dtype.name, "dynamic"))
-        with tf.device("CPU:0"):
-            number = tf.constant(first - 2**30, tf.int64) + _STRIDE * tf.size(value, tf.int64)
-            return tf.cast(2**30 + number % 2**30, tf.int32)
 
     def _own_token(self, launcher: Any) -> tf.Tensor:
         """Return an ordering token that few or no other collectives of this function share.
@@ -466,13 +453,13 @@ class KeysOfLauncher:
     collective's group, purpose, kind, dtype and shape, the name of its function, and the number of
     equal collectives before it in that function. Two collectives with the same key never run at the
     same time: functions with collectives of one purpose share resources, so TensorFlow runs them
-    one after another.
+    one after another. In a loop, the step computes the key of a dynamic shape from its sizes.
     """
 
     def __init__(self, launcher: Any):
         self._launcher = launcher
         self._new_key_each_call: Callable[[], Any] = launcher._next_instance_key
-        self._described: tuple[Any, ...] | None = None  # the next collective
+        self._described: tuple[str, tf.Tensor, int] | None = None  # the next collective
         launcher.all_reduce = self._describing("reduce", launcher.all_reduce)
         launcher._all_gather = self._describing("gather", launcher._all_gather)
 
@@ -485,7 +472,7 @@ class KeysOfLauncher:
             value: This worker's input.
             purpose: The collective's user; see `new_purpose`.
         """
-        self._described = _description(kind, value, purpose)
+        self._described = kind, value, purpose
         try:
             yield
         finally:
@@ -502,13 +489,11 @@ class KeysOfLauncher:
 
     def __call__(self) -> Any:
         """Return the key of the next collective, an integer or a tensor."""
-        launcher = self._launcher
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() or self._described is None:
             return self._new_key_each_call()
-        if self._described is not None:
-            return _lasting_key(launcher, self._described)
-        if _called_in_control_flow():  # traced once, at the same point on all workers
-            return launcher._collective_keys.get_instance_key(launcher._group_key, launcher._device)
+        kind, value, purpose = self._described
+        if value.shape.is_fully_defined() or _called_in_control_flow():
+            return _key(self._launcher, kind, value, purpose)
         return self._new_key_each_call()
 
 
@@ -520,11 +505,24 @@ def new_purpose(strategy: tf.distribute.Strategy) -> int:
     return extended.collective_purposes
 
 
-def _description(kind: str, value: tf.Tensor, purpose: int) -> tuple[Any, ...] | None:
-    """Return a collective's purpose, kind, dtype and shape; `None` if its shape is dynamic."""
+def _key(launcher: Any, kind: str, value: tf.Tensor, purpose: int) -> Any:
+    """Return the key of the next collective in the function being traced; an integer or a tensor.
+
+    TensorFlow accepts one shape per key. A step therefore computes the key of a dynamic shape,
+    which must be equal on all workers, like any collective's.
+    """
     if not value.shape.is_fully_defined():
-        return None
-    return purpose, kind, value.dtype.name, tuple(value.shape)
+        return _key_of_dynamic_shape(launcher, kind, value, purpose)
+    return _lasting_key(launcher, (purpose, kind, value.dtype.name, tuple(value.shape)))
+
+
+def _key_of_dynamic_shape(launcher: Any, kind: str, value: tf.Tensor, purpose: int) -> tf.Tensor:
+    first = _lasting_key(launcher, (purpose, kind, value.dtype.name, "dynamic"))
+    sizes = tf.shape(value, tf.int64)
+    with tf.device("CPU:0"):
+        factors = tf.constant(_STRIDE, tf.int64) ** tf.range(1, tf.size(sizes, tf.int64) + 1)
+        number = first - 2**30 + tf.reduce_sum(factors * sizes)
+        return tf.cast(2**30 + number % 2**30, tf.int32)
 
 
 # Number of collectives by device and description, for each function being traced.
