@@ -232,6 +232,22 @@ def test_epochs_and_fractions(mirrored):
         assert np.count_nonzero(kernel) == capacity(0.75, kernel.size)
 
 
+def test_pruned_weights_are_not_pruned_again(mirrored):
+    """In a later `fit` that begins at the same epoch, or before it and ends early."""
+    method = rs.contrib.PacTrain(sparsity=0.25, stable_steps=1, dense_below=16)
+    model = small_model(keras, mirrored(2), lambda: keras.optimizers.SGD(0.01), method)
+    prunes = [rs.callbacks.Prune(0.25, epoch=0), rs.callbacks.Prune(0.6, epoch=1, scope="model")]
+    model.fit(problems.dataset(16, 8), epochs=2, verbose=0, callbacks=prunes)
+    kept = [k != 0 for k in kernels(model)]
+    assert sum(map(np.count_nonzero, kept)) == capacity(0.6, 576 + 48)
+    seen = Bytes()
+    with warnings_as_errors():
+        model.fit(problems.dataset(16, 8), verbose=0, callbacks=[*prunes, seen])
+    assert seen.seen == [step_bytes(0.25)] * 2
+    for kernel, before in zip(kernels(model), kept, strict=True):
+        np.testing.assert_array_equal(kernel != 0, before)
+
+
 def test_tf_keras_prunes_before_its_first_step(mirrored):
     strategy = mirrored(2)
     method = rs.contrib.PacTrain(sparsity=0.5, stable_steps=0, dense_below=16)

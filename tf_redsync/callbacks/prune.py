@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 from tf_redsync import checks
 from tf_redsync.keras import pruning
 from tf_redsync.keras.fit_hook import OfBothKeras, exchange_of
+from tf_redsync.methods.common.sparsifier import kept_elements
 from tf_redsync.step import masks
 
 
@@ -21,10 +23,10 @@ class Prune(OfBothKeras):
     optimizer, in this and in later calls of `fit`: the masks are part of the exchange's state,
     saved and restored with it. `PacTrain` switches to compact exchanges after its `stable_steps`.
 
-    Pass it to `fit` of Keras 3 or tf_keras on all workers, with the same arguments. In a resumed
-    `fit` it does nothing if the weights are already pruned. To prune gradually, use several
-    callbacks of increasing sparsity. With `at_step=0` it prunes the initial weights, for example
-    those of a pretrained model.
+    Pass it to `fit` of Keras 3 or tf_keras on all workers, with the same arguments. In a resumed or
+    later `fit` it does nothing if at least `sparsity` of the weights are already pruned. To prune
+    gradually, use several callbacks of increasing sparsity. With `at_step=0` it prunes the initial
+    weights, for example those of a pretrained model.
 
     Args:
         sparsity: Fraction of the weights to prune, in (0, 1). It must be at least the sparsity of
@@ -87,7 +89,7 @@ class Prune(OfBothKeras):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Warn if `fit` ended before pruning."""
-        if not self._done:
+        if not self._done and not self._is_pruned():
             when = f"at_step={self.at_step}" if self.epoch is None else f"epoch={self.epoch}"
             warnings.warn(
                 f"`fit` ended before {when}: `Prune` has not pruned, and PacTrain exchanged dense "
@@ -109,7 +111,17 @@ class Prune(OfBothKeras):
             )
         self._done = True
 
+    def _is_pruned(self) -> bool:
+        """Return whether the masks prune at least `sparsity` of all weights together."""
+        exchange = exchange_of(self)
+        kept = [m.numpy() for m in masks.variables(exchange).values()] if exchange.built else []
+        most = sum(kept_elements(self.sparsity, mask.size) for mask in kept)
+        return bool(kept) and sum(map(np.count_nonzero, kept)) <= most
+
     def _prune(self) -> None:
+        self._done = True
+        if self._is_pruned():  # another pruning would restart `stable_steps`, or keep more weights
+            return
         optimizer: Any = self.model.optimizer
         with self.model.distribute_strategy.scope():
             if not optimizer.exchange.built:  # tf_keras builds it in the first step
@@ -120,7 +132,6 @@ class Prune(OfBothKeras):
                     )
                 optimizer.build(self.model.trainable_variables)
             optimizer.prune(self.sparsity, self.scope)
-        self._done = True
 
     @override
     def _implements_train_batch_hooks(self) -> bool:
