@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange.method import Method
-from tf_redsync.keras import consistency, fit_hook, loss_scaling, models, slots
+from tf_redsync.keras import consistency, fit_hook, loss_scaling, models, slots, weight_sync
 from tf_redsync.network import collectives
 from tf_redsync.patching import patch_once
 
@@ -25,7 +25,8 @@ def install(model_class: Any) -> None:
     method instead of an optimizer raises `TypeError`, a metric object from outside of the scope
     `ValueError`. With a wrapped optimizer `jit_compile="auto"`, Keras's default, is `False`: Keras
     would choose XLA on a GPU without a strategy. The workers compare the other arguments when `fit`
-    begins.
+    begins. While the weights differ between workers, all workers must call `compile`: it
+    synchronizes the weights first.
 
     Args:
         model_class: `keras.Model` or `tf_keras.Model`.
@@ -41,6 +42,7 @@ def install(model_class: Any) -> None:
             wrapped = models.is_wrapper(optimizer) or models.is_wrapper(inside)
             if wrapped and _jit_is_automatic(signature, args, kwargs):
                 kwargs["jit_compile"] = False
+            weight_sync.synchronize(self)  # a new optimizer would not know that the weights differ
             with _scope(self):
                 compiled(self, *args, **kwargs)
                 loss_scaling.move_scaler_inside(self, optimizer)

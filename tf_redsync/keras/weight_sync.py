@@ -2,7 +2,8 @@
 
 With local steps and per-worker points, the model's variables differ between workers from one
 exchange to the next. The `FitHook` calls `synchronize` when `fit` begins, after each epoch, and
-before evaluations and predictions. The model's saving methods and `load_weights` call it, too.
+before evaluations and predictions. The model's saving methods, `load_weights` and `compile` call
+it, too.
 
 Names of Keras used here, all public: the methods `SAVING` and `load_weights` of `Model`.
 """
