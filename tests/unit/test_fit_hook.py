@@ -153,3 +153,27 @@ def test_all_wrapped_optimizers_among_the_attributes_are_served():
     )
     history = model.fit(x, y, verbose=0, callbacks=[skip])
     assert history.history["skipped_steps"] == [3]
+
+
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+@pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
+def test_work_between_steps_interrupts_the_schedule(family, monkeypatch, tmp_path):
+    """`Auto` would count it as time of the step before."""
+    model = family.Sequential([family.layers.Input((3,)), family.layers.Dense(1)])
+    optimizer = rs.DistributedOptimizer(family.optimizers.SGD(0.1), rs.Dense())
+    model.compile(optimizer, "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.ones((16, 3)), np.ones((16, 1)))).batch(4)
+    model.fit(data, verbose=0)
+    interrupted = []
+    monkeypatch.setattr(
+        optimizer.exchange.schedule,
+        "interrupt",
+        lambda: interrupted.append(int(optimizer.exchange.step.numpy())),
+    )
+    model.fit(data, epochs=2, verbose=0)
+    assert interrupted == [8, 12]
+    model.evaluate(data, verbose=0)
+    model.predict(data, verbose=0)
+    assert interrupted[2:] == [12, 12]
+    model.fit(data, verbose=0, callbacks=[rs.callbacks.Checkpoint(tmp_path, every=2)])
+    assert interrupted[4:] == [14, 16, 16]  # a save, the end of the epoch, and another save

@@ -237,6 +237,21 @@ def test_interrupted_trial_step_is_repeated(monkeypatch, dense, verdict):
     assert phases == "ccc" + "ccc" + "dd" + "cdcd" + verdict * 3
 
 
+@pytest.mark.parametrize("per_epoch", [1, 2, 4])
+@pytest.mark.parametrize(("dense", "verdict"), [(1.0, "d"), (3.0, "c")])
+def test_trial_ignores_ends_of_epochs(monkeypatch, dense, verdict, per_epoch):
+    """With one step per epoch, every measured step has the same work after it."""
+    phases = follow_trial(
+        monkeypatch,
+        rs.TopK(),
+        33,
+        trial_steps=5,
+        seconds=lambda number, is_dense: dense if is_dense else 2.0,
+        interrupted=range(per_epoch - 1, 33, per_epoch),
+    )
+    assert phases.endswith(verdict * 5)
+
+
 def test_nonfinite_dense_step_leaves_the_residual_to_the_next_step():
     (bucket,) = make_buckets([(SPECS[1], rs.TopK())], 2)
     trial = Trial([bucket], 1, plain_variable)

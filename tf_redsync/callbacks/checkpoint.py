@@ -290,9 +290,10 @@ class Checkpoint(OfBothKeras):
                 when_saved(request, saved)
 
     def _begin_save(self, epoch: int, batch: int, reason: str, finished: int) -> None:
-        model = self.model
+        model, exchange = self.model, exchange_of(self)
+        exchange.schedule.interrupt()
         described = Manifest(
-            step=int(exchange_of(self).step.numpy()),
+            step=int(exchange.step.numpy()),
             epoch=epoch,
             batch=batch,
             parts=(),

@@ -199,6 +199,7 @@ class FitHook(ForTfKeras):
         """Run after an epoch and its validation; add `skipped_steps` to `logs`."""
         self._compare_rows(f"end epoch {epoch + 1}")
         weight_sync.synchronize(self.model)
+        self._interrupt()
         exchange = models.exchange_of(self.model)
         if exchange is not None:
             # At the start of the epoch the exchange may have been unbuilt, or the steps unknown.
@@ -218,12 +219,14 @@ class FitHook(ForTfKeras):
         self._agree("evaluate")
         data_amounts.compare(self.model, "evaluate", self.params, self._fits)
         weight_sync.synchronize(self.model)
+        self._interrupt()
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before a prediction."""
         self._agree("predict")
         data_amounts.compare(self.model, "predict", self.params)
         weight_sync.synchronize(self.model)
+        self._interrupt()
 
     def _warn_of_length(self, exchange: Any) -> None:
         """Warn once if the training is too short for its methods.
@@ -243,6 +246,12 @@ class FitHook(ForTfKeras):
     def _agree(self, action: str) -> None:
         """Check that all workers take the same action at the same step, to prevent deadlocks."""
         agreement.agree(self.model.distribute_strategy, self._with_step(action))
+
+    def _interrupt(self) -> None:
+        """Notify the sync schedules of work between two steps, on all workers."""
+        for exchange in models.exchanges_of(self.model):
+            if exchange.built:
+                exchange.schedule.interrupt()
 
     def _compare_rows(self, action: str) -> None:
         """Agree on an action, and under our strategy compare the rows of the workers' batches."""

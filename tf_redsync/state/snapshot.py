@@ -167,7 +167,7 @@ def _variables(exchange: GradientExchange, apart: bool) -> Iterator[tuple[str, s
                 yield f"consensus/own/{i}", "mean", own
     times = getattr(exchange.schedule, "times", None)
     if times is not None:
-        for name in ("count", "verdict", "delivered"):
+        for name in ("count", "verdict", "delivered", "interrupted"):
             yield f"trial/{name}", "shared", getattr(times, name)
         yield "trial/seconds", "own", times.seconds
     for number, variables in enumerate(exchange.states):
@@ -343,6 +343,7 @@ class Snapshot:
             "skipped_in_a_row": values.get("skipped"),
             "trial/verdict": 2,
             "trial/delivered": 1,
+            "trial/interrupted": 2,
         }
         for name, value in values.items():
             most = bounds.get(name)

@@ -254,7 +254,10 @@ class EveryStep:
                     ]
 
     def interrupt(self) -> None:
-        """Handle a step whose exchange is skipped because a check of the gradients failed."""
+        """Handle other work between two exchanges: a skipped step, an evaluation, or a save.
+
+        All workers call it, in a step or between two steps.
+        """
 
     def settle(self) -> None:
         """Wait between two steps for an exchange in the background, if any."""

@@ -208,12 +208,15 @@ class StepTimes:
         seconds: float64 variable `[length]`, this worker's durations in seconds.
         verdict: int64 variable, the outcome of the trial, equal on all workers; see `trial.py`.
         delivered: int64 variable, 1 if the residuals are empty; equal on all workers.
+        interrupted: int64 variable, whether the last step is to be measured again, equal on all
+            workers; see `trial.py`.
     """
 
     def __init__(self, length: int, create: Create):
         self.count = counter("trial_count")
         self.verdict = counter("trial_verdict")
         self.delivered = counter("trial_delivered")
+        self.interrupted = counter("trial_interrupted")
         self.last = create(tf.zeros([], tf.float64), "mean", "trial_last")
         self.seconds = create(tf.zeros([length], tf.float64), "mean", "trial_seconds")
 

@@ -6,8 +6,9 @@
 c is a compressed step, d a dense step, which also delivers the residual. Methods with alternating
 steps, such as ACP-SGD (`Traits.period`), run whole periods: c c d d c c d d. The duration of a step
 is the time from its first gradient to the first gradient of the next step, averaged over the
-workers. The verdict compares the medians of the periods' means. A step is measured again if a
-`LossScaleOptimizer` skips the next exchange.
+workers. The verdict compares the medians of the periods' means. A step is measured again, once, if
+it is interrupted: a `LossScaleOptimizer` skips the next exchange, or an evaluation, a save or the
+end of an epoch follows.
 
 Buckets of always dense methods are exchanged outside of the branch. TensorFlow traces and optimizes
 operations in the branch twice.
@@ -38,6 +39,7 @@ from tf_redsync.step.state_variables import Create, StepTimes
 
 START_UP_STEPS = 3  # slow first steps: tracing, allocation, threshold search
 COMPRESSED, DENSE = 1, 2  # verdicts; 0 before the end of the trial
+INTERRUPTED, REPEATED = 1, 2  # the last step; 0 for others
 
 
 class Trial(ChangingSteps):
@@ -102,8 +104,13 @@ class Trial(ChangingSteps):
 
     @override
     def interrupt(self) -> None:
-        """Discard the duration of the previous step, which would include the skipped one."""
-        self.times.last.assign(tf.constant(float("nan"), tf.float64), read_value=False)
+        """Discard the duration of the previous step, unless that step repeated another one.
+
+        Otherwise a trial with an interruption after every step would not end.
+        """
+        repeated = tf.equal(self.times.interrupted.read_value(), REPEATED)
+        marked = tf.where(repeated, tf.constant(REPEATED, tf.int64), INTERRUPTED)
+        self.times.interrupted.assign(marked, read_value=False)
 
     @override
     def resumed(self) -> None:
@@ -122,7 +129,10 @@ class Trial(ChangingSteps):
         with tf.control_dependencies([grads[0][0]]):  # the last layer's gradient, computed first
             now = tf.timestamp()
         passed = now - times.last.read_value()
-        repeated = (count > 0) & (count <= self.end) & tf.math.is_nan(passed)
+        interrupted = tf.equal(times.interrupted.read_value(), INTERRUPTED)
+        repeated = (count > 0) & (count <= self.end) & interrupted
+        marked = REPEATED * tf.cast(repeated, tf.int64)
+        times.interrupted.assign(marked, read_value=False)
         count -= tf.cast(repeated, tf.int64)
         is_current = tf.equal(tf.range(self.measured, dtype=tf.int64), count - 1 - START_UP_STEPS)
         seconds = tf.where(is_current & ~repeated, passed, times.seconds.read_value())
