@@ -31,6 +31,7 @@ METHODS = {
     "RandomBlock()": True,
     "RandomK()": True,
     "Wangni()": True,
+    "Accordion(density=0.05)": True,  # messages of a dynamic size
     "GMC(density=0.05)": True,
     "GMCPlus(density=0.05)": True,
     "OkTopk(density=0.05)": True,
@@ -91,6 +92,7 @@ FEW = [
     "RedSync(density=0.05, dense_below=64, quantized=True)",
     "RedSync(density=0.001, dense_below=64)",
     f"RedSync(density=0.001, dense_below=64, {WARM_UP})",
+    "Accordion(density=0.05)",
     "SparDL(density=0.05)",  # all-to-all
     "GTopK(density=0.05)",  # pairs
     "StreamingDiLoCo(value_bits=16)",  # local steps, a delay, half precision

@@ -1,9 +1,11 @@
 """Detects ops that copy between a GPU and the host."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.placement import crossings
+from tf_redsync.network.collectives import PublicCollectives
 from tf_redsync.ops import native, wire
 
 
@@ -30,11 +32,11 @@ def test_int32_slices_are_copied_but_float_slices_are_not():
 
 
 def test_moved_words_are_not_copied(on_gpus):
-    def map_words(x):
+    def moved(x):
         kept = wire.map_words(lambda w: tf.reshape(w[4:], [2, -1]), tf.bitcast(x, tf.int32))
         return tf.bitcast(kept, tf.float32)
 
-    assert crossing_ops(map_words, FLOATS) == []
+    assert crossing_ops(moved, FLOATS) == []
 
 
 def test_moved_words_have_equal_bits(on_gpus):
@@ -42,6 +44,28 @@ def test_moved_words_have_equal_bits(on_gpus):
     assert wire.map_words(lambda w: w[::-1], bits).numpy().tolist() == bits.numpy()[::-1].tolist()
     first, rest = wire.map_words(lambda w: tf.split(w, [2, 3]), bits)
     assert first.numpy().tolist() + rest.numpy().tolist() == bits.numpy().tolist()
+
+
+def test_messages_between_replicas_have_equal_bits(on_gpus, mirrored):
+    words, network = [1, -1, 0x7FC00001, 0x7F800001], PublicCollectives(2)
+
+    def replica():
+        message = tf.constant(words) + network.rank()
+        table = tf.stack([message, message + 10])
+        return (
+            network.all_gather(message),
+            network.all_to_all(table),
+            network.pair_gather(message, 1),
+        )
+
+    strategy = mirrored(2)
+    results = tf.function(lambda: strategy.run(replica), autograph=False)()
+    rows = np.array([words, np.add(words, 1)])
+    for rank in range(2):
+        gathered, received, pair = (strategy.experimental_local_results(r)[rank] for r in results)
+        np.testing.assert_array_equal(gathered, rows)
+        np.testing.assert_array_equal(received, rows + 10 * rank)
+        np.testing.assert_array_equal(pair, rows)
 
 
 @pytest.mark.parametrize("flags", [[1, 1], [1, 0], [0, 0], [1, 2], [1, -1]])

@@ -110,8 +110,10 @@ class PublicCollectives:
 
     def all_gather(self, message: tf.Tensor) -> tf.Tensor:
         """Gather `[words]` from every replica into `[workers, words]`."""
-        gathered = tf.distribute.get_replica_context().all_gather(message[tf.newaxis], axis=0)
-        return tf.ensure_shape(gathered, [self.workers, message.shape[0]])
+        context, shape = tf.distribute.get_replica_context(), [self.workers, message.shape[0]]
+        return map_words(
+            lambda m: tf.ensure_shape(context.all_gather(m[tf.newaxis], axis=0), shape), message
+        )
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sum every tensor over the replicas, packed into one collective."""
@@ -121,15 +123,16 @@ class PublicCollectives:
 
     def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
         """Send row r of `[workers, words]` to replica r, by gathering all rows."""
-        rows = self.all_gather(tf.reshape(messages, [-1]))
-        table = tf.reshape(rows, [self.workers, self.workers, -1])  # [from, to, words]
-        return tf.gather(table, self.rank(), axis=1)
+        rows = self.all_gather(map_words(lambda m: tf.reshape(m, [-1]), messages))
+        shape = [self.workers, self.workers, -1]  # [from, to, words]
+        return map_words(lambda r: tf.gather(tf.reshape(r, shape), self.rank(), axis=1), rows)
 
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
         """Gather `[words]` of both partners into `[2, words]`, by gathering all messages."""
-        rows = tf.concat([self.all_gather(message), wire.absent(message)[tf.newaxis]], axis=0)
+        rows = wire.joined(self.all_gather(message), as_row(wire.absent(message)))
         lower = tf.bitwise.bitwise_and(self.rank(), ~distance)
-        return tf.gather(rows, tf.minimum(tf.stack([lower, lower + distance]), self.workers))
+        pair = tf.minimum(tf.stack([lower, lower + distance]), self.workers)
+        return map_words(lambda r: tf.gather(r, pair), rows)
 
 
 class DirectCollectives(PublicCollectives):
@@ -518,7 +521,8 @@ def _key(launcher: Any, kind: str, value: tf.Tensor, purpose: int) -> Any:
 
 def _key_of_dynamic_shape(launcher: Any, kind: str, value: tf.Tensor, purpose: int) -> tf.Tensor:
     first = _lasting_key(launcher, (purpose, kind, value.dtype.name, "dynamic"))
-    sizes = tf.shape(value, tf.int64)
+    # On a GPU, TensorFlow would copy int32 to the host to read its shape.
+    sizes = tf.shape(tf.bitcast(value, tf.float32) if value.dtype == tf.int32 else value, tf.int64)
     with tf.device("CPU:0"):
         factors = tf.constant(_STRIDE, tf.int64) ** tf.range(1, tf.size(sizes, tf.int64) + 1)
         number = first - 2**30 + tf.reduce_sum(factors * sizes)
