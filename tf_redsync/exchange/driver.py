@@ -203,7 +203,8 @@ def payload_bytes(request: Request) -> int | tf.Tensor:
     payload: Any = 0
     for t in tensors:
         elements = t.shape.num_elements()
-        payload += (tf.size(t, tf.int64) if elements is None else elements) * t.dtype.size
+        elements = tf.reduce_prod(wire.shape_of(t)) if elements is None else elements
+        payload += elements * t.dtype.size
     return payload
 
 

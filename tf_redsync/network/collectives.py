@@ -521,8 +521,7 @@ def _key(launcher: Any, kind: str, value: tf.Tensor, purpose: int) -> Any:
 
 def _key_of_dynamic_shape(launcher: Any, kind: str, value: tf.Tensor, purpose: int) -> tf.Tensor:
     first = _lasting_key(launcher, (purpose, kind, value.dtype.name, "dynamic"))
-    # On a GPU, TensorFlow would copy int32 to the host to read its shape.
-    sizes = tf.shape(tf.bitcast(value, tf.float32) if value.dtype == tf.int32 else value, tf.int64)
+    sizes = wire.shape_of(value)
     with tf.device("CPU:0"):
         factors = tf.constant(_STRIDE, tf.int64) ** tf.range(1, tf.size(sizes, tf.int64) + 1)
         number = first - 2**30 + tf.reduce_sum(factors * sizes)

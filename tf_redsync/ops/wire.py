@@ -66,6 +66,11 @@ def _as_floats(words: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(words, tf.float32)
 
 
+def shape_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a dynamic shape, int64. TensorFlow would copy int32 from a GPU to read its shape."""
+    return tf.shape(_as_floats(tensor) if tensor.dtype == tf.int32 else tensor, tf.int64)
+
+
 def joined(*words: tf.Tensor, axis: int = 0) -> tf.Tensor:
     """Concatenate int32 words."""
     return map_words(lambda *each: tf.concat(each, axis=axis), *words)
