@@ -34,8 +34,9 @@ def bypass_proxy(addresses: Iterable[str]) -> None:
         addresses: `host:port` of each worker.
     """
     exempt = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
-    hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses)
-    os.environ["no_grpc_proxy"] = ",".join(filter(None, [exempt, *hosts]))
+    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+    names = dict.fromkeys(filter(None, [*exempt.split(","), *hosts]))
+    os.environ["no_grpc_proxy"] = ",".join(names)
 
 
 def seconds(

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync import autograph, environment
+from tf_redsync import autograph
 from tf_redsync.cluster import (
     agreement,
     coordination,
@@ -149,7 +149,6 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         lost_after = watchdog.lost_after(timeout_seconds, heartbeat_seconds)
         native.backend()  # may build the native library, so it runs before others wait for us
         cluster = Cluster.of(cluster_resolver)
-        environment.bypass_proxy(() if cluster is None else cluster.addresses)
         startup = rendezvous.startup(None if coordination.joined() else cluster, start_timeout)
         options = transport.copied(communication_options)
         number = collectives.separate_keys(self)

@@ -128,7 +128,7 @@ MUTATIONS = (
     Mutation(
         "all-gather: rows in TensorFlow's order",
         "network/collectives.py",
-        "        return rows if self._in_order else moved(self._order.by_rank, rows)\n",
+        "        return rows if self._in_order else map_words(self._order.by_rank, rows)\n",
         "        return rows\n",
         ("tests/distributed/test_ranks.py",),
     ),

@@ -50,7 +50,7 @@ def train_pairs():
     sparse = rs.RedSync(density=0.1, dense_below=16, momentum=0.5)
     runs["sparse_buckets"] = wrap("sgd", sparse, bucket_bytes=64)
     runs["sparse_public"] = wrap("sgd", sparse, direct_collectives=False)
-    # So sparse that plain SGD gets the totals as coordinates, after two dense steps.
+    # So sparse that plain SGD gets sparse totals, after two dense steps.
     switching = rs.RedSync(density=0.01, dense_below=16, warm_up=rs.DenseWarmUp(steps=2))
     runs["switching"] = wrap("sgd", switching)
     runs["switching_dense"] = wrap("other_sgd", switching)
@@ -84,7 +84,7 @@ def test_public_collectives_and_bucket_size_keep_all_bits(weights):
     np.testing.assert_array_equal(weights["sparse_buckets"], weights["sparse_public"])
 
 
-def test_totals_switch_from_dense_to_coordinates(weights):
+def test_totals_switch_from_dense_to_sparse(weights):
     np.testing.assert_allclose(
         weights["switching"], weights["switching_dense"], rtol=1e-5, atol=1e-6
     )

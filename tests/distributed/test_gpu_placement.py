@@ -20,9 +20,9 @@ METHODS = {
     "RedSync(density=0.05, dense_below=64)": True,
     "RedSync(density=0.05, dense_below=64, selection='threshold', momentum=0.9)": True,
     "RedSync(density=0.05, dense_below=64, quantized=True)": True,
-    "RedSync(density=0.001, dense_below=64)": True,  # totals are coordinates
+    "RedSync(density=0.001, dense_below=64)": True,  # totals are sparse
     "RedSync(density=0.001, dense_below=64, quantized=True)": True,
-    f"RedSync(density=0.001, dense_below=64, {WARM_UP})": True,  # dense, then coordinates
+    f"RedSync(density=0.001, dense_below=64, {WARM_UP})": True,  # dense, then sparse
     "TopK(density=0.05)": True,
     "DGC()": True,
     "SIDCo()": True,

@@ -73,7 +73,7 @@ def train_everything(folder):
     train("replicas", 2, wrapped(redsync, two_levels=False))
     if DEEP:
         train_pair("shared state", wrapped(rs.PowerSGD(rank=2)))
-        # So sparse that plain SGD gets the totals as coordinates, after two dense steps.
+        # So sparse that plain SGD gets sparse totals, after two dense steps.
         warm_up = rs.DenseWarmUp(steps=2)
         train_pair("switching", wrapped(rs.RedSync(density=0.01, dense_below=16, warm_up=warm_up)))
         train_pair("all-to-all", wrapped(rs.contrib.SparDL(density=0.1)))

@@ -131,10 +131,6 @@ inline cudaError_t cudaDriverGetVersion(int* version) {
   *version = emulator::driver_version;
   return cudaSuccess;
 }
-inline cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 2;
-  return cudaSuccess;
-}
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;

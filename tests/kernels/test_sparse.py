@@ -1,4 +1,4 @@
-"""Messages as coordinates, and updates at coordinates: native, TensorFlow's scatter, and numpy."""
+"""Sparse totals and updates by them: native, TensorFlow's scatter, and numpy."""
 
 import keras
 import numpy as np
@@ -41,7 +41,7 @@ def messages(workers=3):
     return tf.stack(rows)
 
 
-def test_coordinates_sum_to_the_decoded_total(backend):
+def test_sparse_totals_sum_to_the_decoded_total(backend):
     received, layout = messages(), ops.MessageLayout.of(K, FORM["quantized"])
     like = [tf.zeros(s) for s in SIZES]
     dense = ops.decode(received, layout, like)

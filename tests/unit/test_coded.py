@@ -138,8 +138,8 @@ def test_bucket_of_empty_tensors():
         assert step.finite and step.totals[0][0].shape == (0, 3)
 
 
-def test_short_totals_stay_coordinates():
-    """Plain SGD applies the coordinates; they equal the dense total."""
+def test_short_totals_stay_sparse():
+    """Plain SGD applies the sparse totals; they equal the dense total."""
     spec = TensorSpec("w", (300, 100))
     method = rs.Coded(method=rs.TopK(density=0.01), values=codings.Half())
     grads, steps = gradients(0, 2, (spec,)), []

@@ -456,7 +456,7 @@ def test_corrupted_profile(tmp_path):
 
 
 @loop("family", [keras, tf_keras])
-@loop("per_execution", [1, 2])
+@loop("per_execution", [1, 2, 3])
 def test_profile_ends_with_the_epoch(monkeypatch, family, per_execution):
     """The end of an epoch uses new collectives, and TensorFlow may crash if they are recorded."""
     events = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_redsync.cli import gpus, launch, ssh
+from tf_redsync.cli import gpus, launch, restarts, ssh
 from tf_redsync.cli.output import Output
 from tf_redsync.cli.processes import Job, TimeLimits
 from tf_redsync.cli.restarts import Restarts
@@ -149,6 +149,7 @@ def test_environment_of_the_job_is_divided(tmp_path, monkeypatch):
 
 
 def test_restart_without_a_worker_keeps_the_assignment(tmp_path, monkeypatch):
+    monkeypatch.setattr(restarts, "PAUSES", ())
     monkeypatch.setenv(NAME, "3,5,7")
     body = f"{SHOW}import sys, time\n"
     body += "if os.environ['CUDA_VISIBLE_DEVICES'] == '5': sys.exit(1)\n"
@@ -215,8 +216,8 @@ def test_agents_over_ssh_divide_the_gpus_of_their_machine(tmp_path, monkeypatch,
     path = script(tmp_path)
     hosts = [ssh.Host("a", 1), ssh.Host("b", 2)]
     remote = ssh.Remote(hosts, str(fake), sys.executable, None, {NAME: "3,5"})
-    restarts = Restarts(0, 2, remaining)
-    start = ssh.SSHStart([path], remote, 1, None, Output(None, False, False), restarts)
+    rule = Restarts(0, 2, remaining)
+    start = ssh.SSHStart([path], remote, 1, None, Output(None, False, False), rule)
     job = Job(TimeLimits(30, 1, 1), False, [])
     try:
         start(job)

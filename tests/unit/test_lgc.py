@@ -319,7 +319,7 @@ STAGES = [["reduce"]] * 2 + [["gather", "reduce"]] * 3 + [["reduce"] * 3]
 @pytest.mark.deep
 @pytest.mark.parametrize(("traced", "in_branches"), [(True, True), (False, True), (False, False)])
 def test_stages_by_step(traced, in_branches):
-    """Next to a method without stages, whose total may stay coordinates and is not delayed."""
+    """Next to a method without stages, whose total may stay sparse and is not delayed."""
     widths = {"channels": (2,), "decoder_channels": (2,), "code_channels": 1}
     method = lgc(dense_steps=2, training_steps=3, indices=codings.RawIndices(), **widths)
     other = rs.TopK(density=0.001)

@@ -13,9 +13,9 @@ from tf_redsync.auto import probe
         (rs.CodedTopK(density=0.03), False, False),
         (rs.PowerSGD(rank=4), True, False),  # its totals are dense
     ],
-    ids=["coordinates", "dense totals", "low rank"],
+    ids=["sparse totals", "dense totals", "low rank"],
 )
-def test_update_at_coordinates_saves_the_dense_update(monkeypatch, method, sparse_totals, saves):
+def test_sparse_update_saves_the_dense_update(monkeypatch, method, sparse_totals, saves):
     """If it saves a second per matrix, the exchange's own time is fully compensated."""
     measured = []
 

@@ -99,7 +99,7 @@ def test_dense_warm_up_by_step(traced, in_branches):
 
 
 class Mixed(rs.TopK):
-    """Dense until step 3, then coordinates."""
+    """Dense until step 3, then sparse."""
 
     sync_schedule = SyncSchedule(phases=((3, "dense_exchange"),))
 
@@ -123,7 +123,7 @@ def test_phases_by_step(traced):
 
 
 def test_total_forms_inside_a_warm_up():
-    """Two branches; the inner one returns dense totals or coordinates."""
+    """Two branches; the inner one returns dense or sparse totals."""
 
     class Twice(Mixed):
         sync_schedule = dataclasses.replace(Mixed.sync_schedule, warm_up_steps=1)

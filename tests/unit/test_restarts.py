@@ -142,7 +142,7 @@ def test_signal_ends_a_pause(tmp_path, monkeypatch):
     began = time.monotonic()
     result = job(tmp_path, "sys.exit(5)", 1, max_restarts=3, forward_signals=True)
     assert time.monotonic() - began < 20 and result.interrupted
-    assert (result.exit_code, result.restarts) == (128 + signal.SIGTERM, 1), result.message
+    assert (result.exit_code, result.restarts) == (stopping.EXIT_CODE, 1), result.message
 
 
 def test_single_worker_of_a_tf_config(tmp_path, monkeypatch):

@@ -94,7 +94,7 @@ def test_bytes_follow_the_stage_and_gradients_are_conserved(method):
 
 @loop("traced", [True, False])
 def test_stages_in_a_program(traced):
-    """Next to a method without stages; the last stages return coordinates where these are short."""
+    """Next to a method without stages; the last stages return short totals as sparse ones."""
     methods = rs.Scheduled(method=rs.TopK(), stages=STAGES), rs.TopK(density=0.01)
     program = ChangingSteps(make_buckets(list(zip(SPECS, methods, strict=True)), 2, 1, True))
 

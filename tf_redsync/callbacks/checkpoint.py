@@ -20,7 +20,7 @@ from typing_extensions import override
 from tf_redsync import checks, stopping
 from tf_redsync.cluster import agreement
 from tf_redsync.cluster.step_barrier import StepBarrier
-from tf_redsync.keras import closing, training_state
+from tf_redsync.keras import closing, models, training_state
 from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.keras.fit_resume import Position
 from tf_redsync.network import collectives
@@ -290,10 +290,11 @@ class Checkpoint(OfBothKeras):
                 when_saved(request, saved)
 
     def _begin_save(self, epoch: int, batch: int, reason: str, finished: int) -> None:
-        model, exchange = self.model, exchange_of(self)
-        exchange.schedule.interrupt()
+        model = self.model
+        for exchange in models.exchanges_of(model):
+            exchange.schedule.interrupt()
         described = Manifest(
-            step=int(exchange.step.numpy()),
+            step=int(exchange_of(self).step.numpy()),
             epoch=epoch,
             batch=batch,
             parts=(),

@@ -140,7 +140,9 @@ class CompressionMetrics(OfBothKeras):
         seconds = time.perf_counter() - self._begun
         # With `steps_per_execution`, `batch` is the index of the last of several steps.
         steps, self._next_batch = max(batch + 1 - self._next_batch, 1), batch + 1
-        self._profiles.batch_ends(steps, is_last=batch + 1 == self.params.get("steps"))
+        # With `steps_per_execution`, the last index may lie behind the epoch's end.
+        is_last = batch + 1 >= (self.params.get("steps") or math.inf)
+        self._profiles.batch_ends(steps, is_last)
         self._batches += 1
         self._since += steps
         self._steps += steps

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tf_redsync.cli import output
@@ -22,7 +22,7 @@ _ENTRY = re.compile(r"\d+|(?:GPU|MIG)-\S+")
 def worker_variables(
     base: Mapping[str, str],
     own: Sequence[Mapping[str, str]],
-    say: Callable[[str], None] = output.say,
+    describe: bool = True,
 ) -> list[dict[str, str]]:
     """Return `own` with the workers' GPUs, and report in one line how they are divided.
 
@@ -31,27 +31,29 @@ def worker_variables(
     Args:
         base: Environment of all workers.
         own: Variables of each worker on this machine. One that sets CUDA_VISIBLE_DEVICES keeps it.
-        say: Prints a line.
+        describe: Whether to report the division. A failure to count the GPUs is always reported.
     """
     variables = [dict(of_worker) for of_worker in own]
     count = len(variables)
     if count < 2 or all(VARIABLE in of_worker for of_worker in variables):
         return variables
-    gpus = visible(base, say)
+    gpus = visible(base)
     if not gpus:
         return variables
-    say(_description(gpus, count, base.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true"))
+    if describe:
+        grows = base.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true"
+        output.say(_description(gpus, count, grows))
     return [{VARIABLE: _share(gpus, i, count)} | variables[i] for i in range(count)]
 
 
-def visible(env: Mapping[str, str], say: Callable[[str], None] = output.say) -> list[str]:
+def visible(env: Mapping[str, str]) -> list[str]:
     """Return the entries of CUDA_VISIBLE_DEVICES for the GPUs that workers may use.
 
     Without the variable these are all GPUs of the machine. Like CUDA, drops the entries from the
     first invalid one on, such as -1.
     """
     if VARIABLE not in env:
-        return [str(index) for index in range(_installed(say))]
+        return [str(index) for index in range(_installed())]
     entries = [entry.strip() for entry in env[VARIABLE].split(",")]
     valid = [_ENTRY.fullmatch(entry) is not None for entry in entries]
     return entries[: [*valid, False].index(False)]
@@ -74,24 +76,37 @@ def _share(gpus: Sequence[str], place: int, count: int) -> str:
     return ",".join(gpus[first : first + each])
 
 
-def _installed(say: Callable[[str], None]) -> int:
+def _installed() -> int:
     """Return the number of GPUs; 0 with a message if they exist but cannot be counted.
 
     `nvidia-smi` respects the limits of containers and of SLURM, unlike /proc/driver/nvidia.
     """
     try:
-        ran = subprocess.run(_LIST, capture_output=True, text=True, timeout=_LIST_SECONDS)
-        if not ran.returncode:
-            return sum(line.startswith("GPU ") for line in ran.stdout.splitlines())
-        problem = (ran.stdout + ran.stderr).strip()
+        code, text = _run_nvidia_smi()
+        if not code:
+            return sum(line.startswith("GPU ") for line in text.splitlines())
+        problem = text.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
     if device_files():
-        say(
+        output.say(
             f"the GPUs are not divided among the workers, because `{' '.join(_LIST)}` fails "
             f"({problem}): each worker uses all of them. List them in {VARIABLE}, such as 0,1."
         )
     return 0
+
+
+def _run_nvidia_smi() -> tuple[int, str]:
+    """Return the exit code and the output."""
+    process = subprocess.Popen(
+        _LIST, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )  # fmt: skip
+    try:
+        text, _ = process.communicate(timeout=_LIST_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()  # and no wait: it may hang in the driver
+        raise
+    return process.returncode, text
 
 
 def device_files() -> list[Path]:

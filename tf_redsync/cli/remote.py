@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tf_redsync.cli import gpus, output, worker_environment
+from tf_redsync.cli import gpus, worker_environment
 from tf_redsync.cli.processes import before_exec
 from tf_redsync.version import __version__
 
@@ -59,8 +59,8 @@ def _environment(job: dict[str, Any]) -> dict[str, str]:
     os.environ.update(job["env"])
     base = worker_environment.variables(job["workers"], job["threads"], None, None, all_here=False)
     place, places = job["gpus"]  # with dropped workers, so that a restart moves no worker
-    say = output.say if place == 0 else lambda _: None  # one agent reports for the machine
-    own = gpus.worker_variables(base, [{}] * places, say)[place]
+    describe = place == 0  # one agent reports for the machine
+    own = gpus.worker_variables(base, [{}] * places, describe)[place]
     return {**base, **own, **job["own"]}
 
 

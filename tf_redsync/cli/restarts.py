@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
+from tf_redsync import stopping
 from tf_redsync.cli.processes import Cancelled, Job, LaunchResult
 
 AT_ONCE_SECONDS = 60.0
@@ -64,7 +65,7 @@ class Restarts:
     def not_started(self, place: int, why: str) -> str | None:
         """Return a message about the restart if a place has no worker; `None` for no restart.
 
-        The restart excludes the place, or tries all again if none may be excluded. The first
+        The restart excludes the place, or tries all again if none may be excluded. Then the first
         attempt is not repeated, because its cause is probably a wrong argument.
         """
         if not self.left:
@@ -115,7 +116,7 @@ def run_attempts(
     messages: list[str] = []
     pause = 0.0
     while True:
-        job, result, seconds = make(), None, 0.0
+        job, began, result = make(), time.monotonic(), None
         try:
             _wait(pause, job.check)
             began = time.monotonic()
@@ -125,13 +126,17 @@ def run_attempts(
             seconds = time.monotonic() - began
             notice = restarts.again(result.first_failed, seconds) if result.failed else None
         except NotStarted as missing:
+            seconds = time.monotonic() - began
             notice = restarts.not_started(missing.place, str(missing))
             if notice is None:
                 raise missing.error from None
         except Cancelled as early:
             job.say(str(early))
             messages.append(str(early))
-            notice, result = None, LaunchResult((), early.exit_code, "", interrupted=True)
+            code = early.exit_code
+            if restarts.attempt and code - 128 in stopping.SIGNALS:  # a job that has run
+                code = stopping.EXIT_CODE
+            notice, result = None, LaunchResult((), code, "", interrupted=True)
         finally:
             job.close()
         if notice is not None:

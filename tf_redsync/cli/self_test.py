@@ -31,9 +31,9 @@ def run(gpu_count: int) -> dict[str, dict[str, str]]:
     problems = {"CPU": _run_workers([{gpus.VARIABLE: "-1"}] * WORKERS)}
     if gpu_count:
         everything = ",".join(map(str, range(gpu_count)))
-        usable = gpus.visible({gpus.VARIABLE: everything, **os.environ})[:WORKERS]
-        listed = {gpus.VARIABLE: ",".join(usable)}
-        own = gpus.worker_variables(listed, [{}] * WORKERS, say=lambda _: None)
+        usable = gpus.visible({gpus.VARIABLE: everything, **os.environ})
+        listed = {gpus.VARIABLE: ",".join(usable[: min(WORKERS, gpu_count)])}
+        own = gpus.worker_variables(listed, [{}] * WORKERS, describe=False)
         problems["GPU"] = _run_workers(own)
     return problems
 

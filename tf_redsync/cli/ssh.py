@@ -187,6 +187,7 @@ FIRST_SECONDS = 10.0
 RESTART_SECONDS = 60.0
 AT_A_TIME = 8  # connections per host without an answer; sshd drops some of 11 (MaxStartups)
 _AGAIN_SECONDS = 2.0  # pause before a connection is opened again
+_LASTING = ("Permission denied", "Host key verification failed")  # another attempt cannot help
 _KILL_SECONDS = 5.0  # from SIGKILL for the worker to SIGKILL for its ssh
 _POLL_SECONDS = 0.05
 
@@ -259,7 +260,8 @@ class RemoteWorker(Worker):
         if "No module named" in text:
             todo = f"{python} has no tf_redsync. Install it, or pass another --python"
         elif code == 255:
-            kind = ConnectionFailed
+            if not any(lasting in text for lasting in _LASTING):
+                kind = ConnectionFailed
             todo = f"the connection failed. Make `{command} true` work without a password"
             if "closed by" in text or "reset by" in text:
                 todo += ", and raise MaxStartups of its sshd if that drops connections"

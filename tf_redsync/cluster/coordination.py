@@ -16,6 +16,7 @@ from typing import Protocol
 import tensorflow as tf
 from tensorflow.python.eager import context as _context
 
+from tf_redsync import environment
 from tf_redsync.cluster import tcp_timeout
 from tf_redsync.cluster.tf_config import Cluster
 
@@ -110,6 +111,7 @@ def time_limits(
     """
     if joined():
         _check_same(cluster, heartbeat, settings)
+    environment.bypass_proxy(() if cluster is None else cluster.addresses)
     runtime = _context.context()
     runtime.configure_coordination_service = functools.partial(
         runtime.configure_coordination_service,

@@ -136,9 +136,8 @@ _BARS = 6  # profiles
 
 TIME = (
     "Left: the mean time of a step, from the start of <code>train_step</code> to its end, for the "
-    f"first {_CURVES} workers. Right: its parts, from a profile of a few steps: the last one of "
-    f"the first {_BARS} profiled workers, or the last {_BARS} of a single one. The stacked parts "
-    "add up to the step: "
+    f"first {_CURVES} workers. Right: its parts on worker 0, from the last {_BARS} profiles of a "
+    "few steps. The stacked parts add up to the step: "
     "<b>compute</b> is the model and the optimizer, <b>select</b> makes messages, <b>decode</b> "
     "adds up received messages, <b>input</b> waits for the batch, and during <b>wait</b> none of "
     "these runs: the step waits for the network, slower workers or TensorFlow itself. The black "
@@ -169,14 +168,14 @@ def time(history: History) -> list[Any]:
             showarrow=False,
         )  # fmt: skip
         return [figure]
-    shown = _last_splits(history)
-    names = [f"worker {rank}<br>step {record['step']:,}" for rank, record in shown]
+    shown = split.splits[-_BARS:]
+    names = [f"step {record['step']:,}" for record in shown]
     for part, color in PARTS.items():
-        values = [record.get(f"{part}_ms") for _, record in shown]
+        values = [record.get(f"{part}_ms") for record in shown]
         bar = go.Bar(x=names, y=values, name=part, marker_color=color, legend="legend2")
         figure.add_trace(bar, row=1, col=2)
     exchange = go.Scatter(
-        x=names, y=[record.get("exchange_ms") for _, record in shown], name="exchange",
+        x=names, y=[record.get("exchange_ms") for record in shown], name="exchange",
         mode="markers", legend="legend2",
         marker={"symbol": "line-ew", "size": 40, "line": {"width": 3, "color": "black"}},
     )  # fmt: skip
@@ -187,14 +186,6 @@ def time(history: History) -> list[Any]:
         legend2={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0.55},
     )
     return [figure]
-
-
-def _last_splits(history: History) -> list[tuple[int, dict[str, Any]]]:
-    """Return the last profile of each worker, or several of a single worker."""
-    with_splits = [w for w in history.workers if w.splits]
-    if len(with_splits) == 1:
-        return [(with_splits[0].rank, s) for s in with_splits[0].splits[-_BARS:]]
-    return [(w.rank, w.splits[-1]) for w in with_splits[:_BARS]]
 
 
 def _wrapped(text: str) -> str:

@@ -44,7 +44,7 @@ _COLLECTIVES = {
 }
 _STRATEGY_KEYS = 100  # group keys reserved for a strategy, for its devices and hosts
 _strategies = itertools.count(1)
-_STRIDE = 7919  # difference between the keys of shapes whose first size differs by one
+_STRIDE = 1_000_003  # difference between the keys of shapes whose first size differs by one
 _TOKENS = 256  # a function with more collectives reuses tokens
 
 # A graph collection of operations that all collectives traced after them depend on. Without them, a

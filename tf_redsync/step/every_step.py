@@ -254,7 +254,7 @@ class EveryStep:
                     ]
 
     def interrupt(self) -> None:
-        """Handle other work between two exchanges: a skipped step, an evaluation, or a save.
+        """Handle other work between two exchanges: a skipped step, evaluation, or checkpoint.
 
         All workers call it, in a step or between two steps.
         """

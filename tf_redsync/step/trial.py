@@ -7,8 +7,8 @@ c is a compressed step, d a dense step, which also delivers the residual. Method
 steps, such as ACP-SGD (`Traits.period`), run whole periods: c c d d c c d d. The duration of a step
 is the time from its first gradient to the first gradient of the next step, averaged over the
 workers. The verdict compares the medians of the periods' means. A step is measured again, once, if
-it is interrupted: a `LossScaleOptimizer` skips the next exchange, or an evaluation, a save or the
-end of an epoch follows.
+it is interrupted: a `LossScaleOptimizer` skips the next exchange, or an evaluation, a save by
+`Checkpoint` or the end of an epoch follows.
 
 Buckets of always dense methods are exchanged outside of the branch. TensorFlow traces and optimizes
 operations in the branch twice.

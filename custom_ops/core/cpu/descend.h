@@ -1,4 +1,4 @@
-// Plain gradient descent along a sum in coordinate form.
+// Plain gradient descent along a sum given as positions and values.
 #ifndef TF_REDSYNC_CUSTOM_OPS_CORE_CPU_DESCEND_H_
 #define TF_REDSYNC_CUSTOM_OPS_CORE_CPU_DESCEND_H_
 

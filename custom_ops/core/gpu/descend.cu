@@ -1,5 +1,6 @@
-// Descent along coordinates. Indices may repeat, for example between ranks, and entries must be
-// applied in their order. So the entries are cut into ascending runs, which have no repetitions.
+// Descent along positions and values. Indices may repeat, for example between ranks, and entries
+// must be applied in their order. So the entries are cut into ascending runs, which have no
+// repetitions.
 #include "custom_ops/core/gpu/block.cuh"
 #include "custom_ops/core/gpu/c_api.h"
 #include "custom_ops/core/gpu/records.cuh"

@@ -1,6 +1,7 @@
 // Wrappers of the CUDA runtime for callers without its headers.
 #include <atomic>
 #include <string>
+#include <thread>
 
 #include "custom_ops/core/gpu/c_api.h"
 #include "custom_ops/core/gpu/records.cuh"
@@ -21,18 +22,20 @@ std::string Version(int number) {
 
 // Returns the reason why kernels of this library do not run on a device; "" if they do.
 std::string Problem(int device) {
-  int runtime = 0, driver = 0, current = 0;
+  int runtime = 0, driver = 0;
   cudaRuntimeGetVersion(&runtime);
   cudaDriverGetVersion(&driver);
   if (driver == 0) return "there is no NVIDIA driver";
   const std::string versions = "the driver is for CUDA " + Version(driver) +
                                ", and the kernels were built with CUDA " + Version(runtime) + ": ";
-  cudaGetDevice(&current);
-  cudaFuncAttributes attributes;
-  cudaError_t status = cudaSetDevice(device);
-  if (status == cudaSuccess) status = cudaFuncGetAttributes(&attributes, Nothing);
-  cudaSetDevice(current);
-  cudaGetLastError();  // Clears the error, which the next call would report otherwise.
+  cudaError_t status = cudaSuccess;
+  // In a thread of its own: restoring this thread's device would create a context there, too.
+  std::thread([&] {
+    cudaFuncAttributes attributes;
+    status = cudaSetDevice(device);
+    if (status == cudaSuccess) status = cudaFuncGetAttributes(&attributes, Nothing);
+    cudaGetLastError();  // Clears the error, which the next call would report otherwise.
+  }).join();
   if (status == cudaSuccess) return "";
   return versions + "GPU " + std::to_string(device) + ": " + cudaGetErrorString(status);
 }
