@@ -120,13 +120,18 @@ def _ask(address, *argv):
         answers = connection.makefile("r")
         child = int(answers.readline())
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-            signal.signal(number, lambda number, _: os.kill(child, number))
+            signal.signal(number, lambda number, _: _send(child, number))
         code = int(answers.readline() or 1)
     if code < 0:
         if code != -signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _send(process, number):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
 
 
 def _serve(address):
@@ -144,6 +149,9 @@ def _serve(address):
             if key.fileobj is listener:
                 connection, _ = listener.accept()
                 child, request = _fork(connection)
+                if child is None:
+                    connection.close()
+                    continue
                 if not child:
                     selector.close()
                     for inherited in (listener, connection, *children.values()):
@@ -164,21 +172,28 @@ def _serve(address):
                 connection = children.pop(child)
                 if connection in selector.get_map():
                     selector.unregister(connection)
-                    connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+                    with contextlib.suppress(OSError):  # the client has been killed
+                        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
                 connection.close()
 
 
 def _fork(connection):
-    """Forks; returns (0 in the fork, as `os.fork`, and the request)."""
+    """Forks; returns (0 in the fork, as `os.fork`, and the request); `None` for a dead client."""
     length, files, _, _ = socket.recv_fds(connection, _LENGTH, 3)
     text = b""
-    while len(text) < int(length):
-        text += connection.recv(1 << 16)
+    while not length or len(text) < int(length):
+        part = connection.recv(1 << 16)
+        if not part:
+            for file in files:
+                os.close(file)
+            return None, None
+        text += part
     server, child = os.getpid(), os.fork()
     if child:
         for file in files:
             os.close(file)
-        connection.sendall(b"%d\n" % child)
+        with contextlib.suppress(OSError):
+            connection.sendall(b"%d\n" % child)
     else:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:

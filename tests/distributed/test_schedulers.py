@@ -341,9 +341,10 @@ def test_stopped_job_resumes_after_restart(scheduler, script, tmp_path):
         try:
             job.start()
             limit = time.monotonic() + 200
-            while not (tmp_path / "task-1").exists() or len(steps(tmp_path, 1)) < 5:
-                assert time.monotonic() < limit, (tmp_path / "task-0").read_text()
-                time.sleep(0.2)
+            for rank in range(2):
+                while not (tmp_path / f"task-{rank}").exists() or len(steps(tmp_path, rank)) < 5:
+                    assert time.monotonic() < limit, f"task {rank}"
+                    time.sleep(0.2)
             job.stop()
             assert set(job.codes()) == {75}, (tmp_path / "task-1").read_text()
             job.check_stopped()

@@ -21,7 +21,11 @@ def stall(family, amount, loop):
     watchdog._STUCK_SECONDS = 3.0
     library = keras if family == "keras3" else tf_keras
     steps_done = []
-    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=8)
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=60)
+
+    def step_ended():
+        watchdog.start(strategy, 8.0)  # after tracing, which may take longer on one worker
+        steps_done.append(1)
 
     def wait(row):
         while steps_done and problems.rank() == 1:
@@ -43,7 +47,7 @@ def stall(family, amount, loop):
         model.compile(optimizer=optimizer, loss="mse")
     if loop == "fit":
         start = library.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: steps_done.append(batch)
+            on_train_batch_end=lambda batch, logs: step_ended()
         )
         model.fit(data, steps_per_epoch=200, verbose=0, callbacks=[start])
         return
@@ -56,7 +60,7 @@ def stall(family, amount, loop):
         for _ in tf.range(199):
             step.python_function(next(iterator))
 
-    steps_done.append(0)
+    step_ended()
     steps(iterator)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.distributed import cluster, forks
 from tests.distributed.cluster import ENVIRONMENT, fail_workers, run_workers
+from tests.patience import PATIENCE
 from tests.unit.test_rendezvous import duplicate_error
 from tf_redsync import launch
 from tf_redsync.cluster import rendezvous
@@ -54,7 +55,7 @@ def train(steps, folder):
 
 def running(folder):
     """PID of the second worker and the cluster, once some steps have run."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE * 60
     while not (folder / "pid").exists() or "}}" not in (folder / "pid").read_text():
         assert time.monotonic() < end, "no steps"
         time.sleep(0.05)
@@ -88,7 +89,7 @@ def test_duplicate_worker_ends_alone(tmp_path):
         pass
     assert thread.is_alive()
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE * 60)
     assert [result["step"] for result in results[0]] == [40, 40]
 
 
@@ -177,5 +178,5 @@ def test_worker_may_be_stopped_for_20_seconds(tmp_path):
     finally:
         os.kill(pid, signal.SIGCONT)
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE * 60)
     assert [result["step"] for result in results[0]] == [200, 200]

@@ -173,7 +173,7 @@ def test_manual_tf_config_with_own_data(tmp_path):
                     command, env=env, stdout=log, stderr=log, start_new_session=True
                 )
             workers.append(process)
-        codes = [worker.wait(timeout=120) for worker in workers]
+        codes = [worker.wait(timeout=PATIENCE * 120) for worker in workers]
     finally:
         for worker in workers:
             if worker.poll() is None:
@@ -193,7 +193,7 @@ def test_single_worker_trains_and_warns(tmp_path):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE * 120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "one worker" in done.stdout + done.stderr
@@ -218,7 +218,7 @@ def test_error_names_invalid_flags(tmp_path, flags, message):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE * 120,
     )
     assert done.returncode != 0
     assert message in done.stderr

@@ -378,15 +378,17 @@ def test_training_continues_during_a_save_and_next_save_waits(tmp_path, monkeypa
 @loop("ends", ["an error", "when_saved", "the end"])
 def test_exit_waits_for_a_running_save(ends, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("slow")
-    store, found = Store(folder), []
-    before_each_part(monkeypatch, lambda number, values: time.sleep(0.3))
+    store, found, go_on = Store(folder), [], threading.Event()
+    before_each_part(monkeypatch, lambda number, values: go_on.wait(60))
     checkpoint = rs.callbacks.Checkpoint(folder, every=4 if ends == "an error" else 100)
     if ends == "when_saved":
         checkpoint.when_saved = lambda reason, saved: found.append([saved, store.numbers()])
 
     def step(done):
-        if done == 5 and ends == "an error":
+        if done == (10 if ends == "the end" else 5):
             assert store.numbers() == []
+            threading.Timer(0.3, go_on.set).start()
+        if done == 5 and ends == "an error":
             raise Interrupted
         if done == 5 and ends == "when_saved":
             checkpoint.save_now("at once")

@@ -167,7 +167,7 @@ def test_no_remote_process_survives(ssh, tmp_path, how):
     )
     limit = ["--timeout", "10"] if how == "timeout" else []
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    line = command_line(ssh, "--hosts", "localhost", "--grace", "0.5", *limit, "train.py")
+    line = command_line(ssh, "--hosts", "localhost", "--grace", "3", *limit, "train.py")
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
     ) as job:

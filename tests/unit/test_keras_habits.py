@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
 FAMILIES = {"tf_keras": tf_keras.optimizers, "legacy": tf_keras.optimizers.legacy}
@@ -173,7 +174,7 @@ def test_first_compile_of_a_process_is_hooked():
     env = {n: value for n, value in os.environ.items() if n != "TF_USE_LEGACY_KERAS"}
     ran = subprocess.run(
         [sys.executable, "-c", FORKS, *programs],
-        env=env, capture_output=True, text=True, timeout=100,
+        env=env, capture_output=True, text=True, timeout=PATIENCE * 100,
     )  # fmt: skip
     assert ran.stdout.split() == ["True"] * len(IMPORTS), ran.stderr
 

@@ -42,10 +42,12 @@ saved = here / f"saved{attempt}"
 if not (here / "deaf").exists():
     signal.signal(signal.SIGUSR1, lambda *_: saved.touch())
 print("RANK", rank, "OF", len(workers), "ROUND", attempt, "PID", os.getpid(), flush=True)
+(here / f"began{attempt}.{rank}").touch()
 while not (here / "end").exists():
     if saved.exists():
         sys.exit(75)
-    if (here / f"fail{attempt}").exists() and rank == 1:
+    fails = (here / f"fail{attempt}").exists() and (here / f"began{attempt}.0").exists()
+    if fails and rank == 1:
         raise ValueError("bad batch")
     time.sleep(0.02)
 """
@@ -474,7 +476,7 @@ def test_checkpoint_is_requested_until_the_round_stops(monkeypatch):
         os.set_blocking(process.stdout.fileno(), False)
         watch(50, regroup=0, asks=True)
         watch(1, stop=0, why="a checkpoint was made", saves=True)
-        time.sleep(0.2)
+        time.sleep(1.0)
         assert process.stdout.read().count(b"asked") > 1
         watch(30)
         assert not process.stdout.read()

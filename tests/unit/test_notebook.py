@@ -115,9 +115,12 @@ def test_error_of_rank_1_is_raised_and_others_are_ended(capsys):
             self.step = step
 
     def train():
-        print("before the error of", rank())
+        print("before the error of", rank(), flush=True)
+        printed = Path(sys.orig_argv[-1]) / "printed"
         if rank() == 1:
+            wait_for(printed.exists)
             raise Diverged(7, loss=float("inf"))
+        printed.touch()
         time.sleep(600)
 
     began = time.monotonic()
@@ -150,10 +153,12 @@ def test_later_error_of_rank_0_is_a_note(capsys, monkeypatch):
     monkeypatch.setattr(notebook.launch, "run", functools.partial(launch.run, grace=60))
 
     def train():
+        folder = Path(sys.orig_argv[-1])
         if rank() == 1:
+            (folder / "pid").write_text(str(os.getpid()))
             raise ValueError("of rank 1")
-        wait_for(lambda: any(Path(sys.orig_argv[-1]).glob("error_1.pickle")))
-        time.sleep(0.05)
+        wait_for((folder / "error_1.pickle").exists)
+        wait_for(lambda: not alive((folder / "pid").read_text()))
         raise ArithmeticError("of rank 0")
 
     with pytest.raises(ValueError, match="of rank 1") as caught:

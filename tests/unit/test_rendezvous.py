@@ -176,7 +176,8 @@ def test_duplicate_worker_on_another_machine_ends_alone(started, rank):
     """The duplicate has its own port and calls the address in TF_CONFIG."""
     three = cluster(3)
     futures = {other: started(three, other) for other in (0, 1)}
-    time.sleep(0.3)
+    for address in three.addresses[:2]:
+        connect(address).close()
     text = duplicate_error(dataclasses.replace(three, rank=rank))
     assert f"worker {rank} at {three.addresses[rank]} is running already: " in text
     assert "another process" in text  # whichever of the other two detects it first
@@ -195,6 +196,18 @@ def test_port_without_permission(monkeypatch):
     assert "127.0.0.1:80" in str(raised.value) and "running already" not in str(raised.value)
 
 
+def connect(address):
+    """Returns a connection to a worker, once it listens."""
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + 30
+    while True:
+        try:
+            return socket.create_connection((host, int(port)), 5)
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
 def duplicate_error(one):
     """Returns the error of a process that listens elsewhere than TF_CONFIG says."""
     port = free_ports(1)[0]
@@ -208,7 +221,7 @@ def duplicate_error(one):
 def test_duplicate_worker_on_this_machine(started):
     two = cluster(2)
     first = started(two, 0)
-    time.sleep(0.2)
+    connect(two.addresses[0]).close()
     assert "its port" in error_of(started(two, 0))
     started(two, 1).result(10)
     first.result(10)
@@ -367,6 +380,7 @@ def test_worker_that_disconnects_is_missing_again(started):
     member = Member(dataclasses.replace(three, rank=1), 10.0)
     with ThreadPoolExecutor() as pool:
         disconnected = pool.submit(lambda: asyncio.run(member.run()))
+        connect(three.addresses[1]).close()
         time.sleep(0.4)
         member.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -382,7 +396,7 @@ def test_arbitrary_bytes_do_not_disturb_the_rendezvous(started):
     two = cluster(2)
     chief = started(two, 0)
     host, _, port = two.addresses[0].rpartition(":")
-    time.sleep(0.2)
+    connect(two.addresses[0]).close()
     rng = random.Random(0)
     texts = [
         b"",

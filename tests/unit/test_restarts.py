@@ -50,13 +50,17 @@ def job(tmp_path, body, workers, **kwargs):
 def test_job_restarts_on_new_ports(tmp_path):
     body = """
 print(attempt, workers, config['cluster']['worker'][0], os.environ['TF_REDSYNC_JOB'], flush=True)
+printed = os.environ['HERE'] + f'/printed{attempt}'
 if attempt < 2 and index == 1:
+    while not os.path.exists(printed):
+        time.sleep(0.01)
     raise ValueError('not yet')
+open(printed, 'w').close()
 if attempt < 2:
     time.sleep(60)
 """
     logs = tmp_path / "logs"
-    result = job(tmp_path, body, 2, max_restarts=3, log_dir=logs)
+    result = job(tmp_path, body, 2, max_restarts=3, log_dir=logs, env={"HERE": str(tmp_path)})
     assert result.exit_code == 0 and result.restarts == 2 and not result.failed
     assert "restart 1 with 2 workers; 2 left." in result.message
     assert "restart 2 with 2 workers; 1 left." in result.message

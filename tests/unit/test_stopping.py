@@ -128,7 +128,9 @@ def test_forked_child_keeps_its_signals():
 time.sleep(0.2)
 print(requests.requested)
 os.kill(os.getpid(), signal.SIGTERM)  # in the parent it is a request
-time.sleep(0.2)
+end = time.monotonic() + 10
+while requests.requested is None and time.monotonic() < end:
+    time.sleep(0.02)
 print(requests.requested)
 """
     with script(FORK + body) as process:

@@ -10,7 +10,14 @@ import time
 import pytest
 
 from tests.unit.raw_peer import MAGIC, RawPeer
-from tests.unit.test_rendezvous import cluster, error_of, no_environment, report_early, started
+from tests.unit.test_rendezvous import (
+    cluster,
+    connect,
+    error_of,
+    no_environment,
+    report_early,
+    started,
+)
 from tf_redsync import environment
 from tf_redsync.cluster import handshake
 
@@ -23,17 +30,6 @@ TASKS = ["worker:0", "worker:1"]
 @pytest.fixture
 def secret(monkeypatch):
     monkeypatch.setenv(environment.JOB, SECRET)
-
-
-def connect(address):
-    host, _, port = address.rpartition(":")
-    end = time.monotonic() + 30
-    while True:
-        try:
-            return socket.create_connection((host, int(port)), 5)
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -216,7 +212,9 @@ def test_flood_of_connections_leaves_descriptors_to_the_worker(started, secret):
     end = time.monotonic() + 0.8 * handshake.ANSWER_SECONDS  # then silent ones are closed anyway
     while count_open(silent) > handshake.MAX_UNAUTHENTICATED and time.monotonic() < end:
         time.sleep(0.02)
-    assert count_open(silent) == handshake.MAX_UNAUTHENTICATED
+    # The chief's call of its own address may have taken a place.
+    limit = handshake.MAX_UNAUTHENTICATED
+    assert count_open(silent) in (limit - 1, limit)
     assert_all_meet(started(two, 1), chief)
     for connection in silent:
         connection.close()
@@ -252,7 +250,7 @@ def test_mismatched_secret_is_reported_on_both_sides(started, report_early, capl
     two = cluster(2)
     monkeypatch.setenv(environment.JOB, SECRET)
     chief = started(two, 0)
-    time.sleep(0.05)
+    connect(two.addresses[0]).close()  # it listens, so it has read the secret
     for wrong in ("another one", ""):
         monkeypatch.setenv(environment.JOB, wrong)
         text = error_of(started(two, 1, 0.7))
