@@ -133,13 +133,15 @@ def run_with_two_dtypes():
     from tests.distributed import problems
 
     class Matrix(keras.layers.Layer):
-        """Its statistic is the first two examples of the last batch."""
+        """Its statistics are the first two examples of the last batch, one in a codebook."""
 
         def build(self, shape):
             self.last = self.add_weight(shape=(2, shape[-1]), trainable=False, name="last")
+            self.codes = self.add_weight(shape=(3, shape[-1]), trainable=False, name="codes")
 
         def call(self, x):
             self.last.assign(x[:2])
+            self.codes.value.scatter_update(tf.IndexedSlices(x[:2], [0, 2]))
             return x
 
     strategy = rs.MultiWorkerMirroredStrategy()
@@ -156,7 +158,7 @@ def run_with_two_dtypes():
     batches = [np.float32(np.random.RandomState([rank, i]).randn(8, 4)) for i in range(STEPS)]
     for batch in batches:
         step(tf.constant(batch))
-    parts = {"matrix": matrix.last, "mean": norm.moving_mean}
+    parts = {"matrix": matrix.last, "codes": matrix.codes, "mean": norm.moving_mean}
     found = {
         name: strategy.experimental_local_results(v.value)[0].numpy() for name, v in parts.items()
     }
@@ -173,6 +175,7 @@ def test_statistics_of_two_dtypes_and_ranks():
         np.testing.assert_allclose(worker["mean"], mean, rtol=1e-12)
         both = (first["batches"][-1][:2] + second["batches"][-1][:2]) / 2
         np.testing.assert_array_equal(worker["matrix"], both)
+        np.testing.assert_array_equal(worker["codes"][[0, 2]], both)
 
 
 SKIPPED = 2  # in this step worker 1 has NaN labels

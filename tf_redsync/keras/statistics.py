@@ -21,7 +21,12 @@ import tensorflow as tf
 
 from tf_redsync.ops.wire import all_finite
 
-_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_SCATTERS = ("update", "add", "sub", "mul", "div", "min", "max")
+_ASSIGNMENTS = (
+    *("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"),
+    *(f"ResourceScatter{name.title()}" for name in _SCATTERS),
+)
+_METHODS = ("assign", "assign_add", "assign_sub", *(f"scatter_{name}" for name in _SCATTERS))
 _OF_ROWS = "tf_redsync_of_rows"  # marks a variable whose rows are those of a worker's batches
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input is the index
 
@@ -168,7 +173,7 @@ class EagerAssignments:
 
     def watch(self, variable: Any) -> None:
         """Make a variable report assignments."""
-        for name in ("assign", "assign_add", "assign_sub"):
+        for name in filter(functools.partial(hasattr, variable), _METHODS):
             setattr(variable, name, self._reporting(variable, getattr(variable, name)))
 
     def _reporting(self, variable: Any, assign: Any) -> Any:
