@@ -557,9 +557,8 @@ WORDS = {
 }
 
 
-@loop("family", ["keras3", "tf_keras"])
-@loop("words", WORDS)
-def test_changed_data_order_warns(family, words):
+def order_warning(family, model, *data):
+    """The warning about the order of batches when `fit` begins."""
     from tf_redsync.keras import fit_resume
 
     library, warnings = FAMILIES[family][0], []
@@ -569,16 +568,38 @@ def test_changed_data_order_warns(family, words):
             warnings.append(fit_resume.Position(self.model).order_warning)
             raise Interrupted
 
+    with pytest.raises(Interrupted):
+        model.fit(*data, steps_per_epoch=3, verbose=0, callbacks=[Look()])
+    return warnings[0]
+
+
+@loop("family", ["keras3", "tf_keras"])
+@loop("words", WORDS)
+def test_changed_data_order_warns(family, words):
     model = build_model(family)
     tf.random.set_seed(None)  # otherwise a shuffle has a seed as well
     data = WORDS[words]()
     pair = data if isinstance(data, tuple) else (data, None)
-    with pytest.raises(Interrupted):
-        model.fit(*pair, steps_per_epoch=3, verbose=0, callbacks=[Look()])
-    assert words in warnings[0]
-    with pytest.raises(Interrupted):
-        model.fit(DATA["repeated"][0](), steps_per_epoch=3, verbose=0, callbacks=[Look()])
-    assert warnings[1] == ""
+    assert words in order_warning(family, model, *pair)
+    assert order_warning(family, model, DATA["repeated"][0]()) == ""
+
+
+DISTRIBUTED = {
+    "by the user": rs.already_sharded,
+    "by the strategy": lambda data, strategy: strategy.experimental_distribute_dataset(data),
+}
+
+
+@loop("family", ["keras3", "tf_keras"])
+@loop("how", DISTRIBUTED)
+def test_changed_order_of_distributed_data_warns(family, how):
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        model = build_model(family)
+    tf.random.set_seed(None)
+    for seed, words in ((None, "the data are shuffled without a seed"), (1, "")):
+        data = dataset().shuffle(9, seed=seed).repeat().batch(4).prefetch(1)
+        assert order_warning(family, model, DISTRIBUTED[how](data, strategy)) == words
 
 
 def test_less_data_than_before_raises(tmp_path):

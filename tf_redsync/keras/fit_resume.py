@@ -10,7 +10,8 @@ the variable `epoch_iterator` with `_enumerate_iterator`, `_get_iterator`, `_num
 `_current_iterator`, and a model's `_initial_epoch`; of tf_keras the variables `data_handler` with
 `_dataset`, `_adapter` and `_inferred_steps`, and `iterator`, and a model's `_training_state`, which
 gives the first epoch and batch; of both `callbacks` and `initial_epoch`, and a model's
-`train_function`. A data adapter's `_shuffle`, and `_inputs` and `_seed` of a shuffled `tf.data`.
+`train_function`. A data adapter's `_shuffle`, `_inputs` and `_seed` of a shuffled `tf.data`, and
+`_datasets` or `_original_dataset` of a distributed dataset.
 """
 
 from __future__ import annotations
@@ -238,10 +239,17 @@ def _too_few_batches_error() -> ValueError:
 
 
 def _shuffled_without_seed(dataset: Any) -> bool:
-    """Return whether a `tf.data.Dataset` has a shuffle without a seed."""
+    """Return whether a dataset, which may be distributed, has a shuffle without a seed."""
+    if isinstance(dataset, tf.distribute.DistributedDataset):
+        return any(map(_shuffled_without_seed, _distributed(dataset)))
     if not isinstance(dataset, tf.data.Dataset):
         return False
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     if "Shuffle" in type(dataset).__name__ and all(s is not None and not int(s) for s in seeds):
         return True
-    return any(_shuffled_without_seed(inner) for inner in dataset._inputs())
+    return any(map(_shuffled_without_seed, dataset._inputs()))
+
+
+def _distributed(dataset: Any) -> list[Any]:
+    """Return the datasets of this process in a distributed dataset."""
+    return getattr(dataset, "_datasets", None) or [dataset._original_dataset]
