@@ -347,6 +347,24 @@ def test_fraction_counts_updates_with_gradient_accumulation():
     assert model.optimizer.exchange.warm_up.steps == 5
 
 
+@pytest.mark.parametrize("per_epoch", [None, 4], ids=["one pass", "steps_per_epoch"])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras counts batches
+def test_replicas_take_the_batches_of_a_shard_in_turn(mirrored, per_epoch):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = compile_model(keras, warm_up=rs.DenseWarmUp(fraction=0.25))
+        model.optimizer.build(model.trainable_variables)
+    rows = np.ones((28, 4), "float32"), np.ones((28, 1), "float32")
+    data = tf.data.Dataset.from_tensor_slices(rows).batch(4).repeat(-1 if per_epoch else 1)
+    data, steps = rs.already_sharded(data, strategy), []
+    count = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: steps.append(batch)
+    )
+    options = {"steps_per_epoch": per_epoch, "initial_epoch": 2, "verbose": 0}
+    model.fit(data, epochs=5, callbacks=[count], **options)
+    assert steps == 3 * [0, 1, 2, 3] and model.optimizer.exchange.warm_up.steps == 3
+
+
 @pytest.mark.filterwarnings(ONE_WORKER)
 @pytest.mark.parametrize("family", [keras, tf_keras], ids=["keras3", "tf_keras"])
 def test_fit_defines_the_length(family):

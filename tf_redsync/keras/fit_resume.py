@@ -11,11 +11,12 @@ the variable `epoch_iterator` with `_enumerate_iterator`, `_get_iterator`, `_num
 `_dataset`, `_adapter` and `_inferred_steps`, and `iterator`, and a model's `_training_state`, which
 gives the first epoch and batch; of both `callbacks` and `initial_epoch`, and a model's
 `train_function`. A data adapter's `_shuffle`, `_inputs` and `_seed` of a shuffled `tf.data`, and
-`_datasets` or `_original_dataset` of a distributed dataset.
+`_datasets`, `_original_dataset` and `_strategy` of a distributed dataset.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -162,6 +163,27 @@ class _Counters:
 def initial_epoch(model: Any) -> int:
     """Return the argument `initial_epoch` of the running `fit`; 0 if the model overrides `fit`."""
     return int(_locals_of_fit(model).get("initial_epoch") or 0)
+
+
+def steps_of_own_shard(model: Any) -> int | None:
+    """Return the number of steps of a pass over the shard that the running `fit` reads.
+
+    The replicas of a process take the batches of a dataset from `distribute_datasets_from_function`
+    in turn. Keras 3 assumes one step per batch instead; tf_keras does not infer the number.
+
+    Args:
+        model: A model in `fit`.
+
+    Returns:
+        The number of steps; `None` for other data and for datasets of unknown or infinite length.
+    """
+    epochs = _locals_of_fit(model).get("epoch_iterator")
+    data = getattr(getattr(epochs, "data_adapter", None), "_dataset", None)
+    if not isinstance(data, tf.distribute.DistributedDataset) or not hasattr(data, "_datasets"):
+        return None
+    batches = int(data._datasets[0].cardinality())
+    replicas = len(data._strategy.extended.worker_devices)
+    return math.ceil(batches / replicas) if batches > 0 else None
 
 
 def _locals_of_fit(model: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from tf_redsync.cluster import agreement
 from tf_redsync.exchange.capabilities import dense_start
 from tf_redsync.exchange.method import Method
-from tf_redsync.keras import accuracy
+from tf_redsync.keras import accuracy, fit_resume
 from tf_redsync.keras.conflicts import innermost as innermost_optimizer
 from tf_redsync.methods.common.wrapper import innermost
 from tf_redsync.policy import Assignment
@@ -38,7 +38,10 @@ def ahead(model: Any, params: Mapping[str, Any], epoch: int) -> tuple[int, float
         epoch: The epoch that begins, from 0.
     """
     every = getattr(innermost_optimizer(model.optimizer), "gradient_accumulation_steps", None) or 1
-    return (params.get("epochs") or 0) - epoch, (params.get("steps") or 0) / every
+    steps, own_steps = params.get("steps") or 0, fit_resume.steps_of_own_shard(model)
+    if own_steps is not None:
+        steps = min(steps, own_steps)
+    return (params.get("epochs") or 0) - epoch, steps / every
 
 
 def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> None:
