@@ -127,8 +127,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             model = build_model()
     """
 
-    # Properties of the last distributed dataset; see `keras/data_amounts.py`.
-    distributed_batches: int | None = None
+    # Properties of the data of the running `fit` or `evaluate`; see `keras/data_amounts.py`.
     first_digest: str | None = None
     shuffle_seed: int | None = None
     reduces_locally = False  # see `first_batch.py`
@@ -319,18 +318,6 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
             self._functions[function] = collectives.with_python_function(function, on_all)
         return self._functions[function]
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Distribute a dataset as TensorFlow's strategy does, and record its number of batches."""
-        return self._record_batches(super().experimental_distribute_dataset(dataset, options))
-
-    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
-        """Distribute datasets as TensorFlow's strategy does, and record the number of batches."""
-        return self._record_batches(super().distribute_datasets_from_function(dataset_fn, options))
-
-    def _record_batches(self, data: Any) -> Any:
-        self.distributed_batches = int(data.cardinality) if tf.executing_eagerly() else None
-        return data
 
     @property
     def shared_statistics(self) -> list[Any]:

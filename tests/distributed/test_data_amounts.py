@@ -26,6 +26,22 @@ def differ(family):
     x, y = problems.regression(rows)
     data, same = problems.dataset(rows, 32), problems.dataset(320, 32)
     unknown = data.filter(lambda *_: True)
+
+    def sharded(batches):
+        return rs.already_sharded(same.take(batches), strategy)
+
+    def fit_shards(own, validated, **options):
+        """Distribute the validation data last."""
+        train, validation = sharded(own), sharded(validated)
+        model.fit(
+            train,
+            steps_per_epoch=6,
+            validation_data=validation,
+            validation_steps=3,
+            verbose=0,
+            **options,
+        )
+
     cases = {
         "arrays": lambda: model.fit(x, y, batch_size=32, verbose=0),
         "datasets": lambda: model.fit(data, verbose=0),
@@ -45,6 +61,11 @@ def differ(family):
         "enough for validation": lambda: model.fit(
             same, validation_data=data, validation_steps=2, verbose=0
         ),
+        "enough for each validation": lambda: model.fit(
+            same, epochs=5, validation_data=data, validation_steps=2, verbose=0
+        ),
+        "enough in validation shards": lambda: fit_shards(6, 3 + rank),
+        "shards": lambda: fit_shards(6 + rank, 3, epochs=2),
         "unknown": lambda: model.fit(unknown, epochs=2, verbose=0),
     }
     found = {}
@@ -63,7 +84,7 @@ def differ(family):
 @pytest.mark.parametrize("family", ["keras3", pytest.param("tf_keras", marks=pytest.mark.deep)])
 def test_error_names_different_amounts_of_data(family):
     both = run_workers(differ, args=(family,), env=LEGACY if family == "tf_keras" else None)
-    fine = ["enough", "enough for the last epoch", "enough for validation", "unknown"]
+    fine = [case for case in both[0] if str(case).startswith("enough") or case == "unknown"]
     for seen in both:
         for case in fine:
             assert seen[case] == "no error", f"{case}: {seen[case]}"

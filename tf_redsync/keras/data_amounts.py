@@ -4,15 +4,18 @@ A worker with more batches than another one would deadlock in a collective. Work
 and with finite datasets would deadlock, too, because only finite datasets communicate before each
 batch.
 
-Names of Keras used here, of a model in `fit` that has validation data: `_eval_epoch_iterator` of
-Keras 3 with its public `num_batches`, and `_eval_data_handler` of tf_keras with `inferred_steps`.
+Names of Keras used here: in the frames of `fit`, `evaluate` and `predict` the variables
+`epoch_iterator` of Keras 3, with `_distributed_dataset` and the public `num_batches`, and
+`data_handler` of tf_keras, with `_dataset` and the public `inferred_steps`.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +27,7 @@ from tf_redsync.network import collectives
 
 _INFINITE = int(tf.data.INFINITE_CARDINALITY)
 _MAX_LINES = 16
+_METHODS = ("fit", "evaluate", "predict")
 
 Amount = Sequence[int | None]  # Keras's steps per epoch and the dataset's cardinality, in batches
 
@@ -41,8 +45,10 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
         Disagreement: on all workers, if some workers would deadlock.
     """
     strategy = model.distribute_strategy
-    steps = _validation_steps(model) if in_fit else params.get("steps")
-    batches, digest, seed = _take_properties(strategy)
+    data = running_data(model)
+    steps = _steps(data) if in_fit else params.get("steps")
+    batches = _cardinality(data) if collectives.is_redsync_strategy(strategy) else None
+    digest, seed = _take_properties(strategy)
     if method == "fit" and steps is None and batches == _INFINITE:
         warnings.warn(
             "`fit` has an infinite dataset and no `steps_per_epoch`, so its first epoch never ends."
@@ -50,9 +56,9 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
             stacklevel=2,
         )
     own_amount = None if steps is None else int(steps), batches
-    own_epochs = int(params.get("epochs") or 1)  # may be of numpy
-    if method == "fit" or in_fit:
-        own_epochs -= fit_resume.initial_epoch(model)
+    own_epochs = 1  # each evaluation begins with the first batch
+    if method == "fit":
+        own_epochs = int(params.get("epochs") or 1) - fit_resume.initial_epoch(model)
     text = json.dumps([own_amount, own_epochs, digest, seed])
     texts = agreement.gather_texts(strategy, f"begin `{method}` with its data", text)
     amounts, epochs, digests, seeds = zip(*map(json.loads, texts), strict=True)
@@ -64,17 +70,47 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
         warnings.warn(warning, stacklevel=2)
 
 
-def _take_properties(strategy: Any) -> tuple[int | None, str | None, int | None]:
+def running_data(model: Any) -> Any:
+    """Return the data of the model's innermost running `fit`, `evaluate` or `predict`.
+
+    Returns:
+        The epoch iterator of Keras 3 or the data handler of tf_keras; `None` if the model overrides
+        the method.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # Reading `f_locals` of other frames would keep the user's values alive.
+        names = frame.f_locals if frame.f_code.co_name in _METHODS else {}
+        if names.get("self") is model:
+            data = names.get("epoch_iterator", names.get("data_handler"))
+            if data is not None:
+                return data
+        frame = frame.f_back
+    return None
+
+
+def _steps(data: Any) -> int | None:
+    """Return Keras's number of batches per epoch; `None` if unknown."""
+    return getattr(data, "num_batches", None) or getattr(data, "inferred_steps", None)
+
+
+def _cardinality(data: Any) -> int | None:
+    """Return the cardinality of the distributed dataset, in batches; `None` if unknown."""
+    dataset = getattr(data, "_distributed_dataset", None) or getattr(data, "_dataset", None)
+    return None if dataset is None else int(dataset.cardinality)
+
+
+def _take_properties(strategy: Any) -> tuple[str | None, int | None]:
     """Return and reset the properties of the data that our strategy recorded; `None` if unknown.
 
     Returns:
-        The cardinality of the last distributed dataset; kind and hash of the first rows of a
-        generator or of arrays; and the seed that shuffles arrays.
+        Kind and hash of the first rows of a generator or of arrays; and the seed that shuffles
+        arrays.
     """
     if not collectives.is_redsync_strategy(strategy):
-        return None, None, None
-    properties = strategy.distributed_batches, strategy.first_digest, strategy.shuffle_seed
-    strategy.distributed_batches = strategy.first_digest = strategy.shuffle_seed = None
+        return None, None
+    properties = strategy.first_digest, strategy.shuffle_seed
+    strategy.first_digest = strategy.shuffle_seed = None
     return properties
 
 
@@ -122,13 +158,6 @@ def _described(steps: int | None, batches: int | None) -> str:
     else:  # such as arrays
         data = f"{steps} batches"
     return data if steps is None else f"{data}, {steps} per epoch"
-
-
-def _validation_steps(model: Any) -> int | None:
-    iterator = getattr(model, "_eval_epoch_iterator", None)
-    if iterator is not None:
-        return iterator.num_batches
-    return getattr(getattr(model, "_eval_data_handler", None), "inferred_steps", None)
 
 
 _MOST = tf.int64.max
