@@ -127,9 +127,6 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             model = build_model()
     """
 
-    # Properties of the data of the running `fit` or `evaluate`; see `keras/data_amounts.py`.
-    first_digest: str | None = None
-    shuffle_seed: int | None = None
     reduces_locally = False  # see `first_batch.py`
 
     def __init__(

@@ -52,6 +52,17 @@ def train(family):
         def __getitem__(self, i):
             return batch(i + 100 * rank)
 
+    class Shuffling(Sequence):
+        """Shuffles before `fit` begins, in a different order on each worker."""
+
+        order = tuple(range(BATCHES))
+
+        def on_epoch_end(self):
+            self.order = np.random.default_rng(rank).permutation(BATCHES)
+
+        def __getitem__(self, i):
+            return batch(self.order[i])
+
     def share(batches):
         x = np.tile(np.arange(batches * ROWS, dtype="float32")[:, None], 12) + 1000 * rank
         data = tf.data.Dataset.from_tensor_slices((x, np.zeros((len(x), 1), "float32")))
@@ -75,6 +86,9 @@ def train(family):
         "generator": lambda: model.fit(generator(), verbose=0),
         "own generator": lambda: model.fit(generator(100 * rank), verbose=0),
         "own PyDataset": lambda: model.fit(Sequence(), verbose=0),
+        "shuffling PyDataset": lambda: model.fit(Shuffling(), verbose=0),
+        "own rows to predict": lambda: model.predict(batch(rank)[0], verbose=0),
+        "same rows to predict": lambda: model.predict(batch(1)[0], verbose=0),
         "already sharded": lambda: model.fit(**share(6), epochs=2, verbose=0),
         "unequal shares": lambda: model.fit(**share(6 + rank), verbose=0),
     }
@@ -100,13 +114,16 @@ def test_rows_of_each_worker(family):
         # All batches of a generator, half of the rows of each.
         assert sorted(seen["generator"]) == sorted(2 * list(range(BATCHES)))
         assert "first batches" not in str(seen["generator: warnings"])
-        for case in ("own generator", "own PyDataset"):
+        for case in ("own generator", "own PyDataset", "shuffling PyDataset"):
             assert len(seen[case]) == BATCHES * ROWS / 2
             if family == "keras3":
                 text = str(seen[f"{case}: warnings"])
                 assert "`rs.already_sharded(dataset, strategy)`" in text, text
         if family == "keras3":
             warned = {case: str(seen[f"{case}: warnings"]) for case in ARRAYS}
+            lost = "`predict` shards every batch by rows"
+            assert lost in str(seen["own rows to predict: warnings"])
+            assert lost not in str(seen["same rows to predict: warnings"])
             assert {c for c, t in warned.items() if "already_sharded" in t} == {"own arrays"}
             shuffles = {case for case, text in warned.items() if "`shuffle=False`" in text}
             assert shuffles == {"own seeds"}

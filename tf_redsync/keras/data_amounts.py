@@ -47,8 +47,11 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     strategy = model.distribute_strategy
     data = running_data(model)
     steps = _steps(data) if in_fit else params.get("steps")
-    batches = _cardinality(data) if collectives.is_redsync_strategy(strategy) else None
-    digest, seed = _take_properties(strategy)
+    batches = digest = seed = None
+    if collectives.is_redsync_strategy(strategy):
+        batches = _cardinality(data)
+        if collectives.worker_count(strategy) > 1:
+            digest, seed = first_batch.first_digest(data), first_batch.shuffle_seed(data)
     if method == "fit" and steps is None and batches == _INFINITE:
         warnings.warn(
             "`fit` has an infinite dataset and no `steps_per_epoch`, so its first epoch never ends."
@@ -98,20 +101,6 @@ def _cardinality(data: Any) -> int | None:
     """Return the cardinality of the distributed dataset, in batches; `None` if unknown."""
     dataset = getattr(data, "_distributed_dataset", None) or getattr(data, "_dataset", None)
     return None if dataset is None else int(dataset.cardinality)
-
-
-def _take_properties(strategy: Any) -> tuple[str | None, int | None]:
-    """Return and reset the properties of the data that our strategy recorded; `None` if unknown.
-
-    Returns:
-        Kind and hash of the first rows of a generator or of arrays; and the seed that shuffles
-        arrays.
-    """
-    if not collectives.is_redsync_strategy(strategy):
-        return None, None
-    properties = strategy.first_digest, strategy.shuffle_seed
-    strategy.first_digest = strategy.shuffle_seed = None
-    return properties
 
 
 def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:

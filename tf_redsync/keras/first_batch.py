@@ -1,4 +1,4 @@
-"""Keras 3's inspection of the first batch, without communication.
+"""Keras 3's inspection of the first batch, without communication, and a hash of its rows.
 
 Before Keras 3 traces a step, it builds model, metrics and loss from the shapes and dtypes of a
 batch. It computes this batch with `strategy.reduce("MEAN", batch, axis=None)`, although it does not
@@ -55,9 +55,6 @@ def install(model_class: Any) -> None:
                 if iterator is not None and strategy is not None:  # in `fit` or `evaluate`
                     _check_strategy(self, strategy)
                 return build(self, iterator, data_batch)
-            if collectives.worker_count(strategy) > 1:
-                strategy.first_digest = first_digest(iterator)
-                strategy.shuffle_seed = shuffle_seed(iterator)
             if type(self).call is model_class.call:
                 return _build_optimizer(self, strategy)
             with _reducing_locally(strategy), replaying_buffered(iterator):
@@ -134,7 +131,8 @@ def first_digest(iterator: Any) -> str | None:
     """Return kind and SHA-256 hash of the first rows of a generator, a `PyDataset` or arrays.
 
     Args:
-        iterator: Keras's epoch iterator, or `None`.
+        iterator: Keras's epoch iterator after its `reset`, in which a `PyDataset` may shuffle; for
+            other objects and `None` there is no hash.
 
     Returns:
         Text such as "arrays 0a1b...", with kind "generators" or "arrays"; `None` for other data.
@@ -171,13 +169,17 @@ def data_warning(digests: Sequence[str | None], method: str) -> str | None:
         return None
     kind = min(known).partition(" ")[0]
     workers = len(digests)
+    own_rows = (
+        ""  # its results would not be in the order of the rows
+        if method == "predict"
+        else ", or make a dataset of per-worker data (`tf.data.Dataset.from_generator` or "
+        "`from_tensor_slices`) and pass `rs.already_sharded(dataset, strategy)`"
+    )
     return (
         f"the {kind} passed to `{method}` begin with different rows on the workers. "
         f"`{method}` shards every batch by rows: each worker keeps 1/{workers} of the rows of its "
-        f"own {kind}, and the other rows are lost. Pass the same {kind} on all workers, or make a "
-        "dataset of per-worker data (`tf.data.Dataset.from_generator` or `from_tensor_slices`) and "
-        "pass `rs.already_sharded(dataset, strategy)`. Ignore this warning if only random "
-        "augmentation differs."
+        f"own {kind}, and the other rows are lost. Pass the same {kind} on all workers{own_rows}. "
+        "Ignore this warning if only random augmentation differs."
     )
 
 
