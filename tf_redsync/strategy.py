@@ -13,6 +13,7 @@ Additions to TensorFlow's strategy:
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -316,6 +317,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self._functions[function] = collectives.with_python_function(function, on_all)
         return self._functions[function]
 
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Distribute a dataset as TensorFlow's strategy does, but in `predict` by rows.
+
+        Keras concatenates the predictions of all workers after each step. If TensorFlow sharded by
+        files, they would not be in the order of the rows. tf_keras sets the policy itself.
+        """
+        if collectives.worker_count(self) > 1 and fit_hook.running_method() == "predict":
+            dataset = _sharded_by_rows(dataset)
+        return super().experimental_distribute_dataset(dataset, options)
+
     @property
     def shared_statistics(self) -> list[Any]:
         """The moving statistics that are equal on all workers after each step.
@@ -419,7 +430,8 @@ def already_sharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) 
 
     Returns:
         A distributed dataset for `fit`, `evaluate` or `predict`, from
-        `strategy.distribute_datasets_from_function`.
+        `strategy.distribute_datasets_from_function`. `predict` concatenates the workers' batches by
+        rank, step by step.
 
     Raises:
         TypeError: `dataset` is not a `tf.data.Dataset`.
@@ -435,6 +447,24 @@ def already_sharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) 
             "`tf.data.Dataset.from_tensor_slices(...).batch(n)` or `from_generator`."
         )
     return strategy.distribute_datasets_from_function(lambda _: dataset)
+
+
+def _sharded_by_rows(dataset: Any) -> Any:
+    """Return a dataset that is sharded by rows instead of automatically; warn of other policies."""
+    policies = tf.data.experimental.AutoShardPolicy
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy in (policies.FILE, policies.OFF):
+        effect = "in a different order" if policy == policies.FILE else "repeatedly or not at all"
+        warnings.warn(
+            f"`predict` returns the dataset's rows {effect} with this policy. Use "
+            f"`AutoShardPolicy.DATA`. Received: auto_shard_policy={policy.name}",
+            stacklevel=2,
+        )
+    if policy != policies.AUTO:
+        return dataset
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policies.DATA
+    return dataset.with_options(options)
 
 
 def _any(flags: Iterable[tf.Tensor]) -> tf.Tensor:

@@ -107,6 +107,48 @@ def train(family):
     return found
 
 
+def predict_files():
+    """Predict the lines of two files, whose values are 0 to 13; returns their order by policy."""
+    import tempfile
+    import warnings
+    from pathlib import Path
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tf_redsync as rs
+
+    strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=60)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Rescaling(1.0)])
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, values in (("a", range(7)), ("b", range(7, 14))):
+            Path(folder, name).write_text("".join(f"{v}\n" for v in values))
+        data = tf.data.TextLineDataset([f"{folder}/a", f"{folder}/b"])
+        data = data.map(lambda line: tf.strings.to_number(line)[None]).batch(4)
+        for policy in tf.data.experimental.AutoShardPolicy:
+            options = tf.data.Options()
+            options.experimental_distribute.auto_shard_policy = policy
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", UserWarning)
+                rows = model.predict(data.with_options(options), verbose=0)
+            found[policy.name] = np.ravel(rows).astype(int)
+            texts = [str(w.message) for w in caught]
+            found[f"{policy.name}: warned"] = any("auto_shard_policy=" in text for text in texts)
+    return found
+
+
+def test_order_of_predicted_files():
+    """tf_keras shards by rows with every policy."""
+    for seen in run_workers(predict_files):
+        for policy in ("AUTO", "DATA", "FILE", "OFF"):
+            in_order = list(seen[policy]) == list(range(14))
+            assert in_order == (policy in ("AUTO", "DATA")), (policy, seen[policy])
+            assert seen[f"{policy}: warned"] == (not in_order), policy
+
+
 @pytest.mark.parametrize("family", ["keras3", pytest.param("tf_keras", marks=pytest.mark.deep)])
 def test_rows_of_each_worker(family):
     both = run_workers(train, args=(family,), env=LEGACY if family == "tf_keras" else None)
