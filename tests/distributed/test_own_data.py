@@ -78,11 +78,18 @@ def train(family):
         options = {"batch_size": 2 * ROWS, "verbose": 0}
         return model.fit(x, x[:, :1], shuffle=seed is not None, **options)
 
+    def in_order(seed=None):
+        keras.utils.set_random_seed(1)  # `shuffle` without a seed follows it
+        data = problems.dataset(64, 8).unbatch().shuffle(64, seed=seed or rank + 1).batch(8)
+        return model.fit(data, verbose=0)
+
     cases = {
         "arrays": arrays,
         "seeded arrays": lambda: arrays(seed=1),
         "own arrays": lambda: arrays(100 * rank + 1, seed=1),
         "own seeds": lambda: arrays(seed=1 + rank),
+        "own order": in_order,
+        "same order": lambda: in_order(seed=1),
         "generator": lambda: model.fit(generator(), verbose=0),
         "own generator": lambda: model.fit(generator(100 * rank), verbose=0),
         "own PyDataset": lambda: model.fit(Sequence(), verbose=0),
@@ -153,6 +160,8 @@ def test_order_of_predicted_files():
 def test_rows_of_each_worker(family):
     both = run_workers(train, args=(family,), env=LEGACY if family == "tf_keras" else None)
     for rank, seen in enumerate(both):
+        assert "`dataset.shuffle(n, seed=1)`" in str(seen["own order: warnings"])
+        assert "seed=" not in str(seen["same order: warnings"])
         # All batches of a generator, half of the rows of each.
         assert sorted(seen["generator"]) == sorted(2 * list(range(BATCHES)))
         assert "first batches" not in str(seen["generator: warnings"])

@@ -137,6 +137,57 @@ def test_seed_by_which_keras_shuffles_arrays(seed, shuffle):
     assert found == (expected if shuffle else None)
 
 
+def lines(_):
+    return tf.data.TextLineDataset("file").map(tf.strings.length)
+
+
+def policy(dataset, name):
+    options = tf.data.Options()
+    value = tf.data.experimental.AutoShardPolicy[name]
+    options.experimental_distribute.auto_shard_policy = value
+    return dataset.with_options(options)
+
+
+NUMBERS = tf.data.Dataset.range(8)
+SHUFFLED = NUMBERS.shuffle(8).map(lambda n: n + 1).batch(4).prefetch(2)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "seeds"),
+    [
+        (NUMBERS.batch(4), None),
+        (SHUFFLED, "none"),
+        (NUMBERS.shuffle(8, seed=5).shuffle(8).batch(4), "none"),
+        (policy(SHUFFLED, "DATA"), "none"),
+        (policy(SHUFFLED, "FILE"), None),
+        (policy(SHUFFLED, "OFF"), None),
+        (tf.data.TextLineDataset("file").shuffle(8).batch(4), None),
+        (tf.data.TFRecordDataset(["a", "b"]).shuffle(8).batch(4), None),
+        (NUMBERS.shuffle(8).interleave(lines).batch(4), None),
+        (policy(NUMBERS.interleave(lines).shuffle(8).batch(4), "DATA"), "none"),
+        (NUMBERS.flat_map(tf.data.Dataset.from_tensors).shuffle(8).batch(4), "none"),
+        (tf.data.Dataset.zip(NUMBERS, NUMBERS.shuffle(8)).batch(4), "none"),
+    ],
+)
+def test_shuffles_without_a_seed(dataset, seeds):
+    assert first_batch.dataset_seeds(EpochIterator(dataset)) == seeds
+
+
+def test_seeds_of_shuffled_datasets():
+    def seeds_of(*numbers):
+        data = NUMBERS
+        for number in numbers:
+            data = data.shuffle(8, seed=number)
+        return first_batch.dataset_seeds(EpochIterator(data.batch(4)))
+
+    assert seeds_of(1, 0) == seeds_of(1, 0) != seeds_of(0, 1)
+    assert first_batch.dataset_warning([seeds_of(0)] * 2, "fit") is None
+    for differing in (["none"] * 2, [seeds_of(1), seeds_of(2)]):
+        assert "seed=1" in first_batch.dataset_warning(differing, "fit")
+    assert first_batch.dataset_warning([None, "none"], "fit") is None
+    assert first_batch.dataset_seeds(EpochIterator(np.ones((4, 2)), batch_size=2)) is None
+
+
 @pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
 def test_empty_data_raises(method):

@@ -47,11 +47,12 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     strategy = model.distribute_strategy
     data = running_data(model)
     steps = _steps(data) if in_fit else params.get("steps")
-    batches = digest = seed = None
+    batches = digest = seed = shuffles = None
     if collectives.is_redsync_strategy(strategy):
         batches = _cardinality(data)
         if collectives.worker_count(strategy) > 1:
             digest, seed = first_batch.first_digest(data), first_batch.shuffle_seed(data)
+            shuffles = first_batch.dataset_seeds(data)
     if method == "fit" and steps is None and batches == _INFINITE:
         warnings.warn(
             "`fit` has an infinite dataset and no `steps_per_epoch`, so its first epoch never ends."
@@ -62,13 +63,17 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     own_epochs = 1  # each evaluation begins with the first batch
     if method == "fit":
         own_epochs = int(params.get("epochs") or 1) - fit_resume.initial_epoch(model)
-    text = json.dumps([own_amount, own_epochs, digest, seed])
+    text = json.dumps([own_amount, own_epochs, digest, seed, shuffles])
     texts = agreement.gather_texts(strategy, f"begin `{method}` with its data", text)
-    amounts, epochs, digests, seeds = zip(*map(json.loads, texts), strict=True)
+    amounts, epochs, digests, seeds, orders = zip(*map(json.loads, texts), strict=True)
     different = conflict(amounts, max(epochs), method)
     if different is not None:
         raise agreement.Disagreement(different)
-    messages = first_batch.data_warning(digests, method), first_batch.shuffle_warning(seeds, method)
+    messages = (
+        first_batch.data_warning(digests, method),
+        first_batch.shuffle_warning(seeds, method),
+        first_batch.dataset_warning(orders, method),
+    )
     for warning in filter(None, messages):
         warnings.warn(warning, stacklevel=2)
 

@@ -18,8 +18,9 @@ that Keras has buffered to determine shapes. Keras later yields these before all
 
 Names of Keras used here, besides those of `KerasTensor`: `_maybe_symbolic_build(iterator,
 data_batch)` and `_distribute_strategy` of a model; `data_adapter` of an epoch iterator; `generator`
-and `_first_batches` of a generator's adapter, `py_dataset` of a `PyDataset`'s, and `_inputs` and
-`_shuffle` of the arrays'.
+and `_first_batches` of a generator's adapter, `py_dataset` of a `PyDataset`'s, `_inputs` and
+`_shuffle` of the arrays', and `_dataset` of a dataset's; of tf_keras `_adapter` of a data handler.
+Names of tf.data: `_inputs`, `_functions`, `_seed` and `_seed2`.
 """
 
 from __future__ import annotations
@@ -211,4 +212,68 @@ def shuffle_warning(seeds: Sequence[int | None], method: str) -> str | None:
         "batch by rows, so that an epoch has some rows twice and others not at all. Call "
         "`keras.utils.set_random_seed(1)` with the same number on all workers, or pass "
         f"`shuffle=False`. Received: seeds by worker: {shown}"
+    )
+
+
+def dataset_seeds(data: Any) -> str | None:
+    """Return the seeds by which a `tf.data.Dataset` shuffles before it is sharded by rows.
+
+    If TensorFlow shards by files, it does so before the dataset shuffles.
+
+    Args:
+        data: Keras 3's epoch iterator, tf_keras's data handler, or `None`.
+
+    Returns:
+        Text such as "(1, 5)", or "none" if a shuffle has no seed. `None` for a dataset without a
+        shuffle, that is sharded by files or not at all, and for other data.
+    """
+    adapter = getattr(data, "data_adapter", None) or getattr(data, "_adapter", None)
+    dataset = getattr(adapter, "_dataset", None)
+    if "DatasetAdapter" not in type(adapter).__name__ or not isinstance(dataset, tf.data.Dataset):
+        return None
+    datasets = list(_with_inputs(dataset))
+    shuffles = [d for d in datasets if "Shuffle" in type(d).__name__ and hasattr(d, "_seed2")]
+    policies = tf.data.experimental.AutoShardPolicy
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if not shuffles or policy not in (policies.AUTO, policies.DATA):
+        return None
+    if policy == policies.AUTO and any(map(_reads_files, datasets)):
+        return None
+    seeds = [(int(d._seed), int(d._seed2)) for d in shuffles]
+    return "none" if (0, 0) in seeds else ", ".join(map(str, seeds))
+
+
+def _with_inputs(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for inner in dataset._inputs():
+        yield from _with_inputs(inner)
+
+
+def _reads_files(dataset: Any) -> bool:
+    """Return whether a dataset, or a function of it as in `interleave`, reads files of records."""
+    kinds = [type(dataset).__name__]
+    for function in dataset._functions():
+        graph = function.function.graph.as_graph_def()
+        kinds += [node.op for node in graph.node]
+        kinds += [node.op for inner in graph.library.function for node in inner.node_def]
+    return any("RecordDataset" in kind or "TextLineDataset" in kind for kind in kinds)
+
+
+def dataset_warning(seeds: Sequence[str | None], method: str) -> str | None:
+    """Return a warning if the workers shuffle datasets in different orders, else `None`.
+
+    Args:
+        seeds: `dataset_seeds` of the workers, by rank.
+        method: Name of the model's method, for the text.
+    """
+    if None in seeds or (len(set(seeds)) == 1 and "none" not in seeds):
+        return None
+    return (
+        f"the dataset of `{method}` shuffles in a different order on each worker. TensorFlow then "
+        "shards every batch by rows, so that an epoch has some rows twice and others not at all. "
+        "Use the same seeds on all workers: `dataset.shuffle(n, seed=1)`, or "
+        "`image_dataset_from_directory(..., seed=1)`, and in `keras.utils.set_random_seed`. If the "
+        "dataset has only this worker's rows, pass `rs.already_sharded(dataset, strategy)`. "
+        "Received: seeds by worker: "
+        f"{'; '.join(map(str, seeds[:8]))}"
     )
