@@ -164,7 +164,7 @@ def test_rows_of_each_worker(family):
         assert "seed=" not in str(seen["same order: warnings"])
         # All batches of a generator, half of the rows of each.
         assert sorted(seen["generator"]) == sorted(2 * list(range(BATCHES)))
-        assert "first batches" not in str(seen["generator: warnings"])
+        assert "already_sharded" not in str(seen["generator: warnings"])
         for case in ("own generator", "own PyDataset", "shuffling PyDataset"):
             assert len(seen[case]) == BATCHES * ROWS / 2
             if family == "keras3":

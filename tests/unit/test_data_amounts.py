@@ -198,3 +198,14 @@ def test_empty_data_raises(method):
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8, drop_remainder=True)
     with pytest.raises(ValueError, match="the data have no batch.*drop_remainder"):
         getattr(model, method)(data, verbose=0)
+
+
+def test_seeds_of_long_chains_and_shared_inputs():
+    """The walk visits each dataset once, without recursion."""
+    data = tf.data.Dataset.range(4).shuffle(4, seed=5)
+    for _ in range(40):
+        data = data.concatenate(data)
+    for _ in range(1100):
+        data = data.skip(0)
+    assert first_batch.dataset_seeds(EpochIterator(data)).endswith(", 5)")
+    assert not fit_resume._shuffled_without_seed(data)

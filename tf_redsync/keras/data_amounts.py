@@ -90,9 +90,7 @@ def running_data(model: Any) -> Any:
         # Reading `f_locals` of other frames would keep the user's values alive.
         names = frame.f_locals if frame.f_code.co_name in _METHODS else {}
         if names.get("self") is model:
-            data = names.get("epoch_iterator", names.get("data_handler"))
-            if data is not None:
-                return data
+            return names.get("epoch_iterator", names.get("data_handler"))
         frame = frame.f_back
     return None
 

@@ -224,14 +224,14 @@ def dataset_seeds(data: Any) -> str | None:
         data: Keras 3's epoch iterator, tf_keras's data handler, or `None`.
 
     Returns:
-        Text such as "(1, 5)", or "none" if a shuffle has no seed. `None` for a dataset without a
-        shuffle, that is sharded by files or not at all, and for other data.
+        Text such as "(1, 5)", or "none" if a shuffle has no seed. `None` for other data, and for a
+        dataset that has no shuffle, is sharded by files or is not sharded.
     """
     adapter = getattr(data, "data_adapter", None) or getattr(data, "_adapter", None)
     dataset = getattr(adapter, "_dataset", None)
     if "DatasetAdapter" not in type(adapter).__name__ or not isinstance(dataset, tf.data.Dataset):
         return None
-    datasets = list(_with_inputs(dataset))
+    datasets = with_inputs(dataset)
     shuffles = [d for d in datasets if "Shuffle" in type(d).__name__ and hasattr(d, "_seed2")]
     policies = tf.data.experimental.AutoShardPolicy
     policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -243,10 +243,16 @@ def dataset_seeds(data: Any) -> str | None:
     return "none" if (0, 0) in seeds else ", ".join(map(str, seeds))
 
 
-def _with_inputs(dataset: Any) -> Iterator[Any]:
-    yield dataset
-    for inner in dataset._inputs():
-        yield from _with_inputs(inner)
+def with_inputs(dataset: Any) -> list[Any]:
+    """Return a dataset and all datasets that it reads, each once."""
+    found: dict[int, Any] = {}
+    waiting = [dataset]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found:
+            found[id(one)] = one
+            waiting.extend(one._inputs())
+    return list(found.values())
 
 
 def _reads_files(dataset: Any) -> bool:

@@ -24,6 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_redsync.keras import first_batch
+
 _FIT = "fit"
 
 
@@ -266,10 +268,12 @@ def _shuffled_without_seed(dataset: Any) -> bool:
         return any(map(_shuffled_without_seed, _distributed(dataset)))
     if not isinstance(dataset, tf.data.Dataset):
         return False
+    return any(map(_shuffles_without_seed, first_batch.with_inputs(dataset)))
+
+
+def _shuffles_without_seed(dataset: Any) -> bool:
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
-    if "Shuffle" in type(dataset).__name__ and all(s is not None and not int(s) for s in seeds):
-        return True
-    return any(map(_shuffled_without_seed, dataset._inputs()))
+    return "Shuffle" in type(dataset).__name__ and all(s is not None and not int(s) for s in seeds)
 
 
 def _distributed(dataset: Any) -> list[Any]:

@@ -156,7 +156,8 @@ class Trial(ChangingSteps):
         if warming is not None:  # a trial that `disable()` interrupts begins again
             following = tf.where(warming & (count < self.end), tf.zeros_like(count), following)
         times.count.assign(following, read_value=False)
-        return count, verdict
+        with tf.control_dependencies([now]):  # else the exchange may begin before, on a busy CPU
+            return tf.identity(count), verdict
 
     @override
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
