@@ -4,30 +4,26 @@ A worker with more batches than another one would deadlock in a collective. Work
 and with finite datasets would deadlock, too, because only finite datasets communicate before each
 batch.
 
-Names of Keras used here: in the frames of `fit`, `evaluate` and `predict` the variables
-`epoch_iterator` of Keras 3, with `_distributed_dataset` and the public `num_batches`, and
-`data_handler` of tf_keras, with `_dataset` and the public `inferred_steps`.
+Names of Keras used here: `_distributed_dataset` and the public `num_batches` of Keras 3's epoch
+iterator, and `_dataset` and the public `inferred_steps` of tf_keras's data handler.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement
-from tf_redsync.keras import first_batch, fit_resume
+from tf_redsync.keras import first_batch, fit_resume, models
 from tf_redsync.keras.accuracy import AccuracyWarning
 from tf_redsync.network import collectives
 
 _INFINITE = int(tf.data.INFINITE_CARDINALITY)
 _MAX_LINES = 16
-_METHODS = ("fit", "evaluate", "predict")
 
 Amount = Sequence[int | None]  # Keras's steps per epoch and the dataset's cardinality, in batches
 
@@ -45,7 +41,7 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
         Disagreement: on all workers, if some workers would deadlock.
     """
     strategy = model.distribute_strategy
-    data = running_data(model)
+    data = _running_data(model)
     steps = _steps(data) if in_fit else params.get("steps")
     batches = digest = seed = shuffles = None
     if collectives.is_redsync_strategy(strategy):
@@ -78,21 +74,15 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
         warnings.warn(warning, stacklevel=2)
 
 
-def running_data(model: Any) -> Any:
+def _running_data(model: Any) -> Any:
     """Return the data of the model's innermost running `fit`, `evaluate` or `predict`.
 
     Returns:
         The epoch iterator of Keras 3 or the data handler of tf_keras; `None` if the model overrides
         the method.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # Reading `f_locals` of other frames would keep the user's values alive.
-        names = frame.f_locals if frame.f_code.co_name in _METHODS else {}
-        if names.get("self") is model:
-            return names.get("epoch_iterator", names.get("data_handler"))
-        frame = frame.f_back
-    return None
+    variables = models.running_locals(model, "fit", "evaluate", "predict")
+    return variables.get("epoch_iterator", variables.get("data_handler"))
 
 
 def _steps(data: Any) -> int | None:
@@ -198,8 +188,9 @@ def _text(rows: Sequence[int]) -> str:
     some = ", ".join(f"worker {rank}: {n}" for rank, n in list(enumerate(rows))[:8])
     without = sum(n == 0 for n in rows)
     effect = (
-        f"{without} of {len(rows)} workers had no rows and sent a gradient of 0, which scaled that "
-        f"step by {len(rows) - without}/{len(rows)}."
+        f"{without} of {len(rows)} workers had no rows. Their gradient of 0 scaled that step by "
+        f"{len(rows) - without}/{len(rows)}, or, in a model with `BatchNormalization`, their NaN "
+        "skipped it."
         if without
         else "Each worker's gradient is the mean over its own rows, and workers have equal weight, "
         "so rows of a worker with fewer rows have more weight."

@@ -17,16 +17,12 @@ gives the first epoch and batch; of both `callbacks` and `initial_epoch`, and a 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.keras import first_batch
-
-_FIT = "fit"
+from tf_redsync.keras import first_batch, models
 
 
 class Position:
@@ -40,7 +36,7 @@ class Position:
 
     def __init__(self, model: Any):
         self._model = model
-        variables = _locals_of_fit(model)
+        variables = models.running_locals(model, "fit")
         self._keras3: Any = variables.get("epoch_iterator")
         self._tf_keras: Any = variables.get("data_handler")
         self._then: Callable[[Callable[[], None]], None] | None = None
@@ -112,7 +108,7 @@ class Position:
             _handle_end_of_epoch(self._model, ended)
 
     def _begin_tf_keras(self, batch: int, past: int, ended: Callable[[], None]) -> None:
-        handler, iterator = self._tf_keras, _locals_of_fit(self._model)["iterator"]
+        handler, iterator = self._tf_keras, models.running_locals(self._model, "fit")["iterator"]
         if not handler._adapter.should_recreate_iterator():  # one iterator for all epochs
             batch += past * handler._inferred_steps
         _drop(iterator, batch, least=batch)
@@ -131,7 +127,7 @@ def _handle_end_of_epoch(model: Any, ended: Callable[[], None]) -> None:
         model: The model in `fit`.
         ended: Called if all batches of the epoch were processed.
     """
-    step, callbacks = model.train_function, _locals_of_fit(model)["callbacks"]
+    step, callbacks = model.train_function, models.running_locals(model, "fit")["callbacks"]
 
     def first(iterator: Any) -> Any:
         model.train_function = step
@@ -164,7 +160,7 @@ class _Counters:
 
 def initial_epoch(model: Any) -> int:
     """Return the argument `initial_epoch` of the running `fit`; 0 if the model overrides `fit`."""
-    return int(_locals_of_fit(model).get("initial_epoch") or 0)
+    return int(models.running_locals(model, "fit").get("initial_epoch") or 0)
 
 
 def steps_of_own_shard(model: Any) -> int | None:
@@ -179,24 +175,13 @@ def steps_of_own_shard(model: Any) -> int | None:
     Returns:
         The number of steps; `None` for other data and for datasets of unknown or infinite length.
     """
-    epochs = _locals_of_fit(model).get("epoch_iterator")
+    epochs = models.running_locals(model, "fit").get("epoch_iterator")
     data = getattr(getattr(epochs, "data_adapter", None), "_dataset", None)
     if not isinstance(data, tf.distribute.DistributedDataset) or not hasattr(data, "_datasets"):
         return None
     batches = int(data._datasets[0].cardinality())
     replicas = len(data._strategy.extended.worker_devices)
     return math.ceil(batches / replicas) if batches > 0 else None
-
-
-def _locals_of_fit(model: Any) -> dict[str, Any]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # Reading `f_locals` of other frames would keep the user's values alive.
-        names = frame.f_locals if frame.f_code.co_name == _FIT else {}
-        if names.get("self") is model and ("epoch_iterator" in names or "data_handler" in names):
-            return dict(names)
-        frame = frame.f_back
-    return {}
 
 
 def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:

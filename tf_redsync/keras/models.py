@@ -1,7 +1,8 @@
 """The exchanges of Keras models, and detection of running Keras methods such as loading.
 
-Names of Keras used here, all public: the function `load_model`, and `compile_from_config` of
-`Model`.
+Names of Keras used here: the function `load_model`, and `compile_from_config` of `Model`, both
+public; and in the frames of `fit`, `evaluate` and `predict` the variable `epoch_iterator` of Keras
+3 and `data_handler` of tf_keras.
 """
 
 from __future__ import annotations
@@ -103,9 +104,33 @@ def is_loading() -> bool:
 
 def keras_functions() -> Iterator[str]:
     """Yield the names of the Keras functions that run in this thread, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # Reading `f_locals` would keep the frame's values alive, such as iterators.
+    for frame in _frames():
         if frame.f_globals.get("__name__", "").partition(".")[0] in ("keras", "tf_keras"):
             yield frame.f_code.co_name
+
+
+def running_locals(model: Any, *methods: str) -> dict[str, Any]:
+    """Return the local variables of the innermost running method of a model.
+
+    Args:
+        model: The model.
+        methods: Names of the methods, of `"fit"`, `"evaluate"` and `"predict"`.
+
+    Returns:
+        The variables of Keras's method; an empty dict if none is running, or if the model overrides
+        it without a call of Keras's.
+    """
+    for frame in _frames():
+        # Reading `f_locals` of other frames would keep the user's values alive.
+        names = frame.f_locals if frame.f_code.co_name in methods else {}
+        if names.get("self") is model and ("epoch_iterator" in names or "data_handler" in names):
+            return dict(names)
+    return {}
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of the functions that run in this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
         frame = frame.f_back
