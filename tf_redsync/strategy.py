@@ -12,6 +12,7 @@ Additions to TensorFlow's strategy:
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 import weakref
@@ -175,7 +176,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self, number: int, options: Any, timeout: float | None, heartbeat: float | None
     ) -> None:
         collectives.keep_keys(self)
-        initial_values.install(self)
+        initial_values.install(self, functools.partial(agreement.gather_texts, self))
         watchdog.start(self, timeout, heartbeat)
         step_errors.install()
         self.batch_rows = data_amounts.BatchRows()

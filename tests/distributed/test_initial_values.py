@@ -55,6 +55,42 @@ def created():
     return found
 
 
+def large():
+    """Broadcasts of large values, and the values: equal ones, different ones, equal ones again."""
+    import json
+    import os
+
+    import numpy as np
+    import tensorflow as tf
+
+    import tf_redsync as rs
+
+    rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    strategy, sent, values = rs.MultiWorkerMirroredStrategy(), [], []
+    for name in ("broadcast_send", "broadcast_recv"):
+        count_elements(name, sent)
+    shape = [512, 512]  # a MiB of float32
+    same = np.random.RandomState(0).normal(size=shape)
+    other = np.where(np.arange(512) < 511, same, same + rank)
+
+    def drawn(dtype):
+        return lambda: tf.constant(same, dtype)
+
+    with strategy.scope():
+        for value in (drawn(tf.float32), drawn(tf.float64), other.astype("f"), drawn("float32")):
+            values.append(tf.Variable(value))
+    parts = [strategy.experimental_local_results(v)[0].numpy() for v in values]
+    equal = [bool(np.all(part == same.astype(part.dtype))) for part in parts]
+    return {"sent": sent, "equal": equal}
+
+
+def test_large_values_are_broadcast_only_if_they_differ():
+    """The last value is equal again, but after a difference values are no longer compared."""
+    for found in run_workers(large):
+        assert list(found["sent"]) == [512 * 512, 512 * 512]
+        assert list(found["equal"]) == [True] * 4
+
+
 def inner(family):
     """An optimizer whose slots start at zero, and one slot that starts at one."""
     import importlib

@@ -148,12 +148,13 @@ def lost_after(timeout_seconds: float | None, heartbeat_seconds: float | None) -
 def waiting_for_agreement(action: str) -> Iterator[None]:
     """Context in which this worker waits for all others to agree on `action`."""
     _process.agreements += 1
-    _process.waits = action[:_MAX_TEXT]
+    before = _process.waits, _process.broadcasts  # of a variable whose values are compared
+    _process.waits, _process.broadcasts = action[:_MAX_TEXT], None
     try:
         yield
         _process.last = action[:_MAX_TEXT]
     finally:
-        _process.waits = None
+        _process.waits, _process.broadcasts = before
 
 
 def begin_broadcast(action: str, size: int) -> None:

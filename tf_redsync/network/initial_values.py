@@ -5,14 +5,17 @@ Private name of TensorFlow used here: `_get_variable_creator_initial_value` of `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_redsync.network.dtypes import CARRIED
 
+_LARGE = 2**20  # bytes whose broadcast takes longer than a comparison, except on fast networks
 _own: list[bool] = []  # `only_zeros` of the entered `own` contexts
 
 
@@ -34,11 +37,42 @@ def own(only_zeros: bool = False) -> Iterator[None]:
         _own.pop()
 
 
-def install(strategy: tf.distribute.Strategy) -> None:
+class _Comparison:
+    """Comparison of large initial values: equal ones, such as of equal seeds, need no broadcast.
+
+    It ends with the first difference, because random values of different seeds all differ.
+
+    Args:
+        gather: Returns the texts of all workers for an action and this worker's text.
+    """
+
+    def __init__(self, gather: Callable[[str, str], Sequence[str]]):
+        self._gather = gather
+        self._worthwhile = True
+
+    def equal(self, value: tf.Tensor) -> bool:
+        """Return whether a large value is bit-equal on all workers, which must all call it."""
+        size = value.dtype.size * value.shape.num_elements()
+        if not self._worthwhile or size < _LARGE or not hasattr(value, "numpy"):
+            return False
+        content = np.ascontiguousarray(value.numpy()).view(np.uint8).data
+        action = f"compare an initial value of shape {value.shape}"
+        texts = self._gather(action, hashlib.sha256(content).hexdigest())
+        self._worthwhile = len(set(texts)) == 1
+        return self._worthwhile
+
+
+def install(strategy: tf.distribute.Strategy, gather: Callable[[str, str], Sequence[str]]) -> None:
     """Make the strategy's variables respect `own`, and allow all dtypes, such as bfloat16.
 
     A value whose dtype TensorFlow cannot broadcast is sent in a dtype that represents all values.
+
+    Args:
+        strategy: The strategy.
+        gather: Returns the texts of all workers for an action and this worker's text. It compares
+            large values, which are broadcast only if they differ.
     """
+    comparison = _Comparison(gather)
     extended = strategy.extended
     broadcast = extended._get_variable_creator_initial_value
 
@@ -53,6 +87,8 @@ def install(strategy: tf.distribute.Strategy) -> None:
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
             if (_own and (not _own[-1] or _is_zero(value))) or value.shape.num_elements() == 0:
                 return value  # TensorFlow may crash when it broadcasts an empty tensor
+            if comparison.equal(value):
+                return value
             carrier = CARRIED.get(value.dtype, value.dtype)
             carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
             received = broadcast(replica_id, device, primary_var, **carried)()
