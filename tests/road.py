@@ -1,7 +1,7 @@
 """Lists the functions of the package that one traced step runs through (the step's code path).
 
-    python -m tests.road          prints the path of `CASES["TopK"]` as in docs/architecture.md
-    python -m tests.road --write  updates docs/architecture.md
+    python -m tests.road          prints the path of `CASES["TopK"]` as in docs/archive/code-path.md
+    python -m tests.road --write  updates docs/archive/code-path.md
 
 Two workers trace `optimizer.apply_gradients` once, in a custom loop with Keras 3, and a profile
 function records every call, in the thread of the replica and in the main thread, which runs the
@@ -14,7 +14,7 @@ import ast
 import sys
 from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "architecture.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "archive" / "code-path.md"
 BEGIN, END = "<!-- road: begin -->\n", "<!-- road: end -->\n"
 # Inner optimizer, method, and budget: files, functions, lines.
 CASES = {

@@ -24,5 +24,5 @@ def test_code_path_is_within_budget(roads, name):
 
 def test_documentation_lists_code_path(roads):
     assert road.in_document(road.DOCUMENT.read_text()) == road.as_list(roads["TopK"]), (
-        "update docs/architecture.md: python -m tests.road --write"
+        "update docs/archive/code-path.md: python -m tests.road --write"
     )

@@ -80,7 +80,8 @@ class Method(Configurable):
 
         Args:
             grads: This worker's float32 gradients, one for each of `ctx.layout.specs` and in its
-                shape.
+                shape. The loss is already divided by the number of workers. With
+                `SyncSchedule.local_steps`: weight changes, divided by the number of workers.
             state: This worker's state.
             ctx: The bucket, this worker's rank, the step, and a factor for the gradients.
 

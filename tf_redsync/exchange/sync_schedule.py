@@ -1,4 +1,7 @@
-"""A method's declaration of its exchanges' steps and contents; `step/` implements them."""
+"""`SyncSchedule`, a method's declaration of when it exchanges and what.
+
+The classes in `step/sync_schedules.py` implement it; their base class is `EveryStep`.
+"""
 
 from __future__ import annotations
 
