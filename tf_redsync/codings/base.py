@@ -26,8 +26,8 @@ class Capacity:
 
     Attributes:
         sizes: Number of elements of each tensor, Python ints.
-        slots: Largest number of elements sent of each tensor: Python ints, or int32 scalars if the
-            method's density changes from step to step.
+        slots: Largest number of elements sent of each tensor, `MessageLayout.capacities`: Python
+            ints, or int32 scalars if the method's density changes from step to step.
     """
 
     sizes: tuple[int, ...]

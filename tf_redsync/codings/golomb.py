@@ -69,7 +69,7 @@ class Golomb(IndexCoding):
 
     Example:
         >>> capacity = Capacity((1_000_000, 5_000, 800), (1_000, 500, 80))  # 0.1 %, and twice 10 %
-        >>> [group.members for group in groups(capacity)], Golomb().words(capacity)
+        >>> [group.members for group in stream_groups(capacity)], Golomb().words(capacity)
         ([(1, 2), (0,)], 471)
     """
 
@@ -77,33 +77,33 @@ class Golomb(IndexCoding):
 
     @override
     def words(self, capacity: Capacity) -> Any:
-        return sum(group.words for group in groups(capacity))
+        return sum(group.words for group in stream_groups(capacity))
 
     @override
     def encode(
         self, indices: Sequence[tf.Tensor], counts: tf.Tensor, capacity: Capacity, seed: tf.Tensor
     ) -> CodedPositions:
-        parts, totals, streams = [], [], groups(capacity)
-        for members, stream, _ in streams:
+        parts, group_totals, groups = [], [], stream_groups(capacity)
+        for members, stream, _ in groups:
             group_counts = tf.gather(counts, members)
             parts.append(stream.merged([indices[i] for i in members], group_counts))
-            totals.append(tf.reduce_sum(group_counts))
-        sizes, rice = [g.stream.size for g in streams], [g.rice for g in streams]
-        code = golomb_encode(parts, tf.stack(totals), sizes=sizes, rice=rice)
+            group_totals.append(tf.reduce_sum(group_counts))
+        sizes, rice = [g.stream.size for g in groups], [g.rice for g in groups]
+        code = golomb_encode(parts, tf.stack(group_totals), sizes=sizes, rice=rice)
         return CodedPositions(code, list(indices), counts)
 
     @override
     def decode(self, words: tf.Tensor, capacity: Capacity, seed: tf.Tensor) -> Positions:
-        streams = groups(capacity)
+        groups = stream_groups(capacity)
         merged, counts = golomb_decode(
             words,
-            sizes=[g.stream.size for g in streams],
-            slots=[g.stream.slots for g in streams],
-            rice=[g.rice for g in streams],
+            sizes=[g.stream.size for g in groups],
+            slots=[g.stream.slots for g in groups],
+            rice=[g.rice for g in groups],
         )
         indices: dict[int, tf.Tensor] = {}
         of_tensor: dict[int, tf.Tensor] = {}
-        for i, (members, stream, _) in enumerate(streams):
+        for i, (members, stream, _) in enumerate(groups):
             at, group_counts = stream.separated(merged[i], counts[:, i : i + 1])
             indices.update(zip(members, at, strict=True))
             of_tensor.update(zip(members, tf.unstack(group_counts, axis=1), strict=True))
@@ -111,7 +111,7 @@ class Golomb(IndexCoding):
         return Positions([indices[i] for i in order], tf.stack([of_tensor[i] for i in order], 1))
 
 
-def groups(capacity: Capacity) -> list[Group]:
+def stream_groups(capacity: Capacity) -> list[Group]:
     """Return the division of tensors into streams with the shortest message, densest first."""
     by_rice: dict[int, list[int]] = {}
     for i, (size, slots) in enumerate(zip(capacity.sizes, capacity.slots, strict=True)):

@@ -124,8 +124,9 @@ class MessageCoding:
             wire.from_words(next(next_mean)) if one_mean else next(next_value)
             for one_mean in layout.quantized
         ]
-        plain = MessageLayout(received.slots, layout.quantized)
-        return plain.join(Parts(flags, positions.counts, positions.indices, values)), plain
+        message_layout = MessageLayout(received.slots, layout.quantized)
+        parts = Parts(flags, positions.counts, positions.indices, values)
+        return message_layout.join(parts), message_layout
 
     def lengths(self, capacity: Capacity, layout: MessageLayout) -> list[int]:
         """Return the words of a message's parts: header, positions, means, values.

@@ -72,8 +72,9 @@ class MessageLayout:
     """The layout of a message; see the module's docstring.
 
     Attributes:
-        capacities: Largest number of elements of each tensor in a message: Python ints, or int32
-            scalars if the method's density changes from step to step.
+        capacities: Largest number of elements of each tensor in a message (`slots` in `codings/`,
+            `k` in the native ops): Python ints, or int32 scalars if the method's density changes
+            from step to step.
         quantized: For each tensor, whether one mean replaces its values.
     """
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from tf_redsync import checks, ops
 from tf_redsync.codings.base import Capacity
-from tf_redsync.codings.golomb import Golomb, groups
+from tf_redsync.codings.golomb import Golomb, stream_groups
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
 from tf_redsync.codings.signed_levels import MAX_BITS, SignedLevels
@@ -109,9 +109,9 @@ class CodedSelection(Sparsifier):
 
     def message_payloads(self, layout: BucketLayout) -> Payloads:
         """Return the payload of `select_and_deliver`."""
-        plain_layout = MessageLayout.of(self.counts(layout))
-        capacity = Capacity(tuple(s.size for s in layout.specs), plain_layout.capacities)
-        words = sum(coding(self.value_bits).lengths(capacity, plain_layout))
+        message_layout = MessageLayout.of(self.counts(layout))
+        capacity = Capacity(tuple(s.size for s in layout.specs), message_layout.capacities)
+        words = sum(coding(self.value_bits).lengths(capacity, message_layout))
         return [(AllGather, wire.BYTES_PER_WORD * words)]
 
     def select_and_deliver(
@@ -149,13 +149,14 @@ class CodedSelection(Sparsifier):
             **momentum,
         )
         messages = yield AllGather(selected.message)
-        layout, residuals, sums = selected.layout, selected.residuals, None
-        plain = decode_messages(messages, residuals, layout, self.value_bits)
-        if total_momentum:  # a descent with a negative rate adds
-            sums, rate = sparse_totals(plain, layout), tf.constant(-total_momentum)
-            residuals = [descended(r, s, rate) for r, s in zip(residuals, sums, strict=True)]
-        totals = sum_messages(ctx.layout, plain, layout, residuals, sums)
-        return totals, Selected(selected.message, residuals, selected.velocities, layout)
+        message_layout, residuals, sums = selected.layout, selected.residuals, None
+        decoded = decode_messages(messages, residuals, message_layout, self.value_bits)
+        if total_momentum:  # v <- v + total_momentum * total, at the received positions only
+            sums = sparse_totals(decoded, message_layout)
+            rate = tf.constant(-total_momentum)  # `descended` subtracts
+            residuals = [descended(v, t, rate) for v, t in zip(residuals, sums, strict=True)]
+        totals = sum_messages(ctx.layout, decoded, message_layout, residuals, sums)
+        return totals, Selected(selected.message, residuals, selected.velocities, message_layout)
 
 
 class Selected(NamedTuple):
@@ -285,8 +286,8 @@ def decode_messages(
         tf.errors.InvalidArgumentError: At run time, if a message has malformed positions.
     """
     if not runs_natively([messages]):
-        plain, _ = coding(value_bits).decode(messages, like, layout)
-        return plain
+        decoded, _ = coding(value_bits).decode(messages, like, layout)
+        return decoded
     sizes = tuple(t.shape.num_elements() for t in like)
     streams, rice = _streams(Capacity(sizes, layout.capacities))
     return native.load().redsync_uncode(
@@ -302,7 +303,7 @@ def decode_messages(
 def _streams(capacity: Capacity) -> tuple[list[int], list[int]]:
     """Return the stream number of each tensor, and the Rice parameter of each stream."""
     streams, rice = [0] * len(capacity.slots), []
-    for number, group in enumerate(groups(capacity)):
+    for number, group in enumerate(stream_groups(capacity)):
         rice.append(group.rice)
         for i in group.members:
             streams[i] = number

@@ -124,20 +124,24 @@ def deliver(
     Returns:
         For each tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
-    message, residuals, plain = selection.message, list(selection.residuals), selection.layout
+    message, residuals, message_layout = (
+        selection.message,
+        list(selection.residuals),
+        selection.layout,
+    )
     coding = ctx.coding if ctx.rounding is None else message_coding(ctx)
-    sent = plain.counts(message)
+    sent = message_layout.counts(message)
     if coding is not None:
-        message, residuals = coding.encode(message, residuals, plain)
+        message, residuals = coding.encode(message, residuals, message_layout)
     messages = yield AllGather(message, sent)
     if coding is not None:
-        messages, plain = coding.decode(messages, residuals, plain)
-    return sum_messages(ctx.layout, messages, plain, residuals), residuals
+        messages, message_layout = coding.decode(messages, residuals, message_layout)
+    return sum_messages(ctx.layout, messages, message_layout, residuals), residuals
 
 
-def selected_payloads(plain: MessageLayout) -> Payloads:
+def selected_payloads(message_layout: MessageLayout) -> Payloads:
     """Return the payload of `deliver` without a coding."""
-    return [(AllGather, wire.BYTES_PER_WORD * plain.words)]
+    return [(AllGather, wire.BYTES_PER_WORD * message_layout.words)]
 
 
 def message_coding(ctx: Context) -> MessageCoding | None:
@@ -154,7 +158,7 @@ def message_coding(ctx: Context) -> MessageCoding | None:
 def sum_messages(
     layout: BucketLayout,
     messages: tf.Tensor,
-    plain: MessageLayout,
+    message_layout: MessageLayout,
     like: Sequence[tf.Tensor],
     sums: list[SparseTotal] | None = None,
 ) -> list[Any]:
@@ -163,18 +167,18 @@ def sum_messages(
     Args:
         layout: Layout of the bucket. With `sparse_totals`, short totals stay sparse.
         messages: int32 `[workers, words]`.
-        plain: Layout of the messages. Only a static layout can give sparse totals.
+        message_layout: Layout of the messages. Only a static layout can give sparse totals.
         like: Float32 tensors in the shapes of the totals. Pass residuals, since gradients may have
             another dtype and their memory can be freed.
         sums: The `sparse_totals` of the messages, if the caller has them.
     """
     # TensorFlow's scatter on a GPU adds the values of one position in any order.
     has_order = native.runs_natively(like) or native.are_on_cpus(like)
-    if layout.sparse_totals and plain.is_static and has_order:
+    if layout.sparse_totals and message_layout.is_static and has_order:
         size = sum([s.size for s in layout.specs])
-        if SPARSE_TOTAL_FACTOR * layout.workers * sum(plain.capacities) <= size:
-            return sums or sparse_totals(messages, plain)
-    return ops.decode(messages, plain, like)
+        if SPARSE_TOTAL_FACTOR * layout.workers * sum(message_layout.capacities) <= size:
+            return sums or sparse_totals(messages, message_layout)
+    return ops.decode(messages, message_layout, like)
 
 
 def propagate_nonfinite(values: list[tf.Tensor], sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
