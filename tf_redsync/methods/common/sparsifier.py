@@ -124,11 +124,8 @@ def deliver(
     Returns:
         For each tensor the sum over workers, dense or a `SparseTotal`; and the new residuals.
     """
-    message, residuals, message_layout = (
-        selection.message,
-        list(selection.residuals),
-        selection.layout,
-    )
+    message, message_layout = selection.message, selection.layout
+    residuals = list(selection.residuals)
     coding = ctx.coding if ctx.rounding is None else message_coding(ctx)
     sent = message_layout.counts(message)
     if coding is not None:
