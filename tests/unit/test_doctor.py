@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.kernels.common import native_ops
 from tf_redsync import ops
-from tf_redsync.cli import doctor, isolation, launch, self_test
+from tf_redsync.cli import doctor, launch, self_test
 
 
 @pytest.fixture
@@ -110,21 +110,6 @@ def test_malformed_config_is_reported(no_config, capsys, monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
     assert doctor.main([]) == 0
     assert "TF_CONFIG is malformed" in capsys.readouterr().out
-
-
-def test_the_ports_of_the_check_are_closed(monkeypatch, tmp_path):
-    library = tmp_path / "_loopback_only.so"
-    library.touch()
-    monkeypatch.setattr(isolation, "LIBRARY", library)
-    started = []
-
-    def run(*args, env, **options):
-        started.append(env)
-        return launch.LaunchResult((), 1, "")
-
-    monkeypatch.setattr(launch, "run", run)
-    self_test.run(0)
-    assert [env["LD_PRELOAD"] for env in started] == [str(library)]
 
 
 def test_each_worker_of_the_check_uses_one_visible_gpu(monkeypatch):

@@ -81,6 +81,29 @@ def test_without_isolation_ports_are_reachable(tmp_path):
     assert "warning" not in messages
 
 
+@needs_library
+def test_run_closes_ports_by_default(tmp_path):
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    for arguments, is_open in (({}, False), ({"isolate": "no"}, True)):
+        (worker,) = launch.run([sys.executable, str(path)], 1, timeout=60, **arguments).workers
+        assert json.loads(worker.output)["AF_INET own 127.0.0.2"] is is_open
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"workers": 1, "isolate": "on"},
+        {"workers": 1, "isolate": "yes", "addresses": ["10.0.0.1:1"]},
+        {"workers": 1, "isolate": "yes", "wrappers": [["env"]]},
+        {"workers": None, "isolate": "yes", "configs": ["{}"]},
+    ],
+)
+def test_isolation_that_run_cannot_give_is_an_error(arguments):
+    with pytest.raises(ValueError, match="`isolate.*Received: isolate="):
+        launch.run([sys.executable, "-c", ""], timeout=20, **arguments)
+
+
 def test_namespace_has_no_other_interface(tmp_path):
     found, messages = run_server(tmp_path, ["--isolate", "yes"])
     assert found["interfaces"] == ["lo"] and found["AF_INET own 127.0.0.1"]
@@ -113,7 +136,7 @@ def test_worker_of_a_given_tf_config_cannot_be_isolated(tmp_path, monkeypatch, c
         launch.main(["--isolate", "yes", str(path)])
     shown = capfd.readouterr()
     assert ended.value.code == 2 and "started" not in shown.out
-    assert "`--isolate yes` needs -n" in shown.err and "TF_CONFIG" in shown.err
+    assert "--isolate" in shown.err and "TF_CONFIG" in shown.err
 
 
 def test_open_ports_warn_once(monkeypatch, capsys, tmp_path):
@@ -149,6 +172,18 @@ def test_a_user_without_a_home_directory_starts_jobs(monkeypatch, tmp_path):
     assert isolation.loopback_only() == {}
 
 
+def test_namespace_that_only_a_process_without_threads_may_enter(monkeypatch):
+    """`unshare` refuses a process with threads, but permits the child that tries first."""
+
+    def refuse(what):
+        raise OSError(22, "unshare: Invalid argument")
+
+    monkeypatch.setattr(isolation, "_problem_of_a_child", lambda: "")
+    monkeypatch.setattr(isolation, "_unshare", refuse)
+    with pytest.raises(ValueError, match="Invalid argument.*isolate='yes'.*threads"):
+        isolation.isolate("yes")
+
+
 @pytest.mark.parametrize("folder", ["a folder", "a:folder"])
 def test_a_path_that_splits_ld_preload_is_not_preloaded(monkeypatch, tmp_path, capsys, folder):
     spaced, plain = tmp_path / folder / "library.so", tmp_path / "library.so"
@@ -171,3 +206,4 @@ def test_other_preloaded_libraries_are_kept(monkeypatch, tmp_path):
     assert isolation.isolate("auto") == {"LD_PRELOAD": str(library)}
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/other.so")
     assert isolation.isolate("auto") == {"LD_PRELOAD": f"{library}:/usr/lib/other.so"}
+    assert isolation.isolate("auto", {"LD_PRELOAD": "b.so"}) == {"LD_PRELOAD": f"{library}:b.so"}

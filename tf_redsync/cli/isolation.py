@@ -18,6 +18,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tf_redsync.building import BuildError, libraries
@@ -29,12 +30,13 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _INTERFACE = struct.Struct("16sH14x")  # struct ifreq: name, flags
 
 
-def isolate(choice: str) -> dict[str, str]:
+def isolate(choice: str, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Isolate the workers that this process will start; return variables for them.
 
     Args:
         choice: "yes" enters a network namespace with this process. "auto" binds ports to the
             loopback address if possible, and otherwise prints a warning. "no" does nothing.
+        env: The workers' environment, whose LD_PRELOAD is extended.
 
     Returns:
         Variables for the workers' environment.
@@ -47,20 +49,21 @@ def isolate(choice: str) -> dict[str, str]:
         return {}
     if choice == "no":
         return {}
-    variables = loopback_only()
+    variables = loopback_only(env)
     if not variables and (interfaces := reachable_through()):
         print(
             "tf_redsync.launch: warning: other machines can connect to the workers' ports through "
             f"{', '.join(interfaces)} and run operations in the workers. The library that closes "
             "the ports cannot be built on this machine, or its path has a space or a colon. Set "
             "TF_REDSYNC_CACHE to another folder or pass --isolate yes to close them, or pass "
-            "--isolate no to silence this warning. See docs/security.md.",
+            "--isolate no to silence this warning (the argument `isolate` of `run`). See "
+            "docs/security.md.",
             file=sys.stderr,
         )
     return variables
 
 
-def loopback_only() -> dict[str, str]:
+def loopback_only(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return variables that bind workers to the loopback interface; empty without the library."""
     if not sys.platform.startswith("linux"):
         return {}
@@ -72,7 +75,7 @@ def loopback_only() -> dict[str, str]:
             return {}
         if not _can_be_preloaded(library):
             return {}
-    others = os.environ.get("LD_PRELOAD", "")
+    others = env.get("LD_PRELOAD", "")
     return {"LD_PRELOAD": f"{library}:{others}" if others else str(library)}
 
 
@@ -97,15 +100,15 @@ def enter_namespace() -> None:
         ValueError: the process may not create a namespace. Its state is then unchanged.
     """
     # A partial failure would leave this process without a network, so a child tries first.
-    problem = _problem_of_a_child()
+    problem = _problem_of_a_child() or _problem_on_entry()  # the child has no further threads
     if problem:
         raise ValueError(
             f"this process may not create a network namespace ({problem}). Received: isolate='yes'."
             " Use --isolate auto, or run the launcher as root, or allow user namespaces "
             "(kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
-            "in a container: --cap-add SYS_ADMIN). See docs/security.md."
+            "in a container: --cap-add SYS_ADMIN). A process with several threads needs root. See "
+            "docs/security.md."
         )
-    _enter()
 
 
 def _problem_of_a_child() -> str:
@@ -115,10 +118,7 @@ def _problem_of_a_child() -> str:
     if child == 0:
         text = "the trial process was killed"
         try:
-            _enter()
-            text = ""
-        except OSError as error:
-            text = str(error)
+            text = _problem_on_entry()
         finally:
             os.write(writer, text.encode())
             os._exit(0)
@@ -127,6 +127,15 @@ def _problem_of_a_child() -> str:
         text = pipe.read()
     status = os.waitpid(child, 0)[1]
     return text or (f"the trial process ended with status {status}" if status else "")
+
+
+def _problem_on_entry() -> str:
+    """Enter a namespace; return the error, empty on success."""
+    try:
+        _enter()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _enter() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tf_redsync import environment
-from tf_redsync.cli import gpus, options, output, worker_environment
+from tf_redsync.cli import gpus, isolation, options, output, worker_environment
 from tf_redsync.cli.command_line import Command
 from tf_redsync.cli.node_agent import NodeAgent, Nodes
 from tf_redsync.cli.prewarm import Spares, can_run
@@ -75,6 +75,7 @@ def run(
     remote: Remote | None = None,
     prewarm: bool = False,
     stream: Callable[[bytes], None] | None = None,
+    isolate: str = "auto",
 ) -> LaunchResult:
     """Run `command` once per worker; return when all workers have ended.
 
@@ -110,6 +111,9 @@ def run(
             worker on this machine. `command` must be a script or module of this interpreter.
         stream: Function that receives the output of worker 0 on this machine as it arrives, with
             incomplete lines.
+        isolate: Protection of the workers' ports, if all workers run here with neither `addresses`
+            nor `wrappers`. "auto" closes them to other machines, or prints a warning. "yes" moves
+            this process and the workers into a network namespace. "no" leaves them open.
 
     Returns:
         A `LaunchResult`. A worker's failure does not raise.
@@ -124,6 +128,8 @@ def run(
     options.check_cores(cores_per_worker)
     if workers is None and not elsewhere:
         configs = [os.environ["TF_CONFIG"]]
+    all_here = workers is not None and not addresses and not wrappers
+    options.check_isolation(isolate, all_here)
     count = remote.workers if remote else len(configs) if configs else workers or 1
     options.check_per_worker(count, addresses=addresses, wrappers=wrappers, worker_env=worker_env)
     restarts = options.restarts(count, max_restarts, min_workers)
@@ -139,6 +145,8 @@ def run(
     else:
         cores = threads or cores_per_worker
         base = variables(count, cores, start_timeout, env, workers is not None)
+        if all_here:
+            base |= isolation.isolate(isolate, base)
         start = LocalStart(
             command=command,
             configs=configs,
@@ -195,6 +203,7 @@ def run_command(command: Sequence[str], args: argparse.Namespace) -> int:
             cores_per_worker=args.cores_per_worker,
             verbose=args.verbose,
             prewarm=args.prewarm,
+            isolate=args.isolate,
         ).exit_code
     except HostError as error:
         output.say(str(error))

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from typing_extensions import override
 
-from tf_redsync.cli import isolation, launch, notebook_worker, output, root_cause
+from tf_redsync.cli import launch, notebook_worker, output, root_cause
 from tf_redsync.cli.processes import TAIL_LINES, LaunchResult, WorkerResult
 from tf_redsync.errors import DistributedError
 
@@ -79,7 +79,7 @@ def notebook_launcher(train: Callable[..., Any], workers: int = 2, args: Sequenc
         notebook_worker.write_private(folder / notebook_worker.SURROUNDINGS, surroundings)
         command = [sys.executable, PROGRAM, name]
         try:
-            result = launch.run(command, workers, env=isolation.isolate("auto"), stream=_Cell())
+            result = launch.run(command, workers, stream=_Cell())
         except KeyboardInterrupt:  # raised again without the launcher's stack frames
             raise KeyboardInterrupt("all workers have been ended") from None
         if result.exit_code:

@@ -299,6 +299,20 @@ def check_cores(cores_per_worker: int | None) -> None:
         )
 
 
+def check_isolation(isolate: str, all_here: bool) -> None:
+    """Raise ValueError for an unknown choice, and for "yes" if workers may be elsewhere."""
+    if isolate not in isolation.CHOICES:
+        raise ValueError(
+            f"`isolate` must be one of {isolation.CHOICES}. Received: isolate={isolate!r}"
+        )
+    if isolate == "yes" and not all_here:
+        raise ValueError(
+            "`isolate` (--isolate) is 'yes', which cuts the workers off from other machines. It "
+            "needs `workers` (-n), and cannot be combined with --hosts, --slurm, --kubernetes, "
+            "TF_CONFIG, `addresses` or `wrappers`. Received: isolate='yes'"
+        )
+
+
 def check_per_worker(workers: int, **lists: Sequence[Any] | None) -> None:
     """Raise ValueError for a list, given by its name, without one entry per worker."""
     for name, entries in lists.items():
@@ -327,9 +341,7 @@ def worker_arguments(args: argparse.Namespace) -> dict[str, Any]:
         at = Remote(hosts, command, args.python or sys.executable, args.port, env)
         return {"workers": None, "remote": at}
     if not (args.slurm or args.kubernetes):
-        # A worker of a given TF_CONFIG may have peers on other machines: no isolation.
-        env = isolation.isolate(args.isolate) if args.workers is not None else {}
-        return {"workers": args.workers, "env": env}
+        return {"workers": args.workers}
     each = args.workers or 1
     if args.slurm:
         share = schedulers.slurm(each, args.port)
@@ -371,12 +383,6 @@ def _check(args: argparse.Namespace) -> None:
                 f"`--{name}` needs --hosts or --hostfile. Received: --{name}={getattr(args, name)}"
             )
     _check_values(args, chosen)
-    if args.isolate == "yes" and (chosen or args.workers is None):
-        other = chosen[0] if chosen else "TF_CONFIG"
-        raise ValueError(
-            f"`--isolate yes` needs -n and cannot be combined with {other}: it cuts the workers "
-            "off from other machines. Received: --isolate yes"
-        )
     if chosen and not over_ssh and args.min_workers is not None:
         raise ValueError(
             f"`--min-workers` cannot be combined with {chosen[0]}: it needs one launcher for all "
