@@ -73,6 +73,13 @@ def partial_name(path):
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
 
 
+def publish(partial, path):
+    """Give a complete file its name; without `fsync` a crash of the machine may leave it empty."""
+    with open(partial, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)  # processes that have loaded the old file keep it
+
+
 class Objects:
     """A folder of objects, each named by a hash of its inputs."""
 
@@ -113,13 +120,13 @@ class Objects:
         return str(path)
 
     def make(self, path, command):
-        """Compile with `command`, extended by the output file, unless `path` exists."""
-        if path.exists():
+        """Compile with `command`, extended by the output file, unless `path` is complete."""
+        if path.exists() and path.stat().st_size:
             return os.utime(path)
         partial = partial_name(path.with_suffix(""))
         try:
             run_compiler([*command, "-o", str(partial)], ROOT)
-            os.replace(partial, path)
+            publish(partial, path)
         finally:
             partial.unlink(missing_ok=True)
 
@@ -238,9 +245,7 @@ class NativeBuild(CoreBuild):
         partial = partial_name(target)
         output = ["-shared", "-o", str(partial)]
         run_compiler([*self._cxx, *output, *inputs, *cuda_flags, *self._link_flags], ROOT)
-        with open(partial, "rb") as file:  # a crash of the machine could leave it empty otherwise
-            os.fsync(file.fileno())
-        os.replace(partial, target)  # processes that have loaded the old file keep it
+        publish(partial, target)
 
     def run(self, target):
         """Build `target`, with GPU kernels if there is a CUDA compiler.
@@ -281,7 +286,7 @@ def build_preload(target):
     cxx = shlex.split(os.environ.get("CXX") or "g++")
     sources = [*PRELOAD_SOURCES, "-ldl", "-o", str(partial)]
     run_compiler([*cxx, *LISTS["FLAGS"], "-shared", *sources], ROOT)
-    os.replace(partial, target)
+    publish(partial, target)
 
 
 def processors():

@@ -117,6 +117,16 @@ def test_existing_library_prints_no_message(tree):
     assert ask(tree, include="/elsewhere", link_flags=["-L/elsewhere"]) == (path, "")
 
 
+def test_empty_files_after_a_crash_of_the_machine_are_made_again(tree):
+    path = pathlib.Path(ask(tree)[0])
+    content = path.read_bytes()
+    compiled(tree)
+    for file in (path, *(tree / "cache" / "objects").glob("*.o")):
+        os.truncate(file, 0)
+    assert ask(tree)[0] == str(path) and compiled(tree) == ALL
+    assert path.read_bytes() == content
+
+
 def test_library_per_tensorflow_compiler_and_sources(tree):
     others = [
         {"version": "9.9.8"},

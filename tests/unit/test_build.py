@@ -107,6 +107,20 @@ def test_builds_with_equal_process_ids_write_different_files(setup_sources, monk
     assert all(build_library.KEPT.fullmatch(name.name) for name in written)
 
 
+def test_files_are_on_disk_before_they_get_their_names(setup_sources, monkeypatch, tmp_path):
+    """After a crash of the machine they could be empty otherwise."""
+    import build_library
+
+    calls = []
+    monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
+    monkeypatch.setattr(build_library, "run_compiler", lambda command, _: Path(command[-1]).touch())
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append("fsync"))
+    monkeypatch.setattr(os, "replace", lambda old, new: calls.append("replace"))
+    build_library.Objects(tmp_path).make(tmp_path / f"a.cc.{'0' * 32}.o", ["c++"])
+    build_library.build_preload(tmp_path / "preload.so")
+    assert calls == ["fsync", "replace"] * 2
+
+
 def test_each_source_is_in_one_list():
     lists = [name for name in constants() if name.endswith(("SOURCES", "HEADERS"))]
     files = [file for name in lists for file in listed_files(name)]

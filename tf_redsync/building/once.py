@@ -23,7 +23,7 @@ class BuildError(RuntimeError):
 
 
 def make_once(target: Path, label: str, make: Callable[[int], None]) -> None:
-    """Make `target`, unless it exists or another process makes it meanwhile.
+    """Make `target`, unless it is complete or another process makes it meanwhile.
 
     Args:
         target: The file, which exists afterwards.
@@ -34,7 +34,7 @@ def make_once(target: Path, label: str, make: Callable[[int], None]) -> None:
     Raises:
         BuildError: If this process, or the one that it waited for, cannot make the file.
     """
-    if os.path.exists(target):  # `Path.exists` raises where the user may not look
+    if _is_complete(target):
         return
     check_folder(target.parent)
     path = target.with_suffix(".lock")
@@ -45,7 +45,7 @@ def make_once(target: Path, label: str, make: Callable[[int], None]) -> None:
     try:
         before = os.fstat(lock).st_mtime_ns
         _acquire(lock, path, label)
-        if target.exists():
+        if _is_complete(target):
             return
         failure = os.pread(lock, 10_000, 0).decode(errors="replace")
         if failure and os.fstat(lock).st_mtime_ns != before:
@@ -58,6 +58,14 @@ def make_once(target: Path, label: str, make: Callable[[int], None]) -> None:
         _note(lock, "")
     finally:
         os.close(lock)
+
+
+def _is_complete(target: Path) -> bool:
+    """Return whether a file exists and is not empty, as after a crash of the machine."""
+    try:
+        return target.stat().st_size > 0
+    except OSError:  # also where the user may not look
+        return False
 
 
 def check_folder(folder: Path) -> None:
