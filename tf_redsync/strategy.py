@@ -149,7 +149,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         cluster = Cluster.of(cluster_resolver)
         startup = rendezvous.startup(None if coordination.joined() else cluster, start_timeout)
         options = transport.copied(communication_options)
-        number = collectives.separate_keys(self)
+        number = collectives.reserve_group_keys(self)
         times = f"timeout_seconds={timeout_seconds}, heartbeat_seconds={heartbeat_seconds}"
         with startup as seconds, coordination.time_limits(cluster, lost_after, seconds, times):
             with _explaining_earlier_use():
@@ -175,7 +175,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _start_together(
         self, number: int, options: Any, timeout: float | None, heartbeat: float | None
     ) -> None:
-        collectives.keep_keys(self)
+        collectives.keep_instance_keys(self)
         initial_values.install(self, functools.partial(agreement.gather_texts, self))
         watchdog.start(self, timeout, heartbeat)
         step_errors.install()

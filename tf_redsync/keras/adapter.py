@@ -170,7 +170,7 @@ class Adapter:
         for position, forms in enumerate(zip(tensors, variables, strict=True)):
             self._positions |= {id(form): position for form in forms}
             self._positions_of_parts[slots.key(tensors[position])] = position
-        slots.keep_positive(self._inner)
+        slots.keep_second_moments_positive(self._inner)
         if exchange.workers > 1 and any(
             capability(b.method, AdamMoments) for b in exchange.schedule.buckets
         ):
@@ -227,7 +227,7 @@ class Adapter:
             for i, v in enumerate(self._family_variables)
             if not isinstance(v, tf.Variable) and not v.trainable
         ]
-        flushing.deliver(self.exchange, apply, frozen)
+        flushing.flush(self.exchange, apply, frozen)
         training_length.forget(self.exchange)  # all gradients are delivered
 
     @staticmethod

@@ -212,7 +212,7 @@ class AdamSlots:
 _SMALLEST = 2.0**-126  # smallest normal float32; TensorFlow flushes smaller values to 0
 
 
-def keep_positive(inner: Any) -> None:
+def keep_second_moments_positive(inner: Any) -> None:
     """Keep Adafactor's second moments of matrices above 0.
 
     With R the means of g^2 + epsilon_1 over rows and C those over columns, Keras computes

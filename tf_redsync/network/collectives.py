@@ -150,7 +150,7 @@ class DirectCollectives(PublicCollectives):
         self._order = groups.Order(self._tasks)
         self._in_order = self._order.is_that_of_ranks
         self._purpose = new_purpose(strategy)
-        keep_keys(strategy)
+        keep_instance_keys(strategy)
         launchers = strategy.extended._cross_device_ops._launchers
         self._launcher = launchers[0]  # the only replica's, see `supports_direct`
         self._by_nccl = transport.by_nccl(self._launcher._options, self._launcher._device)
@@ -418,7 +418,7 @@ def when_saved(value: Callable[[], tf.Tensor], variable: tf.Variable) -> Any:
 # ---------------------------------------------------------------------------- instance keys
 
 
-def separate_keys(strategy: tf.distribute.Strategy) -> int:
+def reserve_group_keys(strategy: tf.distribute.Strategy) -> int:
     """Reserve unique group keys for a strategy that is being created.
 
     TensorFlow remembers the group of each key, so two strategies must not share keys.
@@ -432,7 +432,7 @@ def separate_keys(strategy: tf.distribute.Strategy) -> int:
     return number
 
 
-def keep_keys(strategy: tf.distribute.Strategy) -> None:
+def keep_instance_keys(strategy: tf.distribute.Strategy) -> None:
     """Keep the instance keys of a strategy's collectives from step to step; idempotent.
 
     This also allows collectives in a function that is called in a loop; see `KeysOfLauncher`.

@@ -14,7 +14,7 @@ from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.local_steps import LocalSteps
 
 
-def deliver(
+def flush(
     exchange: GradientExchange,
     apply: Callable[[Sequence[int]], None],
     frozen: Collection[int] = (),
