@@ -85,8 +85,8 @@ def train_with_trials(trials):
     measure = probe.work
     strategy = rs.MultiWorkerMirroredStrategy()
     found = {f"small/{key}": value for key, value in fit_with_auto("keras3", strategy).items()}
-    for number, (slow_phase, bad) in enumerate(trials):
-        results = train_with_trial(strategy, slow_phase, bad)
+    for number, (slow_phase, *options) in enumerate(trials):
+        results = train_with_trial(strategy, slow_phase, *options)
         found |= {f"{number}/{key}": value for key, value in results.items()}
     probe.work = functools.cache(measure)
     found |= {"failed": measure_with_failure(strategy)}
@@ -156,12 +156,12 @@ def train_with_moved_momentum(strategy):
     return found
 
 
-def train_with_trial(strategy, slow_phase, bad=None):
+def train_with_trial(strategy, slow_phase, bad=None, applies=1):
     """Train with `Auto` and a method with one slow phase; the loss is linear in the weights.
 
     Gradients therefore do not depend on the weights, and the weights show the sum of the delivered
     gradients. `bad` lists steps in which a gradient of worker 1 overflows; a `LossScaleOptimizer`
-    skips them before the exchange.
+    skips them before the exchange. Each step applies its gradient `applies` times.
     """
     import dataclasses
     import time
@@ -210,7 +210,8 @@ def train_with_trial(strategy, slow_phase, bad=None):
     @tf.function
     def step(gradient):
         def on_replica():
-            optimizer.apply([tf.identity(gradient)], [kernel])
+            for _ in range(applies):
+                optimizer.apply([tf.identity(gradient)], [kernel])
 
         strategy.run(on_replica)
 
@@ -228,7 +229,7 @@ def train_with_trial(strategy, slow_phase, bad=None):
     local = strategy.experimental_local_results(residual)[0].numpy()
     return {
         "moved": (start - kernel.numpy()) / LEARNING_RATE,
-        "gradients": data.sum(axis=0),
+        "gradients": applies * data.sum(axis=0),
         "sent": np.array(sent),
         "bytes_per_step": optimizer.bytes_per_step(),
         "residual": local,
@@ -249,7 +250,8 @@ def check_trial(first, second, phases="ccccdcdcd"):
 
 
 BAD = (2, 6, 9)  # in the first steps, after a compressed step, and after a dense one
-TRIALS = [("exchange", None), ("dense_exchange", None), ("exchange", BAD)]
+TWICE = ("dense_exchange", None, 2)
+TRIALS = [("exchange", None), ("dense_exchange", None), TWICE, ("exchange", BAD)]
 TRIALS += [("dense_exchange", BAD)] if DEEP else []
 
 
@@ -296,7 +298,11 @@ def test_trial_keeps_compression(trial_results):
     assert first["bytes_per_step"] < 100
 
 
-@pytest.mark.parametrize("slow_phase", [phase for phase, bad in TRIALS if bad])
+def test_trial_of_an_optimizer_that_is_applied_twice_a_step(trial_results):
+    assert not check_trial(*trial_results[TWICE]).any()
+
+
+@pytest.mark.parametrize("slow_phase", [phase for phase, bad, *_ in TRIALS if bad])
 def test_trial_with_a_loss_scale_that_overflows(trial_results, slow_phase):
     """A step before a skipped one has no time; the trial repeats it."""
     first, second = trial_results[slow_phase, BAD]

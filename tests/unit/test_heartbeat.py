@@ -43,6 +43,7 @@ def test_watchdog_reports_before_tensorflow(monkeypatch, timeout, heartbeat, los
     detector = stall_detector.StallDetector(range(2), 1.0, bool, bool)
     monkeypatch.setattr(watchdog.collectives, "worker_count", lambda strategy: 2)
     monkeypatch.setattr(watchdog.collectives, "is_redsync_strategy", lambda strategy: True)
+    monkeypatch.setattr(watchdog.step_counters, "_counters", {})
     monkeypatch.setattr(watchdog._process, "thread", types.SimpleNamespace(detector=detector))
     watchdog.start(strategy, timeout, heartbeat)
     assert (detector.timeout_seconds, detector.silent_seconds) == (timeout, silent)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_redsync as rs
 from tests.loops import loop
 from tests.unit.test_optimizer_errors import assert_raises
+from tf_redsync.cluster import step_counters
 from tf_redsync.config import registered
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
@@ -128,6 +129,25 @@ def test_residual_of_a_variable_without_a_gradient_stays_to_be_delivered():
         for bucket, (_, new) in zip(buckets, outcome.results, strict=True):
             for spec, residual in zip(bucket.layout.specs, new["residual"], strict=True):
                 assert np.any(residual) == (spec.position not in present)
+
+
+def test_exchanges_of_one_step_are_of_one_kind_and_timed_together(monkeypatch):
+    """A step with two updates, whose second one precedes the longer part of the step."""
+    clock, begun = [0.0], tf.Variable(0, dtype=tf.int64)
+    monkeypatch.setattr(tf, "timestamp", lambda: tf.constant(clock[0], tf.float64))
+    monkeypatch.setattr(step_counters, "_counters", {step_counters.BEGUN: begun})
+    buckets = make_buckets([(TensorSpec("w", (8, 8)), rs.TopK(dense_below=0))], 2)
+    trial, phases = for_buckets(buckets, 2, trial_steps=2), ""
+    for _ in range(9):
+        begun.assign_add(1)
+        for seconds in (0.0, 10.0):
+            outcome = trial.run(Inputs([[tf.ones([8, 8])]], [{"residual": [tf.zeros([8, 8])]}],
+                                       None, tf.constant(0, tf.int64), DryRun(2)))  # fmt: skip
+            dense = float(outcome.bytes_sent) >= 8 * 8 * 4
+            phases += "d" if dense else "c"
+            clock[0] += seconds + (2.0 if dense else 1.0)
+    assert phases == "cccccc" + "ccddccdd" + "cccc"
+    np.testing.assert_array_equal(trial.times.seconds, [12.0, 14.0, 12.0, 14.0])
 
 
 def test_disabled_steps_after_the_verdict_start_no_other_trial():

@@ -46,6 +46,11 @@ def enter_step(arguments: Any) -> None:
     _count(SUPPLIED, arguments)
 
 
+def begun() -> tf.Tensor | None:
+    """Return the number of steps that have begun, an int64 scalar; `None` before `create`."""
+    return _counters[BEGUN].read_value() if _counters else None
+
+
 def reach_exchange(gradient: Any) -> None:
     """Count a step whose backward pass has produced `gradient`.
 

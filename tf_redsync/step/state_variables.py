@@ -210,6 +210,7 @@ class StepTimes:
         delivered: int64 variable, 1 if the residuals are empty; equal on all workers.
         interrupted: int64 variable, whether the last step is to be measured again, equal on all
             workers; see `trial.py`.
+        begun: int64 variable, the last step by `step_counters.begun`; not saved.
     """
 
     def __init__(self, length: int, create: Create):
@@ -217,6 +218,7 @@ class StepTimes:
         self.verdict = counter("trial_verdict")
         self.delivered = counter("trial_delivered")
         self.interrupted = counter("trial_interrupted")
+        self.begun = counter("trial_begun")
         self.last = create(tf.zeros([], tf.float64), "mean", "trial_last")
         self.seconds = create(tf.zeros([length], tf.float64), "mean", "trial_seconds")
 

@@ -4,11 +4,12 @@
     phase  c c c | c d c d c d, `trial_steps` each | c or d, the one with the smaller median
 
 c is a compressed step, d a dense step, which also delivers the residual. Methods with alternating
-steps, such as ACP-SGD (`Traits.period`), run whole periods: c c d d c c d d. The duration of a step
-is the time from its first gradient to the first gradient of the next step, averaged over the
-workers. The verdict compares the medians of the periods' means. A step is measured again, once, if
-it is interrupted: a `LossScaleOptimizer` skips the next exchange, or an evaluation, a save by
-`Checkpoint` or the end of an epoch follows.
+steps, such as ACP-SGD (`Traits.period`), run whole periods: c c d d c c d d. Under our strategy all
+exchanges in one `strategy.run` are one step, of one kind. The duration of a step is the time from
+its first gradient to the first gradient of the next step, averaged over the workers. The verdict
+compares the medians of the periods' means. A step is measured again, once, if it is interrupted: a
+`LossScaleOptimizer` skips the next exchange, or an evaluation, a save by `Checkpoint` or the end of
+an epoch follows.
 
 Buckets of always dense methods are exchanged outside of the branch. TensorFlow traces and optimizes
 operations in the branch twice.
@@ -25,6 +26,7 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
+from tf_redsync.cluster import step_counters
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
@@ -123,34 +125,25 @@ class Trial(ChangingSteps):
         """Store the duration of the last step; return this step's number and the verdict.
 
         Both are int64 scalars. The number of an interrupted step is reused. Steps of a warm-up are
-        not counted before the verdict.
+        not counted before the verdict. Further exchanges of a step store nothing.
         """
         times, count = self.times, self.times.count.read_value()
         with tf.control_dependencies([grads[0][0]]):  # the last layer's gradient, computed first
             now = tf.timestamp()
         passed = now - times.last.read_value()
-        interrupted = tf.equal(times.interrupted.read_value(), INTERRUPTED)
-        repeated = (count > 0) & (count <= self.end) & interrupted
-        marked = REPEATED * tf.cast(repeated, tf.int64)
+        further, interrupted = self._is_further(), times.interrupted.read_value()
+        repeated = (count > 0) & (count <= self.end) & tf.equal(interrupted, INTERRUPTED) & ~further
+        marked = tf.where(further, interrupted, REPEATED * tf.cast(repeated, tf.int64))
         times.interrupted.assign(marked, read_value=False)
-        count -= tf.cast(repeated, tf.int64)
+        reused = repeated | further
+        count -= tf.cast(reused, tf.int64)
         is_current = tf.equal(tf.range(self.measured, dtype=tf.int64), count - 1 - START_UP_STEPS)
-        seconds = tf.where(is_current & ~repeated, passed, times.seconds.read_value())
+        seconds = tf.where(is_current & ~reused, passed, times.seconds.read_value())
         times.seconds.assign(seconds, read_value=False)
-        times.last.assign(now, read_value=False)
+        times.last.assign(tf.where(further, times.last.read_value(), now), read_value=False)
         before = times.verdict.read_value()
-
-        def judge() -> tf.Tensor:
-            total = network.all_reduce([tf.cast(seconds, tf.float32)])[0]
-            periods = tf.reshape(total / network.workers, [self.turns, 2, self.period])
-            medians = tf.sort(tf.reduce_mean(periods, axis=-1), axis=0)[self.turns // 2]
-            compressed, dense = medians[0], medians[1]
-            verdict = tf.where(dense < compressed, DENSE, COMPRESSED)
-            _report(network.rank(), compressed, dense)
-            return tf.cast(verdict, tf.int64)
-
-        due = tf.equal(count, self.end) & ~repeated
-        verdict = tf.cond(due, judge, lambda: tf.identity(before))
+        due = tf.equal(count, self.end) & ~reused
+        verdict = tf.cond(due, lambda: self._judge(seconds, network), lambda: tf.identity(before))
         times.verdict.assign(verdict, read_value=False)
         following = count + 1
         if warming is not None:  # a trial that `disable()` interrupts begins again
@@ -158,6 +151,24 @@ class Trial(ChangingSteps):
         times.count.assign(following, read_value=False)
         with tf.control_dependencies([now]):  # else the exchange may begin before, on a busy CPU
             return tf.identity(count), verdict
+
+    def _is_further(self) -> tf.Tensor:
+        """Return whether this is not the first exchange of its step, a bool scalar."""
+        begun = step_counters.begun()
+        if begun is None:
+            return tf.constant(False)
+        last = self.times.begun.read_value()
+        self.times.begun.assign(begun, read_value=False)
+        return tf.equal(begun, last)
+
+    def _judge(self, seconds: tf.Tensor, network: Network) -> tf.Tensor:
+        """Return the verdict on all workers' durations, an int64 scalar, and report it."""
+        total = network.all_reduce([tf.cast(seconds, tf.float32)])[0]
+        periods = tf.reshape(total / network.workers, [self.turns, 2, self.period])
+        medians = tf.sort(tf.reduce_mean(periods, axis=-1), axis=0)[self.turns // 2]
+        compressed, dense = medians[0], medians[1]
+        _report(network.rank(), compressed, dense)
+        return tf.cast(tf.where(dense < compressed, DENSE, COMPRESSED), tf.int64)
 
     @override
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
