@@ -31,7 +31,8 @@ class DenseWarmUp(Configurable):
     Args:
         steps: Number of dense steps, at least 1.
         fraction: Alternative to `steps`, in (0, 1): the fraction of the steps that the first `fit`
-            runs, rounded, at least one step. For `DistributedOptimizer` and `OneBitAdam` only.
+            runs, rounded, at least one step. For `DistributedOptimizer` and `OneBitAdam` only. If
+            a `train_step` applies the optimizer n times, pass n times the fraction.
 
     Raises:
         ValueError: neither or both are given, or one is out of range.

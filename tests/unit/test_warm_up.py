@@ -342,9 +342,11 @@ def test_fraction_counts_updates_with_gradient_accumulation():
         keras, warm_up=rs.DenseWarmUp(fraction=0.25), gradient_accumulation_steps=3
     )
     model.optimizer.build(model.trainable_variables)
+    model.other_optimizer = wrap(warm_up=rs.DenseWarmUp(fraction=0.25))  # accumulates nothing
     x, y = np.ones((40, 4), "float32"), np.ones((40, 1), "float32")
     model.fit(x, y, batch_size=2, epochs=3, verbose=0)  # 60 steps, 20 updates
     assert model.optimizer.exchange.warm_up.steps == 5
+    assert model.other_optimizer.exchange.warm_up.steps == 15
 
 
 @pytest.mark.parametrize("per_epoch", [None, 4], ids=["one pass", "steps_per_epoch"])

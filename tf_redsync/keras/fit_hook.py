@@ -187,7 +187,8 @@ class FitHook(ForTfKeras):
         if exchange is not None:
             if self._to_run is None:
                 so_far = int(exchange.step.numpy()) if exchange.built else 0
-                self._to_run = so_far, *training_length.ahead(self.model, self.params, epoch)
+                to_run = training_length.ahead(self.model, exchange, self.params, epoch)
+                self._to_run = so_far, *to_run
             self._warn_of_length(exchange)
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations

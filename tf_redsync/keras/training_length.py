@@ -16,7 +16,7 @@ from typing import Any
 from tf_redsync.cluster import agreement
 from tf_redsync.exchange.capabilities import dense_start
 from tf_redsync.exchange.method import Method
-from tf_redsync.keras import accuracy, fit_resume
+from tf_redsync.keras import accuracy, fit_resume, models
 from tf_redsync.keras.conflicts import innermost as innermost_optimizer
 from tf_redsync.methods.common.wrapper import innermost
 from tf_redsync.policy import Assignment
@@ -29,15 +29,20 @@ FRACTION = (
 )
 
 
-def ahead(model: Any, params: Mapping[str, Any], epoch: int) -> tuple[int, float]:
+def ahead(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> tuple[int, float]:
     """Return the number of remaining epochs and of updates per epoch; 0 if unknown.
+
+    The number assumes that a `train_step` applies the optimizer once.
 
     Args:
         model: The model that is trained.
+        exchange: The exchange of one of its optimizers.
         params: The `params` of a callback.
         epoch: The epoch that begins, from 0.
     """
-    every = getattr(innermost_optimizer(model.optimizer), "gradient_accumulation_steps", None) or 1
+    wrappers = (o for o in models.optimizers_of(model) if getattr(o, "exchange", None) is exchange)
+    inner = innermost_optimizer(next(wrappers, None))  # none for the parts of a `MultiOptimizer`
+    every = getattr(inner, "gradient_accumulation_steps", None) or 1
     steps, own_steps = params.get("steps") or 0, fit_resume.steps_of_own_shard(model)
     if own_steps is not None:
         steps = min(steps, own_steps)
@@ -60,7 +65,7 @@ def begin(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> N
     unknown = [length for length in exchange.lengths if not length.steps]
     if not unknown:
         return
-    epochs, steps = ahead(model, params, epoch)
+    epochs, steps = ahead(model, exchange, params, epoch)
     own_length = str(int(epochs * steps))
     texts = agreement.gather_texts(
         model.distribute_strategy, "begin a training of this length", own_length
