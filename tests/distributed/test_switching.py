@@ -40,6 +40,12 @@ def train_with_switches(cases):
     def weights(model):
         return np.concatenate([np.ravel(w) for w in model.get_weights()])
 
+    def residual(model):
+        local = strategy.experimental_local_results
+        states = [s.variables_by_name.get("residual", ()) for s in model.optimizer.exchange.states]
+        own = [np.ravel(local(v)[0]) for group in states for v in group]
+        return np.concatenate([np.zeros(0), *own])
+
     for family, name in cases:
         library, model = compiled(family, name)
         momentum = name in ("RedSync", "CodedGMC")
@@ -65,6 +71,8 @@ def train_with_switches(cases):
         found[f"{key}, dense"] = np.abs(weights(model) - weights(dense)).max()
         model.fit(data, verbose=0, callbacks=[Switch()])
         model.optimizer.disable()
+        model.fit(data, epochs=1, verbose=0, steps_per_epoch=1)
+        found[f"{key}, residual"] = residual(model)
         at = weights(model)
         model.optimizer.flush()
         found[f"{key}, flushed"] = np.abs(weights(model) - at).max()
@@ -93,7 +101,7 @@ def train_with_switches(cases):
 @pytest.mark.parametrize(
     "cases",
     [
-        [("keras3", "RedSync"), ("keras3", "LocalSGD")],
+        [("keras3", "RedSync"), ("keras3", "CodedGMC"), ("keras3", "LocalSGD")],
         pytest.param([(f, m) for f in FAMILIES for m in METHODS], marks=pytest.mark.deep),
     ],
 )
@@ -115,6 +123,9 @@ def test_disable_and_enable(cases):
             assert seen[f"{key}, after"] == seen[f"{key}, predicted"] == dense, key
             assert (seen[f"{key}, flushed"] > 0) == (name in ("RedSync", "CodedGMC")), key
             np.testing.assert_array_equal(seen[f"{key}, weights"], both[0][f"{key}, weights"])
+            # The first dense step of `CodedGMC` delivers its residual and leaves the momentum.
+            own, first = (part[f"{key}, residual"] for part in both)
+            assert np.array_equal(own, first) == (name != "RedSync"), key
         assert "traced before compression was" in str(seen["stale"])
         assert seen["loop"] > 1000
 

@@ -31,7 +31,7 @@ class Traits:
         conserves: Whether sum(gradient + old residual) = total + sum(new residual) up to rounding,
             with sums over workers.
         dense_delivers: Whether `dense_exchange` delivers the residual as well, and leaves momentum
-            in it.
+            in it. The first step after `disable()` then delivers the whole residual.
         totals_may_overflow: Whether totals can be non-finite although all received values are
             finite. Every step then checks them, and all workers skip a step that fails.
         waiting_steps: Mean number of exchanges until an element is sent; 1 if each one sends it.

@@ -202,7 +202,8 @@ class CodedGMC(_SharedMomentum, CodedSelection):
 
     g is the gradient that the exchange receives, already divided by K. The last line is GMC's
     `(beta / K) total`, added at the end of a step instead of at the start of the next one. So the
-    residual is the only state, and `flush` delivers the momentum as well.
+    residual is the only state, and `flush` delivers the momentum as well. A dense step, such as
+    the first one after `disable()`, delivers the whole residual.
 
     Both parts improve accuracy. A coded position and value take an eighth of the bits of a 32-bit
     index and value. So the same bytes hold eight times as many elements, and an element stays in
