@@ -97,6 +97,24 @@ def test_element_with_underflowed_momentum_still_moves(method):
             assert momentum[RARE] != 0.0 and momentum[NEVER] == 0.0
 
 
+@pytest.mark.parametrize(("steps", "factor"), [(1, 10.0), (4, 4.4), (16, 1.85)])
+def test_weight_decay_acts_several_times_in_rounds_of_zero_one_adam(steps, factor):
+    """The documented factors, with gradients of 0: the exchanged momentum contains the decay."""
+    method, layout = rs.contrib.ZeroOneAdam(), BucketLayout((TensorSpec("w", (1,)),), 2)
+    rate, decay, weight = 1e-3, 1e-2, np.ones(1, "float32")
+    state = {**method.init(layout), "variance": [tf.ones([1])]}
+    for number in range(40):
+        start = weight
+        for _ in range(steps):
+            (momentum,), state = method.local_step([tf.zeros([1])], state)
+            weight = weight - rate * (momentum.numpy() + decay * weight)
+        state = {**state, "rates": [tf.constant(steps * rate)]}
+        changes = [[tf.constant((weight - start) / 2)]] * 2
+        round_ = loopback.run_step(method, layout, changes, [state] * 2, number)
+        state, weight = round_.states[0], start + np.array(round_.totals[0][0])
+    assert (start - weight) / (steps * rate * decay * start) == pytest.approx(factor, rel=0.03)
+
+
 def test_signum_votes_with_the_moving_average():
     """Two small gradients after a large one do not change the sign; without momentum they do."""
     layout = BucketLayout((TensorSpec("w", ()),), 1)
