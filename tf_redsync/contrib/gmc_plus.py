@@ -20,6 +20,10 @@ from tf_redsync.methods.gmc import GMC
 class GMCPlus(EvaluationPoint, GMC):
     """GMC+: GMC with detached error feedback, which shifts the point of the gradient.
 
+    During training, each worker has its own weights. The workers return to the common weights when
+    an epoch ends and before an evaluation or a save. In a custom loop call
+    `optimizer.exchange.to_consensus()`.
+
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
     Compression for Sparse Communication in Distributed Learning", arXiv 1905.12948 (GMC+). The
     default lambda = 0.3 is from An Xu, Heng Huang (2021), "Detached Error Feedback for Distributed
