@@ -26,8 +26,8 @@ SELECTIONS = ("top_k", "random_block")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _SharedMomentum(MomentumInExchange, Sparsifier):
-    """A sparsifier whose K workers each add 1 / K of the last total's momentum.
+class _GlobalMomentum(MomentumInExchange, Sparsifier):
+    """A sparsifier with global momentum: K workers each add `beta / K` times the last total.
 
     Args:
         momentum: beta, in [0, 1). The inner optimizer must then have none.
@@ -42,7 +42,10 @@ class _SharedMomentum(MomentumInExchange, Sparsifier):
 
     @override
     def dense(self) -> Method:
-        """Return `Dense` with momentum, which global momentum is without a residual."""
+        """Return `Dense` with the same momentum.
+
+        Without a residual, global momentum is heavy-ball momentum of the total.
+        """
         return Dense(momentum=self.momentum)
 
     def worker_momentum(self, layout: BucketLayout) -> float:
@@ -52,7 +55,7 @@ class _SharedMomentum(MomentumInExchange, Sparsifier):
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GMC(_SharedMomentum):
+class GMC(_GlobalMomentum):
     """Global momentum compression: a sparsifier with one momentum for all workers.
 
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum
@@ -178,7 +181,7 @@ class GMC(_SharedMomentum):
 
 @register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CodedGMC(_SharedMomentum, CodedSelection):
+class CodedGMC(_GlobalMomentum, CodedSelection):
     """Global momentum in coded messages, 0.25 bits per weight at the default density.
 
     Chang-Wei Shi, Shen-Yi Zhao, Yin-Peng Xie, Hao Gao, Wu-Jun Li (2019), "Global Momentum

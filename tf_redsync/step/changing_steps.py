@@ -56,7 +56,8 @@ def plan_of(buckets: Sequence[Bucket], dense: bool) -> Plan | Phases:
 
     Args:
         buckets: The buckets.
-        dense: Whether the plan is for a dense step of the methods that have dense steps.
+        dense: Whether methods that declare dense steps (`SyncSchedule.may_be_dense`) run
+            `dense_exchange`.
     """
     ends = sorted({step for b in buckets for step in b.method.sync_schedule.changes})
     *earlier, last = (plan_at(buckets, dense, start) for start in (0, *ends))

@@ -81,21 +81,21 @@ class Plan:
 
     Attributes:
         exchanges: The exchanges, in the order in which they are started.
-        narrow: The indices of bucket and tensor of all float16 variables whose totals are equal on
-            all workers, which must agree on an overflow.
+        float16_totals: `(bucket, tensor)` indices of the float16 variables. Their totals are cast
+            to float16, which may overflow, so all workers check the cast totals.
     """
 
     exchanges: tuple[BucketExchange, ...]
-    narrow: tuple[tuple[int, int], ...] = dataclasses.field(init=False)
+    float16_totals: tuple[tuple[int, int], ...] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        narrow = [
+        float16_totals = [  # without an exchange the workers' totals differ
             (number, i)
             for number, exchange in enumerate(self.exchanges)
             for i, spec in enumerate(exchange.bucket.layout.specs)
             if spec.dtype == "float16" and exchange.bucket.method.traits.exchanges
         ]
-        object.__setattr__(self, "narrow", tuple(narrow))
+        object.__setattr__(self, "float16_totals", tuple(float16_totals))
 
     def run(self, inputs: Inputs) -> Outcome:
         """Exchange one step's gradients; see `EveryStep.run`."""
@@ -111,15 +111,15 @@ class Plan:
             inputs.meter.note(buckets, outcome.elements, sends_all)
         checked = itertools.compress(outcome.results, [e.may_overflow for e in self.exchanges])
         totals = [total for totals, _ in checked for total in totals]
-        if self.narrow:
+        if self.float16_totals:
             totals += self.in_float16([totals for totals, _ in outcome.results])
         if totals:
             outcome.finite &= wire.totals_are_finite(totals)
         return outcome
 
     def in_float16(self, totals: Sequence[Sequence[Any]]) -> list[tf.Tensor]:
-        """Return the totals of `narrow` as they are applied: the cast may overflow."""
-        return [tf.cast(totals[number][i], tf.float16) for number, i in self.narrow]
+        """Return `float16_totals` as they are applied."""
+        return [tf.cast(totals[number][i], tf.float16) for number, i in self.float16_totals]
 
 
 def dense_plan(buckets: Sequence[Bucket]) -> Plan:
@@ -137,8 +137,9 @@ def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
 
     Args:
         buckets: The buckets.
-        dense: Whether the plan is for a dense step of the methods that have dense steps.
-        start: The step.
+        dense: Whether methods that declare dense steps (`SyncSchedule.may_be_dense`) run
+            `dense_exchange`.
+        start: The first step of the plan.
     """
     exchanges = []
     for bucket in buckets:
@@ -151,7 +152,7 @@ def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
     return Plan(tuple(exchanges))
 
 
-def _deliver(zeros: Grads, state: State, ctx: Context) -> Exchange:
+def _sum_residuals(zeros: Grads, state: State, ctx: Context) -> Exchange:
     """Return the sum over workers of the residuals; `zeros` if the state has no residuals."""
     names = [name for name in WAITING if state.get(name)]
     if not names:
@@ -162,7 +163,7 @@ def _deliver(zeros: Grads, state: State, ctx: Context) -> Exchange:
 
 
 class EveryStep:
-    """Runs the same exchange in every step; the base of all sync schedules.
+    """Base class of the sync schedules; runs the same exchange in every step.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
@@ -189,8 +190,8 @@ class EveryStep:
 
     def __init__(self, buckets: Sequence[Bucket]):
         self.buckets = tuple(buckets)
-        self.dense = dense_plan(self.buckets)
-        self.plan = plan_at(self.buckets, dense=False, start=0)
+        self.dense_plan = dense_plan(self.buckets)
+        self.compressed_plan = plan_at(self.buckets, dense=False, start=0)
 
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
         """Return a bucket's initial state, and the kind of each name in it."""
@@ -208,7 +209,7 @@ class EveryStep:
             over workers, float32 tensors or sparse.
         """
         dense = inputs.network.workers == 1 or (self.off and not self.always_dense)
-        return (self.dense if dense else self.plan).run(inputs)
+        return (self.dense_plan if dense else self.compressed_plan).run(inputs)
 
     @property
     def always_dense(self) -> bool:
@@ -229,7 +230,7 @@ class EveryStep:
 
     def flush(self, states: Sequence[State], network: Network) -> Outcome:
         """Exchange the residuals of the states, in a step without gradients; see `run`."""
-        plan = Plan(tuple(BucketExchange(b, _deliver) for b in self.buckets))
+        plan = Plan(tuple(BucketExchange(b, _sum_residuals) for b in self.buckets))
         zeros = [[tf.zeros(s.shape, tf.float32) for s in b.layout.specs] for b in self.buckets]
         return plan.run(Inputs(zeros, states, None, tf.constant(0, tf.int64), network))
 

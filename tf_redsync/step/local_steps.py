@@ -103,7 +103,7 @@ class LocalSteps(ChangingSteps):
             return outcome
         outcome = choose(
             warming,
-            lambda: self.dense.run(inputs),
+            lambda: self.dense_plan.run(inputs),
             lambda: self._local_step(inputs),
             inputs.network,
         )
@@ -119,7 +119,7 @@ class LocalSteps(ChangingSteps):
         workers = inputs.network.workers
         totals = [[workers * g for g in widened(bucket)] for bucket in inputs.grads]
         everything = [total for bucket in totals for total in bucket]
-        finite = all_finite([*everything, *self.plan.in_float16(totals)])
+        finite = all_finite([*everything, *self.compressed_plan.in_float16(totals)])
         results = []
         for bucket, sums, state in zip(self.buckets, totals, inputs.states, strict=True):
             update = capability(bucket.method, LocalMomentum)

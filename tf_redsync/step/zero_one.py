@@ -78,7 +78,7 @@ class ZeroOne(LocalSteps):
             together,
             lambda: choose(
                 dense,
-                lambda: self.dense.run(inputs),
+                lambda: self.dense_plan.run(inputs),
                 lambda: self.momentum_plan.run(inputs),
                 network,
             ),
