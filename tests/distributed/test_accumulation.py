@@ -51,8 +51,8 @@ def make(keras, kind, steps):
     options = {"gradient_accumulation_steps": steps}
     sgd = keras.optimizers.SGD(0.05, **options)
     return {
-        "dense, Adam with averages": (
-            keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5, **options),
+        "dense, Nadam with averages": (
+            keras.optimizers.Nadam(0.01, use_ema=True, ema_momentum=0.5, **options),
             rs.Dense(),
         ),
         "redsync": (sgd, rs.RedSync(density=0.1, momentum=0.9, **small)),
@@ -69,7 +69,7 @@ def make(keras, kind, steps):
     }[kind]
 
 
-USUAL = ("dense, Adam with averages", "redsync", "late")
+USUAL = ("dense, Nadam with averages", "redsync", "late")
 KINDS = (*USUAL, "global momentum", "local steps", "scaled") if DEEP else USUAL
 # Accumulation steps of each run (None: whole windows at once). Averages move in every step.
 WINDOWS = {kind: (STEPS, None) if DEEP or kind != USUAL[0] else (STEPS,) for kind in KINDS}
@@ -260,7 +260,7 @@ def test_window_equals_step_with_larger_batch(trained, kind):
 
 
 def test_dense_equals_plain_keras(trained):
-    kind = "dense, Adam with averages"
+    kind = "dense, Nadam with averages"
     np.testing.assert_allclose(trained[0][f"{kind}, accumulated"], plain(kind), atol=2e-5)
 
 

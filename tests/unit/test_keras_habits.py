@@ -11,6 +11,9 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tests.deep import DEEP
+from tests.loops import loop
+from tests.optimizers import all_of
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
@@ -218,6 +221,37 @@ def test_apply_gradients_of_a_users_class(library, steps):
         counted = [int(apply()) for _ in range(2)]
         weights.append((v.numpy().tolist(), counted))
     assert weights[0] == weights[1] and weights[0][1] == [1, 2]
+
+
+class OwnUpdateStep(keras.optimizers.SGD):
+    """A user's class that doubles the learning rate."""
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        super()._backend_update_step(grads, trainable_variables, 2.0 * learning_rate)
+
+
+ACCUMULATING = {**all_of("keras3"), "OwnUpdateStep": OwnUpdateStep}
+del ACCUMULATING["LossScaleOptimizer"]  # contains the optimizer that accumulates
+
+
+@loop("name", ACCUMULATING if DEEP else ("Nadam", "OwnUpdateStep"))
+def test_accumulation_equals_plain_optimizer_with_larger_batch(name):
+    micro = np.random.default_rng(0).standard_normal((2, 2, 2, 4)).astype("f4")  # 2 updates
+    plain, accumulating = (
+        ACCUMULATING[name](0.1, gradient_accumulation_steps=steps) for steps in (None, 2)
+    )
+    weights = []
+    for optimizer, grads in (
+        (plain, micro.mean(axis=1)),
+        (rs.DistributedOptimizer(accumulating, rs.Dense()), micro.reshape(4, 2, 4)),
+    ):
+        v = keras.Variable(np.ones((2, 4), "f4"), name="kernel")
+        optimizer.build([v])
+        for grad in grads:
+            optimizer.apply([tf.constant(grad)])
+        weights.append(v.numpy())
+    assert (weights[0] != 1.0).any()
+    np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
 
 
 def test_apply_gradients_returns_iterations():

@@ -7,7 +7,8 @@ Gradient accumulation also uses `_backend_update_step(grads, variables, learning
 `_backend_increment_gradient_accumulators(grads, sums)`, `_backend_reset_gradient_accumulators()`,
 and `_iterations`, the counter of steps. `_distribution_strategy` is the strategy in whose scope an
 optimizer was created, and in which it creates variables. Of `tf.distribute.ReplicaContext`:
-`_merge_call(function, args, kwargs)`, the part of `merge_call` for a single replica.
+`_merge_call(function, args, kwargs)`, the part of `merge_call` for a single replica, which replaces
+`merge_call` on the instance in a branch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from tf_redsync.config import imported_only
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, weight_sync
 from tf_redsync.keras.adapter import Adapter
-from tf_redsync.keras.slots import tf_variable
 from tf_redsync.keras.wrapper import Inner, Wrapper, install, outside_of_replicas
 from tf_redsync.network import collectives, initial_values
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
@@ -275,7 +275,7 @@ def _accumulate_in_branches(inner: Any, adapter: Adapter) -> None:
         inner: The optimizer that applies the sums over workers.
         adapter: The wrapper's adapter, whose steps end after an update.
     """
-    reset, apply = inner._backend_reset_gradient_accumulators, inner.apply
+    apply, step = inner.apply, inner._backend_update_step
     window = inner.gradient_accumulation_steps
 
     def apply_or_flush(grads: Any, trainable_variables: Any = None) -> None:
@@ -288,29 +288,19 @@ def _accumulate_in_branches(inner: Any, adapter: Adapter) -> None:
         if flushes:
             inner._iterations.assign_add(window - 1)
 
-    def update(grads: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
-        targets = [tf_variable(v) for v in variables]
-        totals = inner._all_reduce_sum_gradients(list(zip(grads, targets, strict=True)))
-        _call_cross_replica(
-            lambda strategy: inner._distributed_tf_update_step(strategy, totals, learning_rate)
-        )
+    def update(*args: Any) -> None:
+        step(*args)  # of the optimizer's class, which may override Keras's
         with _at_next_update(inner, window):
             adapter.finish_step()
 
-    def increment(grads: Sequence[Any], sums: Sequence[Any]) -> None:
-        def add(strategy: tf.distribute.Strategy) -> None:
-            for grad, total in zip(grads, sums, strict=True):
-                variable = tf_variable(total)
-                strategy.extended.update(variable, _add, args=(grad,), group=False)
-
-        _call_cross_replica(add)
-
     inner.apply = apply_or_flush
     inner._backend_update_step = update
-    inner._backend_increment_gradient_accumulators = increment
-    inner._backend_reset_gradient_accumulators = lambda: _call_cross_replica(
-        lambda strategy: reset()
-    )
+    for name in (
+        "_backend_update_step",
+        "_backend_increment_gradient_accumulators",
+        "_backend_reset_gradient_accumulators",
+    ):
+        setattr(inner, name, _merging_in_branches(getattr(inner, name)))
 
 
 @contextlib.contextmanager
@@ -327,11 +317,19 @@ def _at_next_update(inner: Any, window: int) -> Iterator[None]:
         vars(inner)["_iterations"] = counter
 
 
-def _call_cross_replica(function: Callable[[tf.distribute.Strategy], None]) -> None:
-    """Call a function in cross-replica context, as the only replica of this process."""
-    context = tf.distribute.get_replica_context()
-    tf.distribute.ReplicaContext._merge_call(context, function, (), {})
+def _merging_in_branches(function: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a function so that its merge calls work in a branch, if the process has one replica."""
 
+    def call(*args: Any) -> None:
+        replica: Any = tf.distribute.get_replica_context()
 
-def _add(variable: tf.Variable, grad: Any) -> None:
-    variable.assign(variable + grad)
+        def merge_call(merged: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return tf.distribute.ReplicaContext._merge_call(replica, merged, args, kwargs or {})
+
+        replica.merge_call = merge_call
+        try:
+            function(*args)
+        finally:
+            del replica.merge_call
+
+    return call
