@@ -17,7 +17,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.config import Configurable, register
+from tf_redsync.config import Configurable, imported_only, register
 
 __all__ = ["SGD", "Adam", "KerasSchedule", "Nesterov", "Outer"]
 
@@ -56,18 +56,36 @@ class KerasSchedule(Configurable):
 
         Args:
             schedule: A `LearningRateSchedule` of Keras 3 or of tf_keras, of the number of rounds.
+                A user's class must be registered by `register_keras_serializable`.
+
+        Raises:
+            ValueError: Keras cannot restore the schedule from its config.
         """
         # The schedule may be of the user's own subclass.
         roots = [base.__module__.partition(".")[0] for base in type(schedule).__mro__]
         library = "tf_keras" if "tf_keras" in roots else "keras"
         config = _library(library).optimizers.schedules.serialize(schedule)
-        return cls(json.dumps({"library": library, "schedule": config}, sort_keys=True))
+        made = cls(json.dumps({"library": library, "schedule": config}, sort_keys=True))
+        try:
+            made.restore()
+        except (TypeError, ValueError) as error:
+            name = type(schedule).__name__
+            raise ValueError(
+                "Keras cannot restore the schedule from its config. Decorate its class with "
+                f"@{library}.saving.register_keras_serializable(), and return all arguments of "
+                f"its constructor in `get_config`. Received: learning_rate={name}(...)"
+            ) from error
+        return made
+
+    def restore(self) -> Any:
+        """Return the schedule of Keras."""
+        config = json.loads(self.text)
+        restore = _library(config["library"]).saving.deserialize_keras_object
+        return restore(imported_only(config["schedule"]))
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """Return the value at a step, float32 scalar."""
-        config = json.loads(self.text)
-        schedules = _library(config["library"]).optimizers.schedules
-        return tf.cast(schedules.deserialize(config["schedule"])(step), tf.float32)
+        return tf.cast(self.restore()(step), tf.float32)
 
     @override
     def __repr__(self) -> str:

@@ -87,7 +87,6 @@ def test_schedule_counts_rounds(library):
 def test_users_own_schedule(library):
     keras_module = __import__(library)
 
-    @keras_module.saving.register_keras_serializable(package=f"outer_{library}")
     class Halves(keras_module.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step):
             return 0.5 ** tf.cast(step, tf.float32)
@@ -95,6 +94,9 @@ def test_users_own_schedule(library):
         def get_config(self):
             return {}
 
+    with pytest.raises(ValueError, match=f"{library}.saving.register_keras_serializable.*Halves"):
+        rs.outer.SGD(learning_rate=Halves())
+    keras_module.saving.register_keras_serializable(package=f"outer_{library}")(Halves)
     outer = rs.outer.SGD(learning_rate=Halves())
     assert float(outer.rate(tf.constant(3, tf.int64))) == 0.125
     assert from_config(serialize(outer)) == outer
