@@ -316,11 +316,13 @@ def test_fit_logs(family, tmp_path, capfd):
         assert capfd.readouterr().out.count("skipped_steps: 1.0000") == 2 * expected
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_averages_overwrite_the_weights_at_the_end_of_fit(swapped):
+@pytest.mark.parametrize(("swapped", "scaled"), [(False, False), (True, False), (True, True)])
+def test_averages_overwrite_the_weights_at_the_end_of_fit(swapped, scaled):
     """The step guard does not affect Keras's updates outside a step."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
     inner = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    if scaled:
+        inner = keras.optimizers.LossScaleOptimizer(inner)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         model.compile(rs.DistributedOptimizer(inner, rs.TopK(density=0.5)), loss="mse")

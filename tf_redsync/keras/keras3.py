@@ -111,6 +111,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             _take_into_scope(self.inner_optimizer)
             with initial_values.own(only_zeros=True):
                 self.inner_optimizer.build(variables)
+        loss_scaling.share_averages(self.inner_optimizer)
         if not trains:
             return
         self.build_exchange(variables, self._accepts_sparse_totals)

@@ -8,8 +8,9 @@ Workers agree on skipped steps before the branch with the exchange. With local s
 skips steps, as without loss scaling, and each worker adapts its own scale. Scales may differ,
 because gradients are divided by the scale before the exchange.
 
-Names of Keras used here, all public: the method `compile` of `Model` and its `optimizer`; `apply`,
-`check_finite`, `dynamic_scale` and `step_counter` of Keras 3's `LossScaleOptimizer`.
+Public names of Keras used here: the method `compile` of `Model` and its `optimizer`; `apply`,
+`check_finite`, `dynamic_scale` and `step_counter` of Keras 3's `LossScaleOptimizer`. Private: the
+list `_model_variables_moving_average` of Keras 3's optimizers with `use_ema`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.keras import models
+from tf_redsync.keras import conflicts, models
 
 
 def move_scaler_inside(model: Any, given: Any) -> None:
@@ -49,6 +50,16 @@ def check_new(scaler: Any, wrapper: Any) -> None:
             f"before the first step. Received: {type(scaler).__name__} around a built optimizer. "
             "Create new ones: DistributedOptimizer(LossScaleOptimizer(inner))."
         )
+
+
+def share_averages(inner: Any) -> None:
+    """Give a `LossScaleOptimizer` the averages of weights of the optimizer inside it.
+
+    Keras's `SwapEMAWeights` reads them from the wrapper's `inner_optimizer`.
+    """
+    averages = getattr(conflicts.innermost(inner), "_model_variables_moving_average", None)
+    if averages is not None:
+        vars(inner)["_model_variables_moving_average"] = averages  # without tracking them again
 
 
 def agree(scaler: Any, adapter: Any, finishes: bool) -> None:
