@@ -92,6 +92,21 @@ def test_disable_retraces_train_on_batch(family):
     assert int(model.optimizer.exchange.step.numpy()) == 3
 
 
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tuned_steps_per_execution_need_one_worker(workers, monkeypatch):
+    model = tf_keras.Sequential([tf_keras.layers.Input((3,)), tf_keras.layers.Dense(1)])
+    optimizer = rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense())
+    model.compile(optimizer, "mse", steps_per_execution="auto")
+    x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+    if workers == 1:
+        model.fit(x, y, verbose=0)
+        return
+    monkeypatch.setattr(fit_hook.collectives, "worker_count", lambda strategy: workers)
+    with pytest.raises(ValueError, match='`steps_per_execution`.*Received.*="auto"'):
+        model.fit(x, y, verbose=0)
+
+
 def test_running_method_ignores_user_functions():
     seen = []
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -6,7 +6,7 @@ call. The patch inserts a `FitHook` before the user's callbacks of every model t
 strategy or with a wrapped optimizer.
 
 Names of Keras used here: `CallbackList.set_model(model)` and its list `callbacks`, both public, and
-`_steps_per_execution` of tf_keras's models.
+of tf_keras's models the public `autotune_steps_per_execution` and `_steps_per_execution`.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ class FitHook(ForTfKeras):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before the first step of `fit`."""
         note_model(self.model)  # `compile` may have run before it was patched
+        _check_execution(self.model)
         epochs = self.params.get("epochs")
         per = _steps_per_execution(self.model)
         action = f"begin `fit` of {epochs} epochs with steps_per_execution={per}"
@@ -280,6 +281,22 @@ def _steps_per_execution(model: Any) -> int:
     if value is None:
         value = getattr(model, "_steps_per_execution", None)
     return 1 if value is None else int(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def _check_execution(model: Any) -> None:
+    """Check that each execution of a train step has as many steps on all workers.
+
+    Raises:
+        ValueError: a thread of tf_keras tunes the number by the speed of each worker.
+    """
+    tuned = getattr(model, "autotune_steps_per_execution", False)  # absent in Keras 3
+    if tuned and collectives.worker_count(model.distribute_strategy) > 1:
+        raise ValueError(
+            '`steps_per_execution` must be a number with several workers: tf_keras tunes "auto" '
+            "by each worker's speed, so workers would run different numbers of steps and deadlock. "
+            'Received: steps_per_execution="auto". Pass a number to `compile`, such as '
+            "steps_per_execution=10."
+        )
 
 
 def running_method() -> str:
