@@ -13,6 +13,7 @@ Additions to TensorFlow's strategy:
 from __future__ import annotations
 
 import functools
+import json
 import os
 import warnings
 import weakref
@@ -161,15 +162,13 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         # Lifted functions by the `tf.function` that was passed to `run`; see `_on_every_replica`.
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._network = collectives.for_strategy(self)  # averages the statistics
-        self._statistics: list[Any] = []  # non-trainable model variables, see `run`
-        self._averaged_in_rounds: set[int] = set()  # ids; see `shared_statistics`
-        # The function of `average_statistics`, and the number of statistics that it averages.
-        self._averages: tuple[Callable[[], Any], int] = (lambda: None, 0)
-        # By counter, a skip condition and whether workers agree on it; set while a step is traced.
-        self.skips: dict[Any, tuple[Callable[[], tf.Tensor], bool]] = {}
-        self.checks: dict[Any, Callable[[], None]] = {}  # comparisons after the step
-        # Whether to average the statistics in the step; `None`: in every step.
-        self.statistics_due: Callable[[], tf.Tensor] | None = None
+        # Non-trainable model variables by number, in the order of creation, see `run`. Garbage
+        # collection removes those of old models, at different times on each worker.
+        self._statistics: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._created = 0  # the number of the next statistic
+        # The function of `average_statistics`, and the numbers of the statistics that it averages.
+        self._averages: tuple[Callable[[], Any], list[int]] = (lambda: None, [])
+        self._reset_step()
         groups.gather_by_rank(self)
 
     def _start_together(
@@ -185,6 +184,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         start = f"start with {which}'s {times}, {transport.described(options)}"
         gpus = transport.as_text(transport.own_gpus())
         transport.choose(options, agreement.gather_texts(self, start, gpus))
+
+    def _reset_step(self) -> None:
+        """Reset the attributes that are set while a step is traced."""
+        # By counter, a skip condition and whether workers agree on it.
+        self.skips: dict[Any, tuple[Callable[[], tf.Tensor], bool]] = {}
+        self.checks: dict[Any, Callable[[], None]] = {}  # comparisons after the step
+        # Whether to average the statistics in the step; `None`: in every step.
+        self.statistics_due: Callable[[], tf.Tensor] | None = None
+        # Those that the step uses, an eager one assigns; equal on all workers.
+        self.used_statistics: list[Any] = []
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce `value` over replicas; accepts structures, and scalars with `axis=0`.
@@ -275,22 +284,22 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         def run_and_average(*fn_args: Any, **fn_kwargs: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()
-            self.statistics_due = None
-            self.skips = {}
-            self.checks = {}
+            self._reset_step()
             if in_fit:
                 self.batch_rows.note((fn_args, fn_kwargs))
-            before = statistics.Before(self._statistics)
+            before = statistics.Before(self._statistics.values())
             with self._recording_new_statistics(before):
                 if tf.executing_eagerly():
                     self._eager_assignments.start()
                     result = fn(*fn_args, **fn_kwargs)
-                    changed = self._eager_assignments.end(self._statistics)
+                    used = changed = self._eager_assignments.end(self._statistics.values())
                 else:
                     first = len(graph.get_operations())
                     result = fn(*fn_args, **fn_kwargs)
-                    changed = statistics.assigned(self._statistics, graph, first)
+                    live = list(self._statistics.values())
+                    used, changed = statistics.used_and_assigned(live, graph, first)
             self._restore_or_average(changed, before)
+            self.used_statistics = used
             for check in list(self.checks.values()):
                 check()
             return result
@@ -300,8 +309,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return super().run(fn, args, kwargs, options)
         fn = autograph.as_called(fn)
         step_counters.enter_step((args, kwargs))
-        with step_errors.translated():  # for eager steps; `tf.function` translates its own
-            return super().run(run_and_average, args, kwargs, options)
+        try:
+            with step_errors.translated():  # for eager steps; `tf.function` translates its own
+                return super().run(run_and_average, args, kwargs, options)
+        finally:
+            self._reset_step()  # they refer to the model
 
     def _on_every_replica(self, function: Any) -> Any:
         """Return a `tf.function` that runs the Python function of `function` on every replica.
@@ -328,34 +340,21 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             dataset = _sharded_by_rows(dataset)
         return super().experimental_distribute_dataset(dataset, options)
 
-    @property
-    def shared_statistics(self) -> list[Any]:
-        """The moving statistics that are equal on all workers after each step.
-
-        Those that a step averages only if `statistics_due` are absent from its first trace on;
-        `_averaged_in_rounds` has their ids.
-        """
-        return [v for v in self._averaged if id(v) not in self._averaged_in_rounds]
-
-    @property
-    def _averaged(self) -> list[Any]:
-        return [v for v in self._statistics if statistics.needs_averaging(v)]
-
     def average_statistics(self) -> None:
         """Average the moving statistics over the workers now; all workers must call it."""
-        if not self._statistics or collectives.worker_count(self) == 1:
+        if not self._created or collectives.worker_count(self) == 1:
             return
-        variables = tuple(self._averaged)
-        self.skips = {}
-        if self._averages[1] != len(variables):  # a model was added
+        live = {n: v for n, v in self._statistics.items() if statistics.needs_averaging(v)}
+        texts = agreement.gather_texts(self, "average the moving statistics", json.dumps([*live]))
+        numbers = sorted(set(live).intersection(*map(json.loads, texts)))
+        if self._averages[1] != numbers:  # a model was added or freed
             run = super().run
 
             def average() -> None:
-                for group in statistics.groups(variables):
+                for group in statistics.groups([self._statistics[n] for n in numbers]):
                     statistics.assign(group, self._mean(statistics.pack(group)))
 
-            self._averages = tf.function(lambda: run(average), autograph=False), len(variables)
-        agreement.agree(self, f"average {len(variables)} moving statistics")
+            self._averages = tf.function(lambda: run(average), autograph=False), numbers
         self._averages[0]()
 
     @contextmanager
@@ -375,7 +374,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         layer = statistics.updating_layer(variable, kwargs)
         if layer is not None:
             statistics.mark_state_of_rows(variable, layer)
-            self._statistics.append(variable)
+            self._statistics[self._created] = variable
+            self._created += 1
             self._eager_assignments.watch(variable)
             for before in self._begun:
                 before.add(variable)
@@ -395,7 +395,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if not changed:  # a model without BatchNormalization
             return
         if self.statistics_due is not None:
-            self._averaged_in_rounds.update(map(id, changed))
+            statistics.mark_averaged_in_rounds(changed)
         skipped = _any(skipped() for skipped, _ in self.skips.values())
         for group in statistics.groups(changed):
             values = before.restored_if(group, skipped)

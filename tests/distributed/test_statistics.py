@@ -235,3 +235,55 @@ def test_layers_built_by_first_step():
         assert np.isfinite(values).all(), name
         built = first[name.replace("unbuilt", "built")]
         np.testing.assert_array_equal(values, built, err_msg=name)
+
+
+def run_models_in_a_loop():
+    """Only the chief keeps finished models, and changes them; returns the trained statistics."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy, rank = rs.MultiWorkerMirroredStrategy(), problems.rank()
+    data, kept, trained = problems.dataset(64, 16), [], []
+
+    def new_model(method, frozen=False):
+        with strategy.scope():
+            model = problems.network(keras, normalized=True)
+            model.layers[1].trainable = not frozen
+            model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.01), method), "mse")
+        return model
+
+    def change_on_chief(model):
+        if rank == 0:
+            model.layers[1].moving_mean.assign(model.layers[1].moving_mean + 1.0)
+
+    for method in (rs.TopK(density=0.5), rs.LocalSGD(steps=3), rs.TopK(density=0.5)):
+        model = new_model(method)
+        model.fit(data, verbose=0)
+        moving = model.layers[1].moving_mean.value
+        trained.append(strategy.experimental_local_results(moving)[0].numpy())
+        change_on_chief(model)
+        kept += [model] if rank == 0 else []
+        del model, moving
+        keras.utils.clear_session()
+    result = {"trained": np.stack(trained), "left": len(strategy._statistics), "error": ""}
+
+    model = new_model(rs.TopK(density=0.5), frozen=True)
+    model.fit(data, verbose=0)
+    change_on_chief(model)
+    try:
+        model.fit(data, verbose=0)
+    except tf.errors.OpError as error:
+        result["error"] = str(error)
+    return result
+
+
+def test_models_in_a_loop():
+    """Steps compare only the statistics of their model, and a freed model leaves none."""
+    first, second = run_workers(run_models_in_a_loop)
+    np.testing.assert_array_equal(first["trained"], second["trained"])
+    assert (first["left"], second["left"]) == (6, 0)
+    for worker in (first, second):
+        assert "drifted apart" in worker["error"] and "moving_mean" in worker["error"]

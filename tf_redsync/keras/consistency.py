@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement
-from tf_redsync.keras import momentum
+from tf_redsync.keras import momentum, statistics
 from tf_redsync.keras.slots import all_variables
 from tf_redsync.network import collectives
 from tf_redsync.step.drift import DriftDetector, Shared
@@ -160,8 +160,8 @@ def drift_of(
     @functools.cache  # a step that only one worker traces again must compare the same variables
     def weights() -> list[Shared]:
         averaged = collectives.is_redsync_strategy(strategy) and not skips_locally
-        shared = strategy.shared_statistics if averaged else []
-        return trainable + [_statistic(strategy, v) for v in shared]
+        used = strategy.used_statistics if averaged else []
+        return trainable + [_statistic(local, v) for v in used if statistics.is_shared(v)]
 
     def numbers() -> dict[str, tf.Tensor]:
         if skips_locally:  # iterations, and thus scheduled learning rates, may differ in a round
@@ -175,11 +175,10 @@ def drift_of(
     return DriftDetector(network, every, on_drift, numbers, weights, all_slots, consensus)
 
 
-def _statistic(strategy: Any, variable: Any) -> Shared:
-    def applies() -> bool:  # until another optimizer's local steps average it in rounds
-        return any(v is variable for v in strategy.shared_statistics)
-
-    return Shared(variable.name, strategy.experimental_local_results(variable), applies=applies)
+def _statistic(local: Callable[[Any], Sequence[tf.Variable]], variable: Any) -> Shared:
+    # Until another optimizer's local steps average it in rounds.
+    applies = functools.partial(statistics.is_shared, variable)
+    return Shared(variable.name, local(variable), applies=applies)
 
 
 def compare_rate(model: Any, when: str) -> None:

@@ -28,6 +28,8 @@ _ASSIGNMENTS = (
 )
 _METHODS = ("assign", "assign_add", "assign_sub", *(f"scatter_{name}" for name in _SCATTERS))
 _OF_ROWS = "tf_redsync_of_rows"  # marks a variable whose rows are those of a worker's batches
+_IN_ROUNDS = "tf_redsync_in_rounds"  # marks a variable that some step averages only if it is due
+_BEFORE = "statistics_before_step"  # scope of the names of operations
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input is the index
 
 
@@ -67,6 +69,17 @@ def needs_averaging(variable: Any) -> bool:
         and variable.synchronization != tf.VariableSynchronization.ON_READ
         and not hasattr(variable, _OF_ROWS)
     )
+
+
+def mark_averaged_in_rounds(variables: Iterable[Any]) -> None:
+    """Mark statistics that may differ between workers after a step, until the round ends."""
+    for variable in variables:
+        setattr(variable, _IN_ROUNDS, True)
+
+
+def is_shared(variable: Any) -> bool:
+    """Return whether a statistic is equal on all workers after each step."""
+    return needs_averaging(variable) and not hasattr(variable, _IN_ROUNDS)
 
 
 def _creator() -> Any:
@@ -136,7 +149,8 @@ class Before:
 
     def __init__(self, variables: Iterable[Any]):
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._values = {id(v): tf.convert_to_tensor(v) for v in variables}
+        with tf.name_scope(_BEFORE):
+            self._values = {id(v): tf.convert_to_tensor(v) for v in variables}
 
     def add(self, variable: Any) -> None:
         """Add a statistic that the step has just created and not yet assigned.
@@ -169,7 +183,8 @@ class EagerAssignments:
     def __init__(self) -> None:
         self._replica = threading.local()  # each replica's step has its own thread
         # Assigned in functions that eager steps call; these run Python code only while traced.
-        self._in_functions: set[int] = set()
+        # They are kept: what later eager steps average must not depend on garbage collection.
+        self._in_functions: dict[int, Any] = {}
 
     def watch(self, variable: Any) -> None:
         """Make a variable report assignments."""
@@ -181,14 +196,15 @@ class EagerAssignments:
         def report_and_assign(*args: Any, **kwargs: Any) -> Any:
             noted = getattr(self._replica, "noted", None)
             if noted is not None:
-                (noted if tf.executing_eagerly() else self._in_functions).add(id(variable))
+                noted_in = noted if tf.executing_eagerly() else self._in_functions
+                noted_in[id(variable)] = variable
             return assign(*args, **kwargs)
 
         return report_and_assign
 
     def start(self) -> None:
         """Begin an eager step of a replica."""
-        self._replica.noted = set()
+        self._replica.noted = {}
 
     def end(self, variables: Iterable[Any]) -> list[Any]:
         """End the step; return the variables that it may have assigned."""
@@ -197,8 +213,10 @@ class EagerAssignments:
         return [v for v in variables if id(v) in noted]
 
 
-def assigned(variables: Sequence[Any], graph: Any, first_operation: int) -> list[Any]:
-    """Return the variables that a graph assigns, itself or in called functions.
+def used_and_assigned(
+    variables: Sequence[Any], graph: Any, first_operation: int
+) -> tuple[list[Any], list[Any]]:
+    """Return the variables that a graph uses and those that it assigns, also in called functions.
 
     Args:
         variables: Distributed variables.
@@ -206,6 +224,8 @@ def assigned(variables: Sequence[Any], graph: Any, first_operation: int) -> list
         first_operation: Index of the first operation that counts.
     """
     operations = graph.get_operations()[first_operation:]
+    # Another replica's step may begin in between.
+    operations = [op for op in operations if _BEFORE not in op.name]
     captures = {id(outer): inner.name for outer, inner in getattr(graph, "captures", [])}
     handles: dict[str, Any] = {}
     for variable in variables:
@@ -215,8 +235,10 @@ def assigned(variables: Sequence[Any], graph: Any, first_operation: int) -> list
             name = captures.get(id(copy.handle), getattr(copy.handle, "name", None))
             if name is not None:
                 handles[name] = variable
-    targets = set(_targets(operations, handles, graph))
-    return [v for v in variables if any(handles[n] is v for n in targets)]
+    inputs = {t.name for op in operations for t in op.inputs if t.dtype == tf.resource}
+    used = {id(handles[name]) for name in inputs & handles.keys()}
+    targets = {id(handles[name]) for name in _targets(operations, handles, graph)}
+    return [v for v in variables if id(v) in used], [v for v in variables if id(v) in targets]
 
 
 def _targets(operations: Sequence[Any], handles: dict[str, Any], graph: Any) -> Iterator[str]:
