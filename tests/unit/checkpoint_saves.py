@@ -55,6 +55,7 @@ def save_all(store, saves, committed=lambda save: None):
     first = newest(store)
     number = store.next_number()
     for save in range(0 if first is None else first + 1, saves):
+        store.claim(number)
         parts = tuple(
             store.write_part(number, rank, arrays(save, rank), whole=not rank)
             for rank in range(WORKERS)

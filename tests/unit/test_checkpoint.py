@@ -293,9 +293,12 @@ def test_full_disk_warns_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-000003"]
 
 
-def test_a_checkpoint_of_another_job_in_the_same_directory_stays(tmp_path):
-    other = tmp_path / "checkpoint-000002"
-    files = {other / name: b"another job's" for name in ("part-00000.npz", "manifest.json")}
+@loop("names", [["part-00000.npz", "manifest.json"], ["part-00000.npz.part"], []])
+def test_a_checkpoint_of_another_job_in_the_same_directory_stays(names, tmp_path_factory):
+    """The other job has completed the checkpoint, is writing its part, or is about to."""
+    folder = tmp_path_factory.mktemp("shared")
+    other = folder / "checkpoint-000002"
+    files = {other / name: b"another job's" for name in names}
 
     def other_job(done):
         if done == 5:
@@ -303,13 +306,23 @@ def test_a_checkpoint_of_another_job_in_the_same_directory_stays(tmp_path):
             for path, data in files.items():
                 path.write_bytes(data)
 
-    checkpoint = rs.callbacks.Checkpoint(tmp_path, every=4)
+    checkpoint = rs.callbacks.Checkpoint(folder, every=4)
     callbacks = [checkpoint, at_the_end_of_steps(other_job)]
     with pytest.warns(UserWarning, match=r"checkpoint-000002 .* step 8(.|\n)*Another job"):
         data = DATA["shuffled once"][0]()
         build_model("keras3").fit(data, epochs=1, verbose=0, callbacks=callbacks)
-    assert all(path.read_bytes() == data for path, data in files.items())
-    assert Store(tmp_path).numbers() == [3, 2, 1]
+    assert {path: path.read_bytes() for path in other.iterdir()} == files
+    assert Store(folder).numbers() == ([3, 2, 1] if "manifest.json" in names else [3, 1])
+
+
+def test_removed_folder_fails_the_save(tmp_path, monkeypatch):
+    """Another job that begins takes the folder for a leftover."""
+    before_each_part(monkeypatch, lambda number, values: number == 2 and Store(tmp_path).remove(2))
+    checkpoint = rs.callbacks.Checkpoint(tmp_path, every=4)
+    with pytest.warns(UserWarning, match=r"checkpoint-000002 .* step 8(.|\n)*another job"):
+        data = DATA["shuffled once"][0]()
+        build_model("keras3").fit(data, epochs=1, verbose=0, callbacks=[checkpoint])
+    assert sorted(p.name[-1] for p in tmp_path.iterdir()) == ["1", "3"]
 
 
 # ---------------------------------------------------------------------------- during training

@@ -3,9 +3,10 @@
 An error on one worker reaches all workers, so they write the same checkpoints and resume from the
 same one. The workers exchange texts; there are no collectives.
 
-A save copies the values between two steps. A thread of each worker then writes its part, and the
-threads agree: the leaders commit the checkpoint when all parts are on disk. So a save completes
-even if a main thread waits in a step or has raised.
+A save copies the values between two steps. A thread of each worker does the rest, and the threads
+agree: the leaders claim the checkpoint, all workers write their parts, and the leaders commit the
+checkpoint when all parts are on disk. So a save completes even if a main thread waits in a step or
+has raised.
 """
 
 from __future__ import annotations
@@ -308,9 +309,26 @@ class Checkpoints:
     def _write_and_commit(
         self, save: _Save, manifest: Manifest, values: Arrays, problem: Callable[[Arrays], str]
     ) -> None:
-        """Write this worker's part, and commit the checkpoint with the other workers' threads."""
-        number, parts = save.number, []
-        taken = self._store.is_complete(number)  # by another job in this directory
+        """Claim, write and commit a checkpoint with the other workers' threads."""
+        number = save.number
+        claim_failed = _failure(lambda: self._store.claim(number)) if self.leads else ""
+        all_failed = self._channel.gather(claim_failed) or _NO_ANSWER
+        if not any(all_failed):
+            all_failed = self._write(number, manifest, values, problem)
+        save.failed = all_failed
+        if not self.leads or claim_failed or all_failed is _NO_ANSWER:
+            return
+        if any(all_failed):
+            self._clean_up(lambda: self._store.remove(number))
+        else:
+            subject = manifest.subject
+            self._clean_up(lambda: self._store.remove_old(self._keep, subject, self._refused))
+
+    def _write(
+        self, number: int, manifest: Manifest, values: Arrays, problem: Callable[[Arrays], str]
+    ) -> list[str]:
+        """Write this worker's part, and commit the checkpoint; return the errors by rank."""
+        parts: list[Part] = []
 
         def write() -> None:
             if reason := problem(_values_with_prefix(_SHARED, values)):
@@ -322,22 +340,14 @@ class Checkpoints:
         report = json.dumps([failed, [dataclasses.asdict(part) for part in parts]])
         results = [json.loads(text) for text in self._channel.gather(report) or ()]
         if not results:
-            return
+            return _NO_ANSWER
         all_failed = [failed for failed, _ in results]
         if not any(all_failed):
             listed = tuple(Part(**part) for _, written in results for part in written)
             complete = dataclasses.replace(manifest, parts=listed)
             failed = _failure(lambda: self._store.commit(number, complete)) if self.leads else ""
             all_failed = self._channel.gather(failed) or _NO_ANSWER
-        save.failed = all_failed
-        if not self.leads or all_failed is _NO_ANSWER:
-            return
-        if any(all_failed):
-            if not taken:
-                self._clean_up(lambda: self._store.remove(number))
-        else:
-            subject = manifest.subject
-            self._clean_up(lambda: self._store.remove_old(self._keep, subject, self._refused))
+        return all_failed
 
     def _values(
         self, action: str, shared: Mapping[str, Callable[[], np.ndarray]], compared: Collection[str]

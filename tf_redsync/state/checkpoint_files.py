@@ -57,12 +57,20 @@ def make_directory(path: Path) -> None:
     """Make a directory with its parents, if missing, and flush its name to the disk."""
     if path.is_dir():
         return
-    if not path.parent.exists():
-        make_directory(path.parent)
     with contextlib.suppress(FileExistsError):  # another worker was faster
-        os.mkdir(path)
+        make_new_directory(path)
     if not path.is_dir():
         raise NotADirectoryError(f"{path} is a file")
+
+
+def make_new_directory(path: Path) -> None:
+    """Make a directory with its missing parents, and flush its name to the disk.
+
+    Raises:
+        FileExistsError: If the path exists.
+    """
+    make_directory(path.parent)
+    os.mkdir(path)
     sync_directory(path.parent)
 
 

@@ -1,11 +1,13 @@
 """A directory of checkpoints, each of them complete or absent.
 
-    DIRECTORY/checkpoint-000017/part-00000.npz     one for each worker, written by it
+    DIRECTORY/checkpoint-000017/                   created by the first worker
+                                part-00000.npz     one for each worker, written by it
                                 part-00001.npz
                                 manifest.json      written by the chief after all parts
 
 A checkpoint without a manifest does not exist. A removal deletes the manifest first. So a process
 may be killed at any moment, and the next run recognizes the leftovers by their missing manifest.
+Of several jobs in one directory, only the one that has created a folder writes and removes there.
 
 Only files that this package wrote are removed. The directory may also hold foreign files under
 similar names: other frameworks call a folder `checkpoint-100000`, too. So only regular files with
@@ -66,10 +68,6 @@ class Store:
         """Return a number above those of all checkpoints and leftovers."""
         return max(self._all_numbers(), default=0) + 1
 
-    def is_complete(self, number: int) -> bool:
-        """Return whether a checkpoint exists, usable or not."""
-        return os.path.lexists(self.path(number) / checkpoint_manifest.NAME)
-
     def _all_numbers(self) -> list[int]:
         if not self.directory.is_dir():
             return []
@@ -110,10 +108,22 @@ class Store:
 
     # ------------------------------------------------------------------------------------ writing
 
+    def claim(self, number: int) -> None:
+        """Create the folder of a checkpoint; only one of several jobs succeeds.
+
+        Raises:
+            OSError: If the folder exists or cannot be created; the message has the remedy.
+        """
+        path = self.path(number)
+        try:
+            checkpoint_files.make_new_directory(path)
+        except OSError as error:
+            raise explained(error, path) from error
+
     def write_part(
         self, number: int, rank: int, values: dict[str, np.ndarray], whole: bool
     ) -> Part:
-        """Write one worker's part of a checkpoint.
+        """Write one worker's part of a checkpoint that its job has claimed.
 
         Args:
             number: The checkpoint, the same on all workers.
@@ -123,14 +133,10 @@ class Store:
 
         Raises:
             OSError: If the part cannot be written; the message has the remedy. The part then does
-                not exist. It is an error, too, if another job has completed the checkpoint.
+                not exist.
         """
-        directory = self.path(number)
-        path = directory / checkpoint_manifest.part_name(rank)
+        path = self.path(number) / checkpoint_manifest.part_name(rank)
         try:
-            if self.is_complete(number):
-                raise FileExistsError(errno.EEXIST, "the checkpoint is complete")
-            checkpoint_files.make_directory(directory)
             checkpoint_files.write_arrays(path, values)
             size = path.stat().st_size
             return Part(rank, size, checkpoint_files.sha256(path, size), whole)
@@ -267,6 +273,7 @@ _REMEDIES = {
     errno.EACCES: "Permission denied: change it, or give `Checkpoint` another directory.",
     errno.EPERM: "Permission denied: change it, or give `Checkpoint` another directory.",
     errno.EEXIST: "Another job saves there: give each job's `Checkpoint` its own directory.",
+    errno.ENOENT: "Perhaps another job removed it: give each job's `Checkpoint` its own directory.",
     errno.ENOTDIR: "A component of the path is a file: give `Checkpoint` a directory.",
 }
 
