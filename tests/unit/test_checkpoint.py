@@ -103,7 +103,8 @@ def recorder(library, at=None):
         def on_epoch_end(self, epoch, logs=None):
             self.epochs[epoch] = (float(logs["loss"]), float(logs["mae"]))
             if epoch == 0:
-                self.model.optimizer.learning_rate = 0.004
+                rate = self.model.optimizer.learning_rate.numpy()
+                self.model.optimizer.learning_rate = 0.4 * rate
 
     return Recorder()
 
@@ -175,10 +176,17 @@ def test_model_with_two_optimizers(library, tmp_path_factory):
     )
 
 
+def decay(family):
+    """A callback that decays the learning rate when an epoch begins."""
+    scheduler = FAMILIES[family][0].callbacks.LearningRateScheduler
+    return [scheduler(lambda epoch, rate: rate * 0.7)]
+
+
 @pytest.mark.timeout(1200 if DEEP else 120)
 @loop("family, kind", CASES)
 def test_resume_is_bitwise_equal(family, kind, tmp_path_factory):
     data, arguments = DATA[kind]
+    arguments = {**arguments, "callbacks": decay(family)}
     folder = tmp_path_factory.mktemp("checkpoints")
     whole, all_seen = train(family, data, folder / "whole", **arguments)
     at = 17 // arguments.get("steps_per_execution", 1)
@@ -196,7 +204,7 @@ AT_ONCE = [("keras3", 1), ("tf_keras", 1), *([("legacy", 1), ("keras3", 3)] if D
 def test_resume_after_the_last_batch_of_unknown_size(family, at_once, tmp_path_factory):
     """The callback cannot know that a batch is the last: the epoch ends with saved metrics."""
     data, folder = DATA["of unknown size"][0], tmp_path_factory.mktemp("checkpoints")
-    arguments = {"every": STEPS, "steps_per_execution": at_once}
+    arguments = {"every": STEPS, "steps_per_execution": at_once, "callbacks": decay(family)}
     calls = -(-STEPS // at_once)  # steps per epoch; the last epoch may have fewer
     whole, all_seen = train(family, data, folder / "whole", **arguments)
     train(family, data, folder / "part", at=calls + 1, **arguments)

@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync import checks, stopping
@@ -159,7 +160,9 @@ class Checkpoint(OfBothKeras):
         restored = self._files.restore(self._subject, self._check, self._use)
         if restored is not None:
             self._resume(restored.manifest)
-        self._warn_of_order(in_the_middle=restored is not None and restored.manifest.batch > 0)
+        self._in_the_middle = restored is not None and restored.manifest.batch > 0
+        self._rate: float | None = None  # of an epoch that resumes in the middle
+        self._warn_of_order()
         self._epoch, self._batch = 0, 0
         self._due, self._trained, self._signalled, self._stops = "", False, False, False
         self._requests: list[str] = []  # the user's reasons for the checkpoint that is due
@@ -178,11 +181,17 @@ class Checkpoint(OfBothKeras):
         training_state.restore_metrics(model, metrics)  # Keras resets metrics at this point
         if self._first_epoch is None:
             self._first_epoch = epoch
+        if self._in_the_middle:
+            self._in_the_middle = False
+            rate = getattr(model.optimizer, "learning_rate", None)
+            if hasattr(rate, "assign"):  # otherwise a schedule of the steps
+                self._rate = float(tf.convert_to_tensor(rate))
         self._epoch, self._batch = epoch, 0
         self._save_if_due(epoch, 0)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Save if the end of the last step requested it."""
+        self._restore_rate()
         if self._batch == 0:
             self._batch = batch  # not 0 in a resumed epoch
         self._save_if_due(self._epoch, batch)
@@ -212,6 +221,7 @@ class Checkpoint(OfBothKeras):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Request a checkpoint with `every="epoch"`."""
+        self._restore_rate()  # no batch was left
         if self.every == "epoch":
             self._due = self._due or f"the end of epoch {epoch + 1}"
 
@@ -255,10 +265,16 @@ class Checkpoint(OfBothKeras):
 
     # ----------------------------------------------------------------------------------- the work
 
-    def _warn_of_order(self, in_the_middle: bool) -> None:
+    def _restore_rate(self) -> None:
+        """Restore the rate that callbacks changed for the second time when the epoch began."""
+        rate, self._rate = self._rate, None
+        if rate is not None:
+            self.model.optimizer.learning_rate = rate
+
+    def _warn_of_order(self) -> None:
         """Warn if a resumed epoch may repeat some batches and skip others."""
         warning = self._position.order_warning
-        if warning and (self.every != "epoch" or in_the_middle):
+        if warning and (self.every != "epoch" or self._in_the_middle):
             warnings.warn(
                 f"{warning}, so an epoch that `Checkpoint` resumes in the middle may repeat some "
                 "batches and skip others. Use a tf.data pipeline with seeds, or every='epoch'.",
