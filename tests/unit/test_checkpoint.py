@@ -1,5 +1,6 @@
 """`Checkpoint` with one worker: resuming `fit` with every library and kind of data."""
 
+import contextlib
 import datetime
 import hashlib
 import itertools
@@ -394,6 +395,24 @@ def test_training_continues_during_a_save_and_next_save_waits(tmp_path, monkeypa
     assert np.array_equal(kernels["written"], kernels["then"])
     assert not np.array_equal(kernels["now"], kernels["then"])
     assert store.numbers() == [4]  # the final save, for which `fit` waits
+
+
+def test_weights_and_their_averages_are_not_exchanged(tmp_path):
+    """`SwapEMAWeights` has the averages in the model from the end of an epoch to the next one."""
+
+    def fit(name, at=None):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input([5]), keras.layers.Dense(1)])
+        sgd = keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9)
+        model.compile(rs.DistributedOptimizer(sgd, rs.Dense()), "mse", metrics=["mae"])
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        callbacks = [recorder(keras, at), rs.callbacks.Checkpoint(tmp_path / name), swap]
+        with contextlib.suppress(Interrupted):
+            model.fit(dataset().batch(BATCH), epochs=3, verbose=0, callbacks=callbacks)
+        return model
+
+    fit("part", at=STEPS + 3)
+    assert equal_weights(fit("whole"), fit("part"))
 
 
 @loop("ends", ["an error", "when_saved", "the end"])

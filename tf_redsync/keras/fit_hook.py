@@ -65,12 +65,15 @@ def _order(callback: Any) -> int:
     """Return the sort key of a callback: the hook is first, the progress bar last."""
     if isinstance(callback, FitHook):
         return 0
-    if any(kind.__name__ == "ProgbarLogger" for kind in type(callback).__mro__):
-        return 5
-    for place, name in ((1, "comes_first"), (3, "comes_last"), (4, "comes_after_saving")):
+    names = {kind.__name__ for kind in type(callback).__mro__}
+    if "SwapEMAWeights" in names and callback.swap_on_epoch:
+        return 1  # it restores the weights in `on_epoch_begin`, in which `Checkpoint` saves them
+    if "ProgbarLogger" in names:
+        return 6
+    for place, name in ((2, "comes_first"), (4, "comes_last"), (5, "comes_after_saving")):
         if getattr(callback, name, False):
             return place
-    return 2
+    return 3
 
 
 def concerns(model: Any) -> bool:
