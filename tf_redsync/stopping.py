@@ -7,6 +7,7 @@ it reads `requested` after each step, agrees with the other workers, saves and r
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -76,6 +77,8 @@ class StopSignals:
         self._since = 0.0
         self._fit: CodeType | None = None
         self._before: dict[int, Any] = {}
+        # C's `struct sigaction` of SIGUSR1, in more bytes than it has.
+        self._action = ctypes.create_string_buffer(1024)
         self._file = -1  # the previous wakeup file descriptor
         self._sockets: tuple[socket.socket, socket.socket] | None = None
 
@@ -101,6 +104,7 @@ class StopSignals:
         self._sockets = read, write = socket.socketpair()
         write.setblocking(False)
         self._file = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        ctypes.CDLL(None).sigaction(signal.SIGUSR1, None, self._action)
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         _listening.append(self)
         arguments = (read, self._file)
@@ -119,9 +123,14 @@ class StopSignals:
         write.close()
 
     def restore_handlers(self) -> None:
-        """Install the handlers that were in place before `listen`."""
-        for number, handler in self._before.items():  # `None`: installed by C, not restorable
+        """Install the handlers that were in place before `listen`.
+
+        Python does not know handlers of C. That of `faulthandler.register` for SIGUSR1 is restored.
+        That of TensorFlow for SIGTERM is not: the process would ignore the signal.
+        """
+        for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        ctypes.CDLL(None).sigaction(signal.SIGUSR1, self._action, None)
 
     def _receive(self, read: socket.socket, before: int) -> None:
         with read:

@@ -150,6 +150,29 @@ libc.signal(signal.SIGTERM, libc.abs)
     assert out == f"{-signal.SIGTERM}\n", err
 
 
+def test_handler_of_faulthandler_is_restored():
+    """Python does not know of it. A child inherits it."""
+    body = """
+import faulthandler
+requests.close()
+faulthandler.register(signal.SIGUSR1, chain=False)
+requests.listen()
+child = os.fork()
+if child == 0:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+requests.close()
+os.kill(os.getpid(), signal.SIGUSR1)
+print(requests.requested)
+"""
+    with script(body) as process:
+        out, err = process.communicate(timeout=30)
+    assert out.split() == [str(int(-signal.SIGTERM)), "None"], err
+    assert err.count("most recent call first") == 2
+
+
 def test_earlier_handlers_are_still_called():
     requests = stopping.StopSignals()
     read, write = os.pipe()
