@@ -124,8 +124,8 @@ def test_fit_run_eagerly(workers):
     assert first["weights"] == second["weights"]
 
 
-def run_with_two_dtypes():
-    """Statistics in a float32 matrix and float64 vectors; returns them and the batches."""
+def run_with_other_kinds(way):
+    """Statistics of several dtypes, ranks and assignments; returns them and the batches."""
     import keras
     import tensorflow as tf
 
@@ -133,15 +133,22 @@ def run_with_two_dtypes():
     from tests.distributed import problems
 
     class Matrix(keras.layers.Layer):
-        """Its statistics are the first two examples of the last batch, one in a codebook."""
+        """Its statistics are the first two examples of the last batch, some in codebooks."""
 
         def build(self, shape):
-            self.last = self.add_weight(shape=(2, shape[-1]), trainable=False, name="last")
-            self.codes = self.add_weight(shape=(3, shape[-1]), trainable=False, name="codes")
+            def weight(name, rows):
+                return self.add_weight(shape=(rows, shape[-1]), trainable=False, name=name)
+
+            self.last = weight("last", 2)
+            self.codes, self.slices = weight("codes", 3), weight("slices", 3)
+
+        def compute_output_shape(self, shape):
+            return shape  # Keras cannot assign to slices to infer it
 
         def call(self, x):
             self.last.assign(x[:2])
             self.codes.value.scatter_update(tf.IndexedSlices(x[:2], [0, 2]))
+            self.slices.value[::2].assign(x[:2])
             return x
 
     strategy = rs.MultiWorkerMirroredStrategy()
@@ -151,22 +158,24 @@ def run_with_two_dtypes():
         matrix = Matrix()
         model = keras.Sequential([keras.Input((4,)), matrix, norm])
 
-    @tf.function
     def step(x):
         return strategy.run(lambda x: model(x, training=True), (x,))
 
+    step = tf.function(step) if way == "graph" else step
     batches = [np.float32(np.random.RandomState([rank, i]).randn(8, 4)) for i in range(STEPS)]
     for batch in batches:
         step(tf.constant(batch))
-    parts = {"matrix": matrix.last, "codes": matrix.codes, "mean": norm.moving_mean}
+    parts = {n: getattr(matrix, n) for n in ("last", "codes", "slices")}
     found = {
-        name: strategy.experimental_local_results(v.value)[0].numpy() for name, v in parts.items()
+        name: strategy.experimental_local_results(v.value)[0].numpy()
+        for name, v in (*parts.items(), ("mean", norm.moving_mean))
     }
     return {**found, "batches": np.stack(batches)}
 
 
-def test_statistics_of_two_dtypes_and_ranks():
-    first, second = run_workers(run_with_two_dtypes)
+@pytest.mark.parametrize("way", ["eager", "graph"])
+def test_statistics_of_other_kinds(way):
+    first, second = run_workers(run_with_other_kinds, args=(way,))
     mean = np.zeros(4)
     for one, other in zip(first["batches"], second["batches"], strict=True):
         mean = 0.5 * mean + 0.25 * (np.float64(one).mean(0) + np.float64(other).mean(0))
@@ -174,8 +183,9 @@ def test_statistics_of_two_dtypes_and_ranks():
         assert worker["mean"].dtype == np.float64
         np.testing.assert_allclose(worker["mean"], mean, rtol=1e-12)
         both = (first["batches"][-1][:2] + second["batches"][-1][:2]) / 2
-        np.testing.assert_array_equal(worker["matrix"], both)
-        np.testing.assert_array_equal(worker["codes"][[0, 2]], both)
+        np.testing.assert_array_equal(worker["last"], both)
+        for name in ("codes", "slices"):
+            np.testing.assert_array_equal(worker[name][[0, 2]], both, err_msg=name)
 
 
 SKIPPED = 2  # in this step worker 1 has NaN labels

@@ -4,12 +4,15 @@ In Keras 3 every replica updates BatchNormalization's moving statistics locally.
 averages the statistics that a step has assigned. It searches a graph and its called functions for
 assignments; in eager steps the variables record them. Statistics of both Keras libraries are
 restored after steps that are skipped or make them non-finite.
+
+Private name of TensorFlow used here: `_strided_slice_assign` of a variable.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,9 +27,13 @@ from tf_redsync.ops.wire import all_finite
 _SCATTERS = ("update", "add", "sub", "mul", "div", "min", "max")
 _ASSIGNMENTS = (
     *("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"),
+    "ResourceStridedSliceAssign",
     *(f"ResourceScatter{name.title()}" for name in _SCATTERS),
 )
-_METHODS = ("assign", "assign_add", "assign_sub", *(f"scatter_{name}" for name in _SCATTERS))
+_METHODS = (
+    *("assign", "assign_add", "assign_sub", "_strided_slice_assign"),
+    *(f"scatter_{name}" for name in _SCATTERS),
+)
 _OF_ROWS = "tf_redsync_of_rows"  # marks a variable whose rows are those of a worker's batches
 _IN_ROUNDS = "tf_redsync_in_rounds"  # marks a variable that some step averages only if it is due
 _BEFORE = "statistics_before_step"  # scope of the names of operations
@@ -187,9 +194,9 @@ class EagerAssignments:
         self._in_functions: dict[int, Any] = {}
 
     def watch(self, variable: Any) -> None:
-        """Make a variable report assignments."""
-        for name in filter(functools.partial(hasattr, variable), _METHODS):
-            setattr(variable, name, self._reporting(variable, getattr(variable, name)))
+        """Make a variable report assignments to its copies, which a slice assigns directly."""
+        for copy, name in itertools.product(variable.values, _METHODS):
+            setattr(copy, name, self._reporting(variable, getattr(copy, name)))
 
     def _reporting(self, variable: Any, assign: Any) -> Any:
         @functools.wraps(assign)
