@@ -410,10 +410,12 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return tf.cond(self.statistics_due(), lambda: self._mean(values), lambda: values)
 
     def _mean(self, values: tf.Tensor) -> tf.Tensor:
-        (total,) = self._network.all_reduce([values])
+        small = values.dtype in (tf.float16, tf.bfloat16)  # a sum may overflow float16
+        (total,) = self._network.all_reduce([tf.cast(values, tf.float32) if small else values])
+        mean = tf.cast(total / self.num_replicas_in_sync, values.dtype)
         # In a skipped step the values are equal on all workers, and a mean would round them.
         skipped = _any(skipped() for skipped, agreed in self.skips.values() if agreed)
-        return tf.where(skipped, values, total / self.num_replicas_in_sync)
+        return tf.where(skipped, values, mean)
 
 
 def already_sharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:

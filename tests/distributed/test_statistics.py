@@ -136,10 +136,12 @@ def run_with_other_kinds(way):
         """Its statistics are the first two examples of the last batch, some in codebooks."""
 
         def build(self, shape):
-            def weight(name, rows):
-                return self.add_weight(shape=(rows, shape[-1]), trainable=False, name=name)
+            def weight(name, rows, **kwargs):
+                return self.add_weight(
+                    shape=(rows, shape[-1]), trainable=False, name=name, **kwargs
+                )
 
-            self.last = weight("last", 2)
+            self.last, self.large = weight("last", 2), weight("large", 2, dtype="float16")
             self.codes, self.slices = weight("codes", 3), weight("slices", 3)
 
         def compute_output_shape(self, shape):
@@ -147,6 +149,7 @@ def run_with_other_kinds(way):
 
         def call(self, x):
             self.last.assign(x[:2])
+            self.large.assign(40_000 + 0 * x[:2])
             self.codes.value.scatter_update(tf.IndexedSlices(x[:2], [0, 2]))
             self.slices.value[::2].assign(x[:2])
             return x
@@ -165,7 +168,7 @@ def run_with_other_kinds(way):
     batches = [np.float32(np.random.RandomState([rank, i]).randn(8, 4)) for i in range(STEPS)]
     for batch in batches:
         step(tf.constant(batch))
-    parts = {n: getattr(matrix, n) for n in ("last", "codes", "slices")}
+    parts = {n: getattr(matrix, n) for n in ("last", "large", "codes", "slices")}
     found = {
         name: strategy.experimental_local_results(v.value)[0].numpy()
         for name, v in (*parts.items(), ("mean", norm.moving_mean))
@@ -186,6 +189,8 @@ def test_statistics_of_other_kinds(way):
         np.testing.assert_array_equal(worker["last"], both)
         for name in ("codes", "slices"):
             np.testing.assert_array_equal(worker[name][[0, 2]], both, err_msg=name)
+        # The sum of the two workers is infinite in float16.
+        np.testing.assert_array_equal(worker["large"], np.full([2, 4], 40_000, np.float16))
 
 
 SKIPPED = 2  # in this step worker 1 has NaN labels
