@@ -47,9 +47,11 @@ def test_eager_casts_are_not_detected():
     assert before_cast(tensor) is tensor
 
 
-def test_embedding_rows_are_summed_in_float32():
+@pytest.mark.parametrize("shape", [None, [3, 2]])
+def test_embedding_rows_are_summed_in_float32(shape):
     """A row occurs 1,000 times; a bfloat16 sum would stop growing long before."""
-    rows = tf.IndexedSlices(tf.ones([1_000, 2], tf.bfloat16), [1] * 1_000, tf.constant([3, 2]))
+    shape = None if shape is None else tf.constant(shape)
+    rows = tf.IndexedSlices(tf.ones([1_000, 2], tf.bfloat16), [1] * 1_000, shape)
     dense = as_float(rows, TensorSpec("table", (3, 2), "bfloat16"))
     assert dense.dtype == tf.float32
     np.testing.assert_array_equal(dense, [[0, 0], [1_000, 1_000], [0, 0]])

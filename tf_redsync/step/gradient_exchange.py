@@ -551,7 +551,8 @@ def as_float(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:
         raise _bad_dtype(grad, spec)
     if isinstance(grad, tf.IndexedSlices):
         # An embedding's gradient. The residual is dense, so duplicates are summed in float32.
-        grad = tf.IndexedSlices(tf.cast(grad.values, tf.float32), grad.indices, grad.dense_shape)
+        values, shape = tf.cast(grad.values, tf.float32), tf.constant(spec.shape)
+        grad = tf.IndexedSlices(values, grad.indices, shape)  # its own shape may be `None`
     tensor = before_cast(tf.convert_to_tensor(grad))
     if tensor.dtype != tf.bfloat16:
         tensor = tf.cast(tensor, tf.float32)
