@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import tf_redsync as rs
 
@@ -108,3 +109,17 @@ def test_unwrapped_keras_differs(name):
     found, expected = by_keras(name, lambda inner: inner, one), by_numpy(FORMULAS[name])
     assert np.abs(found - expected)[:2].max() > 0.02  # rows that were looked up twice
     np.testing.assert_allclose(found[2:], expected[2:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "warns"),
+    [("SGD", {"momentum": 0.9}, True), ("Ftrl", {}, True), ("SGD", {}, False), ("Adam", {}, False)],
+)
+def test_legacy_optimizer_that_would_update_some_rows_warns(name, options, warns):
+    inner = getattr(tf_keras.optimizers.legacy, name)(RATE, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer = rs.DistributedOptimizer(inner, rs.Dense())
+        rows = tf.IndexedSlices(tf.ones([1, WIDTH]), [0])
+        optimizer.apply_gradients([(rows, tf.Variable(tf.ones([ROWS, WIDTH])))])
+    assert any(f"{name} updates only the rows" in str(w.message) for w in caught) == warns

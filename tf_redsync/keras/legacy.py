@@ -7,6 +7,7 @@ Addons: `_do_use_weight_decay(variable)` looks for a variable in `_decay_var_lis
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,10 @@ try:
     import tf_keras
 except ModuleNotFoundError as error:
     raise requirements.no_tf_keras() from error
+
+# Legacy optimizers and some of Addons that update only the rows of a sparse gradient. SGD and
+# RMSprop do so with momentum.
+_OF_ROWS = {"Adamax", "Nadam", "Ftrl", "LazyAdam"}
 
 
 @tf_keras.saving.register_keras_serializable(
@@ -123,6 +128,8 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
                 "tf_keras.mixed_precision.LossScaleOptimizer(inner))."
             )
         grads_and_vars = list(grads_and_vars)
+        if any(isinstance(grad, tf.IndexedSlices) for grad, _ in grads_and_vars):
+            _warn_of_rows(conflicts.innermost(self.inner_optimizer))
         self.build_if_needed([v for _, v in grads_and_vars])
         apply = self.inner_optimizer.apply_gradients
         applied = self._adapter.run_step(apply, grads_and_vars, name=name)
@@ -191,6 +198,18 @@ class ScaledLegacyOptimizer(LegacyOptimizer, tf_keras.mixed_precision.LossScaleO
 
     inner_optimizer = None
     vars().update({name: Inner() for name in SCALING})
+
+
+def _warn_of_rows(optimizer: Any) -> None:
+    """Warn if an optimizer by itself updates only the rows of a sparse gradient."""
+    names = {kind.__name__ for kind in type(optimizer).__mro__}
+    if names & _OF_ROWS or getattr(optimizer, "_momentum", False) is True:
+        warnings.warn(
+            f"{type(optimizer).__name__} updates only the rows of an embedding that were looked "
+            "up, but the wrapped optimizer receives dense totals and updates all rows; see "
+            "docs/adaptive.md#embeddings.",
+            stacklevel=3,
+        )
 
 
 def _decay_listed(optimizer: Any) -> None:
