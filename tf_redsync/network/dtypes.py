@@ -2,7 +2,7 @@
 
 `CollectiveReduceV2` and `CollectiveGatherV2` support float16, float32, float64, int32 and int64;
 the former also supports bfloat16. Other dtypes are cast: to a wider integer for sums, and to a
-dtype that represents all their values for gathers.
+dtype that represents all their values for gathers. Complex values are gathered in two parts.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ def gathered(gather: Callable[[Any], tf.Tensor], on_replicas: Map, value: Any, p
     dtype = getattr(part, "dtype", None)
     if dtype == tf.string and tf.is_tensor(part) and not isinstance(part, _COMPOSITE):
         return _gathered_strings(gather, on_replicas, value)
+    if dtype in (tf.complex64, tf.complex128):
+        return tf.complex(*(gather(on_replicas(f, value)) for f in (tf.math.real, tf.math.imag)))
     if dtype not in CARRIED:
         return gather(value)
     carried = on_replicas(lambda v: tf.cast(v, CARRIED[dtype]), value)

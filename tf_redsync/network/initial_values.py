@@ -65,7 +65,8 @@ class _Comparison:
 def install(strategy: tf.distribute.Strategy, gather: Callable[[str, str], Sequence[str]]) -> None:
     """Make the strategy's variables respect `own`, and allow all dtypes, such as bfloat16.
 
-    A value whose dtype TensorFlow cannot broadcast is sent in a dtype that represents all values.
+    A value whose dtype TensorFlow cannot broadcast is sent in a dtype that represents all values,
+    and a complex one as two parts.
 
     Args:
         strategy: The strategy.
@@ -89,14 +90,24 @@ def install(strategy: tf.distribute.Strategy, gather: Callable[[str, str], Seque
                 return value  # TensorFlow may crash when it broadcasts an empty tensor
             if comparison.equal(value):
                 return value
-            carrier = CARRIED.get(value.dtype, value.dtype)
-            carried = {**kwargs, "initial_value": tf.cast(value, carrier), "dtype": carrier}
-            received = broadcast(replica_id, device, primary_var, **carried)()
-            return tf.cast(received, value.dtype)
+            return _of_chief(value, send)
+
+        def send(value: tf.Tensor) -> tf.Tensor:
+            carried = {**kwargs, "initial_value": value, "dtype": value.dtype}
+            return broadcast(replica_id, device, primary_var, **carried)()
 
         return initial_value
 
     extended._get_variable_creator_initial_value = initial_value_of
+
+
+def _of_chief(value: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Return the chief's value; `send` broadcasts what TensorFlow can broadcast."""
+    if value.dtype.is_complex:
+        parts = tf.math.real(value), tf.math.imag(value)
+        return tf.complex(*(_of_chief(part, send) for part in parts))
+    carrier = CARRIED.get(value.dtype, value.dtype)
+    return tf.cast(send(tf.cast(value, carrier)), value.dtype)
 
 
 def _is_zero(value: tf.Tensor) -> bool:
