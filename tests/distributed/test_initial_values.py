@@ -34,11 +34,17 @@ def created():
         found |= {kind: replica_variable(value(tf.float32), kind, kind) for kind in ("sum", "mean")}
         found["shared"] = replica_variable(value(tf.bfloat16), "shared", "shared")
         found["complex"] = tf.Variable(value(tf.complex64))
+        del sent[:]
+        initial_values._MOST = 1200  # bytes
+        found["sliced"] = tf.Variable(tf.reshape(value(tf.float32), [100, 10]))
+        slices = " ".join(map(str, sent))
+        initial_values._MOST = 2**30
         with initial_values.own():
             found["own"] = tf.Variable(value(tf.bfloat16))
         keras.Variable(tf.zeros([0]))
         found = {n: strategy.experimental_local_results(v)[0] for n, v in found.items()}
         found = {name: int(np.real(v.numpy().flat[-1])) for name, v in found.items()}
+        found["slices"] = slices
         found["broadcasts of no element"] = sent.count(0)  # may crash TensorFlow
         # One tensor with a residual, one exchanged densely with a shared velocity.
         weights = [keras.Variable(tf.zeros([300, 300])), keras.Variable(tf.zeros([30]))]
@@ -131,7 +137,7 @@ def test_zero_state_is_not_broadcast():
     first, second = run_workers(created)
     sent = {"RedSync": 1, "GMC": 1, "tf_keras": 1, "legacy": 1}  # scalars
     sent |= {"keras": 7}  # the slot of ones
-    sent |= {"broadcasts of no element": 0}
-    equal = dict.fromkeys(("mirrored", "shared", "complex"), 1)
+    sent |= {"broadcasts of no element": 0, "slices": "300 300 300 100"}
+    equal = dict.fromkeys(("mirrored", "shared", "complex", "sliced"), 1)
     assert first == {**equal, "sum": 1, "mean": 1, "own": 1, **sent}
     assert second == {**equal, "sum": 2, "mean": 2, "own": 2, **sent}

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_redsync.network.dtypes import CARRIED
 
 _LARGE = 2**20  # bytes whose broadcast takes longer than a comparison, except on fast networks
+_MOST = 2**30  # bytes of a broadcast; a message over gRPC must have fewer than 2 GiB
 _own: list[bool] = []  # `only_zeros` of the entered `own` contexts
 
 
@@ -66,7 +67,7 @@ def install(strategy: tf.distribute.Strategy, gather: Callable[[str, str], Seque
     """Make the strategy's variables respect `own`, and allow all dtypes, such as bfloat16.
 
     A value whose dtype TensorFlow cannot broadcast is sent in a dtype that represents all values,
-    and a complex one as two parts.
+    a complex one as two parts, and a very large one in slices along its first axis.
 
     Args:
         strategy: The strategy.
@@ -107,6 +108,11 @@ def _of_chief(value: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]) -> tf.Te
         parts = tf.math.real(value), tf.math.imag(value)
         return tf.complex(*(_of_chief(part, send) for part in parts))
     carrier = CARRIED.get(value.dtype, value.dtype)
+    size = carrier.size * value.shape.num_elements()
+    if size > _MOST and value.shape[0] > 1:
+        rows = max(1, value.shape[0] * _MOST // size)
+        starts = range(0, value.shape[0], rows)
+        return tf.concat([_of_chief(value[i : i + rows], send) for i in starts], axis=0)
     return tf.cast(send(tf.cast(value, carrier)), value.dtype)
 
 
