@@ -188,7 +188,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def _reset_step(self) -> None:
         """Reset the attributes that are set while a step is traced."""
         # By counter, a skip condition and whether workers agree on it.
-        self.skips: dict[Any, tuple[Callable[[], tf.Tensor], bool]] = {}
+        self.skip_conditions: dict[Any, tuple[Callable[[], tf.Tensor], bool]] = {}
         self.checks: dict[Any, Callable[[], None]] = {}  # comparisons after the step
         # Whether to average the statistics in the step; `None`: in every step.
         self.statistics_due: Callable[[], tf.Tensor] | None = None
@@ -305,7 +305,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return result
 
         if collectives.worker_count(self) == 1:
-            self.skips = {}  # nothing is restored
+            self.skip_conditions = {}  # nothing is restored
             return super().run(fn, args, kwargs, options)
         fn = autograph.as_called(fn)
         step_counters.enter_step((args, kwargs))
@@ -396,7 +396,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return
         if self.statistics_due is not None:
             statistics.mark_averaged_in_rounds(changed)
-        skipped = _any(skipped() for skipped, _ in self.skips.values())
+        skipped = _any(skipped() for skipped, _ in self.skip_conditions.values())
         for group in statistics.groups(changed):
             values = before.restored_if(group, skipped)
             if statistics.needs_averaging(group[0]):
@@ -414,7 +414,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         (total,) = self._network.all_reduce([tf.cast(values, tf.float32) if small else values])
         mean = tf.cast(total / self.num_replicas_in_sync, values.dtype)
         # In a skipped step the values are equal on all workers, and a mean would round them.
-        skipped = _any(skipped() for skipped, agreed in self.skips.values() if agreed)
+        skipped = _any(skipped() for skipped, agreed in self.skip_conditions.values() if agreed)
         return tf.where(skipped, values, mean)
 
 

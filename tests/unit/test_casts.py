@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.ops.wire import before_cast, widened
-from tf_redsync.step.gradient_exchange import as_float
+from tf_redsync.step.gradient_exchange import as_dense
 
 
 def in_a_graph(make):
@@ -52,7 +52,7 @@ def test_embedding_rows_are_summed_in_float32(shape):
     """A row occurs 1,000 times; a bfloat16 sum would stop growing long before."""
     shape = None if shape is None else tf.constant(shape)
     rows = tf.IndexedSlices(tf.ones([1_000, 2], tf.bfloat16), [1] * 1_000, shape)
-    dense = as_float(rows, TensorSpec("table", (3, 2), "bfloat16"))
+    dense = as_dense(rows, TensorSpec("table", (3, 2), "bfloat16"))
     assert dense.dtype == tf.float32
     np.testing.assert_array_equal(dense, [[0, 0], [1_000, 1_000], [0, 0]])
 
@@ -62,6 +62,6 @@ def test_embedding_rows_are_summed_in_float32(shape):
     [(tf.float32, tf.float32), (tf.float16, tf.float32), (tf.bfloat16, tf.bfloat16)],
 )
 def test_dense_gradients(dtype, kept):
-    dense = as_float(tf.ones([2], dtype), TensorSpec("v", (2,)))
+    dense = as_dense(tf.ones([2], dtype), TensorSpec("v", (2,)))
     assert dense.dtype == kept
     assert [t.dtype for t in widened([dense])] == [tf.float32]

@@ -288,7 +288,7 @@ def test_eager_steps_of_one_worker_use_no_memory():
     optimizer, variable = build_optimizer(strategy)
     for _ in range(3):
         strategy.run(lambda: optimizer.apply([tf.ones(2)], [variable]))
-        assert len(strategy.skips) == 1
+        assert len(strategy.skip_conditions) == 1
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "many", True])

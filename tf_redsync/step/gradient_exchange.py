@@ -91,7 +91,7 @@ class GradientExchange(tf.Module):
     own_variables: tuple[tf.Variable, ...] = ()
     _counts_elements = False
     _present: set[int] | None = None
-    _gather: Callable[[], Any] | None = None  # see `to_consensus`
+    _traced_end_round: Callable[[], Any] | None = None  # `tf.function` of `_end_round`
     _attach: Callable[[], None] | None = None  # see `attach_optimizer`
 
     def __init__(
@@ -202,14 +202,14 @@ class GradientExchange(tf.Module):
             check(positions)
         self.called = True
         if self._has_redsync_strategy:  # our strategy has counted the step at its beginning
-            self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
+            self.nonfinite.register_skip_condition(self.strategy, self.schedule.skips_locally)
         else:
             step_counters.enter_step(grads[:1])
         step_counters.reach_exchange(grads[:1])
         checks = self._stale_step_checks()
-        dense = [as_float(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
+        local_grads = [as_dense(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
         exchange = functools.partial(self.replacement or self._exchange, positions, checks)
-        totals, finite = self.worker.with_sums(exchange, dense)
+        totals, finite = self.worker.with_sums(exchange, local_grads)
         for i, total in enumerate(totals):
             if isinstance(total, tf.Tensor):  # sparse totals stay float32
                 totals[i] = tf.cast(total, self.specs[positions[i]].dtype)
@@ -375,7 +375,7 @@ class GradientExchange(tf.Module):
 
         local_flags = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
         if self._has_redsync_strategy:
-            self.nonfinite.watch(self.strategy, self.schedule.skips_locally)
+            self.nonfinite.register_skip_condition(self.strategy, self.schedule.skips_locally)
         return self.worker.with_sums(count, [1.0 - tf.cast(finite, tf.float32), local_flags])
 
     def _skip(self, flags: tf.Tensor) -> None:
@@ -481,7 +481,9 @@ class GradientExchange(tf.Module):
         """
         steps, streak = before
         if self._has_redsync_strategy:
-            self.nonfinite.watch(self.strategy, self.schedule.skips_locally, streak)
+            self.nonfinite.register_skip_condition(
+                self.strategy, self.schedule.skips_locally, streak
+            )
         consensus = self.consensus
         if consensus is not None and self.schedule.averages_statistics:
             collectives.average_statistics_when(
@@ -501,11 +503,11 @@ class GradientExchange(tf.Module):
         """
         if self.consensus is None or not self.weights_differ:
             return
-        if self._gather is None:
-            self._gather = tf.function(lambda: self.strategy.run(self._end_round))
+        if self._traced_end_round is None:
+            self._traced_end_round = tf.function(lambda: self.strategy.run(self._end_round))
         with self.agreed("bring the workers' weights together (`to_consensus()`)"):
             self.schedule.settle()
-            self._gather()
+            self._traced_end_round()
             collectives.average_statistics(self.strategy)
 
     def _end_round(self) -> None:
@@ -535,7 +537,7 @@ class GradientExchange(tf.Module):
         return self.schedule.bytes_per_step(self.workers)
 
 
-def as_float(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:
+def as_dense(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:
     """Return a gradient as a dense tensor of the variable's shape, bfloat16 or float32.
 
     bfloat16 gradients stay bfloat16; other dtypes become float32.

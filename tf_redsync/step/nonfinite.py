@@ -78,7 +78,7 @@ class NonFiniteCounter:
             "gathered": ("shared", self._gathered),
         }
 
-    def watch(self, strategy: Any, skips_locally: bool, before: Any = 0) -> None:
+    def register_skip_condition(self, strategy: Any, skips_locally: bool, before: Any = 0) -> None:
         """Tell tf_redsync's strategy how to recognize that the step that is traced was skipped.
 
         After a skipped step it restores BatchNormalization's statistics. A second call in
@@ -90,7 +90,7 @@ class NonFiniteCounter:
             before: The streak when the step began, for steps that may leave it unchanged.
         """
         streak = self.local_streak if skips_locally else self.in_a_row
-        strategy.skips[self] = lambda: streak.read_value() > before, not skips_locally
+        strategy.skip_conditions[self] = lambda: streak.read_value() > before, not skips_locally
 
     def flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return a flag for each of this worker's gradients, float32 `[N]`: 1 if it is non-finite.
