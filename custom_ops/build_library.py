@@ -148,7 +148,8 @@ class CoreBuild:
 
     def __init__(self, folder):
         self._cxx = shlex.split(os.environ.get("CXX") or "g++")
-        compiler = run_compiler([*self._cxx, "--version"])
+        compiler = [run_compiler([*self._cxx, "--version"])]
+        compiler += [platform.machine(), *platform.libc_ver()]  # which the version may omit
         extra = shlex.split(os.environ.get("CXXFLAGS", ""))
         self._flags = [*LISTS["FLAGS"], *LISTS["QUIET"], *extra]
         machine = platform.node() if extra else ""  # -march=native depends on the machine

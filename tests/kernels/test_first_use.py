@@ -262,6 +262,14 @@ def test_full_disk(tree):
     assert "space" in answer and "TF_REDSYNC_CACHE" in answer
 
 
+def test_error_of_the_linker(tree):
+    said_by_it = "ld: a.o: error adding symbols: file in wrong format"
+    summary = "collect2: error: ld returned 1 exit status"
+    fails = f'printf "%s\\n" "{said_by_it}" "{summary}" >&2; exit 1'
+    small_tree.compiler(tree, f'case "$*" in *-shared*) {fails} ;; esac\nexec {CXX} "$@"')
+    assert f"failed ({said_by_it})" in ask(tree)[0]
+
+
 def test_no_compiler(tree):
     missing = {"env": {"CXX": str(tree / "no-compiler")}}
     answer, messages = ask(tree, **missing)

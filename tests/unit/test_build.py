@@ -14,6 +14,13 @@ import setuptools
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = ROOT / "custom_ops"
+TENSORFLOW = {
+    "version": "9.9.9",
+    "commit": "v9",
+    "include": "/tensorflow/include",
+    "compile_flags": [],
+    "link_flags": [],
+}
 
 
 def constants() -> dict:
@@ -119,6 +126,27 @@ def test_files_are_on_disk_before_they_get_their_names(setup_sources, monkeypatc
     build_library.Objects(tmp_path).make(tmp_path / f"a.cc.{'0' * 32}.o", ["c++"])
     build_library.build_preload(tmp_path / "preload.so")
     assert calls == ["fsync", "replace"] * 2
+
+
+def test_objects_depend_on_architecture_and_c_library(setup_sources, monkeypatch, tmp_path):
+    """Machines that share a home print equal versions of their compilers."""
+    import build_library
+
+    monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
+    cuda = {"command": ["nvcc"], "compiler": "nvcc 12"}
+
+    def names():
+        build = build_library.NativeBuild(tmp_path, TENSORFLOW, cuda)
+        source = build_library.VERSION
+        plans = [build._plan(source), build._cuda_plan(source), *build._core_plans().values()]
+        return {path.name for path, _ in plans}
+
+    found = [names()]
+    monkeypatch.setattr(build_library.platform, "machine", lambda: "another")
+    found.append(names())
+    monkeypatch.setattr(build_library.platform, "libc_ver", lambda: ("musl", "1"))
+    found.append(names())
+    assert len(set().union(*found)) == 3 * len(found[0])
 
 
 def test_each_source_is_in_one_list():

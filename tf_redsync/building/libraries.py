@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -137,9 +138,11 @@ def _run(request: Mapping[str, Any], lock: int, show: bool) -> None:
 def first_error(text: str) -> str:
     """Return the most informative line of a compiler's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    summary = "collect2: error: ld returned"  # follows the linker's message
+    linker = (line for line, after in itertools.pairwise(lines) if after.startswith(summary))
     signs = (_FULL, r"\berror:", r"\bError\b")
     errors = (line for sign in signs for line in lines if re.search(sign, line))
-    return next(errors, lines[-1] if lines else "no output")[:_LONGEST]
+    return [*linker, *errors, *lines[-1:], "no output"][0][:_LONGEST]
 
 
 def _compiler() -> list[str]:
