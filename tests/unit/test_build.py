@@ -149,6 +149,18 @@ def test_objects_depend_on_architecture_and_c_library(setup_sources, monkeypatch
     assert len(set().union(*found)) == 3 * len(found[0])
 
 
+def test_headers_of_tensorflow_precede_those_of_the_flags(setup_sources, monkeypatch, tmp_path):
+    """Conda's CXXFLAGS have a folder that may hold another version of Abseil."""
+    import build_library
+
+    monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXXFLAGS", "-O2 -isystem /conda/include")
+    build = build_library.NativeBuild(tmp_path, TENSORFLOW, {"missing": "there is no nvcc"})
+    _, command = build._plan(build_library.VERSION)
+    folders = [command[i + 1] for i, word in enumerate(command) if word == "-isystem"]
+    assert folders == ["/tensorflow/include", "/conda/include"]
+
+
 def test_each_source_is_in_one_list():
     lists = [name for name in constants() if name.endswith(("SOURCES", "HEADERS"))]
     files = [file for name in lists for file in listed_files(name)]
