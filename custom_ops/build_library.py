@@ -116,13 +116,17 @@ class Objects:
         path = self._folder / f"{name}.{digest}.cc"
         partial = partial_name(path.with_suffix(""))
         partial.write_text(text)
-        os.replace(partial, path)
+        with contextlib.suppress(PermissionError):  # another user's file, which has this text
+            os.replace(partial, path)
+        partial.unlink(missing_ok=True)
         return str(path)
 
     def make(self, path, command):
         """Compile with `command`, extended by the output file, unless `path` is complete."""
         if path.exists() and path.stat().st_size:
-            return os.utime(path)
+            with contextlib.suppress(PermissionError):  # another user's file
+                os.utime(path)
+            return
         partial = partial_name(path.with_suffix(""))
         try:
             run_compiler([*command, "-o", str(partial)], ROOT)
@@ -134,7 +138,9 @@ class Objects:
         """Remove files that no build has used for `KEEP_DAYS` days; keep foreign files."""
         for path in self._folder.iterdir():
             ours = KEPT.fullmatch(path.name) and path.is_file() and not path.is_symlink()
-            with contextlib.suppress(FileNotFoundError):  # another build has removed or renamed it
+            ours = ours and os.access(path, os.W_OK)  # otherwise `make` keeps its time stamp
+            # Another build has removed or renamed it, or the folder protects other users' files.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
                 if ours and path.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
                     path.unlink()
 

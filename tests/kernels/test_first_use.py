@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -268,6 +269,19 @@ def test_error_of_the_linker(tree):
     fails = f'printf "%s\\n" "{said_by_it}" "{summary}" >&2; exit 1'
     small_tree.compiler(tree, f'case "$*" in *-shared*) {fails} ;; esac\nexec {CXX} "$@"')
     assert f"failed ({said_by_it})" in ask(tree)[0]
+
+
+def test_lock_of_another_user(tree):
+    """Such a file can be read and locked, but not written."""
+    read_only = """
+    def opened(path, flags, *mode, open=os.open):
+        if str(path).endswith(".lock") and flags & os.O_RDWR:
+            raise PermissionError(13, "Permission denied")
+        return open(path, flags | os.O_CREAT, *mode)
+    os.open = opened
+    """
+    path, _ = ask(tree, change=textwrap.dedent(read_only))
+    assert pathlib.Path(path).is_file()
 
 
 def test_no_compiler(tree):

@@ -161,6 +161,32 @@ def test_headers_of_tensorflow_precede_those_of_the_flags(setup_sources, monkeyp
     assert folders == ["/tensorflow/include", "/conda/include"]
 
 
+def refuse(*_, **__):
+    raise PermissionError(1, "Operation not permitted")
+
+
+def test_files_of_another_user_are_no_error(setup_sources, monkeypatch, tmp_path):
+    """In a folder with the sticky bit they can be neither changed nor replaced."""
+    import build_library
+
+    monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
+    objects = build_library.Objects(tmp_path)
+    source = objects.including("all", ["a.cc"])
+    path = tmp_path / "objects" / f"a.cc.{'0' * 32}.o"
+    path.write_text("object")
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    objects.make(path, ["no-compiler"])
+    assert objects.including("all", ["a.cc"]) == source
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        objects.clean()
+    monkeypatch.setattr(Path, "unlink", refuse)
+    objects.clean()
+    assert sorted(os.listdir(tmp_path / "objects")) == [path.name, Path(source).name]
+
+
 def test_each_source_is_in_one_list():
     lists = [name for name in constants() if name.endswith(("SOURCES", "HEADERS"))]
     files = [file for name in lists for file in listed_files(name)]

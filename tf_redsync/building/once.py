@@ -39,7 +39,7 @@ def make_once(target: Path, label: str, make: Callable[[int], None]) -> None:
     check_folder(target.parent)
     path = target.with_suffix(".lock")
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        lock = _open(path)
     except OSError as error:
         raise _unusable(target.parent, error) from error
     try:
@@ -66,6 +66,14 @@ def _is_complete(target: Path) -> bool:
         return target.stat().st_size > 0
     except OSError:  # also where the user may not look
         return False
+
+
+def _open(path: Path) -> int:
+    """Open the lock. Another user's is opened to be locked, but not to note an error in it."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY)
 
 
 def check_folder(folder: Path) -> None:
