@@ -16,6 +16,7 @@ from tests.loops import loop
 from tests.oracle import redsync as oracle
 from tf_redsync.cluster import agreement
 from tf_redsync.exchange.layout import Bucket, BucketLayout, TensorSpec
+from tf_redsync.ops import native
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step.builder import ExchangeBuilder
 from tf_redsync.step.every_step import Inputs
@@ -474,6 +475,14 @@ def test_sparse_totals_are_allowed_if_accepted(accepted, dtype, steps, sparse):
     policy = rs.Policy(default=rs.CodedTopK(density=0.03, steps=steps))
     exchange = ExchangeBuilder(policy).build(make_variables(dtype), accepted)
     assert {b.layout.sparse_totals for b in exchange.schedule.buckets} == {sparse}
+
+
+@pytest.mark.filterwarnings("ignore:.*one worker:UserWarning")
+def test_totals_are_dense_where_updates_have_no_order(monkeypatch):
+    monkeypatch.setattr(native, "adds_in_order", lambda variables: False)
+    policy = rs.Policy(default=rs.CodedTopK(density=0.03))
+    exchange = ExchangeBuilder(policy).build(make_variables(), lambda method: True)
+    assert not any(b.layout.sparse_totals for b in exchange.schedule.buckets)
 
 
 @loop(

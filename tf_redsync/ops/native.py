@@ -181,6 +181,14 @@ def are_on_cpus(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     return all("GPU" not in d and (anywhere or "CPU" in d) for d in (t.device for t in tensors))
 
 
+def adds_in_order(variables: Sequence[tf.Variable]) -> bool:
+    """Return whether updates of the same element of a variable are applied in their order.
+
+    TensorFlow's scatter on a GPU has no order.
+    """
+    return are_on_cpus(variables) or runs_natively(variables)
+
+
 @functools.cache
 def _say_no_gpu_kernels() -> None:
     _log.warning(
@@ -194,7 +202,8 @@ def _say_no_gpu_kernels() -> None:
 def set_backend(name: str | None) -> None:
     """Force one backend for new ops, or restore the automatic choice.
 
-    Graphs that are already traced keep their backend.
+    Graphs that are already traced keep their backend. Call it before optimizers are built, which
+    choose between sparse and dense totals by the backend.
 
     Args:
         name: "native", "tensorflow", or `None` for the environment variable or the automatic

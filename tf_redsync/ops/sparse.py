@@ -51,7 +51,8 @@ def descend(
     """Apply `variable -= learning_rate * total`, for a sparse total only at its positions.
 
     Entries are applied row by row in their order, so equal messages give equal bits on all workers.
-    Only on a GPU without native kernels is there no order; methods return dense totals there.
+    Only on a GPU without native kernels is there no order; if a worker has one, all totals of all
+    workers are dense.
 
     Args:
         variable: float32 variable of any shape.

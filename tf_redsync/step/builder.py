@@ -13,6 +13,7 @@ from tf_redsync.config import serialize
 from tf_redsync.exchange.layout import TensorSpec, tensor_spec
 from tf_redsync.exchange.method import Method
 from tf_redsync.network import collectives
+from tf_redsync.ops import native
 from tf_redsync.policy import Policy, Undecided
 from tf_redsync.schedules import DenseWarmUp
 from tf_redsync.step import nonfinite, workers
@@ -104,7 +105,8 @@ class ExchangeBuilder:
         Args:
             variables: All trainable variables, in the order of the optimizer.
             sparse_totals: Returns whether the caller accepts sparse totals of a method
-                (`ops/sparse.py`); `None` for never.
+                (`ops/sparse.py`); `None` for never. All are dense if updates have no order on a
+                worker, such as one whose GPU kernels do not run.
             weights: The same variables as `tf.Variable`s, if `variables` holds Keras ones.
             described: Further settings, JSON-serializable, that must be equal on all workers.
 
@@ -117,7 +119,9 @@ class ExchangeBuilder:
         strategy = tf.distribute.get_strategy()
         collectives.check_supported(strategy)
         specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
-        agreement.agree(strategy, self._describe(strategy, specs, described))
+        weights = variables if weights is None else weights
+        if not _agree(strategy, self._describe(strategy, specs, described), weights):
+            sparse_totals = None  # as on the other workers: a dense total's update rounds otherwise
         worker = workers.this_worker(strategy, self._two_levels, self._direct)
         sparse = _allowing_sparse_totals(sparse_totals, specs)
         resolved = self.policy.resolve(specs, strategy, worker.network, self._bucket_bytes, sparse)
@@ -126,7 +130,7 @@ class ExchangeBuilder:
             made = self._kind(
                 strategy=strategy,
                 worker=worker,
-                weights=variables if weights is None else weights,
+                weights=weights,
                 specs=specs,
                 policy=self.policy,
                 resolved=resolved,
@@ -185,6 +189,14 @@ class ExchangeBuilder:
                 **(described or {}),
             }
         )
+
+
+def _agree(
+    strategy: tf.distribute.Strategy, description: str, weights: Sequence[tf.Variable]
+) -> bool:
+    """Agree on `description`; return whether updates have an order on all workers."""
+    unordered = "" if native.adds_in_order(weights) else "updates have no order"
+    return not any(agreement.gather_texts(strategy, description, unordered))
 
 
 def _allowing_sparse_totals(

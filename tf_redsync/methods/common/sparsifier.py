@@ -21,7 +21,7 @@ from tf_redsync.exchange.method import Method, Payloads
 from tf_redsync.exchange.requests import AllGather, Request
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.dense import Dense
-from tf_redsync.ops import native, wire
+from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.selection import sparse_totals
 from tf_redsync.ops.sparse import SparseTotal
@@ -169,9 +169,7 @@ def sum_messages(
             another dtype and their memory can be freed.
         sums: The `sparse_totals` of the messages, if the caller has them.
     """
-    # TensorFlow's scatter on a GPU adds the values of one position in any order.
-    has_order = native.runs_natively(like) or native.are_on_cpus(like)
-    if layout.sparse_totals and message_layout.is_static and has_order:
+    if layout.sparse_totals and message_layout.is_static:
         size = sum([s.size for s in layout.specs])
         if SPARSE_TOTAL_FACTOR * layout.workers * sum(message_layout.capacities) <= size:
             return sums or sparse_totals(messages, message_layout)
