@@ -27,17 +27,28 @@ def measurements(rate=1e6, latency=0.0, work=cost.NO_WORK, workers=P):
     return Measured(workers, cost.Link.of(rate, latency), {REDSYNC: work, rs.ACPSGD(): work})
 
 
-def chosen_methods(decision):
-    return [type(a.method).__name__ for a in decision.assign(SPECS)]
+def chosen_methods(decision, specs=SPECS):
+    return [type(a.method).__name__ for a in decision.assign(specs)]
 
 
 def test_slow_links_compress_and_fast_links_do_not():
-    busy = cost.Work(fixed=0.01)
+    busy = cost.Work(fixed=0.3)
     slow = AUTO.decide(SPECS, measurements(1e6, work=busy), ONE_BUCKET)
     fast = AUTO.decide(SPECS, measurements(1e10, work=busy), ONE_BUCKET)
     assert chosen_methods(slow) == ["ACPSGD", "Dense", "ACPSGD"]
     assert chosen_methods(fast) == ["Dense"] * 3
     assert slow.trial_steps == AUTO.trial_steps > 0 and fast.trial_steps == 0
+
+
+@pytest.mark.parametrize(("part", "steps"), [(0.04, 0), (0.06, 5)])
+def test_certain_predictions_need_no_trial(part, steps):
+    free, dense = cost.Line(0.0, float("inf")), cost.Line(0.0, 1e6)
+    work = {REDSYNC: cost.Work(fixed=part * 1.5 * 4 * 500_000 / 1e6)}
+    measured = Measured(P, cost.Link(free, dense, free), work)
+    decision = rs.Auto(candidates=(REDSYNC,)).decide(SPECS[:1], measured, ONE_BUCKET)
+    assert chosen_methods(decision, SPECS[:1]) == ["RedSync"]
+    assert decision.trial_steps == steps
+    assert ("no trial: predicted 4.0% of" in str(decision)) == (steps == 0)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +144,7 @@ def test_table():
         *("bucket", "tensors", "elements", "Dense", "ms", "RedSync", "ms", "ACPSGD", "ms"),
         "chosen",
     ]
-    rows = [line.split() for line in lines[2:]]
+    rows = [line.split() for line in lines[2:5]]
     assert [row[:3] for row in rows] == [
         ["0", "1", "100,000"],
         ["1", "1", "500,000"],

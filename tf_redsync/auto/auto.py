@@ -76,8 +76,9 @@ class Auto(Configurable):
             none. `Auto` moves a plain SGD's momentum into the exchange if that is clearly faster;
             see docs/auto.md.
         density: Density of the default `CodedTopK` and `CodedGMC`. docs/accuracy.md has its cost.
-        trial_steps: Number of dense and of compressed steps that are measured in training. 0 trusts
-            the prediction, as `max_overhead` does.
+        trial_steps: Number of dense and of compressed steps that are measured in training, unless
+            the exchange is predicted to take at most 5 % of the all-reduce's time. 0 trusts the
+            prediction, as `max_overhead` does.
         max_overhead: Maximum mean time of the exchange per step, as a fraction of `step_seconds`.
             The first of the all-reduce and the candidates that is predicted to fit serves all
             variables, or the fastest if none fits. `None` chooses the fastest for each bucket.

@@ -18,6 +18,11 @@ from tf_redsync.exchange.method import Method
 from tf_redsync.policy import Assignment, Policy, or_dense
 from tf_redsync.tables import aligned
 
+# A trial needs a prediction above CERTAIN of the all-reduce's time. Below, its verdict matters
+# little: even an all-reduce that hides behind the backward pass fits into a step, of which the
+# exchange then takes at most this fraction.
+CERTAIN = 0.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
@@ -84,8 +89,19 @@ class Decision:
 
     @property
     def trial_steps(self) -> int:
-        """Number of trial steps; 0 if all buckets are dense. See `tf_redsync.policy.Resolved`."""
-        return self.trial if any(c.method is not c.methods[0] for c in self.choices) else 0
+        """Number of trial steps; 0 if all buckets are dense, or if the prediction is certain.
+
+        See `tf_redsync.policy.Resolved`.
+        """
+        compresses = any(c.method is not c.methods[0] for c in self.choices)
+        return self.trial if compresses and self.relative_seconds > CERTAIN else 0
+
+    @property
+    def relative_seconds(self) -> float:
+        """The predicted time of the exchange, as a fraction of the all-reduce's."""
+        chosen = sum(c.seconds[c.methods.index(c.method)] for c in self.choices)
+        dense = sum(c.seconds[0] for c in self.choices)
+        return chosen / dense if dense else 1.0
 
     def assign(self, specs: Sequence[TensorSpec]) -> list[Assignment]:
         """Return the method of each of `specs`; see `Policy.assign`."""
@@ -116,8 +132,12 @@ class Decision:
             elements = sum(s.size for s in c.specs)
             row = [str(i), str(len(c.specs)), f"{elements:,}", *times, name[c.method]]
             rows.append(row)
-        budget = [self.budget] if self.budget else []
-        return "\n".join([*lines, *aligned(rows, range(len(head))), *budget, *self.left_out])
+        notes = [self.budget] if self.budget else []
+        if self.trial and self.relative_seconds <= CERTAIN:
+            notes.append(
+                f"no trial: predicted {self.relative_seconds:.1%} of the all-reduce's time"
+            )
+        return "\n".join([*lines, *aligned(rows, range(len(head))), *notes, *self.left_out])
 
 
 @dataclasses.dataclass(frozen=True)
