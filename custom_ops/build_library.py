@@ -225,7 +225,7 @@ class NativeBuild(CoreBuild):
         """Return object and compile command of a source that includes TensorFlow."""
         flags = [*self._flags_of_ops, *defines]
         path = self._objects.path(source, [*self._made_with_tensorflow, *flags])
-        # CXXFLAGS may have folders with other versions of the headers that TensorFlow has.
+        # CXXFLAGS may have system folders with other versions of the headers that TensorFlow has.
         return path, [*self._cxx, *self._folders, *flags, "-c", source]
 
     def _plans(self, name):

@@ -25,6 +25,7 @@ EXIT_CODE = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # A scheduler may signal every process of a job, and the launcher forwards its signals.
 SAME_SECONDS = 5.0
+_SIGACTION = ctypes.CDLL(None).sigaction
 _logger = logging.getLogger("tf_redsync")
 
 
@@ -77,8 +78,7 @@ class StopSignals:
         self._since = 0.0
         self._fit: CodeType | None = None
         self._before: dict[int, Any] = {}
-        # C's `struct sigaction` of SIGUSR1, in more bytes than it has.
-        self._action = ctypes.create_string_buffer(1024)
+        self._action = b""  # C's `struct sigaction` of SIGUSR1
         self._file = -1  # the previous wakeup file descriptor
         self._sockets: tuple[socket.socket, socket.socket] | None = None
 
@@ -104,7 +104,9 @@ class StopSignals:
         self._sockets = read, write = socket.socketpair()
         write.setblocking(False)
         self._file = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-        ctypes.CDLL(None).sigaction(signal.SIGUSR1, None, self._action)
+        action = ctypes.create_string_buffer(1024)  # more than it has
+        _SIGACTION(signal.SIGUSR1, None, action)
+        self._action = action.raw
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         _listening.append(self)
         arguments = (read, self._file)
@@ -130,7 +132,7 @@ class StopSignals:
         """
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        ctypes.CDLL(None).sigaction(signal.SIGUSR1, self._action, None)
+        _SIGACTION(signal.SIGUSR1, self._action, None)
 
     def _receive(self, read: socket.socket, before: int) -> None:
         with read:

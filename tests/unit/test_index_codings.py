@@ -141,11 +141,11 @@ def test_capacity_is_tight(k):
 def test_tensors_of_similar_density_share_a_stream():
     """A density has its own stream only where that is shorter."""
     sizes, slots = (4_000_000, 512, 300_000, 2048, 1000), (4000, 51, 300, 205, 1)
-    found = [group.members for group in golomb.groups(Capacity(sizes, slots))]
+    found = [group.members for group in golomb.stream_groups(Capacity(sizes, slots))]
     assert found == [(1, 3), (0, 2, 4)]
     together = GolombStreams([sum(sizes)], [sum(slots)]).words
     assert codings.Golomb().words(Capacity(sizes, slots)) < 0.98 * together
-    assert len(golomb.groups(Capacity((4_000_000, 10), (4000, 1)))) == 1
+    assert len(golomb.stream_groups(Capacity((4_000_000, 10), (4000, 1)))) == 1
 
 
 @pytest.mark.parametrize("name", [n for n in CODINGS if n not in ("RawIndices", "Cheapest")])

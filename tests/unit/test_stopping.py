@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -155,7 +156,7 @@ def test_handler_of_faulthandler_is_restored():
     body = """
 import faulthandler
 requests.close()
-faulthandler.register(signal.SIGUSR1, chain=False)
+faulthandler.register(signal.SIGUSR1, all_threads=False, chain=False)
 requests.listen()
 child = os.fork()
 if child == 0:
@@ -171,6 +172,11 @@ print(requests.requested)
         out, err = process.communicate(timeout=30)
     assert out.split() == [str(int(-signal.SIGTERM)), "None"], err
     assert err.count("most recent call first") == 2
+
+
+def test_can_be_pickled():
+    """A notebook's callbacks are sent to its workers."""
+    assert pickle.loads(pickle.dumps(stopping.StopSignals())).requested is None
 
 
 def test_earlier_handlers_are_still_called():

@@ -83,7 +83,7 @@ class Checkpoint(OfBothKeras):
         >>> # model.fit(..., callbacks=[checkpoint])
     """
 
-    comes_first = True  # see `fit_hook.py`
+    comes_first = copies_weights = True  # see `fit_hook.py`
     restores = True  # see `backups.py`
 
     def __init__(

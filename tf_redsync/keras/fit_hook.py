@@ -53,7 +53,8 @@ def install(callbacks_module: Any) -> None:
                 hook.callbacks, hook.before_bar = self.callbacks, bar_class()
                 self.callbacks.insert(0, hook)
                 self.callbacks += [c.before_bar for c in self.callbacks if hasattr(c, "before_bar")]
-                self.callbacks.sort(key=_order)
+                copies = any(getattr(c, "copies_weights", False) for c in self.callbacks)
+                self.callbacks.sort(key=lambda c: _order(c, copies))
             set_model(self, model)
 
         return with_hook
@@ -61,13 +62,18 @@ def install(callbacks_module: Any) -> None:
     patch_once(callbacks_module.CallbackList, "set_model", inserting)
 
 
-def _order(callback: Any) -> int:
-    """Return the sort key of a callback: the hook is first, the progress bar last."""
+def _order(callback: Any, copies: bool) -> int:
+    """Return the sort key of a callback: the hook is first, the progress bar last.
+
+    Args:
+        callback: The callback.
+        copies: Whether a callback copies the weights in `on_epoch_begin`.
+    """
     if isinstance(callback, FitHook):
         return 0
     names = {kind.__name__ for kind in type(callback).__mro__}
-    if "SwapEMAWeights" in names and callback.swap_on_epoch:
-        return 1  # it restores the weights in `on_epoch_begin`, in which `Checkpoint` saves them
+    if copies and "SwapEMAWeights" in names and getattr(callback, "swap_on_epoch", False):
+        return 1  # it restores the weights in `on_epoch_begin`
     if "ProgbarLogger" in names:
         return 6
     for place, name in ((2, "comes_first"), (4, "comes_last"), (5, "comes_after_saving")):

@@ -319,17 +319,23 @@ def _at_next_update(inner: Any, window: int) -> Iterator[None]:
 
 
 def _merging_in_branches(function: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a function so that its merge calls work in a branch, if the process has one replica."""
+    """Wrap a function so that its merge calls work in a branch, if the process has one replica.
+
+    Without a strategy they work anyway, and all threads share the replica context.
+    """
 
     def call(*args: Any) -> None:
         replica: Any = tf.distribute.get_replica_context()
+        outer = vars(replica).get("merge_call")
+        if outer is not None or not tf.distribute.has_strategy():
+            return function(*args)
 
         def merge_call(merged: Any, args: Any = (), kwargs: Any = None) -> Any:
             return tf.distribute.ReplicaContext._merge_call(replica, merged, args, kwargs or {})
 
         replica.merge_call = merge_call
         try:
-            function(*args)
+            return function(*args)
         finally:
             del replica.merge_call
 

@@ -123,8 +123,8 @@ def running_locals(model: Any, *methods: str) -> dict[str, Any]:
     for frame in _frames():
         # Reading `f_locals` of other frames would keep the user's values alive.
         names = frame.f_locals if frame.f_code.co_name in methods else {}
-        if names.get("self") is model and ("epoch_iterator" in names or "data_handler" in names):
-            return dict(names)
+        if names.get("self") is model:
+            return dict(names) if {"epoch_iterator", "data_handler"} & names.keys() else {}
     return {}
 
 

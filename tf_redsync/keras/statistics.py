@@ -37,6 +37,7 @@ _METHODS = (
 _OF_ROWS = "tf_redsync_of_rows"  # marks a variable whose rows are those of a worker's batches
 _IN_ROUNDS = "tf_redsync_in_rounds"  # marks a variable that some step averages only if it is due
 _BEFORE = "statistics_before_step"  # scope of the names of operations
+_KEPT = "tf_redsync_statistics"  # attribute of a graph that reads them
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input is the index
 
 
@@ -155,7 +156,11 @@ class Before:
     """
 
     def __init__(self, variables: Iterable[Any]):
+        variables = list(variables)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if self._graph is not None:  # it may be called in another graph as long as they exist
+            kept = getattr(self._graph, _KEPT, ())
+            setattr(self._graph, _KEPT, (*kept, *variables))
         with tf.name_scope(_BEFORE):
             self._values = {id(v): tf.convert_to_tensor(v) for v in variables}
 

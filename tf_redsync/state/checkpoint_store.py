@@ -1,6 +1,6 @@
 """A directory of checkpoints, each of them complete or absent.
 
-    DIRECTORY/checkpoint-000017/                   created by the first worker
+    DIRECTORY/checkpoint-000017/                   created by its leader
                                 part-00000.npz     one for each worker, written by it
                                 part-00001.npz
                                 manifest.json      written by the chief after all parts
@@ -272,7 +272,9 @@ _REMEDIES = {
     errno.EROFS: "The file system is read-only: give `Checkpoint` a directory on another one.",
     errno.EACCES: "Permission denied: change it, or give `Checkpoint` another directory.",
     errno.EPERM: "Permission denied: change it, or give `Checkpoint` another directory.",
-    errno.EEXIST: "Another job saves there: give each job's `Checkpoint` its own directory.",
+    errno.EEXIST: "Another job saves there: give each job's `Checkpoint` its own directory. If "
+    "there is none, this machine sees files of other machines late: disable the file system's "
+    "cache of listings.",
     errno.ENOENT: "Perhaps another job removed it: give each job's `Checkpoint` its own directory.",
     errno.ENOTDIR: "A component of the path is a file: give `Checkpoint` a directory.",
 }
