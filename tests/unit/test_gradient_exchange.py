@@ -20,6 +20,7 @@ from tf_redsync.ops import native
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step.builder import ExchangeBuilder
 from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.gradient_exchange import moves_without_gradients
 from tf_redsync.step.local_steps import LocalSteps
 
 SHAPES = {"embedding": (40, 5), "kernel": (30, 20), "bias": (20,), "scale": (), "out": (20, 11)}
@@ -537,3 +538,22 @@ def test_no_strategy():
     assert not exchange([tf.fill(SHAPES["out"], np.nan)], [4])[1]
     assert (exchange.step.numpy(), exchange.skipped.numpy()) == (2, 1)
     assert exchange.bytes_sent.numpy() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("method", "moves"),
+    [(rs.LocalSGD(), False), (rs.DiLoCo(), True), (rs.SBC(), True), (rs.RedSync(), False)],
+)
+def test_methods_that_move_variables_without_gradients(method, moves):
+    assert moves_without_gradients(method) == moves
+
+
+@pytest.mark.filterwarnings("ignore:.*one worker:UserWarning")
+def test_variables_that_lose_their_gradients_warn():
+    exchange = ExchangeBuilder(rs.Policy(default=rs.DiLoCo())).build(make_variables())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exchange._warn_of_absent([0, 2])
+        exchange._warn_of_absent([0, 1, 2])
+    with pytest.warns(UserWarning, match=f"{list(SHAPES)[1]}.*new optimizer"):
+        exchange._warn_of_absent([0, 2])

@@ -202,6 +202,10 @@ def test_bytes_per_step_are_means_over_a_round():
             lambda: rs.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), rs.LocalSGD()),
             "`use_ema`",
         ),
+        (
+            lambda: rs.DistributedOptimizer(keras.optimizers.Ftrl(), rs.LocalSGD()),
+            "discard the mean of the workers' weights with LocalSGD. Received: Ftrl",
+        ),
     ],
 )
 def test_bad_input(make, words):

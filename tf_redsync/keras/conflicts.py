@@ -53,8 +53,9 @@ def check_per_worker_weights(inner: Any, policy: Policy | Auto) -> None:
     """Check that only the update changes weights that differ between workers.
 
     Raises:
-        ValueError: `use_ema` would average per-worker weights, or a method with per-worker points
-            is combined with weight decay or an optimizer other than SGD.
+        ValueError: `use_ema` would average per-worker weights, Ftrl would replace averaged ones, or
+            a method with per-worker points is combined with weight decay or an optimizer other than
+            SGD.
     """
     per_worker = [m for m in policy.methods if m.sync_schedule.per_worker_weights]
     config = dict(config_numbers(config_of(inner)))
@@ -62,6 +63,12 @@ def check_per_worker_weights(inner: Any, policy: Policy | Auto) -> None:
         raise ValueError(
             f"`use_ema` must be False with {type(per_worker[0]).__name__}, whose weights differ "
             "between workers. Received: use_ema=True. Use use_ema=False, or another method."
+        )
+    if per_worker and type(innermost(inner)).__name__ == "Ftrl":
+        raise ValueError(
+            "Ftrl computes weights from its slots, which would discard the mean of the workers' "
+            f"weights with {type(per_worker[0]).__name__}. Received: Ftrl. Use another optimizer, "
+            "or a method that exchanges gradients in every step."
         )
     points = [m for m in per_worker if m.sync_schedule.own_point]
     if points and (config.get("weight_decay") or type(innermost(inner)).__name__ != "SGD"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -165,6 +166,8 @@ class GradientExchange(tf.Module):
         ]
         if self.schedule.delay:
             self._before_steps.append(self._check_present)
+        elif self.workers > 1 and any(moves_without_gradients(b.method) for b in buckets):
+            self._before_steps.append(self._warn_of_absent)
         if any(b.method.sync_schedule.waits_for for b in buckets) and self.workers > 1:
             self._before_steps.append(lambda _: masks.warn_if_no_masks_come(self))
         self.states = [
@@ -444,6 +447,21 @@ class GradientExchange(tf.Module):
         if self.replacement is None:
             self._present = present
 
+    def _warn_of_absent(self, positions: Sequence[int]) -> None:
+        """Warn of variables that had gradients before: the end of a round moves them, too."""
+        if self.replacement is not None:
+            return
+        absent = sorted((self._present or set()) - set(positions))
+        self._present = (self._present or set()) | set(positions)
+        if absent:
+            names = ", ".join(self.specs[p].name for p in absent[:5])
+            warnings.warn(
+                f"some variables had gradients before, but have none in this step: {names}. The "
+                "outer optimizer or the residual still moves them at the end of a round. If you "
+                "froze their layers, compile the model with a new optimizer.",
+                stacklevel=2,
+            )
+
     def finish_step(self) -> None:
         """Set the worker's own weights after the optimizer's update, in a replica context."""
         consensus = self.consensus
@@ -535,6 +553,12 @@ class GradientExchange(tf.Module):
     def bytes_per_step(self) -> float:
         """Return the mean bytes that this worker sends per step after warm-up; see `traffic`."""
         return self.schedule.bytes_per_step(self.workers)
+
+
+def moves_without_gradients(method: Method) -> bool:
+    """Return whether the end of a round moves a variable without gradients in the round."""
+    schedule = method.sync_schedule
+    return bool(schedule.local_steps and (schedule.outer or method.traits.state_kinds))
 
 
 def as_dense(grad: tf.Tensor | tf.IndexedSlices, spec: TensorSpec) -> tf.Tensor:
