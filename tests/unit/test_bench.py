@@ -1,8 +1,11 @@
 """`tf-redsync bench`: measurement by workers, the result table and command errors."""
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -32,17 +35,33 @@ def run_worker(path, methods):
     return {"code": code}
 
 
+def run_uneven_workers(path, methods):
+    """Runs a worker, each step of which takes 30 ms longer on worker 1."""
+    prepare = bench_worker.prepare
+
+    def slow(*args):
+        timing = prepare(*args)
+        step = timing.step
+        timing.step = lambda: (time.sleep(0.03), step())[1]
+        return timing
+
+    is_slow = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1
+    with mock.patch.object(bench_worker, "prepare", slow if is_slow else prepare):
+        return run_worker(path, methods)
+
+
 @pytest.mark.distributed
 @pytest.mark.timeout(120)
 def test_methods_are_measured_in_turn(tmp_path):
     path = tmp_path / "times.json"
     methods = ["Dense", "TopK(density=0.01, dense_below=0)", "NoExchange()"]
-    codes = run_workers(run_worker, args=(str(path), methods))
+    codes = run_workers(run_uneven_workers, args=(str(path), methods))
     assert [worker["code"] for worker in codes] == [0, 0]
     dense, top, nothing = json.loads(path.read_text())
     assert [row["method"] for row in (dense, top, nothing)] == methods
     for row in (dense, top, nothing):
         assert len(row["seconds"]) == 2 and all(0 < s < 60 for s in row["seconds"])
+        assert min(row["seconds"]) >= 0.03  # of the slower worker, also without an exchange
     weights = 40 * 50 + 50
     assert dense["bytes"] == pytest.approx(4 * weights, rel=0.01)  # a ring of two workers
     assert 0 < top["bytes"] < dense["bytes"] / 5 and nothing["bytes"] == 0

@@ -32,20 +32,28 @@ class Timing(Measured):
     Attributes:
         optimizer: The wrapped optimizer.
         step: Runs one step; returns the loss.
+        barrier: Waits for all workers.
         period: Number of steps after which the exchanges repeat.
     """
 
     optimizer: Any
     step: Callable[[], Any]
+    barrier: Callable[[], None]
     period: int = 1
 
     def run(self, steps: int) -> float:
-        """Run at least `steps` steps, in whole periods; return the mean seconds per step."""
+        """Run at least `steps` steps, in whole periods; return the mean seconds per step.
+
+        The time is that of the slowest worker. Without barriers the next method's steps would
+        include the wait for it.
+        """
         steps = -(-steps // self.period) * self.period
+        self.barrier()
         started = time.perf_counter()
         for _ in range(steps):
             loss = self.step()
         float(loss)  # waits for the last step
+        self.barrier()
         return (time.perf_counter() - started) / steps
 
 
@@ -95,8 +103,22 @@ def prepare(strategy: Any, text: str, evaluated: Any, subject: Any) -> Timing:
         loss=known_loss(evaluated.method),
         optimizer=optimizer,
         step=lambda: strategy.experimental_local_results(step())[0],
+        barrier=_barrier(strategy),
         period=_period(optimizer.exchange.schedule.buckets),
     )
+
+
+def _barrier(strategy: Any) -> Callable[[], None]:
+    import tensorflow as tf
+
+    @tf.function
+    def count() -> Any:
+        return strategy.reduce("SUM", strategy.run(lambda: tf.ones(())), axis=None)
+
+    def barrier() -> None:
+        count().numpy()
+
+    return barrier
 
 
 def _period(buckets: Sequence[Any]) -> int:
