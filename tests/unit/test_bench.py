@@ -1,5 +1,6 @@
 """`tf-redsync bench`: measurement by workers, the result table and command errors."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 import tf_redsync as rs
 from tests.distributed.cluster import run_workers
-from tf_redsync import expressions
+from tf_redsync import config, expressions
 from tf_redsync.cli import bench, bench_result, bench_worker, launch
 from tf_redsync.methods import known_losses
 from tf_redsync.planning import subject as subjects
@@ -77,6 +78,24 @@ def test_measurements_cover_whole_rounds_of_local_steps():
         assert int(timing.optimizer.exchange.step.numpy()) == steps
     timing.run(5)
     assert int(timing.optimizer.exchange.step.numpy()) == 4 + 6  # alternates between two exchanges
+
+
+def build_with_own_method():
+    @config.register
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class OfUserModule(rs.Dense):
+        """A dense method under another name."""
+
+    return tiny()
+
+
+def test_methods_that_the_users_module_registers(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "_REGISTRY", dict(config._REGISTRY))
+    monkeypatch.setattr(bench_worker, "measure", lambda *args: None)
+    monkeypatch.setattr(bench_result, "show", lambda *args: None)
+    argv = ["--model=tests.unit.test_bench:build_with_own_method", "--steps=1", "--rounds=1",
+            "--training-steps=1", "--methods", "OfUserModule"]  # fmt: skip
+    assert bench_worker.main(argv) == 0
 
 
 def test_bad_methods_and_models_exit_with_one_line(capsys):

@@ -182,11 +182,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tf_redsync.planning import subject as subjects
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
-    try:
-        evaluated = [expressions.evaluate(expressions.called(text)) for text in args.methods]
-    except ValueError as error:
-        print(error, file=sys.stderr, flush=True)
-        return 2
     strategy = MultiWorkerMirroredStrategy()
     first = collectives.worker_rank(strategy) == 0
 
@@ -199,9 +194,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             _check_files(args)
         with strategy.scope():
             made = subjects.subject(subjects.load(args.model), args.batch_size)
+        # After `load`, because the user's module may register methods.
+        calls = [expressions.evaluate(expressions.called(text)) for text in args.methods]
         timings = [
             prepare(strategy, text, call, made)
-            for text, call in zip(args.methods, evaluated, strict=True)
+            for text, call in zip(args.methods, calls, strict=True)
         ]
     except (PlanError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
