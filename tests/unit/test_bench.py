@@ -80,6 +80,29 @@ def test_measurements_cover_whole_rounds_of_local_steps():
     assert int(timing.optimizer.exchange.step.numpy()) == 4 + 6  # alternates between two exchanges
 
 
+@pytest.mark.parametrize(
+    ("text", "begins"),
+    [
+        ("CodedTopK(warm_up=DenseWarmUp(10))", False),
+        ("Dense(), warm_up=DenseWarmUp(10)", False),
+        ("Dense(), warm_up=DenseWarmUp(fraction=0.1)", False),
+        ("DGC(warm_up=ExponentialWarmUp(5))", False),
+        ("CodedTopK()", True),
+        ("TopK(), warm_up=DenseWarmUp(9)", True),
+    ],
+)
+def test_warm_ups_are_not_measured(mirrored, text, begins):
+    with mirrored(2).scope():
+        subject = subjects.subject(tiny(), 4)
+    timing = bench_worker.prepare(mirrored(2), text, expressions.evaluate(text), subject)
+    if begins:
+        bench_worker.check_begun(timing, 10)
+        return
+    with pytest.raises(ValueError, match="`--steps`.*Received") as error:
+        bench_worker.check_begun(timing, 10)
+    assert text in str(error.value)
+
+
 def build_with_own_method():
     @config.register
     @dataclasses.dataclass(frozen=True, kw_only=True)

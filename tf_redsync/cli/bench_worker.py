@@ -108,6 +108,28 @@ def prepare(strategy: Any, text: str, evaluated: Any, subject: Any) -> Timing:
     )
 
 
+def check_begun(timing: Timing, steps: int) -> None:
+    """Check that the warm-up round outlasts the method's own warm-up and stages.
+
+    Args:
+        timing: The method.
+        steps: Steps per round.
+
+    Raises:
+        ValueError: it does not, so that the measured steps would not be those of the method.
+    """
+    from tf_redsync.keras import training_length
+
+    exchange = timing.optimizer.exchange
+    unknown = any(not length.steps for length in exchange.lengths)  # fractions of a training
+    if unknown or training_length.never_begins(exchange, steps) is not None:
+        raise ValueError(
+            f"a warm-up or first stage must end within the first {steps} steps, which are not "
+            "measured. Pass warm_up=None, a shorter warm-up, earlier stages, or more `--steps`. "
+            f"Received: --methods {timing.method!r}, --steps={steps}"
+        )
+
+
 def _barrier(strategy: Any) -> Callable[[], None]:
     import tensorflow as tf
 
@@ -200,6 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             prepare(strategy, text, call, made)
             for text, call in zip(args.methods, calls, strict=True)
         ]
+        for timing in timings:
+            check_begun(timing, args.steps)
     except (PlanError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
         return 2
