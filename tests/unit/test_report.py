@@ -256,6 +256,17 @@ def test_page_starts_with_savings_costs_and_step_times(tmp_path):
     assert text.index("class='answer'") < text.index("<dl>")
 
 
+def test_long_runs_are_thinned():
+    """Of 161 variables and 3,000 samples; the last sample is kept."""
+    pytest.importorskip("plotly", reason="pip install plotly")
+    run = RUN | {"variables": [VARIABLES[0] | {"name": f"layer_{i}/kernel"} for i in range(161)]}
+    layers = {"density": [0.05] * 161, "residual": [1 / 3] * 161}
+    samples = [sample(s, layers=layers) for s in range(1, 3_001)]
+    drawn = figures.layers(records.Worker(0, run, run, tuple(samples), (), (), ""))
+    assert max(drawn[-1].data[0].x) == 3_000 and len(drawn[-1].data[0].x) <= 1_000
+    assert sum(len(figure.to_json()) for figure in drawn) < 2e6
+
+
 def test_names_are_escaped():
     """Plotly would show a <sub> in a name as a subscript."""
     pytest.importorskip("plotly", reason="pip install plotly")

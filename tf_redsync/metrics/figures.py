@@ -194,6 +194,7 @@ def _wrapped(text: str) -> str:
 
 _LINES = 10  # layers with a line of their own
 _SHOWN = 40  # layers in a bar chart, the largest ones
+_POINTS = 1_000  # samples in a figure with values of every layer, at most
 
 
 LAYERS = (
@@ -219,7 +220,8 @@ def layers(worker: Worker) -> list[Any]:
         )
         figures[0].update_layout(margin_b=60)
     if any(r is not None for s in samples for r in s["layers"]["residual"]):
-        figures += _residuals(variables, samples, largest)
+        stride = -(-len(samples) // _POINTS)
+        figures += _residuals(variables, samples[::-stride][::-1], largest)
     return figures
 
 
@@ -301,14 +303,14 @@ def _heat(
 ) -> Any:
     import plotly.graph_objects as go
 
-    values = [[math.log10(v) if v else None for v in row] for row in norms.values()]
+    values = [[round(math.log10(v), 3) if v else None for v in row] for row in norms.values()]
     names = [_label(variables[i]) for i in norms]
     rows = list(range(len(names)))
     figure = empty(140 + 12 * len(names))
     figure.add_trace(
         go.Heatmap(
             x=list(steps), y=rows, z=values, colorscale="Viridis", colorbar_title="log10 norm",
-            hovertext=[[n] * len(steps) for n in names],
+            hovertemplate="%{y}<br>step %{x}<br>%{z}<extra></extra>",  # y as its tick's text
         )
     )  # fmt: skip
     figure.update_yaxes(tickvals=rows, ticktext=names, autorange="reversed", tickfont_size=9)
