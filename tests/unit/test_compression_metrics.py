@@ -18,7 +18,7 @@ from tests.loops import loop
 from tf_redsync.callbacks import CompressionMetrics
 from tf_redsync.keras.fit_hook import OfBothKeras
 from tf_redsync.methods.known_losses import known_loss
-from tf_redsync.metrics import page, profiler, sampling
+from tf_redsync.metrics import outputs, page, profiler, sampling
 
 STEPS, BATCH = 12, 8
 X, Y = np.ones((STEPS * BATCH, 30), "float32"), np.ones((STEPS * BATCH, 20), "float32")
@@ -257,6 +257,18 @@ def test_second_fit_and_resume(mirrored, tmp_path):
     assert fit_model(resumed, again, initial_epoch=2, epochs=3)["bytes_sent"] == [3 * sent]
     fresh = build_model(mirrored(2), keras, TOPK)  # a new training in the same directory
     assert fit_model(fresh, again, epochs=1)["bytes_sent"] == [sent]
+
+
+@loop("step, sent", [(20, 60), (40, 400), (55, 550), (60, 600)])
+def test_bytes_before_a_resume_at_any_step(step, sent, tmp_path_factory):
+    """A checkpoint may be saved between two samples, or before the first one."""
+    folder = tmp_path_factory.mktemp("resumed")
+    found = [{"record": "run", "format": 1, "step": 0, "expected_bytes": 3.0}]
+    for at in (40, 60):
+        sample = {"step": at, "bytes_sent": 10 * at, "bytes_per_step": 10.0}
+        found.append({"record": "sample", **sample})
+    (folder / "worker-0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in found))
+    assert outputs._bytes_before(folder, 0, step) == sent
 
 
 def test_times_are_those_of_the_model_in_fit(tmp_path):

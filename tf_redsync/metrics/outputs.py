@@ -178,6 +178,8 @@ def _trial(exchange: Any) -> str | None:
 def _bytes_before(run_dir: str | os.PathLike[str], rank: int, step: int) -> float:
     """Return the bytes that a worker sent before this process began, from its file.
 
+    The steps between the last record and `step` count with the record's bytes per step.
+
     Args:
         run_dir: The run directory.
         rank: Rank of the worker.
@@ -189,15 +191,16 @@ def _bytes_before(run_dir: str | os.PathLike[str], rank: int, step: int) -> floa
         lines = records.read_file(rank, records.path_of(run_dir, rank))
     except OSError:
         return 0.0
-    sent = 0.0
+    sent, last, per_step = 0.0, step, 0.0
     for record in lines.records:
         if record["record"] == "run" and not record.get("step"):  # a new training
-            sent = 0.0
-        elif record["record"] == "sample" and record.get("step", math.inf) <= step:
-            sent = record.get("bytes_sent") or sent
-        elif record["record"] == "epoch" and record.get("step", math.inf) <= step:
-            sent = (record.get("logs") or {}).get("bytes_sent") or sent
-    return sent
+            sent, last, per_step = 0.0, 0, record.get("expected_bytes") or 0.0
+        elif record["record"] in ("sample", "epoch") and record.get("step", math.inf) <= step:
+            values = record if record["record"] == "sample" else record.get("logs") or {}
+            if values.get("bytes_sent") is not None:
+                sent, last = values["bytes_sent"], record["step"]
+                per_step = values.get("bytes_per_step") or 0.0
+    return float(round(sent + per_step * (step - last)))
 
 
 FOLDER = "tensorboard"
