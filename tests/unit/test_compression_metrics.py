@@ -5,6 +5,7 @@ import json
 import math
 import re
 import threading
+import types
 import warnings
 
 import keras
@@ -19,6 +20,7 @@ from tf_redsync.callbacks import CompressionMetrics
 from tf_redsync.keras.fit_hook import OfBothKeras
 from tf_redsync.methods.known_losses import known_loss
 from tf_redsync.metrics import outputs, page, profiler, sampling
+from tf_redsync.step.fit_steps import WarmUp
 
 STEPS, BATCH = 12, 8
 X, Y = np.ones((STEPS * BATCH, 30), "float32"), np.ones((STEPS * BATCH, 20), "float32")
@@ -488,6 +490,29 @@ def test_profile_ends_with_the_epoch(monkeypatch, family, per_execution):
     fit_model(model, CompressionMetrics(), batch_size=len(X) // 4, callbacks=[Ends()])
     assert "start" in events
     assert all(events[i + 1] == "stop" for i, event in enumerate(events) if event == "start")
+
+
+def test_first_profile_follows_the_warm_up(mirrored, monkeypatch):
+    """By default it would begin in the middle of the first epoch."""
+    method = rs.RedSync(density=0.05, dense_below=0, warm_up=rs.DenseWarmUp(15))
+    model, began = build_model(mirrored(2), keras, method), []
+    start = profiler.Profiler.start
+    monkeypatch.setattr(
+        profiler.Profiler,
+        "start",
+        lambda self: (began.append(int(model.optimizer.exchange.step.numpy())), start(self)),
+    )
+    history = fit_model(model, CompressionMetrics())
+    assert began == [15] and [math.isnan(ms) for ms in history["select_ms"]] == [True, False]
+
+
+@loop("step, verdict, begun", [(9, 0, False), (4, 1, False), (9, 1, True), (9, 2, True)])
+def test_profiles_begin_after_trial_and_warm_up(step, verdict, begun):
+    times = types.SimpleNamespace(verdict=tf.constant(verdict))
+    schedule = types.SimpleNamespace(buckets=(), times=times)
+    warm_up = WarmUp(rs.DenseWarmUp(5))
+    exchange = types.SimpleNamespace(schedule=schedule, warm_up=warm_up, step=tf.constant(step))
+    assert profiler.has_begun(exchange) == begun
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("no room")])

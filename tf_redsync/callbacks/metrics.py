@@ -130,7 +130,9 @@ class CompressionMetrics(OfBothKeras):
         """Start the clock, and a profile if one is due."""
         if not self._no_split:
             try:
-                self._profiles.batch_begins(batch, self._batches, self.params.get("steps"))
+                self._profiles.batch_begins(
+                    exchange_of(self), batch, self._batches, self.params.get("steps")
+                )
             except NoProfile as error:
                 self._give_up_profiles(error)
         self._begun = time.perf_counter()

@@ -47,10 +47,11 @@ class Profiles:
         self._trace: Any = None
         self._left, self._began, self._next = 0, 0.0, 0.0
 
-    def batch_begins(self, batch: int, so_far: int, per_epoch: int | None) -> None:
+    def batch_begins(self, exchange: Any, batch: int, so_far: int, per_epoch: int | None) -> None:
         """Start a profile if one is due.
 
         Args:
+            exchange: The exchange, which is built after the first batch.
             batch: Index of the batch in the epoch.
             so_far: Number of batches of this `fit` so far.
             per_epoch: Batches per epoch; `None` if unknown.
@@ -58,7 +59,7 @@ class Profiles:
         Raises:
             NoProfile: the profiler cannot run.
         """
-        if not self._profiler.busy and self._is_due(so_far, per_epoch):
+        if not self._profiler.busy and self._is_due(exchange, so_far, per_epoch):
             self._began = time.monotonic()
             self._profiler.start()
             self._left = _STEPS
@@ -66,10 +67,11 @@ class Profiles:
             self._trace = tf.profiler.experimental.Trace(STEP, step_num=batch, _r=1)
             self._trace.__enter__()
 
-    def _is_due(self, so_far: int, per_epoch: int | None) -> bool:
+    def _is_due(self, exchange: Any, so_far: int, per_epoch: int | None) -> bool:
         if self.last is not None:
             return time.monotonic() >= self._next
-        return so_far >= max(1, min(_FIRST, (per_epoch or 2 * _FIRST) // 2))
+        first = max(1, min(_FIRST, (per_epoch or 2 * _FIRST) // 2))
+        return so_far >= first and has_begun(exchange)
 
     def batch_ends(self, steps: int, is_last: bool) -> None:
         """Stop the profile after `_STEPS` batches or the last of the epoch.
@@ -110,6 +112,20 @@ class Profiles:
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.__exit__(None, None, None)
+
+
+def has_begun(exchange: Any) -> bool:
+    """Return whether the dense warm-ups and the trial of `Auto` have ended.
+
+    Args:
+        exchange: A built exchange.
+    """
+    schedule, warm_up = exchange.schedule, exchange.warm_up
+    times = getattr(schedule, "times", None)
+    if times is not None and not int(times.verdict.numpy()):
+        return False
+    steps = [0, *(b.method.sync_schedule.warm_up_steps for b in schedule.buckets)]
+    return int(exchange.step.numpy()) >= max(steps) + (warm_up.steps if warm_up else 0)
 
 
 class Profiler:
