@@ -37,6 +37,7 @@ from tf_redsync.cluster import (
 )
 from tf_redsync.cluster.tf_config import Cluster, check_tf_config
 from tf_redsync.keras import (
+    batch_logs,
     compile_hook,
     data_amounts,
     first_batch,
@@ -59,6 +60,7 @@ from tf_redsync.ops import native
 fit_hook.install(keras.callbacks)
 first_batch.install(keras.Model)
 compile_hook.install(keras.Model)
+batch_logs.install(keras.Model)
 scalar_losses.install()
 replica_seeds.install()
 python_numbers.install()
@@ -179,6 +181,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         watchdog.start(self, timeout, heartbeat)
         step_errors.install()
         self.batch_rows = data_amounts.BatchRows()
+        self.batch_logs = batch_logs.BatchLogs()
         times = f"timeout_seconds={timeout}, heartbeat_seconds={heartbeat}"
         which = "the strategy" if number == 1 else f"strategy {number} of the process"
         start = f"start with {which}'s {times}, {transport.described(options)}"
@@ -227,6 +230,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 lambda v: reduce(reduce_op, v, along), self._on_replicas, item, parts[0]
             )
 
+        if batch_logs.is_mean(value, reduce_op):
+            return value
         if not self.reduces_locally:
             step_counters.note_reduce(value, axis)
             self._agree_on("reduce", value, f"by {getattr(reduce_op, 'name', reduce_op)}")
@@ -281,24 +286,18 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             return self._on_every_replica(fn)(*args, **(kwargs or {}))
 
         in_fit = fit_hook.running_method() == "fit"
+        model = batch_logs.trained_by(fn) if in_fit else None
 
         def run_and_average(*fn_args: Any, **fn_kwargs: Any) -> Any:
-            graph = tf.compat.v1.get_default_graph()
             self._reset_step()
             if in_fit:
                 self.batch_rows.note((fn_args, fn_kwargs))
             before = statistics.Before(self._statistics.values())
             with self._recording_new_statistics(before):
-                if tf.executing_eagerly():
-                    self._eager_assignments.start()
-                    result = fn(*fn_args, **fn_kwargs)
-                    used = changed = self._eager_assignments.end(self._statistics.values())
-                else:
-                    first = len(graph.get_operations())
-                    result = fn(*fn_args, **fn_kwargs)
-                    live = list(self._statistics.values())
-                    used, changed = statistics.used_and_assigned(live, graph, first)
+                result, used, changed = self._observed(lambda: fn(*fn_args, **fn_kwargs))
             self._restore_or_average(changed, before)
+            if model is not None:
+                result = self._averaged_logs(model, result)
             self.used_statistics = used
             for check in list(self.checks.values()):
                 check()
@@ -314,6 +313,18 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 return super().run(run_and_average, args, kwargs, options)
         finally:
             self._reset_step()  # they refer to the model
+
+    def _observed(self, step: Callable[[], Any]) -> tuple[Any, list[Any], list[Any]]:
+        """Return the result of a replica's step, and the statistics that it uses and changes."""
+        if tf.executing_eagerly():
+            self._eager_assignments.start()
+            result = step()
+            changed = self._eager_assignments.end(self._statistics.values())
+            return result, changed, changed
+        graph = tf.compat.v1.get_default_graph()
+        first = len(graph.get_operations())
+        result = step()
+        return result, *statistics.used_and_assigned([*self._statistics.values()], graph, first)
 
     def _on_every_replica(self, function: Any) -> Any:
         """Return a `tf.function` that runs the Python function of `function` on every replica.
@@ -402,6 +413,12 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             if statistics.needs_averaging(group[0]):
                 values = self._mean_if_due(values)
             statistics.assign(group, values)
+
+    def _averaged_logs(self, model: Any, logs: Any) -> Any:
+        """Return the logs of a step, with local steps means over the workers; see `BatchLogs`."""
+        if self.statistics_due is None:
+            return logs
+        return self.batch_logs.averaged(model, logs, self.statistics_due(), self._network)
 
     def _mean_if_due(self, values: tf.Tensor) -> tf.Tensor:
         """Return the mean of statistics over all replicas if `statistics_due`, else `values`."""

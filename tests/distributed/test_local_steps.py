@@ -36,6 +36,8 @@ SHORT = [
 ]
 ROUND, STEPS, BAD = 4, 14, (1, 8)  # in steps BAD the gradient of worker 1 is not finite
 WARM_UP, SCALE = 3, 64.0
+BATCHES = 10  # in each epoch of `fit`
+FITS = ("repeated", "finite", "train_step")
 # The steps of each training in which a collective runs.
 RUNS = {
     "LocalSGD, plain": (3, 7, 11),
@@ -171,6 +173,55 @@ def follow(strategy, name, habit, counter):
     return found
 
 
+def follow_fit(strategy, case, counter):
+    """Collectives and logs of each batch of `fit`, and its errors with constant weights."""
+    import keras
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    class LastBatch(keras.Sequential):
+        def train_step(self, data):
+            super().train_step(data)
+            x, y = data
+            return {"last": tf.reduce_mean((self(x) - y) ** 2), "rows": tf.shape(x)[0]}
+
+    class Batches(keras.callbacks.Callback):
+        collectives, logs = [], []
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.before = int(counter.numpy())
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.collectives.append(int(counter.numpy()) - self.before)
+            self.logs.append(dict(logs))
+
+    x, y = problems.regression(2 * 4 * BATCHES, seed=1)
+    own = [rows[problems.rank() :: 2] for rows in (x, y)]
+    data = tf.data.Dataset.from_tensor_slices(tuple(own)).batch(4, drop_remainder=True)
+    data = data if case == "finite" else data.repeat()
+    kind = LastBatch if case == "train_step" else keras.Sequential
+    with strategy.scope():
+        model = kind([keras.Input(x.shape[1:]), keras.layers.Dense(y.shape[1])])
+        optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.0), rs.DiLoCo(steps=ROUND))
+        model.compile(optimizer, "mse", metrics=["mae"])
+    batches, options = Batches(), {"epochs": 2, "steps_per_epoch": BATCHES, "verbose": 0}
+    if case == "finite":
+        del options["steps_per_epoch"]
+    data = rs.already_sharded(data, strategy)
+    history = model.fit(data, callbacks=[batches], **options).history
+    kernel, bias = model.get_weights()
+    errors = np.reshape(x @ kernel + bias - y, [BATCHES, -1])
+    return {
+        "collectives": batches.collectives,
+        "logs": batches.logs,
+        "epochs": {name: history[name] for name in batches.logs[0]},
+        "mse": np.mean(errors**2, axis=1).tolist(),
+        "mae": np.mean(np.abs(errors), axis=1).tolist(),
+    }
+
+
 def train_and_check_graphs(cases, runs):
     """Trains step by step; returns each step's record, and on worker 0 the errors in each graph."""
     import tf_redsync as rs
@@ -209,8 +260,9 @@ def train_and_check_graphs(cases, runs):
             "backward": sum(map(graphs.is_backward, step.operations)),
         }
     counter = count_collectives()
+    fits = {case: follow_fit(strategy, case, counter) for case in (FITS if runs else ())}
     runs = {run: follow(strategy, *run.split(", "), counter) for run in runs}
-    return {"graphs": json.dumps(found), "runs": json.dumps(runs)}
+    return {"graphs": json.dumps(found), "runs": json.dumps(runs), "fits": json.dumps(fits)}
 
 
 def rounds(backends):
@@ -328,6 +380,28 @@ def test_local_step_sends_nothing(runs, run):
         counted = [i for i, step in enumerate(worker[run]) if step["bytes"]]
         if "everything" not in run:  # where the bytes are those of the last update
             assert set(counted) <= set(sending)
+
+
+@loop("case", FITS)
+def test_fit_sends_nothing_in_local_step(records, case):
+    """Logs are averaged in the first batch of an epoch and at the end of a round."""
+    first, second = (json.loads(worker["fits"])[case] for worker in records)
+    sending = [epoch + i for epoch in (0, BATCHES) for i in (0, ROUND - 1, 2 * ROUND - 1)]
+    for worker in (first, second):
+        assert case == "train_step" or list(np.flatnonzero(worker["collectives"])) == sending
+    assert first["logs"] == second["logs"]
+    assert first["epochs"] == second["epochs"]
+    latest = [max(i for i in sending if i <= batch) % BATCHES for batch in range(2 * BATCHES)]
+    if case == "train_step":
+        last = [first["mse"][i] for i in latest]
+        np.testing.assert_allclose([logs["last"] for logs in first["logs"]], last, rtol=1e-5)
+        np.testing.assert_allclose(first["epochs"]["last"], first["mse"][-1], rtol=1e-5)
+        assert first["epochs"]["rows"] == [4, 4]
+        return
+    for name, errors in (("loss", first["mse"]), ("mae", first["mae"])):
+        means = [np.mean(errors[: i + 1]) for i in latest]
+        np.testing.assert_allclose([logs[name] for logs in first["logs"]], means, rtol=1e-5)
+        np.testing.assert_allclose(first["epochs"][name], np.mean(errors), rtol=1e-5)
 
 
 @loop("run", RUNS)

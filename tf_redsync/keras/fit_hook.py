@@ -205,6 +205,9 @@ class FitHook(ForTfKeras):
             exchange_state.warn_if_fresh(exchange, begun, "this run has")
         consistency.compare_rate(self.model, f"epoch {epoch + 1} begins")
         self._skipped = models.skipped_steps(self.model)
+        logs_of_batches = getattr(self.model.distribute_strategy, "batch_logs", None)
+        if logs_of_batches is not None:
+            logs_of_batches.begin_epoch(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Run after an epoch and its validation; add `skipped_steps` to `logs`."""
