@@ -1,4 +1,4 @@
-"""Disables what delays `fit` in iterators: autotuning on devices, and needless collectives.
+"""Disables autotuning of the iterators that fetch batches to a device, since it can delay `fit`.
 
 A `tf.data` iterator has an autotuning thread that sleeps between two rounds, for up to a minute.
 The iterator's destructor wakes that thread, and only then sets the flag that ends it
@@ -11,11 +11,7 @@ that fetches its batches and has nothing to tune. The host's iterator keeps its 
 still be late, more rarely. To prevent this, set `autotune.enabled = False` in the dataset's
 options.
 
-The host's iterator of finite data sums by a collective, before each batch, how many replicas have
-one. `trust_length` omits that.
-
-Private names of TensorFlow used here: `_create_device_dataset`, which creates the device's
-iterator, and a distributed dataset's `_enable_get_next_as_optional`.
+Private name of TensorFlow used here: `_create_device_dataset`, which creates the device's iterator.
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
-from tensorflow.python.distribute import input_lib
 
 from tf_redsync.patching import patch_once
 
@@ -44,15 +39,3 @@ def install() -> None:
         return untuned
 
     patch_once(multi_device_iterator_ops, _NAME, untuning)
-
-
-def trust_length(dataset: Any) -> None:
-    """Let iterators send nothing, unless TensorFlow shards the dataset.
-
-    Then its cardinality is the number of batches before sharding, and not that of each worker.
-
-    Args:
-        dataset: A distributed dataset whose cardinality is known and equal on all workers.
-    """
-    if isinstance(dataset, input_lib.DistributedDatasetsFromFunction):
-        dataset._enable_get_next_as_optional = False

@@ -1,8 +1,9 @@
 """Logs of Keras 3's `fit` with local steps: their means over the workers, once per round.
 
 Keras averages the logs of each batch by a collective, so each local step would wait for the other
-workers. With local steps, a batch therefore returns the last means. They are equal on all workers,
-so callbacks that decide on them agree. The first batch of an epoch and the end of a round average.
+workers. With local steps, a batch therefore returns the last means of the float scalars. They are
+equal on all workers, so callbacks that decide on them agree. The first batch of an epoch and the
+end of a round average.
 
 Private name of Keras used here: `_get_metrics_result_or_logs(logs)`, which returns the logs of an
 epoch: the metrics, or `logs` of the last batch if a custom `train_step` returns other names.
@@ -62,7 +63,9 @@ class BatchLogs:
     """The float scalars in the logs of models that train with local steps under a strategy."""
 
     def __init__(self) -> None:
-        self._by_model: weakref.WeakKeyDictionary[Any, _Held] = weakref.WeakKeyDictionary()
+        # By model and names of its logs, of which a model may have several.
+        self._by_model: weakref.WeakKeyDictionary[Any, dict[tuple[str, ...], _Held]]
+        self._by_model = weakref.WeakKeyDictionary()
 
     def averaged(self, model: Any, logs: Any, due: tf.Tensor, network: Any) -> Any:
         """Return the logs of a train step with means over the workers, which may be older ones.
@@ -73,12 +76,15 @@ class BatchLogs:
             due: Whether to average now, a bool scalar that is equal on all workers.
             network: Sums over the workers.
         """
-        names = [n for n, v in logs.items() if _is_scalar(v)] if isinstance(logs, dict) else []
+        if not isinstance(logs, dict):
+            return logs
+        names = tuple(sorted(n for n, v in logs.items() if _is_scalar(v)))
         if not names:
             return logs
-        held = self._by_model.get(model)
-        if held is None or held.names != names:
-            held = self._by_model[model] = _Held(names)
+        by_names = self._by_model.setdefault(model, {})
+        if names not in by_names:
+            by_names[names] = _Held(names)
+        held = by_names[names]
         own = tf.stack([tf.cast(logs[name], tf.float64) for name in names])
         means = tf.unstack(held.averaged(own, due, network))
         averages = {n: tf.cast(m, logs[n].dtype) for n, m in zip(names, means, strict=True)}
@@ -88,13 +94,16 @@ class BatchLogs:
 
     def begin_epoch(self, model: Any) -> None:
         """Discard the means of the last epoch."""
-        if model in self._by_model:
-            self._by_model[model].known.assign(False)
+        for held in self._by_model.get(model, {}).values():
+            held.known.assign(False)
 
     def latest(self, model: Any, logs: Any) -> Any:
         """Return the logs of the last batch, averaged now. All workers must call it."""
-        held = self._by_model.get(model)
-        if held is None or not isinstance(logs, dict) or not logs.keys() >= set(held.names):
+        names = set(logs) if isinstance(logs, dict) else set()
+        known = [h for h in self._by_model.get(model, {}).values() if h.known.numpy()]
+        matching = [h for h in known if names.issuperset(h.names)]
+        held = max(matching, key=lambda h: len(h.names), default=None)
+        if held is None:
             return logs
         text = json.dumps(held.own.numpy().tolist())
         strategy = model.distribute_strategy
@@ -106,7 +115,7 @@ class BatchLogs:
 class _Held:
     """This worker's values of the last batch and the last means, float64 `[names]`."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
         with tf.init_scope(), tf.device("CPU:0"):
             zeros = tf.zeros([len(names)], tf.float64)

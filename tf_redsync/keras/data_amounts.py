@@ -2,7 +2,7 @@
 
 A worker with more batches than another one would deadlock in a collective. Workers with infinite
 and with finite datasets would deadlock, too, because only finite datasets communicate before each
-batch. With local steps, `fit` omits that if the lengths of the workers' own datasets are equal.
+batch.
 
 Names of Keras used here: `_distributed_dataset` and the public `num_batches` of Keras 3's epoch
 iterator, and `_dataset` and the public `inferred_steps` of tf_keras's data handler.
@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.cluster import agreement, device_iterators
+from tf_redsync.cluster import agreement
 from tf_redsync.keras import first_batch, fit_resume, models
 from tf_redsync.keras.accuracy import AccuracyWarning
 from tf_redsync.network import collectives
@@ -72,14 +72,6 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     )
     for warning in filter(None, messages):
         warnings.warn(warning, stacklevel=2)
-    lengths = {n for _, n in amounts}
-    if method == "fit" and len(lengths) == 1 and (batches or -1) > 0 and _has_local_steps(model):
-        device_iterators.trust_length(_distributed(data))
-
-
-def _has_local_steps(model: Any) -> bool:
-    exchanges = models.exchanges_of(model)
-    return any(m.sync_schedule.local_steps for e in exchanges for m in e.policy.methods)
 
 
 def _running_data(model: Any) -> Any:
@@ -100,12 +92,8 @@ def _steps(data: Any) -> int | None:
 
 def _cardinality(data: Any) -> int | None:
     """Return the cardinality of the distributed dataset, in batches; `None` if unknown."""
-    dataset = _distributed(data)
+    dataset = getattr(data, "_distributed_dataset", None) or getattr(data, "_dataset", None)
     return None if dataset is None else int(dataset.cardinality)
-
-
-def _distributed(data: Any) -> Any:
-    return getattr(data, "_distributed_dataset", None) or getattr(data, "_dataset", None)
 
 
 def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:
