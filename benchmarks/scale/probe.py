@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import netlab
 from benchmarks.scale import scale_methods
 from benchmarks.scale.measure import FAST, NETWORK
-from benchmarks.step.training import make_barrier
+from tf_redsync.cli.bench_worker import make_barrier
 
 LEARNING_RATE = 1e-4  # all methods train the same weights, which must stay finite
 CHAIN = 16  # dependent collectives; amortizes the cost of calling a graph

@@ -20,6 +20,7 @@ from benchmarks.models import (
     set_initial_weights,
 )
 from benchmarks.step import step_methods
+from tf_redsync.cli.bench_worker import make_barrier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,21 +142,6 @@ def make_step(
         return strategy.run(replica_step, args=(inputs, labels))
 
     return step
-
-
-def make_barrier(strategy: Any) -> Callable[[], None]:
-    """Returns a function that waits for all workers."""
-    import tensorflow as tf
-
-    @tf.function
-    def agree() -> Any:
-        return strategy.reduce("SUM", strategy.run(lambda: tf.ones(())), axis=None)
-
-    def barrier() -> None:
-        agree().numpy()
-
-    barrier()  # traced here, not between the warm-up and the measured steps
-    return barrier
 
 
 def dense_bytes(grads: list[Any], workers: int) -> float:

@@ -103,7 +103,7 @@ def prepare(strategy: Any, text: str, evaluated: Any, subject: Any) -> Timing:
         loss=known_loss(evaluated.method),
         optimizer=optimizer,
         step=lambda: strategy.experimental_local_results(step())[0],
-        barrier=_barrier(strategy),
+        barrier=make_barrier(strategy),
         period=_period(optimizer.exchange.schedule.buckets),
     )
 
@@ -130,7 +130,8 @@ def check_begun(timing: Timing, steps: int) -> None:
         )
 
 
-def _barrier(strategy: Any) -> Callable[[], None]:
+def make_barrier(strategy: Any) -> Callable[[], None]:
+    """Return a function that waits for all workers, traced already."""
     import tensorflow as tf
 
     @tf.function
@@ -140,6 +141,7 @@ def _barrier(strategy: Any) -> Callable[[], None]:
     def barrier() -> None:
         count().numpy()
 
+    barrier()
     return barrier
 
 
