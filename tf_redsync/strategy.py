@@ -42,6 +42,7 @@ from tf_redsync.keras import (
     data_amounts,
     first_batch,
     fit_hook,
+    known_batches,
     patch_tf_keras,
     python_numbers,
     replica_seeds,
@@ -182,6 +183,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         step_errors.install()
         self.batch_rows = data_amounts.BatchRows()
         self.batch_logs = batch_logs.BatchLogs()
+        self.known_batches = known_batches.KnownBatches()
         times = f"timeout_seconds={timeout}, heartbeat_seconds={heartbeat}"
         which = "the strategy" if number == 1 else f"strategy {number} of the process"
         start = f"start with {which}'s {times}, {transport.described(options)}"
@@ -230,13 +232,19 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 lambda v: reduce(reduce_op, v, along), self._on_replicas, item, parts[0]
             )
 
+        def reduced() -> Any:
+            if not self.reduces_locally:
+                self._agree_on("reduce", value, f"by {getattr(reduce_op, 'name', reduce_op)}")
+            with step_errors.translated():
+                return tf.nest.map_structure(reduce_one, value)
+
         if batch_logs.is_mean(value, reduce_op):
             return value
-        if not self.reduces_locally:
-            step_counters.note_reduce(value, axis)
-            self._agree_on("reduce", value, f"by {getattr(reduce_op, 'name', reduce_op)}")
-        with step_errors.translated():
-            return tf.nest.map_structure(reduce_one, value)
+        if not self.reduces_locally and step_counters.is_request(value, axis):
+            step_counters.note_request(value)
+            if hasattr(self, "known_batches"):
+                return self.known_batches.with_batch(value, reduced)
+        return reduced()
 
     def gather(self, value: Any, axis: Any) -> Any:
         """Concatenate `value` of all replicas along `axis`, by rank; accepts strings and bools.

@@ -37,7 +37,7 @@ SHORT = [
 ROUND, STEPS, BAD = 4, 14, (1, 8)  # in steps BAD the gradient of worker 1 is not finite
 WARM_UP, SCALE = 3, 64.0
 BATCHES = 10  # in each epoch of `fit`
-FITS = ("plain", "train_step")
+FITS = ("repeated", "finite", "arrays", "train_step")
 # The steps of each training in which a collective runs.
 RUNS = {
     "LocalSGD, plain": (3, 7, 11),
@@ -199,15 +199,21 @@ def follow_fit(strategy, case, counter):
 
     x, y = problems.regression(2 * 4 * BATCHES, seed=1)
     own = [rows[problems.rank() :: 2] for rows in (x, y)]
-    data = tf.data.Dataset.from_tensor_slices(tuple(own)).batch(4, drop_remainder=True).repeat()
+    data = tf.data.Dataset.from_tensor_slices(tuple(own)).batch(4, drop_remainder=True)
     kind = LastBatch if case == "train_step" else keras.Sequential
     with strategy.scope():
         model = kind([keras.Input(x.shape[1:]), keras.layers.Dense(y.shape[1])])
         optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.0), rs.DiLoCo(steps=ROUND))
         model.compile(optimizer, "mse", metrics=["mae"])
-    batches, options = Batches(), {"epochs": 2, "steps_per_epoch": BATCHES, "verbose": 0}
-    data = rs.already_sharded(data, strategy)
-    history = model.fit(data, callbacks=[batches], **options).history
+    batches = Batches()
+    options = {"epochs": 2, "verbose": 0, "callbacks": [batches]}
+    if case == "arrays":
+        history = model.fit(x, y, batch_size=8, shuffle=False, **options).history
+    elif case == "finite":
+        history = model.fit(rs.already_sharded(data, strategy), **options).history
+    else:
+        data, options["steps_per_epoch"] = data.repeat(), BATCHES
+        history = model.fit(rs.already_sharded(data, strategy), **options).history
     kernel, bias = model.get_weights()
     errors = np.reshape(x @ kernel + bias - y, [BATCHES, -1])
     return {

@@ -78,17 +78,22 @@ def note_delivery(received: tf.Tensor) -> None:
     _count(DELIVERED, received)
 
 
-def note_reduce(value: Any, axis: Any) -> None:
-    """Count a batch request, if reducing `value` is part of one.
+def is_request(value: Any, axis: Any) -> bool:
+    """Return whether reducing `value` is part of a batch request.
 
-    In a function, an iterator over a finite dataset sums how many replicas still have data, an
-    int64 tensor of one element, before any replica gets its batch.
+    An iterator over a finite dataset sums how many replicas still have data, an int64 tensor of one
+    element, before any replica gets its batch.
     """
-    if tf.executing_eagerly() or axis is not None or not isinstance(value, tf.Tensor):
-        return
-    if value.dtype == tf.int64 and value.shape.rank and value.shape.num_elements() == 1:
+    if axis is not None or not isinstance(value, tf.Tensor) or value.dtype != tf.int64:
+        return False
+    return bool(value.shape.rank) and value.shape.num_elements() == 1
+
+
+def note_request(own: tf.Tensor) -> None:
+    """Count a batch request in a function; `own` is this worker's number of replicas with data."""
+    if not tf.executing_eagerly():
         _count(ASKED)
-        _count(ANSWERED, value)
+        _count(ANSWERED, own)
 
 
 def watch_batches(strategy: tf.distribute.Strategy) -> None:
@@ -98,7 +103,8 @@ def watch_batches(strategy: tf.distribute.Strategy) -> None:
         return
 
     def counting(reduce_op: Any, value: Any, axis: Any) -> Any:
-        note_reduce(value, axis)
+        if is_request(value, axis):
+            note_request(value)
         return reduce(reduce_op, value, axis)
 
     counted: Any = counting

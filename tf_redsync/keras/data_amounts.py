@@ -1,7 +1,7 @@
 """Comparison of the workers' numbers of batches when `fit`, `evaluate` or `predict` begins.
 
 A worker with more batches than another one would deadlock in a collective. Workers with infinite
-and with finite datasets would deadlock, too, because only finite datasets communicate before each
+and with finite datasets would deadlock, too, because only finite datasets may communicate before a
 batch.
 
 Names of Keras used here: `_distributed_dataset` and the public `num_batches` of Keras 3's epoch
@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement
-from tf_redsync.keras import first_batch, fit_resume, models
+from tf_redsync.keras import first_batch, fit_resume, known_batches, models
 from tf_redsync.keras.accuracy import AccuracyWarning
 from tf_redsync.network import collectives
 
@@ -44,6 +44,7 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     data = _running_data(model)
     steps = _steps(data) if in_fit else params.get("steps")
     batches = digest = seed = shuffles = None
+    known = known_batches.in_epoch(data) if method == "fit" else 0
     if collectives.is_redsync_strategy(strategy):
         batches = _cardinality(data)
         if collectives.worker_count(strategy) > 1:
@@ -59,9 +60,9 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     own_epochs = 1  # each evaluation begins with the first batch
     if method == "fit":
         own_epochs = int(params.get("epochs") or 1) - fit_resume.initial_epoch(model)
-    text = json.dumps([own_amount, own_epochs, digest, seed, shuffles])
+    text = json.dumps([own_amount, own_epochs, digest, seed, shuffles, known])
     texts = agreement.gather_texts(strategy, f"begin `{method}` with its data", text)
-    amounts, epochs, digests, seeds, orders = zip(*map(json.loads, texts), strict=True)
+    amounts, epochs, digests, seeds, orders, all_known = zip(*map(json.loads, texts), strict=True)
     different = conflict(amounts, max(epochs), method)
     if different is not None:
         raise agreement.Disagreement(different)
@@ -72,6 +73,8 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     )
     for warning in filter(None, messages):
         warnings.warn(warning, stacklevel=2)
+    if method == "fit" and hasattr(strategy, "known_batches"):
+        strategy.known_batches.begin(min(all_known))
 
 
 def _running_data(model: Any) -> Any:

@@ -234,10 +234,9 @@ def dataset_seeds(data: Any) -> str | None:
     datasets = with_inputs(dataset)
     shuffles = [d for d in datasets if "Shuffle" in type(d).__name__ and hasattr(d, "_seed2")]
     policies = tf.data.experimental.AutoShardPolicy
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    if not shuffles or policy not in (policies.AUTO, policies.DATA):
+    if not shuffles or _policy(dataset) not in (policies.AUTO, policies.DATA):
         return None
-    if policy == policies.AUTO and any(map(_reads_files, datasets)):
+    if is_sharded_by_files(dataset):
         return None
     seeds = [(int(d._seed), int(d._seed2)) for d in shuffles]
     return "none" if (0, 0) in seeds else ", ".join(map(str, seeds))
@@ -253,6 +252,18 @@ def with_inputs(dataset: Any) -> list[Any]:
             found[id(one)] = one
             waiting.extend(one._inputs())
     return list(found.values())
+
+
+def is_sharded_by_files(dataset: tf.data.Dataset) -> bool:
+    """Return whether TensorFlow gives each worker some of the files that a dataset reads."""
+    policies = tf.data.experimental.AutoShardPolicy
+    if _policy(dataset) != policies.AUTO:
+        return _policy(dataset) == policies.FILE
+    return any(map(_reads_files, with_inputs(dataset)))
+
+
+def _policy(dataset: tf.data.Dataset) -> Any:
+    return dataset.options().experimental_distribute.auto_shard_policy
 
 
 def _reads_files(dataset: Any) -> bool:

@@ -205,9 +205,10 @@ class FitHook(ForTfKeras):
             exchange_state.warn_if_fresh(exchange, begun, "this run has")
         consistency.compare_rate(self.model, f"epoch {epoch + 1} begins")
         self._skipped = models.skipped_steps(self.model)
-        logs_of_batches = getattr(self.model.distribute_strategy, "batch_logs", None)
-        if logs_of_batches is not None:
-            logs_of_batches.begin_epoch(self.model)
+        strategy = self.model.distribute_strategy
+        if hasattr(strategy, "batch_logs"):
+            strategy.batch_logs.begin_epoch(self.model)
+            strategy.known_batches.begin_epoch()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Run after an epoch and its validation; add `skipped_steps` to `logs`."""
@@ -224,6 +225,8 @@ class FitHook(ForTfKeras):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Run after the last epoch, with the final weights."""
         self._fits = False
+        if hasattr(self.model.distribute_strategy, "known_batches"):
+            self.model.distribute_strategy.known_batches.end()
         self._agree("end `fit`")
         consistency.compare_rate(self.model, "fit ends")
         weight_sync.synchronize(self.model)

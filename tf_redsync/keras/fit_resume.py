@@ -179,6 +179,11 @@ def steps_of_own_shard(model: Any) -> int | None:
     data = getattr(getattr(epochs, "data_adapter", None), "_dataset", None)
     if not isinstance(data, tf.distribute.DistributedDataset) or not hasattr(data, "_datasets"):
         return None
+    return steps_of_shard(data)
+
+
+def steps_of_shard(data: Any) -> int | None:
+    """Return the number of steps over a dataset of `distribute_datasets_from_function`."""
     batches = int(data._datasets[0].cardinality())
     replicas = len(data._strategy.extended.worker_devices)
     return math.ceil(batches / replicas) if batches > 0 else None
@@ -250,7 +255,7 @@ def _too_few_batches_error() -> ValueError:
 def _shuffled_without_seed(dataset: Any) -> bool:
     """Return whether a dataset, which may be distributed, has a shuffle without a seed."""
     if isinstance(dataset, tf.distribute.DistributedDataset):
-        return any(map(_shuffled_without_seed, _distributed(dataset)))
+        return any(map(_shuffled_without_seed, datasets_of(dataset)))
     if not isinstance(dataset, tf.data.Dataset):
         return False
     return any(map(_shuffles_without_seed, first_batch.with_inputs(dataset)))
@@ -261,6 +266,6 @@ def _shuffles_without_seed(dataset: Any) -> bool:
     return "Shuffle" in type(dataset).__name__ and all(s is not None and not int(s) for s in seeds)
 
 
-def _distributed(dataset: Any) -> list[Any]:
+def datasets_of(dataset: Any) -> list[Any]:
     """Return the datasets of this process in a distributed dataset."""
     return getattr(dataset, "_datasets", None) or [dataset._original_dataset]
