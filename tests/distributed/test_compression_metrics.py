@@ -43,7 +43,7 @@ def train(folder):
         topk = rs.TopK(density=0.05, dense_below=0)
         metrics = rs.callbacks.CompressionMetrics(f"{folder}/all", every=5)
         model, history = _train(rs, keras, topk, [metrics])
-        out |= {n: history[n] for n in ("compression_ratio", "bytes_sent", "step_ms")}
+        out |= {n: history[n] for n in ("compression_ratio", "bytes_sent")}
         parts = ("compute", "select", "decode", "input", "wait")
         out["parts"] = [sum(history[f"{p}_ms"][-1] for p in parts if f"{p}_ms" in history)]
         part = model.optimizer.exchange.worker_state()

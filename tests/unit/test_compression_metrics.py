@@ -1,10 +1,12 @@
 """`CompressionMetrics`: its numbers against independent computations, and misuse."""
 
 import csv
+import itertools
 import json
 import math
 import re
 import threading
+import time
 import types
 import warnings
 
@@ -17,6 +19,7 @@ import tf_keras
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.callbacks import CompressionMetrics
+from tf_redsync.callbacks import metrics as metrics_module
 from tf_redsync.keras.fit_hook import OfBothKeras
 from tf_redsync.methods.known_losses import known_loss
 from tf_redsync.metrics import outputs, page, profiler, sampling
@@ -90,6 +93,20 @@ def test_metrics_match_the_saved_state(mirrored, tmp_path, family):
     last = lines(folder, "epoch")[-1]
     assert last["step"] == steps and last["logs"]["loss"] == pytest.approx(history["loss"][-1])
     assert lines(folder)[-1]["record"] == "end"
+
+
+@loop("family, per_execution", [(keras, 1), (tf_keras, 3)])
+def test_step_ms_is_the_mean_without_the_first_batch(monkeypatch, tmp_path, family, per_execution):
+    """The first batch takes 10 s, because it traces, and every later step 0.02 s."""
+    seconds = itertools.chain([10.0], itertools.repeat(0.02 * per_execution))
+    readings = itertools.accumulate(s for batch in seconds for s in (0.0, batch))
+    clock = types.SimpleNamespace(perf_counter=readings.__next__, time=time.time)
+    monkeypatch.setattr(metrics_module, "time", clock)
+    folder = tmp_path / family.__name__
+    model = build_model(ALONE, family, TOPK, steps_per_execution=per_execution)
+    history = fit_model(model, CompressionMetrics(folder, every=6, time_split=False))
+    assert history["step_ms"] == pytest.approx([20.0] * 2)
+    assert {round(s["step_ms"], 6) for s in lines(folder, "sample")} == {20.0}
 
 
 def unknown_length():
