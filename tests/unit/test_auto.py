@@ -6,7 +6,7 @@ import tf_keras
 
 import tf_redsync as rs
 from tests.loops import loop
-from tf_redsync.auto import CLEARLY, SECONDS_PER_TENSOR, WORTHWHILE_SECONDS, cost
+from tf_redsync.auto import cost
 from tf_redsync.auto.candidates import names
 from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import TensorSpec
@@ -82,22 +82,20 @@ def test_candidate_must_be_clearly_faster(part, expected):
     free, dense = cost.Line(0.0, float("inf")), cost.Line(0.0, 1e6)
     specs = [SPECS[0]]  # no tensor that RedSync would send densely
     all_reduce = 1.5 * 4 * 500_000 / 1e6
-    work = {REDSYNC: cost.Work(fixed=part * CLEARLY * all_reduce)}
+    work = {REDSYNC: cost.Work(fixed=part * 0.9 * all_reduce)}
     auto = rs.Auto(candidates=(REDSYNC,))
     found = auto.decide(specs, Measured(P, cost.Link(free, dense, free), work), ONE_BUCKET)
     assert type(found.choices[0].method).__name__ == expected
-    assert 0.5 < CLEARLY < 1.0
 
 
 @pytest.mark.parametrize(("saved", "expected"), [(1.01, "RedSync"), (0.99, "Dense")])
 def test_saving_must_exceed_measurement_error(saved, expected):
     """A faster candidate is rejected if the difference is within the measurement error."""
-    worthwhile = WORTHWHILE_SECONDS + SECONDS_PER_TENSOR
+    worthwhile = 5e-4 + 3e-5  # seconds: fixed, and for the one tensor
     free, dense = cost.Line(0.0, float("inf")), cost.Line(saved * worthwhile / 6, 1e99)
     auto = rs.Auto(candidates=(REDSYNC,))
     found = auto.decide(SPECS[:1], Measured(P, cost.Link(free, dense, free), {}), ONE_BUCKET)
     assert type(found.choices[0].method).__name__ == expected
-    assert 0 < worthwhile < 0.01
 
 
 @pytest.mark.parametrize(("tensors", "expected"), [(1, "CodedTopK"), (200, "Dense")])

@@ -8,6 +8,6 @@
 * `decision`: the decision and its table.
 """
 
-from tf_redsync.auto.auto import CLEARLY, SECONDS_PER_TENSOR, WORTHWHILE_SECONDS, Auto, wins
+from tf_redsync.auto.auto import Auto, wins
 
-__all__ = ["CLEARLY", "SECONDS_PER_TENSOR", "WORTHWHILE_SECONDS", "Auto", "wins"]
+__all__ = ["Auto", "wins"]
