@@ -18,6 +18,7 @@ from tf_redsync.cli import launch, restarts, root_cause
 from tf_redsync.cli.restarts import Restarts
 
 ROOT = Path(__file__).resolve().parents[2]
+PAUSES = restarts.PAUSES  # `no_pauses` replaces them
 CLI = [sys.executable, "-m", "tf_redsync.launch"]
 HEAD = """
 import json, os, signal, sys, time
@@ -132,7 +133,7 @@ def test_restart_waits_after_short_attempts(tmp_path, monkeypatch):
 def test_pauses_grow_until_an_attempt_is_long():
     rule = Restarts(left=9, min_workers=1, places=[0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(restarts, "PAUSES", (1.0, 5.0, 15.0))
+        patch.setattr(restarts, "PAUSES", PAUSES)
         found = [rule.pause(seconds) for seconds in (0.1, 3.0, 0.1, 0.1, 500.0, 0.1)]
     assert found == [1.0, 5.0, 15.0, 15.0, 0.0, 1.0]
 
