@@ -94,6 +94,9 @@ def train_case(keras, strategy, model, own_folder):
     model.save(str(own_folder / "loop.keras"))
     results["saved_model"] = problems.digest(model)
     loop(1)
+    model.export(str(own_folder / "exported"))
+    results["exported"] = problems.digest(model)
+    loop(1)
     try:
         keras.models.save_model(model, str(own_folder / "function.keras"))
     except ValueError as error:
@@ -136,7 +139,7 @@ def test_keras_sees_equal_weights_on_all_workers(workers, case):
     )
     assert first["epochs"] == 2
     same = "stopped own next_fit evaluated evaluated_weights saved_in_a_loop saved_model".split()
-    same.append("compiled_again")
+    same += ["exported", "compiled_again"]
     if "keras3" in case:
         same += ["epoch_1", "batch"]
         assert "to_consensus()" in first["save_model"]
