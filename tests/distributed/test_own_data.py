@@ -144,12 +144,15 @@ def predict_files():
             found[policy.name] = np.ravel(rows).astype(int)
             texts = [str(w.message) for w in caught]
             found[f"{policy.name}: warned"] = any("auto_shard_policy=" in text for text in texts)
+    rank = strategy.cluster_resolver.task_id
+    found["batch"] = model.predict_on_batch(np.array([[10.0 * rank], [10.0 * rank + 1]])).ravel()
     return found
 
 
 def test_order_of_predicted_files():
     """tf_keras shards by rows with every policy."""
     for seen in run_workers(predict_files):
+        assert list(seen["batch"]) == [0, 1, 10, 11]  # all rows of both workers
         for policy in ("AUTO", "DATA", "FILE", "OFF"):
             in_order = list(seen[policy]) == list(range(14))
             assert in_order == (policy in ("AUTO", "DATA")), (policy, seen[policy])
