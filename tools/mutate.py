@@ -340,6 +340,8 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600, help="seconds for each mutation")
     args = parser.parse_args()
     chosen = [m for m in MUTATIONS if args.only in m.name]
+    if not chosen:
+        parser.error(f"no mutation's name contains --only={args.only}")
     if args.list:
         print("\n".join(m.name for m in chosen))
         return 0

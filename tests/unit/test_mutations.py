@@ -36,6 +36,13 @@ def source_of(arguments):
     return "".join(file.read_text(encoding="utf-8") for file in files)
 
 
+def test_unknown_name_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["mutate.py", "--only", "no_such_name"])
+    with pytest.raises(SystemExit) as end:
+        TOOL["main"]()
+    assert end.value.code == 2 and "--only=no_such_name" in capsys.readouterr().err
+
+
 TESTS = """
 import pathlib
 import pytest
