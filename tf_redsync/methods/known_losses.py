@@ -36,7 +36,7 @@ _LOSSES: dict[str, Callable[[Any], str]] = {
     "Dense": lambda method: _NONE,
     "HalfPrecision": lambda method: _NONE,
     "BlockQuantized": _block_quantized_loss,
-    "CodedGMC": _at_3_percent_density("0.5 to 2.6 points"),
+    "CodedGMC": _at_3_percent_density("0.5 to 2.6 points"),  # an independent test
     "CodedTopK": _coded_top_k_loss,
     "RedSync": _redsync_loss,
     "PowerSGD": lambda method: "0.3 to 1.6 points" if method.rank >= 4 else _UNKNOWN,
