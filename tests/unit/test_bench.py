@@ -172,7 +172,7 @@ def test_summary_names_the_fastest_method_and_the_fastest_lossless_one():
     )
     assert text.endswith("Without a loss: HalfPrecision(), 100.0 ms a step, 1.0 h for 36,000.")
     text = bench_result.sentence([dense, half, nothing], 36_000)
-    assert text.startswith("Use HalfPrecision()") and "no accuracy" in text
+    assert text.startswith("Use HalfPrecision()") and "beyond noise" in text
     slow = row("HalfPrecision()", "none", 0.19)
     assert "Without" not in bench_result.sentence([dense, slow, coded], 1)
     assert bench_result.sentence([dense, slow], 1).startswith("Stay dense: 200.0 ms a step")

@@ -83,7 +83,7 @@ def sentence(rows: Sequence[Measured], steps: int) -> str:
         return f"Stay dense: {_times(dense, steps)}; the fastest method, {_describe(best, steps)}."
     advice = f"Use {_describe(best, steps)} (dense: {_times(dense, steps)})."
     if is_lossless(best.loss):
-        return f"{advice} It has cost no accuracy in any run."
+        return f"{advice} It has cost no accuracy beyond noise."
     advice += f" Its known loss of accuracy: {best.loss}; see docs/accuracy.md."
     lossless = [row for row in others if is_lossless(row.loss)]
     safe = min(lossless, key=lambda row: row.milliseconds, default=None)

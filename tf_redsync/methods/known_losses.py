@@ -60,5 +60,5 @@ def known_loss(method: Any) -> str:
 
 
 def is_lossless(loss: str) -> bool:
-    """Return whether a phrase of `known_loss` says that no run has lost accuracy."""
+    """Return whether a phrase of `known_loss` says that no loss exceeded noise."""
     return loss in (_NONE, _NONE_IN_TWO_TASKS)
