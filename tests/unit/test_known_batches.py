@@ -54,6 +54,7 @@ class Batches(keras.utils.PyDataset):
         (lambda _: [rows().filter(lambda *_: True).batch(BATCH)], {}, 0),
         (lambda path: [lines(path)], {}, 0),
         (lambda path: [lines(path, POLICIES.FILE)], {}, 0),
+        (lambda path: [lines(path, POLICIES.HINT)], {}, 0),
         (lambda path: [lines(path, POLICIES.DATA)], {}, 3),
         (lambda path: [lines(path, POLICIES.OFF)], {}, 3),
         (lambda _: [Batches(workers=1)], {}, 0),

@@ -236,7 +236,7 @@ def dataset_seeds(data: Any) -> str | None:
     policies = tf.data.experimental.AutoShardPolicy
     if not shuffles or _policy(dataset) not in (policies.AUTO, policies.DATA):
         return None
-    if is_sharded_by_files(dataset):
+    if is_sharded_at_source(dataset):
         return None
     seeds = [(int(d._seed), int(d._seed2)) for d in shuffles]
     return "none" if (0, 0) in seeds else ", ".join(map(str, seeds))
@@ -254,11 +254,11 @@ def with_inputs(dataset: Any) -> list[Any]:
     return list(found.values())
 
 
-def is_sharded_by_files(dataset: tf.data.Dataset) -> bool:
-    """Return whether TensorFlow gives each worker some of the files that a dataset reads."""
+def is_sharded_at_source(dataset: tf.data.Dataset) -> bool:
+    """Return whether TensorFlow shards a dataset by the files that it reads, or at a hint in it."""
     policies = tf.data.experimental.AutoShardPolicy
     if _policy(dataset) != policies.AUTO:
-        return _policy(dataset) == policies.FILE
+        return _policy(dataset) in (policies.FILE, policies.HINT)
     return any(map(_reads_files, with_inputs(dataset)))
 
 
