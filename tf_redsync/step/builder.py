@@ -142,7 +142,6 @@ class ExchangeBuilder:
                 rate=self.rate,
                 expects_pruning=self.expects_pruning,
             )
-        workers.warn_if_alone(strategy, worker.network.workers, self._two_levels)
         self._exchange = made
         if self._counts_elements:
             made.count_elements()
