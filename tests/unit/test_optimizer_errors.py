@@ -502,6 +502,39 @@ def test_loss_scale_around_a_wrapper_moves_inside():
     )
 
 
+def several(inside=False, **options):
+    """Returns a `MultiOptimizer` of wrapped optimizers, optionally with scales inside of them."""
+
+    def wrapped():
+        inner = keras.optimizers.LossScaleOptimizer(sgd()) if inside else sgd()
+        return rs.DistributedOptimizer(inner, rs.Dense())
+
+    choice = keras.optimizers.OptimizerMap(wrapped(), {".*bias": wrapped()})
+    return keras.optimizers.MultiOptimizer(choice, **options)
+
+
+def test_loss_scale_of_several_optimizers_in_one(tmp_path):
+    """A `LossScaleOptimizer` raises in `compile`; a constant scale trains, and its model loads."""
+    x, y, path = np.ones((4, 3)), np.ones((4, 2)), str(tmp_path / "model.keras")
+    model, advice = small_model(), ("loss_scale_factor=", "auto_scale_loss=False")
+    for optimizer in (keras.optimizers.LossScaleOptimizer(several()), several(inside=True)):
+        assert_raises(ValueError, lambda o=optimizer: model.compile(o, "mse"), *advice)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = small_model()
+        before = model.get_weights()[0]
+        assert_raises(ValueError, lambda: model.compile(several(), "mse"), *advice)
+        model.compile(several(loss_scale_factor=1024.0), "mse", auto_scale_loss=False)
+        model.fit(x, y, verbose=0)
+        model.save(path)
+        loaded = keras.saving.load_model(path)  # Keras does not save `auto_scale_loss`
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert np.abs(model.get_weights()[0] - before).max() > 1e-3
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    assert_raises(ValueError, lambda: loaded.fit(x, y, verbose=0), "`loss_scale_factor`")
+
+
 def test_model_with_a_loss_scale_can_be_compiled_again():
     keras.config.set_dtype_policy("mixed_float16")
     try:

@@ -215,7 +215,8 @@ def _in_branch() -> ValueError:
         "workers may disagree and deadlock. To update in every n-th step, set "
         "`gradient_accumulation_steps` of the inner optimizer. The branch may also be that of "
         "another optimizer: `compile` reorders a LossScaleOptimizer; in a custom loop use "
-        "DistributedOptimizer(LossScaleOptimizer(inner))."
+        "DistributedOptimizer(LossScaleOptimizer(inner)). A MultiOptimizer needs "
+        "`loss_scale_factor` and compile(..., auto_scale_loss=False) instead."
     )
 
 

@@ -29,6 +29,9 @@ def move_scaler_inside(model: Any, given: Any) -> None:
         model: The model, just compiled.
         given: The optimizer that was passed to `compile`. If it is the wrapper and has a scale
             already, the scale that Keras has added is dropped.
+
+    Raises:
+        ValueError: the scale is around or in a `MultiOptimizer` of wrapped optimizers.
     """
     around: Any = getattr(model, "optimizer", None)
     wrapper: Any = getattr(around, "inner_optimizer", None)
@@ -36,6 +39,29 @@ def move_scaler_inside(model: Any, given: Any) -> None:
         if wrapper is not given or not hasattr(wrapper.inner_optimizer, "inner_optimizer"):
             wrapper.adopt_scaler(around)
         model.optimizer = wrapper
+    elif conflicts.is_multi_optimizer(conflicts.innermost(around)):
+        _check_several(around)
+
+
+def _check_several(optimizer: Any) -> None:
+    """Check that a Keras 3 `MultiOptimizer` of wrapped optimizers has no `LossScaleOptimizer`.
+
+    Raises:
+        ValueError: one around it would run the exchanges in a branch; one inside of a wrapper would
+            divide the gradients of a loss that it has not scaled.
+    """
+    several = conflicts.innermost(optimizer)
+    parts = [p for p in getattr(several, "optimizers", ()) if models.is_wrapper(p)]
+    inside = any(hasattr(p.inner_optimizer, "inner_optimizer") for p in parts)
+    around = parts and optimizer is not several
+    if (inside or around) and not models.is_loading():  # a loaded model may only predict
+        raise ValueError(
+            "a MultiOptimizer of DistributedOptimizers cannot have a LossScaleOptimizer, neither "
+            "around it, where Keras adds one under 'mixed_float16', nor inside of them. Received: "
+            f"a LossScaleOptimizer {'inside' if inside else 'around it'}. Use MultiOptimizer(..., "
+            "loss_scale_factor=1024.0) and compile(..., auto_scale_loss=False), or the dtype "
+            "policy 'mixed_bfloat16'."
+        )
 
 
 def check_new(scaler: Any, wrapper: Any) -> None:
