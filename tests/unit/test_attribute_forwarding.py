@@ -185,6 +185,19 @@ def test_attribute_that_conflicts_with_the_method_is_rejected_and_restored():
     assert scaled.inner_optimizer.inner_optimizer.weight_decay == 0.5
 
 
+@loop("before, after", [(None, 4), (4, 2), (4, None)])
+def test_gradient_accumulation_is_fixed_by_the_constructor(before, after):
+    name = "gradient_accumulation_steps"
+    optimizer = wrap(keras.optimizers.SGD(0.1, gradient_accumulation_steps=before))
+    with pytest.raises(ValueError, match=f"`{name}`.*constructor"):
+        setattr(optimizer, name, after)
+    assert getattr(optimizer, name) == before
+    setattr(optimizer, name, before)  # an equal value is accepted
+    setattr(optimizer.inner_optimizer, name, after)
+    with pytest.raises(ValueError, match=f"`{name}`.*constructor"):
+        run_steps(optimizer)
+
+
 @every_family
 def test_user_attributes(family):
     method = rs.TopK(density=0.5)

@@ -178,12 +178,21 @@ def innermost(optimizer: Any) -> Any:
 
 def accumulates(inner: Any) -> bool:
     """Return whether an optimizer, or one inside it, accumulates gradients over steps."""
-    return bool(_accumulation_steps(inner))
+    return bool(accumulation_steps(inner))
 
 
-def _accumulation_steps(inner: Any) -> int:
+def accumulation_steps(inner: Any) -> int:
+    """Return the number of steps over which an optimizer accumulates gradients, or 0."""
     steps = dict(config_numbers(config_of(inner))).get("gradient_accumulation_steps")
     return int(steps or 0)
+
+
+def late_accumulation(steps: int | None) -> ValueError:
+    """Return the error for a number of accumulated steps that is set on a wrapped optimizer."""
+    return ValueError(
+        "`gradient_accumulation_steps` cannot be set on a wrapped optimizer. Received: "
+        f"gradient_accumulation_steps={steps}. Pass it to the inner optimizer's constructor."
+    )
 
 
 def check_accumulation(inner: Any, exchange: Any) -> None:
@@ -201,7 +210,7 @@ def check_accumulation(inner: Any, exchange: Any) -> None:
     raise ValueError(
         "`gradient_accumulation_steps` needs processes with a single replica and direct "
         "collectives, because it puts the exchange into a branch. Received: "
-        f"gradient_accumulation_steps={_accumulation_steps(inner)} under "
+        f"gradient_accumulation_steps={accumulation_steps(inner)} under "
         f"{type(strategy).__name__} with {replicas} replicas in a process, and "
         f"{type(exchange.network).__name__}. Start one process per device under "
         "MultiWorkerMirroredStrategy, or use a larger batch."

@@ -63,12 +63,12 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
             _with_sparse_descent(updater._distributed_tf_update_step)
         )
         adapter.guard.guard_keras3(updater)
-        self._accumulates = conflicts.accumulates(inner_optimizer)
-        self._run_step = self._accumulate if self._accumulates else adapter.run_step
-        if self._accumulates:
+        self._window = conflicts.accumulation_steps(inner_optimizer)
+        self._run_step = self._accumulate if self._window else adapter.run_step
+        if self._window:
             _accumulate_in_branches(updater, adapter)
         if updater is not inner_optimizer:
-            loss_scaling.agree(inner_optimizer, adapter, finishes=not self._accumulates)
+            loss_scaling.agree(inner_optimizer, adapter, finishes=not self._window)
         self.__dict__["_iterations"] = updater._iterations  # returned by Keras's `apply_gradients`
         if type(inner_optimizer).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:
             self.apply_gradients = self._apply_by_override
@@ -84,7 +84,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         if isinstance(self.inner_optimizer, keras.optimizers.LossScaleOptimizer):
             return
         scaler.inner_optimizer = self.inner_optimizer
-        loss_scaling.agree(scaler, self._adapter, finishes=not self._accumulates)
+        loss_scaling.agree(scaler, self._adapter, finishes=not self._window)
         self.rewrap(scaler)
 
     @override
@@ -99,13 +99,17 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
         Raises:
             TypeError: a variable has another dtype.
-            ValueError: this worker would train alone, or the variables are outside of the scope.
+            ValueError: this worker would train alone, the variables are outside of the scope, or
+                `gradient_accumulation_steps` was set after wrapping.
             Disagreement: on all workers, if their models, methods or settings differ.
         """
         if not self.built and variables:  # Keras's `.h5` loader passes no variables
             outside_of_replicas(lambda: self._build(variables))
 
     def _build(self, variables: Sequence[Any]) -> None:
+        steps = conflicts.accumulation_steps(self.inner_optimizer)
+        if steps != self._window:
+            raise conflicts.late_accumulation(steps)
         trains = models.may_train(variables)
         if not self.inner_optimizer.built:
             _take_into_scope(self.inner_optimizer)
@@ -212,8 +216,8 @@ def _take_into_scope(optimizer: Any) -> None:
 def _in_branch() -> ValueError:
     return ValueError(
         "a DistributedOptimizer cannot run inside a branch (`tf.cond`, or `if` on a tensor), where "
-        "workers may disagree and deadlock. To update in every n-th step, set "
-        "`gradient_accumulation_steps` of the inner optimizer. The branch may also be that of "
+        "workers may disagree and deadlock. To update in every n-th step, pass "
+        "`gradient_accumulation_steps` to the inner optimizer. The branch may also be that of "
         "another optimizer: `compile` reorders a LossScaleOptimizer; in a custom loop use "
         "DistributedOptimizer(LossScaleOptimizer(inner)). A MultiOptimizer needs "
         "`loss_scale_factor` and compile(..., auto_scale_loss=False) instead."

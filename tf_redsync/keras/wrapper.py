@@ -148,10 +148,12 @@ class AttributeForwarding:
         """Reject a value that is never supported.
 
         Raises:
-            ValueError: for XLA, a second loss scale or a second momentum.
+            ValueError: for XLA, a second loss scale, a second momentum or gradient accumulation.
         """
         innermost = conflicts.innermost(self.inner_optimizer)
         conflicts.check_momentum_value(innermost, self._adapter.policy, name, value)
+        if name == "gradient_accumulation_steps" and value != getattr(self, name):
+            raise conflicts.late_accumulation(value)
         if name == "jit_compile" and value:
             raise ValueError(
                 "`jit_compile=True` is not supported: the update shares a function with "
