@@ -1,7 +1,4 @@
-"""An exchange's state as totals over the workers, for comparison in tests.
-
-Uses the variables' own `total` and `restore_total`, as TensorFlow checkpoints do.
-"""
+"""An exchange's state as totals over the workers, for comparison in tests."""
 
 from __future__ import annotations
 
@@ -12,16 +9,19 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.state import restore as restore_module
-from tf_redsync.step.state_variables import HostVariable
 
 
 def total(exchange: Any) -> dict[str, Any]:
     """Return the state by name, as sums or means over the workers; a collective call."""
     with exchange.agreed("save the exchange's state"):
-        return {
-            name: (v.total() if isinstance(v, HostVariable) else v).numpy()
-            for name, v in _named_variables(exchange)
-        }
+        return {n: _total(exchange, v, kind).numpy() for n, v, kind in _named_variables(exchange)}
+
+
+def _total(exchange: Any, variable: tf.Variable, kind: str) -> Any:
+    if kind == "shared":
+        return variable
+    (total,) = exchange.network.all_reduce([variable.read_value()])
+    return total if kind == "sum" else total / exchange.workers
 
 
 def restore(exchange: Any, arrays: dict[str, Any]) -> None:
@@ -36,8 +36,8 @@ def restore(exchange: Any, arrays: dict[str, Any]) -> None:
 
 
 def _restore(exchange: Any, arrays: dict[str, Any]) -> None:
-    variables = dict(_named_variables(exchange))
-    shapes = {n: tuple(v.shape) for n, v in variables.items()}
+    variables = {n: (v, kind) for n, v, kind in _named_variables(exchange)}
+    shapes = {n: tuple(v.shape) for n, (v, _) in variables.items()}
     found = {n: tuple(a.shape) for n, a in arrays.items()}
     if shapes != found:
         if exchange.resolved is exchange.policy:
@@ -51,22 +51,21 @@ def _restore(exchange: Any, arrays: dict[str, Any]) -> None:
             stacklevel=5,
         )
         variables = {name: variables[name] for name in ("step", "skipped")}
-    for name, variable in variables.items():
-        if isinstance(variable, HostVariable):
-            variable.restore_total(tf.convert_to_tensor(arrays[name]))
-        else:
-            variable.assign(arrays[name])
+    for name, (variable, kind) in variables.items():
+        variable.assign(arrays[name] / exchange.workers if kind == "sum" else arrays[name])
 
 
-def _named_variables(exchange: Any) -> Iterator[tuple[str, tf.Variable]]:
-    yield "step", exchange.step
-    yield "skipped", exchange.skipped
+def _named_variables(exchange: Any) -> Iterator[tuple[str, tf.Variable, str]]:
+    """Yield names, variables and kinds; `"shared"` also if TensorFlow sums the variable."""
+    yield "step", exchange.step, "shared"
+    yield "skipped", exchange.skipped, "shared"
     if exchange.consensus is not None:
-        yield "consensus/steps", exchange.consensus.steps
-        yield "consensus/rounds", exchange.consensus.rounds
+        yield "consensus/steps", exchange.consensus.steps, "shared"
+        yield "consensus/rounds", exchange.consensus.rounds, "shared"
         for i, variable in enumerate(exchange.consensus.agreed):
-            yield f"consensus/{i}", variable
+            yield f"consensus/{i}", variable, "shared"
     for bucket, variables in enumerate(exchange.states):
         for name, group in variables.variables_by_name.items():
+            kind = variables.kinds[name] if exchange.worker.replicas > 1 else "shared"
             for i, variable in enumerate(group):
-                yield f"bucket_{bucket}/{name}/{i}", variable
+                yield f"bucket_{bucket}/{name}/{i}", variable, kind

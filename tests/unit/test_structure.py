@@ -11,7 +11,6 @@ import keras
 import pytest
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.checkpoint import tensor_callable
 from tensorflow.python.distribute import cross_device_ops, cross_device_utils
 from tensorflow.python.eager import context
 
@@ -247,11 +246,6 @@ def test_private_tensorflow_names_exist():
         "_cluster_spec",
     ):
         assert f"self.{name} =" in extended
-    # `HostVariable` overrides these, and this is the key of their tensors.
-    saved = tf.Variable(1.0)._serialize_to_tensors()
-    assert list(saved) == ["VARIABLE_VALUE"]
-    assert isinstance(saved["VARIABLE_VALUE"], tensor_callable.Callable)
-    assert callable(tf.Variable(1.0)._restore_from_tensors)
 
 
 # ---------------------------------------------------------------------------- variables, state

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.checkpoint import tensor_callable as _tensor_callable
 from tensorflow.python.distribute import cross_device_ops as _cross_device_ops
 from tensorflow.python.ops import collective_ops as _collective_ops
 from tensorflow.python.ops import control_flow_util as _control_flow_util
@@ -403,16 +402,6 @@ def inside_branch() -> bool:
 def with_python_function(function: Any, python_function: Callable[..., Any]) -> Any:
     """Return a `tf.function` of `python_function` with the options of `function`."""
     return function._clone(python_function=python_function)
-
-
-def when_saved(value: Callable[[], tf.Tensor], variable: tf.Variable) -> Any:
-    """Return a checkpoint entry whose tensor is computed when the checkpoint is written.
-
-    Args:
-        value: Computes the tensor.
-        variable: A variable with the dtype and the device of the tensor.
-    """
-    return _tensor_callable.Callable(value, dtype=variable.dtype, device=variable.device)
 
 
 # ---------------------------------------------------------------------------- instance keys

@@ -21,8 +21,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_redsync.cluster import agreement
-from tf_redsync.exchange.driver import Network
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.network import collectives, initial_values
 
@@ -32,7 +30,6 @@ _PER_WORKER = {
 }
 # Creates a variable from its initial value, its kind and a name; see `replica_variable`.
 Create = Callable[[tf.Tensor, str, str], Any]
-_CHECKPOINT_KEY = "VARIABLE_VALUE"  # the key of variables in TensorFlow checkpoints
 
 
 class StateVariables(tf.Module):
@@ -88,52 +85,6 @@ class StateVariables(tf.Module):
             )
             if value is not was
         ]
-
-
-class HostVariable(collectives.OneDeviceVariable):
-    """A per-host variable, shared by the replicas of the host.
-
-    Args:
-        value: The initial value.
-        kind: `"sum"`, `"mean"` or `"shared"`.
-        name: The name in TensorFlow.
-        network: The network that sums over the hosts.
-        strategy: The strategy of the hosts.
-    """
-
-    def __init__(
-        self,
-        value: tf.Tensor,
-        kind: str,
-        name: str,
-        network: Network,
-        strategy: tf.distribute.Strategy,
-    ):
-        super().__init__(value, trainable=False, name=name)
-        self._kind, self._network, self._strategy, self._title = kind, network, strategy, name
-
-    def total(self) -> tf.Tensor:
-        """Return the sum, mean or shared value over the hosts; all hosts must call it."""
-        if self._kind == "shared":
-            return self.read_value()
-        if tf.executing_eagerly():
-            agreement.agree(self._strategy, f"save the exchange's {self._title}")
-        total = self._network.all_reduce([self.read_value()])[0]
-        return total if self._kind == "sum" else self._share(total)
-
-    def restore_total(self, total: tf.Tensor) -> tf.Operation | None:
-        """Set this host's value to its share of the result of `total`."""
-        value = self._share(total) if self._kind == "sum" else total
-        return self.assign(value, read_value=False)
-
-    def _share(self, total: tf.Tensor) -> tf.Tensor:
-        return tf.cast(total / self._network.workers, self.dtype)
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {_CHECKPOINT_KEY: collectives.when_saved(self.total, self)}
-
-    def _restore_from_tensors(self, tensors: dict[str, tf.Tensor]) -> Any:
-        return self.restore_total(tensors[_CHECKPOINT_KEY])
 
 
 class Consensus(tf.Module):

@@ -72,7 +72,6 @@ class HostWorker(Worker):
             collectives.Alone() if one_process else collectives.HostCollectives(strategy)
         )
         self.replicas = collectives.local_replicas(strategy)
-        self._strategy = strategy
         self._device = strategy.extended.worker_devices[0]
 
     @override
@@ -87,9 +86,9 @@ class HostWorker(Worker):
         return tf.distribute.get_replica_context().merge_call(merged, args=(list(tensors),))
 
     @override
-    def variable(self, value: tf.Tensor, kind: str, name: str) -> state_variables.HostVariable:
+    def variable(self, value: tf.Tensor, kind: str, name: str) -> tf.Variable:
         with tf.device(self._device):
-            return state_variables.HostVariable(value, kind, name, self.network, self._strategy)
+            return collectives.OneDeviceVariable(value, trainable=False, name=name)
 
 
 def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direct: bool) -> Worker:
