@@ -104,11 +104,6 @@ def write(exchange: Any, name: str, print_fn: Callable[[str], Any] | None) -> No
             "`print_fn` must be a function of one line of text, or None. Received: "
             f"print_fn={print_fn!r}"
         )
-    if not exchange.built:
-        raise RuntimeError(
-            "`summary` needs the model's variables: call `optimizer.build(variables)` or train a "
-            "step first."
-        )
     for line in of_exchange(exchange, name):
         (print_fn or print)(line)
 

@@ -346,4 +346,4 @@ def test_manual_prune_checks_its_arguments():
     variables[2].assign(np.full(SHAPES[2], np.nan))
     assert_raises(ValueError, lambda: wrapped.prune(0.5), "weights to prune must be finite")
     fresh = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), METHOD)
-    assert_raises(RuntimeError, lambda: fresh.prune(0.5), "`prune` needs the model's variables")
+    assert_raises(RuntimeError, lambda: fresh.prune(0.5), "`optimizer.build(variables)`")

@@ -294,7 +294,7 @@ def test_part_of_another_method_or_none_is_rejected(mirrored):
     with pytest.raises(ValueError, match="`parts`.*Received"):
         other.restore_worker_states([])
     unbuilt = ExchangeBuilder(rs.Policy(default=rs.Dense()))
-    with pytest.raises(RuntimeError, match="`worker_state` needs the model's variables"):
+    with pytest.raises(RuntimeError, match="`worker_state`.*build"):
         unbuilt.worker_state()
 
 

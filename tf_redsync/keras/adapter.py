@@ -204,10 +204,6 @@ class Adapter:
 
     def prune(self, sparsity: float, scope: str = "layer") -> None:
         """Prune the smallest weights; see `Wrapper.prune`."""
-        if not self.exchange.built:
-            raise RuntimeError(
-                "`prune` needs the model's variables. Call `optimizer.build(variables)` first."
-            )
         slots_of_all = self.access.slots(self._variables)
         pruning.prune(self.exchange, self._variables, slots_of_all, sparsity, scope)
 

@@ -382,10 +382,6 @@ class Wrapper(AttributeForwarding):
         self._switch("enable")
 
     def _switch(self, action: str) -> None:
-        if isinstance(self.exchange, ExchangeBuilder):
-            raise RuntimeError(
-                f"`{action}` needs the model's variables. Call `optimizer.build(variables)` first."
-            )
         off, schedule = action == "disable", self.exchange.schedule
         if off and not schedule.off and schedule.delay and int(self.exchange.step.numpy()):
             self.flush()

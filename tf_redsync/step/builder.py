@@ -20,13 +20,9 @@ from tf_redsync.step import nonfinite, workers
 from tf_redsync.step.fit_steps import FitSteps, TrainingLength, WarmUp
 from tf_redsync.step.gradient_exchange import GradientExchange
 
-# Members of `GradientExchange` that need the variables of the model.
-_OF_VARIABLES = (
-    "explain",
-    "bytes_per_step",
-    "worker_state",
-    "restore_worker_states",
-)
+
+class NotBuilt(AttributeError, RuntimeError):
+    """A member of an exchange was used before its variables exist."""
 
 
 class ExchangeBuilder:
@@ -163,10 +159,9 @@ class ExchangeBuilder:
         made = self.__dict__.get("_exchange")
         if made is not None:
             return getattr(made, name)
-        if name in _OF_VARIABLES:
-            return lambda *_, **__: _needs_variables(name)
-        raise AttributeError(
-            f"{name!r} is available after `optimizer.build(variables)` or the first step."
+        raise NotBuilt(
+            f"the optimizer is not built, so its exchange has no `{name}` yet. Call "
+            "`optimizer.build(variables)` or train a step first."
         )
 
     def _describe(
@@ -205,10 +200,3 @@ def _allowing_sparse_totals(
     if accepted is None or any(s.dtype != "float32" for s in specs):
         return lambda method: False
     return lambda method: not method.sync_schedule.local_steps and accepted(method)
-
-
-def _needs_variables(name: str) -> Any:
-    raise RuntimeError(
-        f"`{name}` needs the model's variables: call `optimizer.build(variables)` or train "
-        "a step first."
-    )
