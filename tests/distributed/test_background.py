@@ -43,7 +43,8 @@ def make_model(strategy, method, in_background, keras, **compiled):
         inner = keras.optimizers.SGD(0.01, momentum=0.9)
         optimizer = rs.DistributedOptimizer(inner, eval(method, {"rs": rs}))
         optimizer.build(model.trainable_variables)
-        optimizer.exchange.schedule.in_background = in_background
+        if not in_background:
+            optimizer.exchange.network.in_background = lambda: None
         if compiled:
             model.compile(optimizer, "mse", **compiled)
     return model, optimizer

@@ -22,6 +22,7 @@ from tf_redsync.step.builder import ExchangeBuilder
 from tf_redsync.step.every_step import Inputs
 from tf_redsync.step.gradient_exchange import moves_without_gradients
 from tf_redsync.step.local_steps import LocalSteps
+from tf_redsync.step.nonfinite import NonFiniteCounter
 
 SHAPES = {"embedding": (40, 5), "kernel": (30, 20), "bias": (20,), "scale": (), "out": (20, 11)}
 SPARSE = rs.RedSync(density=0.05, dense_below=0, selection="exact")
@@ -264,8 +265,9 @@ def test_total_overflowing_float16_skips_the_step(mirrored, method):
 
 def test_local_gradient_overflowing_float16_skips_the_step():
     layout = BucketLayout((TensorSpec("w", (3,), "float16"),), workers=2)
-    schedule = LocalSteps([Bucket(rs.LocalSGD(steps=2), layout)], 2)
     network = types.SimpleNamespace(workers=2)  # Keras divides the gradient by their number
+    counter = NonFiniteCounter(["w"], network, 0)
+    schedule = LocalSteps([Bucket(rs.LocalSGD(steps=2), layout)], 2, counter)
     for size, finite in ((40_000.0, False), (30_000.0, True)):
         grads = [[tf.fill([3], size)]]
         inputs = Inputs(grads, [{}], None, tf.constant(0, tf.int64), network)

@@ -14,7 +14,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.methods.common import small_floats
 from tf_redsync.policy import Policy
 from tf_redsync.step.background import Background
-from tf_redsync.step.streaming import Fragment, Streaming
+from tf_redsync.step.streaming import Streaming, age_of
 from tf_redsync.step.sync_schedules import for_buckets
 
 PATHS = (
@@ -112,10 +112,10 @@ def test_rules_need_equal_fragments():
 def test_each_fragment_is_sent_once_per_round(steps, count, overlap):
     """At most one fragment is in flight."""
     method = rs.StreamingDiLoCo(steps=steps, fragments=count, overlap=overlap)
-    found = [Fragment(b) for b in buckets(method)]
+    found = buckets(method)
     assert len(found) == count
     ages = np.array(
-        [[int(f.age(tf.constant(t, tf.int64))) for t in range(3 * steps)] for f in found]
+        [[int(age_of(b, tf.constant(t, tf.int64))) for t in range(3 * steps)] for b in found]
     )
     turns = (ages == 0).sum(axis=1)
     offsets = [p * steps // count for p in range(count)]

@@ -441,7 +441,7 @@ def test_dropped_fragment_in_flight_can_be_restored():
     specs = [TensorSpec(n, s, position=i) for i, (n, s) in enumerate(SHAPES.items())]
     method = rs.StreamingDiLoCo(steps=4, fragments=1, overlap=1)
     (bucket,) = make_buckets([(s, method) for s in specs], 2)
-    state, kinds = Streaming([bucket], steps=4).init(bucket)
+    state, kinds = Streaming([bucket], 4, nonfinite=None).init(bucket)
     for name, (first, *_) in state.items():
         entry = Entry(f"states/{name}/0", kinds[name], (tf.Variable(first),))
         nan = np.full(entry.shape, np.nan).astype(entry.dtype)
@@ -461,7 +461,7 @@ def test_state_that_needs_several_workers_is_known(schedule, method):
     specs = [TensorSpec(n, s, position=i) for i, (n, s) in enumerate(SHAPES.items())]
     (bucket,) = make_buckets([(s, method) for s in specs], 2)
     one, _ = EveryStep([bucket]).init(bucket)
-    several, _ = schedule([bucket], steps=4).init(bucket)
+    several, _ = schedule([bucket], 4, nonfinite=None).init(bucket)
     assert several.keys() > one.keys()
     for name in several:
         assert needs_several_workers(f"states/{name}/0") == (name not in one), name

@@ -113,11 +113,6 @@ class BucketGroup:
         )
 
 
-def single_group(buckets: Sequence[Bucket]) -> BucketGroup:
-    """Return all buckets as one group."""
-    return _group(buckets, range(len(buckets)))
-
-
 def split_by_density(buckets: Sequence[Bucket]) -> tuple[BucketGroup, ...]:
     """Return the buckets in up to two groups; buckets of always dense methods are the last group.
 
@@ -164,7 +159,7 @@ class ChangingSteps(EveryStep):
         super().__init__(buckets)
         self.warm_up = warm_up
         may_be_dense = warm_up or any(b.method.sync_schedule.may_be_dense for b in self.buckets)
-        self.whole = single_group(self.buckets)
+        self.whole = _group(self.buckets, range(len(self.buckets)))
         self.groups = split_by_density(self.buckets) if may_be_dense else (self.whole,)
 
     @override

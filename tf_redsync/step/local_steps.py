@@ -49,8 +49,8 @@ class LocalSteps(ChangingSteps):
     Args:
         buckets: The buckets, in the order in which they are exchanged.
         steps: Number of steps between two exchanges, k.
-        warm_up: A dense warm-up, or `None`.
         nonfinite: Counts skipped steps.
+        warm_up: A dense warm-up, or `None`.
     """
 
     per_worker_weights = True
@@ -61,8 +61,8 @@ class LocalSteps(ChangingSteps):
         self,
         buckets: Sequence[Bucket],
         steps: int,
+        nonfinite: NonFiniteCounter,
         warm_up: WarmUp | None = None,
-        nonfinite: NonFiniteCounter | None = None,
     ):
         super().__init__(buckets, warm_up)
         self.steps, self.nonfinite = steps, nonfinite
@@ -127,12 +127,10 @@ class LocalSteps(ChangingSteps):
         return Outcome(results, finite, 0.0)
 
     def _count(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
-        if self.nonfinite is not None:
-            self.nonfinite.count_local_step(outcome.finite, lambda: not_finite(grads))
+        self.nonfinite.count_local_step(outcome.finite, lambda: not_finite(grads))
 
     def _count_together(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
-        if self.nonfinite is not None:
-            self.nonfinite.count_together(outcome.finite, self.nonfinite.flags(grads))
+        self.nonfinite.count_together(outcome.finite, self.nonfinite.flags(grads))
 
     def _by_position(self, by_bucket: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Return the tensors of all buckets in the order of the variables."""
@@ -216,10 +214,9 @@ class LocalSteps(ChangingSteps):
                     weight.assign(tf.cast(starts[spec.position] + total, weight.dtype))
 
         tf.cond(outcome.finite, advance, consensus.restore)
-        if self.nonfinite is not None:
-            self.nonfinite.store_counts(self._iterations)
-            self.nonfinite.exchange_counts(network)
-            self.nonfinite.count_round(outcome.finite, self._by_position(changes), self._iterations)
+        self.nonfinite.store_counts(self._iterations)
+        self.nonfinite.exchange_counts(network)
+        self.nonfinite.count_round(outcome.finite, self._by_position(changes), self._iterations)
         consensus.steps.assign(0)
         consensus.rounds.assign_add(1)
         return tf.cast(outcome.bytes_sent, tf.float64), outcome.finite

@@ -36,7 +36,7 @@ from tf_redsync.network.collectives import DirectCollectives
 from tf_redsync.ops.wire import all_finite
 from tf_redsync.step.background import Background
 from tf_redsync.step.branches import rarely
-from tf_redsync.step.changing_steps import single_group
+from tf_redsync.step.changing_steps import plan_of
 from tf_redsync.step.every_step import EveryStep, Inputs
 from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.local_steps import LocalSteps, Sent, nothing_sent, outer_step
@@ -47,53 +47,24 @@ _MOVING = "moving"  # state name of the changes in flight
 _MOVING_STATE = "moving_"  # prefix of the method's state names in flight
 
 
-class Fragment:
-    """The tensors of a fragment with the same method, whose changes are exchanged together.
-
-    Args:
-        bucket: The tensors and their method.
-
-    Attributes:
-        bucket: As given.
-        sync_schedule: The schedule of the method.
-        exchange: The exchange of the tensors' changes.
-    """
-
-    def __init__(self, bucket: Bucket):
-        self.bucket, self.sync_schedule = bucket, bucket.method.sync_schedule
-        self.exchange = single_group([bucket])
-
-    def age(self, steps: tf.Tensor) -> tf.Tensor:
-        """Return the steps since the fragment was due, int64; `local_steps` if it never was."""
-        offset = self.sync_schedule.offset(self.bucket.layout.specs[0].fragment)
-        age = (steps - offset) % self.sync_schedule.local_steps
-        return tf.where(age < steps, age, self.sync_schedule.local_steps)
-
-
 class Streaming(LocalSteps):
     """Exchanges the weight changes of one fragment after another.
 
     Args:
-        buckets: The fragments, in any order.
+        buckets: Buckets of one fragment each, in any order.
         steps: Number of steps between two exchanges of a fragment, H.
-        warm_up: A dense warm-up, or `None`.
         nonfinite: Counts skipped steps.
-
-    Attributes:
-        in_background: Whether exchanges with a delay run in the background.
+        warm_up: A dense warm-up, or `None`.
     """
-
-    in_background = True
 
     def __init__(
         self,
         buckets: Sequence[Bucket],
         steps: int,
+        nonfinite: NonFiniteCounter,
         warm_up: WarmUp | None = None,
-        nonfinite: NonFiniteCounter | None = None,
     ):
-        super().__init__(buckets, steps, warm_up, nonfinite)
-        self.fragments = [Fragment(b) for b in self.buckets]
+        super().__init__(buckets, steps, nonfinite, warm_up)
         self._background: Background | None = None  # from the first trace on
 
     @override
@@ -134,21 +105,21 @@ class Streaming(LocalSteps):
     ) -> Sent:
         """Exchange the fragments that are due."""
         before = consensus.steps.read_value()
-        pairs = list(zip(self.fragments, states, strict=True))
+        pairs = list(zip(self.buckets, states, strict=True))
         background = self._background_thread(consensus, states, network)
         outcomes = []
         for index, (fragment, state) in enumerate(pairs):
-            if fragment.sync_schedule.delay:
+            if fragment.method.sync_schedule.delay:
                 send = functools.partial(self._transfer, fragment, consensus, state, network)
                 if background is not None:
                     send = functools.partial(self._begin, background, index, consensus, network)
-                outcomes.append(rarely(tf.equal(fragment.age(before), 0), send, nothing_sent))
+                outcomes.append(rarely(tf.equal(age_of(fragment, before), 0), send, nothing_sent))
         warmed = self.warmed()
         steps = before + (1 if warmed is None else tf.cast(~warmed, tf.int64))
         consensus.steps.assign(steps)
         for fragment, state in pairs:
-            delay = fragment.sync_schedule.delay
-            due = tf.equal(fragment.age(steps), 0)
+            delay = fragment.method.sync_schedule.delay
+            due = tf.equal(age_of(fragment, steps), 0)
             if not delay:
                 at_once = functools.partial(self._exchange, fragment, consensus, state, network)
                 outcomes.append(rarely(due, at_once, nothing_sent))
@@ -156,7 +127,7 @@ class Streaming(LocalSteps):
             finish = functools.partial(
                 self._finish_transfer, fragment, consensus, state, background
             )
-            rarely(tf.equal(fragment.age(steps), delay), finish, lambda: None)
+            rarely(tf.equal(age_of(fragment, steps), delay), finish, lambda: None)
             start = functools.partial(self._start_transfer, fragment, consensus, state)
             rarely(due, start, lambda: None)
         sent, finite = zip(*outcomes, strict=True)
@@ -169,13 +140,13 @@ class Streaming(LocalSteps):
 
         `None` if no fragment is delayed, or if exchanges cannot run in the background.
         """
-        delays = [f.sync_schedule.delay for f in self.fragments]
-        if self._background is None and any(delays) and self.in_background:
+        delays = [f.method.sync_schedule.delay for f in self.buckets]
+        if self._background is None and any(delays):
             apart = network.in_background() if isinstance(network, DirectCollectives) else None
             if apart is not None:
                 transfers = [
                     lambda rounds, f=f, s=s: self._transfer(f, consensus, s, apart, rounds)[1]
-                    for f, s in zip(self.fragments, states, strict=True)
+                    for f, s in zip(self.buckets, states, strict=True)
                 ]
                 self._background = Background(tf.distribute.get_strategy(), transfers)
         return self._background
@@ -185,16 +156,16 @@ class Streaming(LocalSteps):
     ) -> Sent:
         """Begin the exchange of a fragment in the background."""
         background.begin(index, consensus.rounds.read_value())
-        sent = EveryStep.bytes_of(self, self.fragments[index].bucket, network.workers)
+        sent = EveryStep.bytes_of(self, self.buckets[index], network.workers)
         return tf.constant(sent, tf.float64), tf.constant(True)
 
     def _exchange(
-        self, fragment: Fragment, consensus: Consensus, state: StateVariables, network: Network
+        self, fragment: Bucket, consensus: Consensus, state: StateVariables, network: Network
     ) -> Sent:
         """Exchange a fragment without a delay."""
         self._keep_counts(fragment)
         self._exchange_counts(fragment, network)
-        changes = consensus.changes(fragment.bucket.layout.specs)
+        changes = consensus.changes(fragment.layout.specs)
         rounds = consensus.rounds.read_value()
         means, new, outcome = self._averaged(fragment, state, changes, network, rounds)
         self._update(fragment, consensus, state, means, new, outcome.finite)
@@ -202,40 +173,40 @@ class Streaming(LocalSteps):
 
     def _averaged(
         self,
-        fragment: Fragment,
+        fragment: Bucket,
         state: StateVariables,
         changes: Sequence[tf.Tensor],
         network: Network,
         rounds: tf.Tensor,
     ) -> tuple[list[tf.Tensor], State, Outcome]:
         """Exchange changes; return their means over the workers, the new state and the outcome."""
-        old = state.read(fragment.bucket.method.traits.state_kinds)
+        old = state.read(fragment.method.traits.state_kinds)
         parts = [c / network.workers for c in changes]
         inputs = Inputs([parts], [old], None, rounds, network, self.meter)
-        outcome = fragment.exchange.run(inputs, None)
+        outcome = plan_of([fragment], dense=False).run(inputs)
         ((means, new),) = outcome.results
         return means, new, outcome
 
     def _start_transfer(
-        self, fragment: Fragment, consensus: Consensus, state: StateVariables
+        self, fragment: Bucket, consensus: Consensus, state: StateVariables
     ) -> None:
         """Store a fragment's current changes, which the next step sends."""
-        state.assign({_MOVING: consensus.changes(fragment.bucket.layout.specs)})
+        state.assign({_MOVING: consensus.changes(fragment.layout.specs)})
         self._keep_counts(fragment)
 
-    def _keep_counts(self, fragment: Fragment) -> None:
+    def _keep_counts(self, fragment: Bucket) -> None:
         """Store this worker's count of skipped steps for the last fragment's exchange."""
-        if self.nonfinite is not None and fragment is self.fragments[-1]:
+        if fragment is self.buckets[-1]:
             self.nonfinite.store_counts(self._iterations)
 
-    def _exchange_counts(self, fragment: Fragment, network: Network) -> None:
+    def _exchange_counts(self, fragment: Bucket, network: Network) -> None:
         """Gather the workers' counts of skipped steps with the last fragment of a round."""
-        if self.nonfinite is not None and fragment is self.fragments[-1]:
+        if fragment is self.buckets[-1]:
             self.nonfinite.exchange_counts(network)
 
     def _transfer(
         self,
-        fragment: Fragment,
+        fragment: Bucket,
         consensus: Consensus,
         state: StateVariables,
         network: Network,
@@ -255,13 +226,13 @@ class Streaming(LocalSteps):
 
     def _finish_transfer(
         self,
-        fragment: Fragment,
+        fragment: Bucket,
         consensus: Consensus,
         state: StateVariables,
         background: Background | None,
     ) -> None:
         """Apply the mean changes in flight of a fragment, and adopt the state in flight."""
-        names = fragment.bucket.method.traits.state_kinds
+        names = fragment.method.traits.state_kinds
         with tf.control_dependencies([] if background is None else [background.wait()]):
             moved = state.read([_MOVING, *(_MOVING_STATE + name for name in names)])
             means = moved.pop(_MOVING)
@@ -270,7 +241,7 @@ class Streaming(LocalSteps):
 
     def _update(
         self,
-        fragment: Fragment,
+        fragment: Bucket,
         consensus: Consensus,
         state: StateVariables,
         means: Sequence[tf.Tensor],
@@ -278,12 +249,12 @@ class Streaming(LocalSteps):
         finite: tf.Tensor,
     ) -> None:
         """Apply a fragment's mean changes, or restore the consensus if they are non-finite."""
-        specs, mixing = fragment.bucket.layout.specs, fragment.sync_schedule.mixing
+        specs, mixing = fragment.layout.specs, fragment.method.sync_schedule.mixing
         pairs = [(consensus.agreed[s.position], consensus.own[s.position]) for s in specs]
         changes = dict(zip([s.position for s in specs], consensus.changes(specs), strict=True))
 
         def advance() -> None:
-            totals, slots = outer_step(fragment.bucket, list(means), state.read())
+            totals, slots = outer_step(fragment, list(means), state.read())
             state.assign({**new, **slots})
             for (agreed, own), total in zip(pairs, totals, strict=True):
                 renewed = tf.cast(agreed.read_value(), tf.float32) + total
@@ -296,10 +267,16 @@ class Streaming(LocalSteps):
                 own.assign(agreed.read_value(), read_value=False)
 
         tf.cond(finite, advance, restore)
-        if self.nonfinite is not None:
-            everything = [changes.get(i, tf.zeros([])) for i in range(len(consensus.own))]
-            if fragment is self.fragments[-1]:
-                self.nonfinite.count_round(finite, everything, self._iterations)
-            else:
-                self.nonfinite.count_within_round(finite, everything)
+        everything = [changes.get(i, tf.zeros([])) for i in range(len(consensus.own))]
+        if fragment is self.buckets[-1]:
+            self.nonfinite.count_round(finite, everything, self._iterations)
+        else:
+            self.nonfinite.count_within_round(finite, everything)
         consensus.rounds.assign_add(1)
+
+
+def age_of(fragment: Bucket, steps: tf.Tensor) -> tf.Tensor:
+    """Return the steps since the fragment was due, int64; `local_steps` if it never was."""
+    schedule = fragment.method.sync_schedule
+    age = (steps - schedule.offset(fragment.layout.specs[0].fragment)) % schedule.local_steps
+    return tf.where(age < steps, age, schedule.local_steps)

@@ -21,7 +21,6 @@ from tf_redsync.step.changing_steps import ChangingSteps
 from tf_redsync.step.every_step import EveryStep
 from tf_redsync.step.fit_steps import TrainingLength, WarmUp
 from tf_redsync.step.local_steps import LocalSteps
-from tf_redsync.step.nonfinite import NonFiniteCounter
 from tf_redsync.step.perturbed_point import PerturbedPoint
 from tf_redsync.step.state_variables import Create, replica_variable
 from tf_redsync.step.streaming import Streaming
@@ -37,7 +36,7 @@ def for_buckets(
     create: Create = replica_variable,
     warm_up: WarmUp | None = None,
     training: TrainingLength | None = None,
-    nonfinite: NonFiniteCounter | None = None,
+    nonfinite: Any = None,
     clock: Any = None,
 ) -> EveryStep:
     """Return the schedule that the buckets' methods declare.
@@ -51,7 +50,7 @@ def for_buckets(
         create: Creates a per-worker variable; see `step/state_variables.py`.
         warm_up: A dense warm-up of all methods, or `None`.
         training: The length of the training, or `None` if no setting is a fraction of it.
-        nonfinite: Counter of skipped steps, for schedules in which each worker skips its own steps.
+        nonfinite: Counter of skipped steps; `None` outside of training.
         clock: int64 variable, number of steps so far; `None` outside of training.
     """
     if workers > 1 and trial_steps:
@@ -59,9 +58,9 @@ def for_buckets(
     schedules = [b.method.sync_schedule for b in buckets]
     if workers > 1 and schedules and schedules[0].local_steps:
         if schedules[0].intervals:
-            return ZeroOne(buckets, schedules[0].local_steps, warm_up, training, nonfinite, clock)
+            return ZeroOne(buckets, schedules[0].local_steps, nonfinite, warm_up, training, clock)
         local = Streaming if schedules[0].fragments else LocalSteps
-        return local(buckets, schedules[0].local_steps, warm_up, nonfinite)
+        return local(buckets, schedules[0].local_steps, nonfinite, warm_up)
     if workers > 1 and any(c.own_point or c.delay for c in schedules):
         return PerturbedPoint(buckets, schedules[0].delay, warm_up)
     if workers > 1 and (warm_up or any(c.may_be_dense or c.changes for c in schedules)):

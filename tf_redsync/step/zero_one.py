@@ -37,9 +37,9 @@ class ZeroOne(LocalSteps):
     Args:
         buckets: The buckets, in the order in which they are exchanged.
         steps: The largest number of steps between two exchanges, H.
+        nonfinite: Counts skipped steps.
         warm_up: A dense warm-up, or `None`.
         training: The length of the training, if the intervals are fractions of it.
-        nonfinite: Counts skipped steps.
         clock: int64 variable, number of steps so far.
     """
 
@@ -47,12 +47,12 @@ class ZeroOne(LocalSteps):
         self,
         buckets: Sequence[Bucket],
         steps: int,
+        nonfinite: NonFiniteCounter,
         warm_up: WarmUp | None = None,
         training: TrainingLength | None = None,
-        nonfinite: NonFiniteCounter | None = None,
         clock: Any = None,
     ):
-        super().__init__(buckets, steps, warm_up, nonfinite)
+        super().__init__(buckets, steps, nonfinite, warm_up)
         self._clock = clock
         self._training, self._asked = training, buckets[0].method.sync_schedule.intervals
         self._methods = [required(b.method, LocalMomentum) for b in self.buckets]
