@@ -15,14 +15,24 @@ def launcher(group):
     return made
 
 
-def traced_keys(launchers, times=1, purpose=1, shape=(3,), name="step", loop=False):
+def key_of_gather(one, value):
+    """Returns the key that a launcher gives to an all-gather."""
+    keys = one._next_instance_key
+    return keys._describing("gather", lambda _: keys())(value)
+
+
+def traced_keys(launchers, times=1, purpose=0, shape=(3,), name="step", loop=False):
     """Returns the keys of collectives in a traced function."""
     found = []
 
     def launch():
         for one in launchers:
-            with one._next_instance_key.described("gather", tf.zeros(shape), purpose):
-                found.append(one._next_instance_key())
+            value = tf.zeros(shape)
+            found.append(
+                collectives._key(one, "gather", value, purpose)
+                if purpose
+                else key_of_gather(one, value)
+            )
 
     def step():
         for _ in range(times):
@@ -74,8 +84,7 @@ def test_collective_of_unknown_size_gets_a_new_key_per_call():
 
     @tf.function(input_signature=[tf.TensorSpec([None])])
     def step(value):
-        with one._next_instance_key.described("gather", value):
-            found.append(one._next_instance_key())
+        found.append(key_of_gather(one, value))
 
     step.get_concrete_function()
     assert found[0].op.type == "Placeholder"
@@ -87,8 +96,7 @@ def keys_in_loop(one, shapes, again=0):
 
     @tf.function(autograph=False)
     def step(value):
-        with one._next_instance_key.described("gather", value):
-            return tf.convert_to_tensor(one._next_instance_key())
+        return tf.convert_to_tensor(key_of_gather(one, value))
 
     def loop(value):
         return tf.while_loop(lambda key: tf.equal(key, 0), lambda key: step(value), [0])

@@ -17,8 +17,8 @@ import functools
 import itertools
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -451,31 +451,20 @@ class KeysOfLauncher:
     def __init__(self, launcher: Any):
         self._launcher = launcher
         self._new_key_each_call: Callable[[], Any] = launcher._next_instance_key
-        self._described: tuple[str, tf.Tensor, int] | None = None  # the next collective
+        self._described: tuple[str, tf.Tensor] | None = None  # kind and input of the next one
         launcher.all_reduce = self._describing("reduce", launcher.all_reduce)
         launcher._all_gather = self._describing("gather", launcher._all_gather)
-
-    @contextmanager
-    def described(self, kind: str, value: tf.Tensor, purpose: int = 0) -> Iterator[None]:
-        """Context in which the next key is that of the described collective.
-
-        Args:
-            kind: The kind of collective.
-            value: This worker's input.
-            purpose: The collective's user; see `new_purpose`.
-        """
-        self._described = kind, value, purpose
-        try:
-            yield
-        finally:
-            self._described = None
 
     def _describing(self, kind: str, launch: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         @functools.wraps(launch)
         def described_launch(input_tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
             value = tf.convert_to_tensor(input_tensor)
-            with self.described(kind, value), after_checks():
-                return launch(value, *args, **kwargs)
+            self._described = kind, value
+            try:
+                with after_checks():
+                    return launch(value, *args, **kwargs)
+            finally:
+                self._described = None
 
         return described_launch
 
@@ -483,9 +472,9 @@ class KeysOfLauncher:
         """Return the key of the next collective, an integer or a tensor."""
         if tf.executing_eagerly() or self._described is None:
             return self._new_key_each_call()
-        kind, value, purpose = self._described
+        kind, value = self._described
         if value.shape.is_fully_defined() or _called_in_control_flow():
-            return _key(self._launcher, kind, value, purpose)
+            return _key(self._launcher, kind, value, purpose=0)
         return self._new_key_each_call()
 
 
