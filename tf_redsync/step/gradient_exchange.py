@@ -203,8 +203,8 @@ class GradientExchange(tf.Module):
             raise _no_xla()
         for check in self._before_steps:
             check(positions)
-        if not self.called:
-            workers.warn_if_alone(self.strategy, self.worker)
+        if self.workers == 1 and not self.called:
+            workers.warn_alone(self.strategy, self.worker)
         self.called = True
         if self._has_redsync_strategy:  # our strategy has counted the step at its beginning
             self.nonfinite.register_skip_condition(self.strategy, self.schedule.skips_locally)

@@ -174,18 +174,17 @@ def _workers_in_tf_config() -> int:
         return 0
 
 
-def warn_if_alone(strategy: tf.distribute.Strategy, worker: Worker) -> None:
-    """Warn if there is one worker, since nothing is sent or compressed.
+def warn_alone(strategy: tf.distribute.Strategy, worker: Worker) -> None:
+    """Warn that there is one worker, so that nothing is sent or compressed.
 
     Args:
         strategy: The strategy in whose scope the optimizer was built.
         worker: This worker.
     """
-    if worker.network.workers == 1:
-        warnings.warn(
-            "tf_redsync: there is one worker, so gradients are neither sent nor compressed. "
-            "Start several with `python -m tf_redsync.launch -n 2 script.py`, or with "
-            "TF_CONFIG and tf_redsync.MultiWorkerMirroredStrategy (this strategy: "
-            f"{type(strategy).__name__}, two_levels={isinstance(worker, HostWorker)}).",
-            stacklevel=3,
-        )
+    warnings.warn(
+        "tf_redsync: there is one worker, so gradients are neither sent nor compressed. Start "
+        "several with `python -m tf_redsync.launch -n 2 script.py`, or with TF_CONFIG and "
+        "tf_redsync.MultiWorkerMirroredStrategy (this strategy: "
+        f"{type(strategy).__name__}, two_levels={isinstance(worker, HostWorker)}).",
+        stacklevel=3,
+    )
