@@ -41,6 +41,10 @@ def total_residuals(optimizer):
     return {n: a for n, a in state.items() if "residual" in n}
 
 
+def sum_of_residuals(optimizer):
+    return sum(np.abs(a).sum() for a in total_residuals(optimizer).values())
+
+
 def assert_equal_totals(a, b):
     assert a.keys() == b.keys() and a
     for name in a:
@@ -89,15 +93,42 @@ def test_other_layout_is_rejected(strategy, tmp_path):
     saved = compiled(METHOD)
     saved.save(path)
     other = compiled(rs.RedSync(density=0.1, dense_below=16, momentum=0.9))
+    other.fit(problems.dataset(24, 8), verbose=0)
+    assert sum_of_residuals(other.optimizer) > 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         other.load_weights(path)  # weights and optimizer variables only
     texts = [str(w.message) for w in caught]
     assert len(texts) == 1 and "exchange" in texts[0] and "velocity" in texts[0], texts
+    assert sum_of_residuals(other.optimizer) == int(other.optimizer.exchange.step.numpy()) == 0
     total = total_state.total(saved.optimizer.exchange)
     with pytest.raises(ValueError, match="another model or method") as error:
         total_state.restore(other.optimizer.exchange, total)
     assert "velocity" in str(error.value)
+
+
+@pytest.mark.parametrize("optimizer", [None, keras.optimizers.Adam])
+def test_weights_without_a_state_start_with_empty_residuals(strategy, tmp_path, optimizer):
+    with strategy.scope():
+        plain, model = network(keras), network(keras)
+        model.compile(rs.DistributedOptimizer(keras.optimizers.Adam(0.01), METHOD), "mse")
+        model.optimizer.build(model.trainable_variables)
+    if optimizer is not None:
+        with strategy.scope():
+            plain.compile(optimizer(0.01), "mse")
+        plain.fit(problems.dataset(40, 8), verbose=0)
+    path = str(tmp_path / "plain.weights.h5")
+    plain.save_weights(path)
+    if optimizer is None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "the optimizer resumes")
+            model.load_weights(path)
+    model.fit(problems.dataset(24, 8), verbose=0)
+    assert sum_of_residuals(model.optimizer) > 0
+    with pytest.warns(UserWarning, match="the optimizer resumes.*undelivered gradients are lost"):
+        model.load_weights(path)
+    assert problems.digest(model) == problems.digest(plain)
+    assert sum_of_residuals(model.optimizer) == 0
 
 
 def test_auto_starts_with_empty_residuals_after_another_choice(strategy, train_model, tmp_path):

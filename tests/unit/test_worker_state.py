@@ -15,6 +15,7 @@ from tests.loops import loop
 from tf_redsync.auto import auto
 from tf_redsync.config import registered
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.state import restore
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.state.snapshot import Entry, needs_several_workers
 from tf_redsync.step.builder import ExchangeBuilder
@@ -264,6 +265,15 @@ def test_invalid_part_is_rejected_and_changes_no_state(part_and_exchange, case):
     assert_equal_parts(exchange.worker_state(), before)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_file_without_a_part_sets_the_initial_state(mirrored, name):
+    exchange = build(mirrored(2), METHODS[name])
+    restore.restore_or_warn(exchange, list)
+    expected = build(mirrored(2), METHODS[name], filled=False).worker_state()
+    assert_equal_parts(exchange.worker_state(), expected, passing=("about", "skipped"))
+    assert exchange.fresh
+
+
 def test_counters_may_start_below_zero(mirrored):
     """PacTrain's does, which waits for weights to be pruned."""
     saved = build(mirrored(2), rs.contrib.PacTrain(dense_below=0), filled=False).worker_state()
@@ -321,11 +331,12 @@ def test_autos_choice_is_kept(mirrored, of_another_choice):
     other.restore_worker_states([saved])
     assert "RedSync" in {r.method for r in other.explain().rows}
     assert_equal_parts(other.worker_state(), saved)
-    late = build(mirrored(2), policy, filled=False)
+    late = build(mirrored(2), policy)
     late.called = True
     with pytest.warns(UserWarning, match="Auto .*methods.*residuals.*dropped"):
         late.restore_worker_states([saved])
     assert int(late.step.numpy()) == 13
+    assert not any(np.any(a) for n, a in late.worker_state().items() if n.startswith("states/"))
 
 
 def test_kept_choice_has_the_optimizer_and_stays_disabled(mirrored, of_another_choice, monkeypatch):

@@ -38,7 +38,7 @@ from tf_redsync.state.snapshot import (
     shortened,
     workers_here,
 )
-from tf_redsync.step import masks
+from tf_redsync.step import masks, state_variables
 from tf_redsync.step.gradient_exchange import GradientExchange
 
 _TRIAL = "trial/"
@@ -73,13 +73,16 @@ def restore(exchange: GradientExchange, load: Callable[[], Sequence[Mapping[str,
 def restore_or_warn(
     exchange: GradientExchange, load: Callable[[], Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Restore as `restore` does, but only warn if the state belongs to another model or method.
+    """Restore as `restore` does, or set the initial state.
 
-    For files that also hold weights, which any method can use.
+    For files that also hold weights, which any method can use: a residual belongs to the weights
+    that they replace. A state of another model or method only causes a warning.
     """
     try:
-        restore(exchange, load)
+        if not restore(exchange, load):
+            _start_anew(exchange)
     except IncompatibleState as error:
+        _start_anew(exchange)
         exchange.fresh = False
         warnings.warn(f"the exchange starts with a new state: {error}", stacklevel=2)
 
@@ -92,6 +95,28 @@ def mark_restored(exchange: GradientExchange) -> None:
         length.restored(exchange.strategy)
     if masks.any_pruned(exchange):
         exchange.expects_pruning = True
+
+
+def _start_anew(exchange: GradientExchange) -> None:
+    """Set methods' states and their counters to the initial values; all workers must call it."""
+    counters, consensus = [exchange.step], exchange.consensus
+    if consensus is not None:
+        counters += [consensus.steps, consensus.rounds]
+    with exchange.strategy.scope():
+        for counter in counters:
+            counter.assign(0)
+        for bucket, old in zip(exchange.schedule.buckets, exchange.states, strict=True):
+            # New variables, because workers may round random initial values differently.
+            initial = exchange.schedule.init(bucket)
+            new = state_variables.StateVariables(
+                *initial, bucket.layout.index, exchange.worker.variable
+            )
+            for name, group in old.variables_by_name.items():
+                for pair in zip(group, new.variables_by_name[name], strict=True):
+                    copies = (state_variables.copies(v, exchange.strategy) for v in pair)
+                    for target, source in zip(*copies, strict=True):
+                        target.assign(source)
+    exchange.fresh = True
 
 
 def _common_fingerprint(brought: list[list[Any]]) -> dict[str, Any]:
@@ -198,6 +223,8 @@ class _Restoration:
         names, dropped = self._ask_first_owner(lambda snapshot: self._check(snapshot, expected))
         self._warn(dropped)
         assigned = set(names) & {"step", "skipped", *LENGTHS} if dropped else set(names)
+        if not assigned.issuperset(expected):
+            _start_anew(exchange)
         for entry in [entry for name, entry in expected.items() if name in assigned]:
             self._assign(entry)
         mark_restored(exchange)
@@ -272,7 +299,7 @@ class _Restoration:
     def _assign(self, entry: Entry) -> None:
         copies = len(entry.copies)
         if not self.exact and (entry.kind == "own" or entry.name.startswith(_TRIAL)):
-            return  # keeps its initial value
+            return  # keeps the value of this run
         if entry.kind == "shared":
             entry.assign([self._shared(entry)] * copies)
         elif self.exact:
