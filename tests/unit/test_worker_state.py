@@ -124,6 +124,27 @@ def test_missing_parts_are_named_and_others_used_once(mirrored):
         np.testing.assert_allclose(found[array], expected[array], rtol=1e-6, atol=3e-7)
 
 
+@loop(
+    ("method", "warns"),
+    [
+        (rs.DiLoCo(steps=4), True),
+        (rs.CodedTopK(steps=4, warm_up=rs.DenseWarmUp(2)), True),
+        (rs.LocalSGD(steps=4), False),
+        (METHODS["redsync"], False),
+    ],
+)
+def test_single_worker_warns_of_lost_rounds(mirrored, method, warns):
+    exchange = build(mirrored(1), method, filled=False)
+    part = exchange.worker_state() | {"workers": np.int64(2)}
+    for parts in ([part, part | {"rank": np.int64(1)}], [part]):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            exchange.restore_worker_states(parts)
+        # With a single part the worker probably only evaluates.
+        found = ["rounds are dropped" in str(w.message) for w in caught]
+        assert found == [True] * (warns and len(parts) == 2)
+
+
 def gradients(step, workers):
     generator = np.random.default_rng([step, workers])
     return [

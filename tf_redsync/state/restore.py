@@ -293,6 +293,19 @@ class _Restoration:
                 "worker save to its own path and load from it; see docs/saving.md.",
                 stacklevel=2,
             )
+        elif not missing and self.workers > self.exchange.workers == 1 and self._needs_rounds():
+            warnings.warn(
+                "a single worker has no rounds, so the outer optimizer's state and the number of "
+                "rounds are dropped. When workers join later, its momentum is zero, and its "
+                "schedule, stages and a dense warm-up begin again. Keep at least two workers, as "
+                "with `--nodes 2:4`.",
+                stacklevel=2,
+            )
+
+    def _needs_rounds(self) -> bool:
+        """Return whether a method has an outer optimizer, or changes after some rounds."""
+        schedules = [bucket.method.sync_schedule for bucket in self.exchange.schedule.buckets]
+        return any(s.local_steps and (s.outer or s.changes or s.warm_up_steps) for s in schedules)
 
     # ------------------------------------------------------------------------------ assignment
 
