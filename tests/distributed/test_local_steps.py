@@ -187,6 +187,13 @@ def follow_fit(strategy, case, counter):
             x, y = data
             return {"last": tf.reduce_mean((self(x) - y) ** 2), "rows": tf.shape(x)[0]}
 
+    @tf.function
+    def count(batches):
+        number = 0
+        for _ in batches:
+            number += 1
+        return number
+
     class Batches(keras.callbacks.Callback):
         collectives, logs = [], []
 
@@ -196,6 +203,9 @@ def follow_fit(strategy, case, counter):
         def on_train_batch_end(self, batch, logs=None):
             self.collectives.append(int(counter.numpy()) - self.before)
             self.logs.append(dict(logs))
+            if case == "finite":  # other data, in the middle of an epoch
+                rows = strategy.experimental_distribute_dataset(tf.data.Dataset.range(6).batch(2))
+                assert int(count(rows)) == 3
 
     x, y = problems.regression(2 * 4 * BATCHES, seed=1)
     own = [rows[problems.rank() :: 2] for rows in (x, y)]

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
-from tf_redsync.keras import known_batches
+from tf_redsync.keras import known_batches, models
 from tf_redsync.keras.known_batches import KnownBatches, in_epoch
 
 ROWS, BATCH = 41, 8
@@ -56,7 +56,7 @@ class Batches(keras.utils.PyDataset):
         (lambda path: [lines(path, POLICIES.FILE)], {}, 0),
         (lambda path: [lines(path, POLICIES.HINT)], {}, 0),
         (lambda path: [lines(path, POLICIES.DATA)], {}, 3),
-        (lambda path: [lines(path, POLICIES.OFF)], {}, 3),
+        (lambda path: [lines(path, POLICIES.OFF)], {}, 0),
         (lambda _: [Batches(workers=1)], {}, 0),
     ],
 )
@@ -121,6 +121,24 @@ def test_missing_batch_raises():
     known.begin_epoch()
     with pytest.raises(tf.errors.InvalidArgumentError, match="fewer batches than their cardinal"):
         requests(known, own=0, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("functions", "in_fit"),
+    [
+        (["multi_step_on_iterator", "fit"], True),
+        (["evaluate", "fit"], False),
+        (["on_train_batch_end", "fit"], False),
+        (["fit", "on_epoch_end", "fit"], True),  # in a callback
+        (["multi_step_on_iterator"], False),  # in a custom loop
+    ],
+)
+def test_only_fit_itself_need_not_ask(monkeypatch, functions, in_fit):
+    monkeypatch.setattr(models, "keras_functions", lambda: iter(functions))
+    known = KnownBatches()
+    known.begin(2)
+    known.begin_epoch()
+    assert requests(known, own=1, steps=1)[0] == (0 if in_fit else 1)
 
 
 def test_other_iterators_ask():

@@ -248,6 +248,23 @@ def test_pruned_weights_are_not_pruned_again(mirrored):
         np.testing.assert_array_equal(kernel != 0, before)
 
 
+@pytest.mark.filterwarnings("ignore:.*undelivered")
+def test_weights_without_a_state_keep_the_masks(mirrored, tmp_path):
+    """As when pruned weights are set back to their initial values."""
+    method = rs.contrib.PacTrain(sparsity=0.5, stable_steps=1, dense_below=16)
+    model = small_model(keras, mirrored(2), lambda: keras.optimizers.SGD(0.01), method)
+    plain = keras.Sequential.from_config(keras.Sequential.get_config(model))
+    path = str(tmp_path / "initial.weights.h5")
+    plain.save_weights(path)
+    model.fit(problems.dataset(16, 8), verbose=0)
+    model.optimizer.prune(0.5)
+    kept = [k != 0 for k in kernels(model)]
+    model.load_weights(path, skip_mismatch=True)
+    model.fit(problems.dataset(16, 8), verbose=0)
+    for kernel, before in zip(kernels(model), kept, strict=True):
+        np.testing.assert_array_equal(kernel != 0, before)
+
+
 def test_tf_keras_prunes_before_its_first_step(mirrored):
     strategy = mirrored(2)
     method = rs.contrib.PacTrain(sparsity=0.5, stable_steps=0, dense_below=16)

@@ -7,6 +7,7 @@ batch looks different from a worker that waits in a collective.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +24,7 @@ DEPARTED = "departed"  # exchanges begun in the background
 DELIVERED = "delivered"  # exchanges that the background has completed
 _NAMES = (BEGUN, SUPPLIED, ASKED, ANSWERED, ARRIVED, EXCHANGED, DEPARTED, DELIVERED)
 
+_REQUESTING = "_calculate_replicas_with_values"  # a function of TensorFlow's `input_lib`
 _counters: dict[str, tf.Variable] = {}
 
 
@@ -79,14 +81,15 @@ def note_delivery(received: tf.Tensor) -> None:
 
 
 def is_request(value: Any, axis: Any) -> bool:
-    """Return whether reducing `value` is part of a batch request.
+    """Return whether reducing `value` is part of a batch request; `reduce` itself must call it.
 
     An iterator over a finite dataset sums how many replicas still have data, an int64 tensor of one
     element, before any replica gets its batch.
     """
     if axis is not None or not isinstance(value, tf.Tensor) or value.dtype != tf.int64:
         return False
-    return bool(value.shape.rank) and value.shape.num_elements() == 1
+    caller = sys._getframe(1).f_back
+    return caller is not None and caller.f_code.co_name == _REQUESTING
 
 
 def note_request(own: tf.Tensor) -> None:

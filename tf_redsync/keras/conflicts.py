@@ -190,8 +190,8 @@ def accumulation_steps(inner: Any) -> int:
 def late_accumulation(steps: int | None) -> ValueError:
     """Return the error for a number of accumulated steps that is set on a wrapped optimizer."""
     return ValueError(
-        "`gradient_accumulation_steps` cannot be set on a wrapped optimizer. Received: "
-        f"gradient_accumulation_steps={steps}. Pass it to the inner optimizer's constructor."
+        "`gradient_accumulation_steps` cannot be set on a wrapped optimizer. Pass it to the inner "
+        f"optimizer's constructor. Received: gradient_accumulation_steps={steps or None}"
     )
 
 

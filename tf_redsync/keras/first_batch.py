@@ -233,10 +233,7 @@ def dataset_seeds(data: Any) -> str | None:
         return None
     datasets = with_inputs(dataset)
     shuffles = [d for d in datasets if "Shuffle" in type(d).__name__ and hasattr(d, "_seed2")]
-    policies = tf.data.experimental.AutoShardPolicy
-    if not shuffles or _policy(dataset) not in (policies.AUTO, policies.DATA):
-        return None
-    if is_sharded_at_source(dataset):
+    if not shuffles or not is_sharded_by_rows(dataset):
         return None
     seeds = [(int(d._seed), int(d._seed2)) for d in shuffles]
     return "none" if (0, 0) in seeds else ", ".join(map(str, seeds))
@@ -254,16 +251,13 @@ def with_inputs(dataset: Any) -> list[Any]:
     return list(found.values())
 
 
-def is_sharded_at_source(dataset: tf.data.Dataset) -> bool:
-    """Return whether TensorFlow shards a dataset by the files that it reads, or at a hint in it."""
+def is_sharded_by_rows(dataset: tf.data.Dataset) -> bool:
+    """Return whether TensorFlow gives each worker some rows of every batch of a dataset."""
     policies = tf.data.experimental.AutoShardPolicy
-    if _policy(dataset) != policies.AUTO:
-        return _policy(dataset) in (policies.FILE, policies.HINT)
-    return any(map(_reads_files, with_inputs(dataset)))
-
-
-def _policy(dataset: tf.data.Dataset) -> Any:
-    return dataset.options().experimental_distribute.auto_shard_policy
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == policies.AUTO:
+        return not any(map(_reads_files, with_inputs(dataset)))
+    return bool(policy == policies.DATA)
 
 
 def _reads_files(dataset: Any) -> bool:

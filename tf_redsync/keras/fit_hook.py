@@ -225,8 +225,6 @@ class FitHook(ForTfKeras):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Run after the last epoch, with the final weights."""
         self._fits = False
-        if hasattr(self.model.distribute_strategy, "known_batches"):
-            self.model.distribute_strategy.known_batches.end()
         self._agree("end `fit`")
         consistency.compare_rate(self.model, "fit ends")
         weight_sync.synchronize(self.model)
@@ -338,6 +336,10 @@ def watch_ends(model_class: Any) -> None:
                 if error.original is None:
                     raise
                 raise error from error.original
+            finally:
+                held = getattr(self.distribute_strategy, "known_batches", None)
+                if held is not None and method.__name__ == "fit":
+                    held.end()
 
         return watched
 

@@ -98,6 +98,6 @@ def in_epoch(data: Any) -> int:
         if hasattr(dataset, "_datasets"):
             return fit_resume.steps_of_shard(dataset) or 0
         (dataset,) = fit_resume.datasets_of(dataset)
-    if not isinstance(dataset, tf.data.Dataset) or first_batch.is_sharded_at_source(dataset):
+    if not isinstance(dataset, tf.data.Dataset) or not first_batch.is_sharded_by_rows(dataset):
         return 0
     return max(0, int(dataset.cardinality()))  # negative if infinite or unknown

@@ -15,12 +15,14 @@ snapshots of some ranks are missing, a warning names the ranks and the others ar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tf_redsync.auto import Auto, decision
 from tf_redsync.auto.bit_budget import BitBudget
@@ -98,11 +100,15 @@ def mark_restored(exchange: GradientExchange) -> None:
 
 
 def _start_anew(exchange: GradientExchange) -> None:
-    """Set methods' states and their counters to the initial values; all workers must call it."""
+    """Set methods' states, except pruning masks, and their counters to the initial values.
+
+    All workers must call it.
+    """
     counters, consensus = [exchange.step], exchange.consensus
     if consensus is not None:
         counters += [consensus.steps, consensus.rounds]
-    with exchange.strategy.scope():
+    in_scope = tf.distribute.has_strategy()  # a strategy's scope cannot be entered in another one
+    with contextlib.nullcontext() if in_scope else exchange.strategy.scope():
         for counter in counters:
             counter.assign(0)
         for bucket, old in zip(exchange.schedule.buckets, exchange.states, strict=True):
@@ -112,6 +118,8 @@ def _start_anew(exchange: GradientExchange) -> None:
                 *initial, bucket.layout.index, exchange.worker.variable
             )
             for name, group in old.variables_by_name.items():
+                if name == masks.NAME:
+                    continue
                 for pair in zip(group, new.variables_by_name[name], strict=True):
                     copies = (state_variables.copies(v, exchange.strategy) for v in pair)
                     for target, source in zip(*copies, strict=True):
