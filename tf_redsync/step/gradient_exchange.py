@@ -164,6 +164,8 @@ class GradientExchange(tf.Module):
         self._before_steps: list[Callable[[Sequence[int]], None]] = [
             length.check_known for length in self.lengths
         ]
+        if self.workers == 1:
+            self._before_steps.append(lambda _: self._warn_alone())
         if self.schedule.delay:
             self._before_steps.append(self._check_present)
         elif self.workers > 1 and any(moves_without_gradients(b.method) for b in buckets):
@@ -203,8 +205,6 @@ class GradientExchange(tf.Module):
             raise _no_xla()
         for check in self._before_steps:
             check(positions)
-        if self.workers == 1 and not self.called:
-            workers.warn_alone(self.strategy, self.worker)
         self.called = True
         if self._has_redsync_strategy:  # our strategy has counted the step at its beginning
             self.nonfinite.register_skip_condition(self.strategy, self.schedule.skips_locally)
@@ -431,6 +431,10 @@ class GradientExchange(tf.Module):
         self.own_variables = tuple(variables)
         self._attach = lambda: self.schedule.attach_optimizer(momenta, iterations)
         self._attach()
+
+    def _warn_alone(self) -> None:
+        if not self.called:
+            workers.warn_alone(self.strategy, self.worker)
 
     def _check_present(self, positions: Sequence[int]) -> None:
         """Check that a delayed exchange receives gradients of the same variables in every step.
