@@ -126,7 +126,8 @@ def train(combinations, samples):
 def test_nothing_grows_with_steps():
     for worker in run_workers(train, args=(FEW, (20, 100)), env=LEGACY, timeout=150):
         for combination, (before, after) in zip(FEW, worker["threads"], strict=True):
-            assert after <= before + 2, f"{combination}: {before} threads, then {after}"
+            # Pools start some threads late; one thread in ten steps would be 8.
+            assert after <= before + 6, f"{combination}: {before} threads, then {after}"
         for combination, (before, after) in zip(FEW, worker["keys"], strict=True):
             # TensorFlow never forgets a collective's key.
             assert after == before, f"{combination}: {after - before} new keys in 80 steps"
