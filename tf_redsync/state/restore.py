@@ -102,8 +102,10 @@ def mark_restored(exchange: GradientExchange) -> None:
 def _start_anew(exchange: GradientExchange) -> None:
     """Set methods' states, except pruning masks, and their counters to the initial values.
 
-    All workers must call it.
+    All workers must call it. Before the first step they have these values, so nothing is done.
     """
+    if exchange.fresh and not int(exchange.step.numpy()):
+        return
     counters, consensus = [exchange.step], exchange.consensus
     if consensus is not None:
         counters += [consensus.steps, consensus.rounds]
