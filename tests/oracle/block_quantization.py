@@ -26,7 +26,7 @@ def nearest(block, scale, bits):
     if scale == 0:
         return np.zeros(len(block), np.int64)
     values = LEVELS[bits] * (np.float64(scale) / LEVELS[bits][-1])
-    return LEVELS[bits][np.abs(np.float64(block)[:, None] - values).argmin(axis=1)]
+    return LEVELS[bits][np.abs(np.asarray(block, np.float64)[:, None] - values).argmin(axis=1)]
 
 
 def block_scale(block, bits):
