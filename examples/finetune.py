@@ -22,7 +22,7 @@ import tf_redsync as rs
 import tf_redsync.flags
 
 FLAGS = flags.FLAGS
-tf_redsync.flags.define(exchange="CodedTopK(density=0.03)", run_dir="runs/finetune")
+tf_redsync.flags.define(exchange="CodedTopK(density=0.03, value_bits=4)", run_dir="runs/finetune")
 flags.DEFINE_string("data_dir", None, "Folder with a folder of images for each class.")
 flags.DEFINE_string(
     "weights",

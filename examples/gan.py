@@ -19,7 +19,7 @@ import tf_redsync as rs
 import tf_redsync.flags
 
 FLAGS = flags.FLAGS
-tf_redsync.flags.define(exchange="CodedTopK(density=0.03)", run_dir="runs/gan")
+tf_redsync.flags.define(exchange="CodedTopK(density=0.03, value_bits=4)", run_dir="runs/gan")
 flags.DEFINE_string("data_dir", None, "Folder with mnist.npz. Default: scikit-learn's digits.")
 flags.DEFINE_integer("epochs", 150, "Passes over the training set, in all.")
 flags.DEFINE_integer("batch_size", 32, "Examples per worker and step.")

@@ -22,7 +22,7 @@ import tf_redsync as rs
 import tf_redsync.flags
 
 FLAGS = flags.FLAGS
-tf_redsync.flags.define(exchange="CodedTopK(density=0.03)", run_dir="runs/hub_lora")
+tf_redsync.flags.define(exchange="CodedTopK(density=0.03, value_bits=4)", run_dir="runs/hub_lora")
 flags.DEFINE_string("data_dir", None, "A text file, or a folder with one.")
 flags.DEFINE_string("preset", None, "Of a KerasHub CausalLM, such as gpt2_base_en.")
 flags.DEFINE_integer("rank", 4, "Of LoRA's matrices.")

@@ -23,7 +23,9 @@ import tf_redsync.flags
 
 FLAGS = flags.FLAGS
 # A sparsifier's residual is a momentum of its own: beta_1 is 0 with it, and 0.9 with others.
-tf_redsync.flags.define(exchange="CodedTopK(density=0.03)", run_dir="runs/transformer")
+tf_redsync.flags.define(
+    exchange="CodedTopK(density=0.03, value_bits=4)", run_dir="runs/transformer"
+)
 flags.DEFINE_string("data_dir", None, "A text file, or a folder with one.")
 flags.DEFINE_integer("epochs", 5, "In all; each has --steps steps.")
 flags.DEFINE_integer("steps", 60, "Steps in an epoch.")

@@ -158,6 +158,9 @@ def test_harmless_settings_do_not_warn(inner, method):
         ),  # the second call does not warn again
         (0.9, rs.PowerSGD(), ["PowerSGD with an adaptive optimizer"]),
         (0.0, rs.ACPSGD(), ["ACPSGD with an adaptive optimizer"]),
+        (0.0, rs.CodedTopK(), ["CodedTopK with value_bits=1 and Adam: 24.8 BLEU"]),
+        (0.0, rs.CodedTopK(value_bits=4), []),
+        (0.0, rs.CodedTopK(steps=10), []),
         (0.9, rs.HalfPrecision(), []),
         (0.9, None, []),
         (0.0, rs.CodedGMC(), []),

@@ -214,8 +214,11 @@ def test_known_losses_match_the_documentation():
         ),
         rs.CodedGMC(): ("0.5 to 2.6 points", "with `rs.CodedGMC(momentum=0.9)` | {} |"),
         rs.CodedTopK(): (
-            "none in characters, 2.6 BLEU in translation (beta_1=0)",
-            "with `rs.CodedTopK(density=0.03)` | {} |",
+            "none in characters, 2.6 BLEU in translation (beta_1=0)", "one bit per value: {}",
+        ),
+        rs.CodedTopK(value_bits=4): (
+            "none in characters, 0.1 BLEU in translation (beta_1=0)",
+            "with `rs.CodedTopK(density=0.03, value_bits=4)` | {} |",
         ),
         rs.PowerSGD(rank=4): ("0.3 to 1.6 points", "`PowerSGD` lost {}."),
         rs.RedSync(): ("8 points in three epochs", "`RedSync` at 0.1 %, as published, loses {};"),
@@ -228,6 +231,7 @@ def test_known_losses_match_the_documentation():
     unknown = [
         rs.RedSync(density=0.01), rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(),
         rs.Auto(), rs.HalfPrecision(method=rs.TopK()), rs.CodedTopK(steps=10),
+        rs.CodedTopK(value_bits=2),
     ]  # fmt: skip
     assert all(known_losses.known_loss(m).startswith("not measured") for m in unknown)
 

@@ -481,6 +481,11 @@ def test_method_that_does_not_suit_the_optimizer():
     for optimizer, unsuited in ((adam, (late, rs.PowerSGD())), (sgd, (late,))):
         kept = tuple(m for m in rs.Auto().methods[1:] if m not in unsuited)
         assert subjects.suited(rs.Auto(), optimizer, warned.append).methods[1:] == kept
+    late, *others = subjects.suited(
+        rs.Auto(), keras.optimizers.Adam(beta_1=0.0), warned.append
+    ).methods[1:]
+    assert late == rs.CodedTopK(density=0.03, value_bits=4)  # one bit loses accuracy with Adam
+    assert others == [m for m in rs.Auto().methods[2:] if m != rs.PowerSGD()]
     assert subjects.suited(rs.Auto(), None, warned.append) == rs.Auto()
     assert warned == []
     subjects.suited(rs.RedSync(), rs.DistributedOptimizer(adam, rs.Dense()), warned.append)

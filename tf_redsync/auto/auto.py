@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from tf_redsync import checks
 from tf_redsync.auto import cost, probe
-from tf_redsync.auto.candidates import check_candidate, chosen_from, every_step, names
+from tf_redsync.auto.candidates import check_candidate, chosen_from, every_step, for_adaptive, names
 from tf_redsync.auto.decision import (
     Choice,
     Decision,
@@ -146,24 +146,31 @@ class Auto(Configurable):
         others = () if self.exchanged is None else self.exchanged.methods[1:]
         return (*self.methods, *others)
 
-    def suited(self, unsuited: Callable[[Method], str | None], movable: float = 0.0) -> Auto:
-        """Return a copy without the default candidates that do not suit the optimizer.
+    def suited(
+        self,
+        unsuited: Callable[[Method], str | None],
+        movable: float = 0.0,
+        adaptive: bool = False,
+    ) -> Auto:
+        """Return a copy with the default candidates that suit the optimizer.
 
         Args:
             unsuited: Returns the reason against a method, or `None`.
             movable: Momentum of the optimizer that the exchange may apply instead.
+            adaptive: Whether the optimizer has a second moment.
         """
         if self.candidates is not None:
             return self
-        reasons = {m: unsuited(m) for m in self.methods[1:]}
+        methods = self.methods[1:]
+        if adaptive:
+            methods = tuple(for_adaptive(m) for m in methods)
+        reasons = {m: unsuited(m) for m in methods}
         suitable = tuple(m for m, reason in reasons.items() if reason is None)
         if self.momentum:
             reasons |= dict.fromkeys(every_step(self.density)[1:], _NO_MOMENTUM)
         named = zip(reasons, names(tuple(reasons)), strict=True)
         left_out = [LeftOut(m, name, r) for m, name in named if (r := reasons[m]) is not None]
-        made = (
-            self if len(suitable) + 1 == len(self.methods) else replace(self, candidates=suitable)
-        )
+        made = self if suitable == self.methods[1:] else replace(self, candidates=suitable)
         movable = movable if self.max_overhead is None and not self.momentum else 0.0
         made = replace(made) if left_out or movable else made
         object.__setattr__(made, "left_out", tuple(left_out))

@@ -86,6 +86,13 @@ def every_step(density: float) -> tuple[Method, ...]:
     )
 
 
+def for_adaptive(method: Method) -> Method:
+    """Return a default candidate with the arguments that suit an adaptive optimizer."""
+    if isinstance(method, CodedTopK):
+        return dataclasses.replace(method, value_bits=4)
+    return method
+
+
 def names(methods: Sequence[Method]) -> list[str]:
     """Return the names of methods: the class, and the arguments in which equal classes differ."""
     classes = collections.defaultdict(list)

@@ -56,11 +56,12 @@ class CodedTopK(CodedSelection, MomentumCorrected):
     value_bits. With n = 2^22, a density of 0.1 % or 1 % and one bit per value, a message is 4.6 %
     to 5.2 % longer.
 
-    One bit per value is the best choice. The magnitudes of the top-k differ little, and the
-    residual keeps their errors. The network of `benchmarks/methods/methods.py` reaches the same
-    loss with 1 bit as with 16, which cost 2.1 to 2.5 times the bytes. The first column of each pair
-    is the share of the top-k's energy (squared norm) in a message. The second is that share per
-    bit, relative to one bit per value:
+    With SGD one bit per value is the best choice. The magnitudes of the top-k differ little, and
+    the residual keeps their errors. The network of `benchmarks/methods/methods.py` reaches the same
+    loss with 1 bit as with 16, which cost 2.1 to 2.5 times the bytes. With Adam use four bits: one
+    bit cost 2.6 BLEU in translation (docs/adaptive.md). The first column of each pair is the share
+    of the top-k's energy (squared norm) in a message. The second is that share per bit, relative to
+    one bit per value:
 
     | bits per value | Laplace, 0.1 % | | Laplace, 1 % | | Student t(3), 1 % | |
     |---|---|---|---|---|---|---|
@@ -109,8 +110,8 @@ class CodedTopK(CodedSelection, MomentumCorrected):
             density of 10 %; see `RedSync` for figures. With `steps` above 1 this clears the
             momentum of the inner optimizer, and `None` does so at any density, as `SBC` does.
         value_bits: Bits per value. 1 is a sign, 2 to 4 add one of 2, 4 or 8 magnitudes, and 16 is
-            bfloat16. At a density of 1 this is sign compression with error feedback; use `Dense()`
-            for dense training.
+            bfloat16. Use 4 with Adam. At a density of 1 this is sign compression with error
+            feedback; use `Dense()` for dense training.
         clip_norm: Clip the norm of each worker's whole gradient to `clip_norm / sqrt(workers)`
             before it is accumulated. `None`: no clipping. Must be `None` with `steps` above 1.
         dense_below: Tensors of fewer float32 bytes are small.

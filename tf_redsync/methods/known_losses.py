@@ -7,6 +7,7 @@ from typing import Any
 
 _NONE, _BEYOND_NOISE, _NONE_IN_TWO_TASKS = "none", "none beyond noise", "none in two tasks"
 _UNKNOWN = "not measured"
+_TRANSLATION = {1: 2.6, 4: 0.1}  # of `CodedTopK`, by bits per value
 
 
 def _block_quantized_loss(method: Any) -> str:
@@ -23,7 +24,10 @@ def _at_3_percent_density(text: str) -> Callable[[Any], str]:
 def _coded_top_k_loss(method: Any) -> str:
     if method.steps > 1:
         return f"{_UNKNOWN} with local steps"
-    return _at_3_percent_density("none in characters, 2.6 BLEU in translation (beta_1=0)")(method)
+    if method.value_bits not in _TRANSLATION:
+        return _UNKNOWN
+    loss = f"none in characters, {_TRANSLATION[method.value_bits]} BLEU in translation (beta_1=0)"
+    return _at_3_percent_density(loss)(method)
 
 
 def _redsync_loss(method: Any) -> str:
