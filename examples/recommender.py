@@ -20,7 +20,9 @@ import tf_redsync as rs
 import tf_redsync.flags
 
 FLAGS = flags.FLAGS
-tf_redsync.flags.define(exchange="CodedTopK(density=0.01)", run_dir="runs/recommender")
+tf_redsync.flags.define(
+    exchange="CodedTopK(density=0.01, value_bits=4)", run_dir="runs/recommender"
+)
 flags.DEFINE_string("data_dir", None, "Folder with u.data or ratings.dat.")
 flags.DEFINE_integer("ratings", 100_000, "Number of made-up ratings.")
 flags.DEFINE_integer("width", 32, "Of an embedding.")
