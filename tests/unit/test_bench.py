@@ -220,6 +220,12 @@ def test_known_losses_match_the_documentation():
             "none in characters, 0.1 BLEU in translation (beta_1=0)",
             "with `rs.CodedTopK(density=0.03, value_bits=4)` | {} |",
         ),
+        rs.StreamingDiLoCo(steps=50): (
+            "22 to 26 % in perplexity", "| `rs.StreamingDiLoCo(steps=50)` | {} |"
+        ),
+        rs.SparseLoCo(steps=15, top_k=128): (
+            "26 % in perplexity", "| `rs.SparseLoCo(steps=15, top_k=128)` | {} |"
+        ),
         rs.PowerSGD(rank=4): ("0.3 to 1.6 points", "`PowerSGD` lost {}."),
         rs.RedSync(): ("8 points in three epochs", "`RedSync` at 0.1 %, as published, loses {};"),
     }  # fmt: skip
@@ -231,7 +237,7 @@ def test_known_losses_match_the_documentation():
     unknown = [
         rs.RedSync(density=0.01), rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(),
         rs.Auto(), rs.HalfPrecision(method=rs.TopK()), rs.CodedTopK(steps=10),
-        rs.CodedTopK(value_bits=2),
+        rs.CodedTopK(value_bits=2), rs.StreamingDiLoCo(), rs.SparseLoCo(), rs.DiLoCo(),
     ]  # fmt: skip
     assert all(known_losses.known_loss(m).startswith("not measured") for m in unknown)
 

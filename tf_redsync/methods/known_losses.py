@@ -30,6 +30,11 @@ def _coded_top_k_loss(method: Any) -> str:
     return _at_3_percent_density(loss)(method)
 
 
+def _sparse_loco_loss(method: Any) -> str:
+    measured = (method.steps, method.top_k) == (15, 128)
+    return "26 % in perplexity" if measured else _UNKNOWN
+
+
 def _redsync_loss(method: Any) -> str:
     as_published = method.density <= 0.001 and method.warm_up is None
     return "8 points in three epochs" if as_published else _UNKNOWN
@@ -43,6 +48,8 @@ _LOSSES: dict[str, Callable[[Any], str]] = {
     "CodedGMC": _at_3_percent_density("0.5 to 2.6 points"),  # an independent test
     "CodedTopK": _coded_top_k_loss,
     "RedSync": _redsync_loss,
+    "StreamingDiLoCo": lambda m: "22 to 26 % in perplexity" if m.steps == 50 else _UNKNOWN,
+    "SparseLoCo": _sparse_loco_loss,
     "PowerSGD": lambda method: "0.3 to 1.6 points" if method.rank >= 4 else _UNKNOWN,
 }
 
