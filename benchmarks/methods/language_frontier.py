@@ -67,6 +67,8 @@ CONTENDERS = (
     Contender("RedSync, beta_1 = 0", "1%", "RedSync(density=0.01, dense_below=1024)",
               "without_beta_1"),
     Contender("CodedTopK, beta_1 = 0", "3%", "CodedTopK(density=0.03)", "without_beta_1"),
+    Contender("CodedTopK, beta_1 = 0", "3%, 4 bits", "CodedTopK(density=0.03, value_bits=4)",
+              "without_beta_1"),
     *_local("LocalSGD", (15, 50)),
     *_local("DiLoCo", (15, 50, 250)),
     *_local("DiLoCo, momentum 0.5", (15, 50), _outer(0.5)),

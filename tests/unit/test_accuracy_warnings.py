@@ -159,6 +159,7 @@ def test_harmless_settings_do_not_warn(inner, method):
         (0.9, rs.PowerSGD(), ["PowerSGD with an adaptive optimizer"]),
         (0.0, rs.ACPSGD(), ["ACPSGD with an adaptive optimizer"]),
         (0.0, rs.CodedTopK(), ["CodedTopK with value_bits=1 and Adam: 24.8 BLEU"]),
+        (0.9, rs.CodedTopK(density=0.1), ["CodedTopK with value_bits=1 and Adam"]),
         (0.0, rs.CodedTopK(value_bits=4), []),
         (0.0, rs.CodedTopK(steps=10), []),
         (0.9, rs.HalfPrecision(), []),

@@ -226,7 +226,8 @@ def test_default_candidates_of_a_budget():
     assert not {"OneBitAdam", "DeMo"} & set(names)
     sparser = rs.Auto(max_overhead=0.1, step_seconds=1.0, density=0.001)
     assert sparser.methods == tuple(
-        rs.CodedTopK(density=0.001) if isinstance(m, rs.CodedTopK) else m for m in auto.methods
+        rs.CodedTopK(density=0.001, value_bits=4) if isinstance(m, rs.CodedTopK) else m
+        for m in auto.methods
     )
     kept = auto.suited(lambda m: "late" if isinstance(m, rs.CodedTopK) else None)
     assert [type(m).__name__ for m in kept.methods] == [n for n in names if n != "CodedTopK"]

@@ -570,7 +570,7 @@ def test_method_for_a_budget(module, capsys):
         assert isinstance(method, rs.Method)
     names = [text.partition(",")[0] for text in proposed.values()]
     assert names == [
-        "rs.CodedTopK()",
+        "rs.CodedTopK(value_bits=4)",
         "rs.DiLoCo(steps=15",
         "rs.DiLoCo(steps=50",
         "rs.SparseLoCo(steps=15",

@@ -157,7 +157,7 @@ class Auto(Configurable):
         Args:
             unsuited: Returns the reason against a method, or `None`.
             movable: Momentum of the optimizer that the exchange may apply instead.
-            adaptive: Whether the optimizer has a second moment.
+            adaptive: Whether the optimizer has a `beta_2`.
         """
         if self.candidates is not None:
             return self

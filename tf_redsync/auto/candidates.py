@@ -44,7 +44,7 @@ def candidates() -> tuple[Candidate, ...]:
     """Return the candidates in the order of their perplexity."""
     short = outer.Nesterov(learning_rate=0.7, momentum=0.5)
     entries = (
-        Candidate(CodedTopK(density=0.03), 0.93, "beta_1 = 0"),
+        Candidate(CodedTopK(density=0.03, value_bits=4), 0.93, "beta_1 = 0"),
         Candidate(Dense(), 1.0),
         Candidate(HalfPrecision(), 1.0),
         Candidate(BlockQuantized(bits=8), 1.0),
@@ -68,7 +68,9 @@ def chosen_from(density: float) -> tuple[Method, ...]:
     """
     methods = (c.method for c in candidates() if not isinstance(c.method, Dense))
     suitable = (m for m in methods if dense_start(m) is None and not m.traits.votes)
-    return tuple(CodedTopK(density=density) if isinstance(m, CodedTopK) else m for m in suitable)
+    return tuple(
+        dataclasses.replace(m, density=density) if isinstance(m, CodedTopK) else m for m in suitable
+    )
 
 
 def every_step(density: float) -> tuple[Method, ...]:
@@ -87,7 +89,7 @@ def every_step(density: float) -> tuple[Method, ...]:
 
 
 def for_adaptive(method: Method) -> Method:
-    """Return a default candidate with the arguments that suit an adaptive optimizer."""
+    """Return a default candidate with the arguments that suit Adam and its like."""
     if isinstance(method, CodedTopK):
         return dataclasses.replace(method, value_bits=4)
     return method

@@ -32,7 +32,7 @@ class AccuracyWarning(UserWarning):
 
 
 def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Policy | Auto:
-    """Return `policy`, without default candidates of `Auto` that do not suit the optimizer.
+    """Return `policy`; of `Auto`, with the default candidates that suit the optimizer.
 
     Args:
         inner: The inner optimizer.
@@ -75,7 +75,9 @@ def _objection(inner: Any, method: Method) -> str | None:
         )
     if _low_rank_warning(inner, method) is not None:
         advice = f"{setting.removal}, and " if setting.values else ""
-        return f"low rank loses accuracy with {setting.optimizer}; {advice}use CodedTopK"
+        return (
+            f"low rank loses accuracy with {setting.optimizer}; {advice}use CodedTopK(value_bits=4)"
+        )
     return None
 
 
@@ -229,8 +231,8 @@ def _one_bit_warning(inner: Any, method: Method) -> str | None:
     if not isinstance(inside, CodedTopK) or inside.value_bits > 1 or inside.steps > 1:
         return None
     setting = momentum.of(inner)
-    if setting.beta_2 is None or setting.values:  # stale momentum costs more, with any values
-        return None
+    if setting.beta_2 is None or _stale_momentum_warning(inner, method) is not None:
+        return None  # stale momentum costs more, with any values
     return (
         f"CodedTopK with value_bits=1 and {setting.optimizer}: {_ONE_BIT}. Use value_bits=4; see "
         "docs/adaptive.md."

@@ -26,6 +26,8 @@ def _coded_top_k_loss(method: Any) -> str:
         return f"{_UNKNOWN} with local steps"
     if method.value_bits not in _TRANSLATION:
         return _UNKNOWN
+    if method.value_bits == 1 and method.density >= 0.1:  # which loses more
+        return f"{_UNKNOWN} at 10 %"
     loss = f"none in characters, {_TRANSLATION[method.value_bits]} BLEU in translation (beta_1=0)"
     return _at_3_percent_density(loss)(method)
 
