@@ -127,6 +127,23 @@ def test_fit_flushes_at_its_end(mirrored, family):
         plain.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[Flush()])
 
 
+@loop("family", [keras, tf_keras])
+def test_flush_keeps_the_average_of_the_weights(mirrored, family):
+    """Keras assigns it before callbacks' `on_train_end`, in which `Flush` takes its step."""
+    with mirrored(2).scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model = family.Sequential([family.layers.Input((30,)), family.layers.Dense(20)])
+        inner = family.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9)
+        model.compile(rs.DistributedOptimizer(inner, rs.TopK(density=0.05, dense_below=0)), "mse")
+    x, y = np.ones((16, 30), "float32"), np.ones((16, 20), "float32")
+    model.fit(x, y, batch_size=8, verbose=0, callbacks=[Flush()])
+    assert pending(model.optimizer) == 0
+    for weight, average in zip(
+        model.trainable_variables, inner._model_variables_moving_average, strict=True
+    ):
+        np.testing.assert_array_equal(as_array(weight), as_array(average))
+
+
 def test_frozen_layers_stay(mirrored):
     with mirrored(2).scope():
         layers = [keras.layers.Dense(20), keras.layers.Dense(20)]

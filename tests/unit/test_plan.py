@@ -486,6 +486,14 @@ def test_method_that_does_not_suit_the_optimizer():
     ).methods[1:]
     assert late == rs.CodedTopK(density=0.03, value_bits=4)  # one bit loses accuracy with Adam
     assert others == [m for m in rs.Auto().methods[2:] if m != rs.PowerSGD()]
+    averaging = keras.optimizers.Adam(beta_1=0.0, use_ema=True)
+    budget = rs.Auto(max_overhead=0.1, step_seconds=1.0)
+    kept = subjects.suited(budget, averaging, warned.append)
+    assert not any(m.sync_schedule.per_worker_weights for m in kept.methods)
+    assert [line.reason for line in kept.left_out if line.name == "SparseLoCo(steps=15)"] == [
+        "`use_ema` must be False with SparseLoCo, whose weights differ between workers. Received: "
+        "use_ema=True. Use use_ema=False, or another method."
+    ]
     assert subjects.suited(rs.Auto(), None, warned.append) == rs.Auto()
     assert warned == []
     subjects.suited(rs.RedSync(), rs.DistributedOptimizer(adam, rs.Dense()), warned.append)

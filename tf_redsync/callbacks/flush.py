@@ -15,8 +15,9 @@ class Flush(OfBothKeras):
 
     A sparsifier's residuals hold about 1 / density steps' worth of gradients. One more, dense step
     of each wrapped optimizer of the model applies them; see `optimizer.flush()`. The step follows
-    the last epoch with its validation and checkpoints, so evaluate and save after `fit`. Omit the
-    callback if another `fit` continues the training.
+    the last epoch with its validation and checkpoints, so evaluate and save after `fit`. With
+    `use_ema` the weights are then the averages, which include this step. Omit the callback if
+    another `fit` continues the training.
 
     The residuals of many steps make a large step, which costs accuracy unless the learning rate has
     decayed (docs/momentum.md, "The residual at the end"). Flush if every gradient must be applied,
@@ -44,6 +45,10 @@ class Flush(OfBothKeras):
         for optimizer in models.optimizers_of(self.model):
             if optimizer.exchange.built:
                 optimizer.flush()
+        # Keras assigns averages before `on_train_end`.
+        finalize = getattr(getattr(self.model, "optimizer", None), "finalize_variable_values", None)
+        if finalize is not None:
+            finalize(self.model.trainable_variables)
 
     @override
     def _implements_train_batch_hooks(self) -> bool:

@@ -44,7 +44,8 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
             `conflicts`.
     """
     conflicts.check_momentum(inner, policy)
-    conflicts.check_per_worker_weights(inner, policy)
+    if not (isinstance(policy, Auto) and policy.candidates is None):
+        conflicts.check_per_worker_weights(inner, policy)
     conflicts.check_adam(inner, policy)
     if isinstance(policy, Auto):
         return policy.suited(
@@ -60,6 +61,8 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
 def _objection(inner: Any, method: Method) -> str | None:
     """Return the reason and remedy if a method does not suit an optimizer, else `None`."""
     setting = momentum.of(inner)
+    if (conflict := conflicts.per_worker_weights(inner, [method])) is not None:
+        return conflict
     if _stale_momentum_warning(inner, method) is not None:
         advice = setting.removal
         if momentum.movable(inner):

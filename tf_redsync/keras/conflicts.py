@@ -11,6 +11,7 @@ from typing import Any
 
 from tf_redsync.auto import Auto
 from tf_redsync.exchange.capabilities import AdamMoments, capability, dense_start
+from tf_redsync.exchange.method import Method
 from tf_redsync.keras import momentum
 from tf_redsync.keras.momentum import config_numbers, config_of
 from tf_redsync.network import collectives
@@ -53,43 +54,54 @@ def check_per_worker_weights(inner: Any, policy: Policy | Auto) -> None:
     """Check that only the update changes weights that differ between workers.
 
     Raises:
-        ValueError: `use_ema` would average per-worker weights, Ftrl would replace averaged ones, or
-            a method with per-worker points is combined with weight decay or an optimizer other than
-            SGD.
+        ValueError: see `per_worker_weights`.
     """
-    per_worker = [m for m in policy.methods if m.sync_schedule.per_worker_weights]
+    conflict = per_worker_weights(inner, policy.methods)
+    if conflict is not None:
+        raise ValueError(conflict)
+
+
+def per_worker_weights(inner: Any, methods: Sequence[Method]) -> str | None:
+    """Return the conflict of an optimizer with weights that differ between workers, or `None`.
+
+    `use_ema` would average per-worker weights, Ftrl would replace averaged ones, and methods with
+    per-worker points need SGD without weight decay.
+    """
+    per_worker = [m for m in methods if m.sync_schedule.per_worker_weights]
     config = dict(config_numbers(config_of(inner)))
     if per_worker and config.get("use_ema"):
-        raise ValueError(
+        return (
             f"`use_ema` must be False with {type(per_worker[0]).__name__}, whose weights differ "
             "between workers. Received: use_ema=True. Use use_ema=False, or another method."
         )
     if per_worker and type(innermost(inner)).__name__ == "Ftrl":
-        raise ValueError(
+        return (
             "Ftrl computes weights from its slots, which would discard the mean of the workers' "
             f"weights with {type(per_worker[0]).__name__}. Received: Ftrl. Use another optimizer, "
             "or a method that exchanges gradients in every step."
         )
     points = [m for m in per_worker if m.sync_schedule.own_point]
     if points and (config.get("weight_decay") or type(innermost(inner)).__name__ != "SGD"):
-        raise ValueError(
+        return (
             f"{type(points[0]).__name__} moves each worker along its own gradient and needs SGD "
             f"without `weight_decay`. Received: {type(innermost(inner)).__name__} with "
             f"weight_decay={config.get('weight_decay')}. Use SGD, and a kernel_regularizer for "
             "weight decay."
         )
     if points:
-        _check_clipping(inner, type(points[0]).__name__, "but not its local steps")
+        return _clipping(inner, type(points[0]).__name__, "but not its local steps")
+    return None
 
 
-def _check_clipping(inner: Any, method: str, harm: str) -> None:
-    """Check that the optimizer clips gradients, not totals."""
+def _clipping(inner: Any, method: str, harm: str) -> str | None:
+    """Return the conflict of an optimizer that clips totals, not gradients, or `None`."""
     clipping = momentum.clipping_of_totals(inner)
-    if clipping:
-        raise ValueError(
-            f"tf_keras would clip the totals of {method}, {harm}. Received: {clipping}. Clip "
-            "gradients before `apply_gradients`, or use Keras 3, which clips those."
-        )
+    if not clipping:
+        return None
+    return (
+        f"tf_keras would clip the totals of {method}, {harm}. Received: {clipping}. Clip "
+        "gradients before `apply_gradients`, or use Keras 3, which clips those."
+    )
 
 
 def check_adam(inner: Any, policy: Policy | Auto) -> None:
@@ -112,7 +124,9 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
             f"{type(adam).__name__}{'(amsgrad=True)' if plain else ''}. Use Keras's Adam or AdamW "
             "without amsgrad, or another method."
         )
-    _check_clipping(adam, label, "which are momenta")
+    conflict = _clipping(adam, label, "which are momenta")
+    if conflict is not None:
+        raise ValueError(conflict)
     config = config_of(adam)
     for method, betas in methods:
         for name, value in betas.items():
