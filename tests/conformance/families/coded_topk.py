@@ -50,7 +50,7 @@ def _gmc(**options):
 TABLE = {
     "coded_topk": _coded(density=0.05, small_density=0.3, dense_below=256),
     "coded_topk_nesterov": _coded(
-        density=0.03, momentum=0.9, nesterov=True, value_bits=3, warm_up=rs.DenseWarmUp(2)
+        density=0.03, momentum=0.9, nesterov=True, value_bits=4, warm_up=rs.DenseWarmUp(2)
     ),
     "coded_topk_bfloat16": _coded(momentum=0.5, masking=False, value_bits=16, small_density=None),
     "coded_gmc": _gmc(density=0.1, small_density=0.3, dense_below=256),
