@@ -126,6 +126,8 @@ def test_quoted_losses_with_adam_match_the_method(method, figures):
     [
         ({}, rs.LocalSGD(steps=10)),
         ({}, rs.DiLoCo(steps=8, outer=None)),
+        ({}, rs.DiLoCo(steps=10, outer=NESTEROV[0.5])),
+        ({}, rs.StreamingDiLoCo(steps=8, fragments=2, overlap=1)),
         ({}, rs.RedSync(momentum=0.9)),
         ({}, rs.TopK(density=0.001)),
         ({}, rs.GMC(density=0.01)),

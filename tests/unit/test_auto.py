@@ -233,6 +233,12 @@ def test_default_candidates_of_a_budget():
     assert [type(m).__name__ for m in kept.methods] == [n for n in names if n != "CodedTopK"]
 
 
+def test_candidates_share_the_momentum():
+    with pytest.raises(ValueError, match=r"momentum=0.0 in Auto, and 0.9 in DGC. Use Auto\("):
+        rs.Auto(candidates=(rs.DGC(momentum=0.9),))
+    assert rs.Auto(candidates=(rs.DGC(momentum=0.9),), momentum=0.9).methods[1].momentum == 0.9
+
+
 @loop(
     ("inner", "auto", "told"),
     [

@@ -127,6 +127,17 @@ def test_fit_flushes_at_its_end(mirrored, family):
         plain.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0, callbacks=[Flush()])
 
 
+def test_momenta_are_rejected_before_the_training(mirrored):
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.layers.Input((30,)), keras.layers.Dense(20)])
+        method = rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(1))
+        model.compile(rs.DistributedOptimizer(keras.optimizers.Adam(), method), "mse")
+    x, y = np.ones((16, 30), "float32"), np.ones((16, 20), "float32")
+    with pytest.raises(ValueError, match=r"Received: the callback Flush\(\). Remove it."):
+        model.fit(x, y, batch_size=8, verbose=0, callbacks=[Flush()])
+    assert int(tf.convert_to_tensor(model.optimizer.iterations)) == 0
+
+
 @loop("family", [keras, tf_keras])
 def test_flush_keeps_the_average_of_the_weights(mirrored, family):
     """Keras assigns it before callbacks' `on_train_end`, in which `Flush` takes its step."""

@@ -147,6 +147,7 @@ def test_open_ports_warn_once(monkeypatch, capsys, tmp_path):
     assert isolation.isolate("auto") == {}
     (line,) = capsys.readouterr().err.splitlines()
     assert "warning" in line and "eth0, wlan0" in line and "--isolate yes" in line
+    assert "There is no C++ compiler" in line and "name yours in CXX. Or pass" in line
     monkeypatch.setattr(isolation, "reachable_through", list)
     assert isolation.isolate("auto") == {} == isolation.isolate("no")
     assert capsys.readouterr().err == ""

@@ -147,17 +147,17 @@ BOTH_SIDES = [
 @every_family
 def test_momentum_on_both_sides(family, make, argument, name):
     inner = make(FAMILIES[family])
-    for method in (
-        rs.RedSync(momentum=0.9),
-        rs.Dense(momentum=0.9),
-        rs.Policy(default=rs.Dense(momentum=0.9)),
+    for method, label in (
+        (rs.RedSync(momentum=0.9), "RedSync"),
+        (rs.Dense(momentum=0.9), "Dense"),
+        (rs.Policy(default=rs.Dense(momentum=0.9)), "Dense"),
     ):
         assert_raises(
             ValueError,
             lambda method=method: rs.DistributedOptimizer(inner, method),
             "momentum is set on both sides",
             f"{argument} in {name}",
-            "momentum=0.9 in the method",
+            f"momentum=0.9 in {label}. Either use {name}(",
         )
 
 

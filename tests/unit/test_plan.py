@@ -488,6 +488,8 @@ def test_method_that_does_not_suit_the_optimizer():
     assert others == [m for m in rs.Auto().methods[2:] if m != rs.PowerSGD()]
     averaging = keras.optimizers.Adam(beta_1=0.0, use_ema=True)
     budget = rs.Auto(max_overhead=0.1, step_seconds=1.0)
+    (delayed, *_) = subjects.suited(budget, sgd, warned.append).left_out
+    assert delayed.reason.endswith("acts on stale gradients; use SGD(momentum=0.0)")
     kept = subjects.suited(budget, averaging, warned.append)
     assert not any(m.sync_schedule.per_worker_weights for m in kept.methods)
     assert [line.reason for line in kept.left_out if line.name == "SparseLoCo(steps=15)"] == [

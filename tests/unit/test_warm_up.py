@@ -267,9 +267,26 @@ def test_length_is_saved(mirrored):
 @loop(
     ("method", "total", "words"),
     [
-        (rs.contrib.PostLocalSGD(start=1000), 80, ["compression begins after 1,000", "start=1000"]),
-        (rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(90)), 80, ["after 90", "fraction="]),
-        (rs.CDSGD(), 80, ["compression of CDSGD begins after 1,000", "ends after 80"]),
+        (
+            rs.contrib.PostLocalSGD(start=1000),
+            80,
+            ["compression begins after 1,000", "start=1000", "such as PostLocalSGD(start=0.05)"],
+        ),
+        (
+            rs.contrib.OneBitAdam(warm_up=rs.DenseWarmUp(90)),
+            80,
+            ["after 90", "such as OneBitAdam(warm_up=DenseWarmUp(fraction=0.05))"],
+        ),
+        (
+            rs.CDSGD(),
+            80,
+            [
+                "compression of CDSGD begins after 1,000",
+                "ends after 80",
+                "Use warm_up=None in the method, and DistributedOptimizer(..., warm_up=",
+            ],
+        ),
+        (rs.contrib.LGC(), 80, ["compression of LGC begins after", "Use a smaller `dense_steps`"]),
         (rs.contrib.ZeroOneAdam(), 12_000, ["local steps of ZeroOneAdam begin", "start=0.1"]),
         (rs.contrib.ZeroOneAdam(), 40_000, ["rounds of more than one local step", "45,268"]),
         (rs.contrib.LGC(), 450, ["the last stage of LGC", "500"]),

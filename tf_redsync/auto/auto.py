@@ -24,7 +24,14 @@ from typing import Any, ClassVar
 
 from tf_redsync import checks
 from tf_redsync.auto import cost, probe
-from tf_redsync.auto.candidates import check_candidate, chosen_from, every_step, for_adaptive, names
+from tf_redsync.auto.candidates import (
+    check_candidate,
+    check_candidate_momentum,
+    chosen_from,
+    every_step,
+    for_adaptive,
+    names,
+)
 from tf_redsync.auto.decision import (
     Choice,
     Decision,
@@ -114,6 +121,7 @@ class Auto(Configurable):
             checks.make_tuple(self, "candidates")
         for method in self.candidates or ():
             check_candidate(method, self.max_overhead is not None)
+            check_candidate_momentum(method, self.momentum)
         if self.max_overhead is None:
             check_together(self.methods)
         else:

@@ -153,3 +153,14 @@ def check_candidate(method: Method, alone: bool) -> None:
             "keep a residual that a dense step can deliver, such as RedSync, DGC, TopK, PowerSGD, "
             f"ACPSGD, EFSignSGD and HalfPrecision. Received: {method!r} in candidates"
         )
+
+
+def check_candidate_momentum(method: Method, momentum: float) -> None:
+    """Check that a candidate applies the same momentum as the all-reduce of `Auto`."""
+    exchanged = method.traits.momentum_in_exchange
+    if exchanged != momentum:
+        raise ValueError(
+            f"`momentum` must be equal in Auto and its candidates. Received: momentum={momentum} "
+            f"in Auto, and {exchanged} in {type(method).__name__}. Use "
+            f"Auto(momentum={exchanged}, candidates=...) or another candidate."
+        )

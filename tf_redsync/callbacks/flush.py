@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from tf_redsync.keras import models
 from tf_redsync.keras.fit_hook import OfBothKeras, exchange_of
+from tf_redsync.step import flushing
 
 
 class Flush(OfBothKeras):
@@ -27,7 +28,8 @@ class Flush(OfBothKeras):
     Pass it to `fit` of Keras 3 or tf_keras on all workers.
 
     Raises:
-        ValueError: in `fit`, the optimizer is not a `DistributedOptimizer`.
+        ValueError: when `fit` begins, the optimizer is not a `DistributedOptimizer`, or a method
+            exchanges momenta.
 
     Example:
         >>> import tf_redsync as rs
@@ -37,8 +39,10 @@ class Flush(OfBothKeras):
     comes_after_saving = True  # see `fit_hook.py`
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check the optimizer."""
+        """Check the optimizers."""
         exchange_of(self)
+        for optimizer in models.optimizers_of(self.model):
+            flushing.check(optimizer.exchange.policy.methods, "the callback Flush()")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Flush the residuals of all wrapped optimizers, unless no step was trained."""

@@ -21,6 +21,7 @@ from tf_redsync.methods.sparse_loco import SparseLoCo
 from tf_redsync.policy import Assignment, Policy
 
 SHORT_WAIT = 10  # steps between messages, a density of 10 %; gradients are not stale then
+FEW_STEPS = 10  # local steps, fewer than in any measurement with a loss
 SMALL_OUTER_MOMENTUM = 0.7  # between 0.9, which cost much accuracy, and 0.5, which did not
 
 
@@ -49,7 +50,7 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
     conflicts.check_adam(inner, policy)
     if isinstance(policy, Auto):
         return policy.suited(
-            lambda m: _objection(inner, m),
+            lambda m: _objection(inner, m, policy.max_overhead is None),
             momentum.movable(inner),
             adaptive=momentum.of(inner).beta_2 is not None,
         )
@@ -58,16 +59,22 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
     return policy
 
 
-def _objection(inner: Any, method: Method) -> str | None:
-    """Return the reason and remedy if a method does not suit an optimizer, else `None`."""
+def _objection(inner: Any, method: Method, moves_momentum: bool) -> str | None:
+    """Return the reason and remedy if a method does not suit an optimizer, else `None`.
+
+    Args:
+        inner: The inner optimizer.
+        method: A default candidate.
+        moves_momentum: Whether `Auto` may apply momentum in the exchange.
+    """
     setting = momentum.of(inner)
     if (conflict := conflicts.per_worker_weights(inner, [method])) is not None:
         return conflict
     if _stale_momentum_warning(inner, method) is not None:
         advice = setting.removal
-        if momentum.movable(inner):
+        if moves_momentum and momentum.movable(inner):
             advice = f"CodedGMC({setting}) is considered instead"
-        elif setting.known and tuple(setting.values) == ("momentum",):
+        elif moves_momentum and setting.known and tuple(setting.values) == ("momentum",):
             if not momentum.clipping_of_totals(inner):  # of the velocity, then
                 advice += f" with Auto({setting}), which considers CodedGMC({setting})"
         return f"{setting} of the inner optimizer acts on stale gradients; {advice}"
@@ -159,10 +166,13 @@ def _long_rounds_warning(method: Method) -> str | None:
         return None
     part = "a part of " if isinstance(innermost(method), SparseLoCo) else ""
     momentum = getattr(schedule.outer, "momentum", 0.0)
-    advice = "Use steps=10 or fewer if accuracy matters"
+    outlasts = momentum > SMALL_OUTER_MOMENTUM and not schedule.fragments
+    if schedule.local_steps <= FEW_STEPS and not (part or outlasts):
+        return None
+    advice = f"Use steps={FEW_STEPS} or fewer if accuracy matters"
     if part:
         advice = "Exchange in every step if messages are cheap"
-    elif momentum > SMALL_OUTER_MOMENTUM and not schedule.fragments:
+    elif outlasts:
         advice = (
             "The outer momentum outlasts a training of a few dozen rounds: with 0.5 the "
             "perplexity was 7.4 for 15 steps and 7.9 for 50. Use "
@@ -200,14 +210,12 @@ def _stale_momentum_warning(inner: Any, method: Method) -> str | None:
 
 def _suspected_momentum_warning(inner: Any, methods: Sequence[Method]) -> str | None:
     """Return a warning if an unknown optimizer may have momentum in addition to the method's."""
-    setting = momentum.of(inner)
-    exchanged = max(m.traits.momentum_in_exchange for m in methods)
-    if setting.known or not setting.values or not exchanged:
+    setting, method = momentum.of(inner), conflicts.with_momentum(methods)
+    if setting.known or not setting.values or method is None:
         return None
     return (
-        f"{setting} of {setting.optimizer} may be momentum, which would be applied twice: the "
-        f"method has momentum={exchanged:.4g}. Either {setting.removal}, or use momentum=0.0 in "
-        "the method."
+        f"{setting} of {setting.optimizer} may be momentum, which would be applied twice: there is "
+        f"{conflicts.exchanged_momentum(method)}. {conflicts.one_side(setting, method)}"
     )
 
 
@@ -264,11 +272,14 @@ def of_length(exchange: Any, so_far: int, epochs: int, steps: float) -> str | No
     local = longest.method.sync_schedule.local_steps
     each = f" rounds of {local} steps" if local else " steps"
     count = _exchanges(longest.method, compressed, steps)
+    advice = "Train for longer"
+    if count >= 1.0 and hasattr(innermost(longest.method), "density"):
+        advice = f"Set a density of {1.0 / count:.2g} or more, or train for longer"
     return (
         f"{_name(longest.method)} sends an element of {longest.spec.name} every {wait:,.0f}{each} "
         f"on average (density {1.0 / wait:.2g}), but this training has {count:,.0f} of them: most "
-        f"of the gradient of {share:.0%} of the weights is never delivered. Set a density of "
-        f"{1.0 / count:.2g} or more, or train for longer; see docs/warm-up.md."
+        f"of the gradient of {share:.0%} of the weights is never delivered. {advice}; see "
+        "docs/warm-up.md."
     )
 
 

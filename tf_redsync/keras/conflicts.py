@@ -14,6 +14,7 @@ from tf_redsync.exchange.capabilities import AdamMoments, capability, dense_star
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import momentum
 from tf_redsync.keras.momentum import config_numbers, config_of
+from tf_redsync.methods.common.wrapper import innermost as innermost_method
 from tf_redsync.network import collectives
 from tf_redsync.policy import Policy
 
@@ -24,10 +25,9 @@ def check_momentum(inner: Any, policy: Policy | Auto) -> None:
     Raises:
         ValueError: both the optimizer and a method of the policy have momentum.
     """
-    setting = momentum.of(inner)
-    exchanged = max(m.traits.momentum_in_exchange for m in policy.methods)
-    if setting.known and setting.values and exchanged:
-        raise _double_momentum_error(setting, exchanged)
+    setting, method = momentum.of(inner), with_momentum(policy.methods)
+    if setting.known and setting.values and method is not None:
+        raise _double_momentum_error(setting, method)
 
 
 def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: Any) -> None:
@@ -36,18 +36,37 @@ def check_momentum_value(inner: Any, policy: Policy | Auto, name: str, value: An
     Raises:
         ValueError: the hyper-parameter is momentum, and a method of the policy has momentum, too.
     """
-    exchanged = max(m.traits.momentum_in_exchange for m in policy.methods)
-    if exchanged and name in momentum.names(inner) and value:
+    method = with_momentum(policy.methods)
+    if method is not None and name in momentum.names(inner) and value:
         setting = dataclasses.replace(momentum.of(inner), values={name: value})
-        raise _double_momentum_error(setting, exchanged)
+        raise _double_momentum_error(setting, method)
 
 
-def _double_momentum_error(setting: momentum.Momentum, exchanged: float) -> ValueError:
+def with_momentum(methods: Sequence[Method]) -> Method | None:
+    """Return the first method that applies momentum in the exchange, or `None`."""
+    return next((m for m in methods if m.traits.momentum_in_exchange), None)
+
+
+def _double_momentum_error(setting: momentum.Momentum, method: Method) -> ValueError:
     return ValueError(
         "momentum is set on both sides, so it would be applied twice. Received: "
-        f"{setting} in {setting.optimizer} and momentum={exchanged} in the method. Either "
-        f"{setting.removal}, or use momentum=0.0 in the method."
+        f"{setting} in {setting.optimizer} and {exchanged_momentum(method)}. "
+        f"{one_side(setting, method)}"
     )
+
+
+def exchanged_momentum(method: Method) -> str:
+    """Return the momentum of a method with the name of its argument."""
+    own = "momentum" if hasattr(innermost_method(method), "momentum") else "a momentum of"
+    equals = "=" if own == "momentum" else " "
+    return f"{own}{equals}{method.traits.momentum_in_exchange:.4g} in {type(method).__name__}"
+
+
+def one_side(setting: momentum.Momentum, method: Method) -> str:
+    """Return the advice to keep one of an optimizer's and a method's momentum."""
+    if not hasattr(innermost_method(method), "momentum"):
+        return f"Instead, {setting.removal}."
+    return f"Either {setting.removal}, or use momentum=0.0 in the method."
 
 
 def check_per_worker_weights(inner: Any, policy: Policy | Auto) -> None:

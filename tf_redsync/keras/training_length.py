@@ -23,10 +23,7 @@ from tf_redsync.policy import Assignment
 from tf_redsync.schedules import ExponentialWarmUp
 from tf_redsync.step.fit_steps import WarmUp
 
-FRACTION = (
-    "Use a fraction of the training, such as DistributedOptimizer(..., warm_up=DenseWarmUp("
-    "fraction=0.05)), or start=0.05 of PostLocalSGD"
-)
+_FRACTION = "DistributedOptimizer(..., warm_up=DenseWarmUp(fraction=0.05))"
 
 
 def ahead(model: Any, exchange: Any, params: Mapping[str, Any], epoch: int) -> tuple[int, float]:
@@ -165,9 +162,13 @@ def never_begins(exchange: Any, total: int) -> str | None:
     if exchange.warm_up is not None:
         first = exchange.warm_up.steps
         if first >= total:
-            starts = [f"method={m!r}" for m in methods if dense_start(m) is not None]
-            setting = starts[0] if starts else exchange.warm_up.setting
-            return _text("compression", first, total, setting, FRACTION)
+            start = next((m for m in methods if dense_start(m) is not None), None)
+            if start is None:
+                setting, remedy = exchange.warm_up.setting, f"such as {_FRACTION}"
+            else:
+                setting, remedy = f"method={start!r}", f"such as {_fraction_of(start)}"
+            remedy = f"Use a fraction of the training, {remedy}"
+            return _text("compression", first, total, setting, remedy)
     for method in methods:
         for stage, step, remedy in _stage_starts(method):
             if first + step >= total:
@@ -180,7 +181,10 @@ def _stage_starts(method: Method) -> Iterator[tuple[str, int, str]]:
     """Yield the stages of a method, with their first step and a remedy for late stages."""
     schedule, ramp = method.sync_schedule, getattr(innermost(method), "warm_up", None)
     if schedule.warm_up_steps:
-        yield "compression", schedule.warm_up_steps, FRACTION
+        remedy = f"Use warm_up=None in the method, and {_FRACTION}"
+        if ramp is None:
+            remedy = "Use a smaller `dense_steps`"
+        yield "compression", schedule.warm_up_steps, remedy
     if isinstance(ramp, ExponentialWarmUp):
         yield "the density", ramp.stages(0.0)[-1][0], "Use a smaller `steps_per_stage`"
     if schedule.changes:
@@ -191,6 +195,14 @@ def _stage_starts(method: Method) -> Iterator[tuple[str, int, str]]:
         yield "local steps", intervals.local_start, fractions
         doubled = intervals.local_start + intervals.local_double_after
         yield "rounds of more than one local step", doubled, fractions
+
+
+def _fraction_of(method: Method) -> str:
+    """Return the argument of a method with a dense start that makes it a fraction."""
+    name = type(method).__name__
+    if hasattr(method, "warm_up"):
+        return f"{name}(warm_up=DenseWarmUp(fraction=0.05))"
+    return f"{name}(start=0.05)"
 
 
 def _text(stage: str, step: int, total: int, setting: str, remedy: str) -> str:

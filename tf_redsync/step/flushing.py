@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.exchange.capabilities import AdamMoments, capability
+from tf_redsync.exchange.method import Method
 from tf_redsync.step.every_step import WAITING
 from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.local_steps import LocalSteps
@@ -33,12 +34,7 @@ def flush(
         ValueError: If a method exchanges momenta.
         Disagreement: If the workers do not flush at the same step.
     """
-    of_momenta = [m for m in exchange.policy.methods if capability(m, AdamMoments)]
-    if of_momenta:
-        raise ValueError(
-            f"the residuals of {type(of_momenta[0]).__name__} are parts of momenta, which a step "
-            "cannot deliver as gradients. Received: flush(). Remove the call."
-        )
+    check(exchange.policy.methods, "flush()")
     exchange.to_consensus()
     waiting = may_hold_residuals([s.variables_by_name for s in exchange.states])
     specs_by_bucket = [bucket.layout.specs for bucket in exchange.schedule.buckets]
@@ -63,6 +59,24 @@ def flush(
             tf.function(lambda: exchange.strategy.run(step), autograph=False)()
         finally:
             exchange.replacement = None
+
+
+def check(methods: Sequence[Method], caller: str) -> None:
+    """Check that a step can deliver the residuals.
+
+    Args:
+        methods: The methods of the exchange.
+        caller: What the user wrote, such as `"flush()"`.
+
+    Raises:
+        ValueError: If a method exchanges momenta.
+    """
+    of_momenta = [m for m in methods if capability(m, AdamMoments)]
+    if of_momenta:
+        raise ValueError(
+            f"the residuals of {type(of_momenta[0]).__name__} are parts of momenta, which a step "
+            f"cannot deliver as gradients. Received: {caller}. Remove it."
+        )
 
 
 def may_hold_residuals(states: Sequence[Mapping[str, Sequence[Any]]]) -> list[bool]:
