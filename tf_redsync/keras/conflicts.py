@@ -57,9 +57,9 @@ def _double_momentum_error(setting: momentum.Momentum, method: Method) -> ValueE
 
 def exchanged_momentum(method: Method) -> str:
     """Return the momentum of a method with the name of its argument."""
-    own = "momentum" if hasattr(innermost_method(method), "momentum") else "a momentum of"
-    equals = "=" if own == "momentum" else " "
-    return f"{own}{equals}{method.traits.momentum_in_exchange:.4g} in {type(method).__name__}"
+    value = f"{method.traits.momentum_in_exchange:.4g}"
+    own = hasattr(innermost_method(method), "momentum")
+    return f"{f'momentum={value}' if own else f'a momentum of {value}'} in {type(method).__name__}"
 
 
 def one_side(setting: momentum.Momentum, method: Method) -> str:
