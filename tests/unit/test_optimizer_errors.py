@@ -546,3 +546,20 @@ def test_model_with_a_loss_scale_can_be_compiled_again():
     finally:
         keras.config.set_dtype_policy("float32")
     assert model.optimizer is wrapped and int(wrapped.iterations.numpy()) == 2
+
+
+@every_family
+def test_step_outside_of_the_strategy_is_rejected(family, mirrored):
+    """TensorFlow has a replica context there, too, in which nothing would be exchanged rightly."""
+    with mirrored(2).scope():
+        variable = tf.Variable(tf.zeros([4]))
+        optimizer = rs.DistributedOptimizer(FAMILIES[family].SGD(0.1), rs.TopK(density=0.5))
+        optimizer.build([variable])
+    for step in (lambda f: f(), lambda f: tf.function(f)()):
+        assert_raises(
+            RuntimeError,
+            lambda step=step: step(
+                lambda: optimizer.apply_gradients([(tf.ones([4]), variable)]) and None
+            ),
+            "inside the function that is passed to `strategy.run`",
+        )

@@ -29,7 +29,8 @@ _OF_COLLECTIVES = (
 )
 STALE_STEP = (
     "this step was traced before compression was disabled or enabled. Create a new `tf.function` "
-    "of the step after `optimizer.disable()` or `optimizer.enable()`."
+    "of the step after `optimizer.disable()` or `optimizer.enable()`, also of a decorated function "
+    "that is passed to `strategy.run`."
 )
 # Messages of this library's assertions in the graph.
 _OF_CHECKS = ("received a corrupted message", STALE_STEP)

@@ -271,6 +271,8 @@ class Adapter:
         replica = tf.distribute.get_replica_context()
         if not self._running or replica is None or isinstance(self.exchange, ExchangeBuilder):
             raise self._not_built_error(replica)
+        if self.exchange.workers > 1 and replica.strategy is not self.exchange.strategy:
+            raise self._not_built_error(None)  # TensorFlow's replica context without a strategy
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         grads, variables = zip(*pairs, strict=True) if pairs else ((), ())
         positions = list(map(self._position, variables))

@@ -216,8 +216,10 @@ def _take_into_scope(optimizer: Any) -> None:
 def _in_branch() -> ValueError:
     return ValueError(
         "a DistributedOptimizer cannot run inside a branch (`tf.cond`, or `if` on a tensor), where "
-        "workers may disagree and deadlock. To update in every n-th step, pass "
-        "`gradient_accumulation_steps` to the inner optimizer. The branch may also be that of "
+        "workers may disagree and deadlock. In a `tf.function` AutoGraph also makes branches of "
+        "`for batch in iterator` and of what follows a `break`: iterate over the distributed "
+        "dataset itself, and decide outside of the `tf.function`. To update in every n-th step, "
+        "pass `gradient_accumulation_steps` to the inner optimizer. The branch may also be that of "
         "another optimizer: `compile` reorders a LossScaleOptimizer; in a custom loop use "
         "DistributedOptimizer(LossScaleOptimizer(inner)). A MultiOptimizer needs "
         "`loss_scale_factor` and compile(..., auto_scale_loss=False) instead."

@@ -19,7 +19,7 @@ a checksum that receivers reject.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,7 +146,7 @@ def before_cast(tensor: tf.Tensor) -> tf.Tensor:
     return op.inputs[0] if was_narrow else tensor
 
 
-def widened(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def widened(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     """Cast tensors to float32; ops that read bfloat16 use `before_cast` instead."""
     return [tf.cast(t, tf.float32) for t in tensors]
 

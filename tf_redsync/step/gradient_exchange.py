@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -231,8 +232,7 @@ class GradientExchange(tf.Module):
             states = schedule.read(self.states)
         scale = None
         if self._clipping is not None:
-            everything = [grad for bucket in by_bucket for grad in bucket]
-            scale = self._clipping.clip_scale(widened(everything), self.workers)
+            scale = self._clipping.clip_scale(widened(itertools.chain(*by_bucket)), self.workers)
         outcome = schedule.run(Inputs(by_bucket, states, scale, step, self.network, schedule.meter))
         if not schedule.skips_locally:
             step_counters.note_exchange(outcome.finite)
