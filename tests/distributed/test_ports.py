@@ -52,9 +52,11 @@ def reachable_addresses():
     return {"found": json.dumps(found)}
 
 
-@pytest.mark.skipif(not isolation.loopback_only(), reason=f"{isolation.LIBRARY.name} is not built")
+@pytest.mark.skipif(
+    not isolation.loopback_only()[0], reason=f"{isolation.LIBRARY.name} is not built"
+)
 def test_preloaded_library_binds_servers_to_own_address():
-    for worker in run_workers(reachable_addresses, env=isolation.loopback_only()):
+    for worker in run_workers(reachable_addresses, env=isolation.loopback_only()[0]):
         assert json.loads(worker["found"]) == ["127.0.0.1"] * 2
 
 
@@ -65,7 +67,7 @@ def test_preloaded_library_binds_servers_to_own_address():
     [("auto", "closed"), ("no", "open"), ("yes", "open")],
 )
 def test_isolate_option_of_launcher(tmp_path, choice, elsewhere):
-    if choice == "auto" and not isolation.loopback_only():
+    if choice == "auto" and not isolation.loopback_only()[0]:
         pytest.skip(f"{isolation.LIBRARY.name} is not built")
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)

@@ -147,6 +147,8 @@ def test_flush_keeps_the_average_of_the_weights(mirrored, family):
         inner = family.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.9)
         model.compile(rs.DistributedOptimizer(inner, rs.TopK(density=0.05, dense_below=0)), "mse")
     x, y = np.ones((16, 30), "float32"), np.ones((16, 20), "float32")
+    if family is keras:  # tf_keras rejects this; there are no averages yet
+        model.fit(x, y, batch_size=8, epochs=0, verbose=0, callbacks=[Flush()])
     model.fit(x, y, batch_size=8, verbose=0, callbacks=[Flush()])
     assert pending(model.optimizer) == 0
     for weight, average in zip(

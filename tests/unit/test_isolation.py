@@ -15,7 +15,7 @@ from tf_redsync.cli import isolation, launch
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_library = pytest.mark.skipif(
-    not isolation.loopback_only(), reason=f"{isolation.LIBRARY.name} is not built"
+    not isolation.loopback_only()[0], reason=f"{isolation.LIBRARY.name} is not built"
 )
 # A worker that listens on all interfaces, like TensorFlow's server, and on a second port.
 # It then connects to its own addresses, as a peer on another interface would.
@@ -158,9 +158,9 @@ def test_installed_package_builds_the_library_at_first_use(monkeypatch, tmp_path
     monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("there is no C++ compiler")
-    library = isolation.loopback_only()["LD_PRELOAD"]
+    library = isolation.loopback_only()[0]["LD_PRELOAD"]
     assert Path(library).is_file() and library.startswith(str(tmp_path))
-    assert isolation.loopback_only() == {"LD_PRELOAD": library}
+    assert isolation.loopback_only() == ({"LD_PRELOAD": library}, "")
 
 
 def test_a_user_without_a_home_directory_starts_jobs(monkeypatch, tmp_path):
@@ -170,7 +170,8 @@ def test_a_user_without_a_home_directory_starts_jobs(monkeypatch, tmp_path):
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no entry in passwd
     with pytest.raises(BuildError, match="TF_REDSYNC_CACHE"):
         libraries.cache()
-    assert isolation.loopback_only() == {}
+    variables, lack = isolation.loopback_only()
+    assert variables == {} and "TF_REDSYNC_CACHE" in lack
 
 
 def test_namespace_that_only_a_process_without_threads_may_enter(monkeypatch):

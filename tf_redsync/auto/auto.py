@@ -26,7 +26,6 @@ from tf_redsync import checks
 from tf_redsync.auto import cost, probe
 from tf_redsync.auto.candidates import (
     check_candidate,
-    check_candidate_momentum,
     chosen_from,
     every_step,
     for_adaptive,
@@ -120,8 +119,7 @@ class Auto(Configurable):
         if self.candidates is not None:
             checks.make_tuple(self, "candidates")
         for method in self.candidates or ():
-            check_candidate(method, self.max_overhead is not None)
-            check_candidate_momentum(method, self.momentum)
+            check_candidate(method, self.momentum, self.max_overhead is not None)
         if self.max_overhead is None:
             check_together(self.methods)
         else:

@@ -113,11 +113,12 @@ def _name(method: Method, others: Sequence[Method]) -> str:
     return type(method).__name__ + (f"({arguments})" if arguments else "")
 
 
-def check_candidate(method: Method, alone: bool) -> None:
+def check_candidate(method: Method, momentum: float, alone: bool) -> None:
     """Check a candidate.
 
     Args:
         method: The candidate.
+        momentum: Momentum of the all-reduce of `Auto`.
         alone: Whether one method serves all variables in the whole training.
 
     Raises:
@@ -153,10 +154,6 @@ def check_candidate(method: Method, alone: bool) -> None:
             "keep a residual that a dense step can deliver, such as RedSync, DGC, TopK, PowerSGD, "
             f"ACPSGD, EFSignSGD and HalfPrecision. Received: {method!r} in candidates"
         )
-
-
-def check_candidate_momentum(method: Method, momentum: float) -> None:
-    """Check that a candidate applies the same momentum as the all-reduce of `Auto`."""
     exchanged = method.traits.momentum_in_exchange
     if exchanged != momentum:
         raise ValueError(

@@ -46,12 +46,12 @@ class Flush(OfBothKeras):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Flush the residuals of all wrapped optimizers, unless no step was trained."""
-        for optimizer in models.optimizers_of(self.model):
-            if optimizer.exchange.built:
-                optimizer.flush()
+        trained = [o for o in models.optimizers_of(self.model) if o.exchange.built]
+        for optimizer in trained:
+            optimizer.flush()
         # Keras assigns averages before `on_train_end`.
         finalize = getattr(getattr(self.model, "optimizer", None), "finalize_variable_values", None)
-        if finalize is not None:
+        if trained and finalize is not None:
             finalize(self.model.trainable_variables)
 
     @override

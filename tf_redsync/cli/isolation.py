@@ -49,44 +49,33 @@ def isolate(choice: str, env: Mapping[str, str] = os.environ) -> dict[str, str]:
         return {}
     if choice == "no":
         return {}
-    library = _library()
-    if isinstance(library, Path):
-        return _preloaded(library, env)
-    if interfaces := reachable_through():
+    variables, lack = loopback_only(env)
+    if lack and (interfaces := reachable_through()):
         print(
             "tf_redsync.launch: warning: other machines can connect to the workers' ports through "
             f"{', '.join(interfaces)} and run operations in the workers. There is no library that "
-            f"closes the ports: {library} Or pass --isolate yes to close them, or --isolate no to "
+            f"closes the ports: {lack} Or pass --isolate yes to close them, or --isolate no to "
             "silence this warning (the argument `isolate` of `run`). See docs/security.md.",
             file=sys.stderr,
         )
-    return {}
+    return variables
 
 
-def loopback_only(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables that bind workers to the loopback interface; empty without the library."""
-    library = _library()
-    return _preloaded(library, env) if isinstance(library, Path) else {}
-
-
-def _library() -> Path | str:
-    """Return the path of the library, or why there is none and what to do."""
+def loopback_only(env: Mapping[str, str] = os.environ) -> tuple[dict[str, str], str]:
+    """Return variables that bind workers to the loopback interface, and why there are none."""
     if not sys.platform.startswith("linux"):
-        return "it needs Linux."
-    if LIBRARY.is_file() and _can_be_preloaded(LIBRARY):
-        return LIBRARY
-    try:
-        library = libraries.loopback_only()
-    except BuildError as error:
-        return f"{error}."
-    if _can_be_preloaded(library):
-        return library
-    return f"its path {library} has a space or a colon. Set TF_REDSYNC_CACHE to another folder."
-
-
-def _preloaded(library: Path, env: Mapping[str, str]) -> dict[str, str]:
+        return {}, "it needs Linux."
+    library = LIBRARY
+    if not library.is_file() or not _can_be_preloaded(library):
+        try:
+            library = libraries.loopback_only()
+        except BuildError as error:
+            return {}, f"{error}."
+        if not _can_be_preloaded(library):
+            remedy = "Set TF_REDSYNC_CACHE to another folder."
+            return {}, f"its path {library} has a space or a colon. {remedy}"
     others = env.get("LD_PRELOAD", "")
-    return {"LD_PRELOAD": f"{library}:{others}" if others else str(library)}
+    return {"LD_PRELOAD": f"{library}:{others}" if others else str(library)}, ""
 
 
 def _can_be_preloaded(library: Path) -> bool:
@@ -144,7 +133,7 @@ def _problem_on_entry() -> str:
     try:
         _enter()
     except OSError as error:
-        return f"{error}."
+        return str(error)
     return ""
 
 

@@ -215,7 +215,8 @@ def run_command(command: Sequence[str], args: argparse.Namespace) -> int:
 def _report_lack(error: Exception) -> int:
     """Report that a process cannot be started; return the exit code."""
     advice = "Check the limits of `ulimit -a`."
-    if isinstance(error, FileNotFoundError | PermissionError):
+    cause = error.error if isinstance(error, NotStarted) else error
+    if isinstance(cause, FileNotFoundError | PermissionError):
         advice = "Install this program, or name another by --ssh or --python."
     output.say(f"the workers cannot be started: {error}. {advice}")
     return 1

@@ -163,11 +163,9 @@ def never_begins(exchange: Any, total: int) -> str | None:
         first = exchange.warm_up.steps
         if first >= total:
             start = next((m for m in methods if dense_start(m) is not None), None)
-            if start is None:
-                setting, remedy = exchange.warm_up.setting, f"such as {_FRACTION}"
-            else:
-                setting, remedy = f"method={start!r}", f"such as {_fraction_of(start)}"
-            remedy = f"Use a fraction of the training, {remedy}"
+            setting = exchange.warm_up.setting if start is None else f"method={start!r}"
+            example = _FRACTION if start is None else _fraction_of(start)
+            remedy = f"Use a fraction of the training, such as {example}"
             return _text("compression", first, total, setting, remedy)
     for method in methods:
         for stage, step, remedy in _stage_starts(method):
