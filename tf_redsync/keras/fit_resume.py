@@ -7,11 +7,11 @@ are therefore created, too, without drawing from them.
 
 `fit` keeps its state in local variables, which are read from its frame. Names used here: of Keras 3
 the variable `epoch_iterator` with `_enumerate_iterator`, `_get_iterator`, `_num_batches` and
-`_current_iterator`, and a model's `_initial_epoch`; of tf_keras the variables `data_handler` with
-`_dataset`, `_adapter` and `_inferred_steps`, and `iterator`, and a model's `_training_state`, which
-gives the first epoch and batch; of both `callbacks` and `initial_epoch`, and a model's
-`train_function`. A data adapter's `_shuffle`, `_inputs` and `_seed` of a shuffled `tf.data`, and
-`_datasets`, `_original_dataset` and `_strategy` of a distributed dataset.
+`_current_iterator`, and a model's `_initial_epoch` and `_symbolic_build`; of tf_keras the variables
+`data_handler` with `_dataset`, `_adapter` and `_inferred_steps`, and `iterator`, and a model's
+`_training_state`, which gives the first epoch and batch; of both `callbacks` and `initial_epoch`,
+and a model's `train_function`. A data adapter's `_shuffle`, `_inputs` and `_seed` of a shuffled
+`tf.data`, and `_datasets`, `_original_dataset` and `_strategy` of a distributed dataset.
 """
 
 from __future__ import annotations
@@ -103,9 +103,16 @@ class Position:
             self._model._training_state = None
 
     def _begin_keras3(self, batch: int, past: int, ended: Callable[[], None]) -> None:
-        _begin_keras3(self._keras3, batch, past)
+        dropped: list[Any] = []
+        _begin_keras3(self._keras3, batch, past, dropped)
+
+        def build_and_end() -> None:
+            # Without a strategy, Keras 3.16 draws a batch before it builds the metrics.
+            self._model._symbolic_build(data_batch=dropped[-1])
+            ended()
+
         if batch and self._keras3.num_batches is None:
-            _handle_end_of_epoch(self._model, ended)
+            _handle_end_of_epoch(self._model, build_and_end)
 
     def _begin_tf_keras(self, batch: int, past: int, ended: Callable[[], None]) -> None:
         handler, iterator = self._tf_keras, models.running_locals(self._model, "fit")["iterator"]
@@ -189,8 +196,11 @@ def steps_of_shard(data: Any) -> int | None:
     return math.ceil(batches / replicas) if batches > 0 else None
 
 
-def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
-    """Start the next epoch of an iterator at `batch`, after `past` epochs."""
+def _begin_keras3(epoch_iterator: Any, batch: int, past: int, dropped: list[Any]) -> None:
+    """Start the next epoch of an iterator at `batch`, after `past` epochs.
+
+    `dropped` then holds the last batch before the position.
+    """
     enumerate_epoch = epoch_iterator._enumerate_iterator
     at_once = epoch_iterator.steps_per_execution
 
@@ -202,7 +212,8 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int) -> None:
         for execution in enumerate_epoch():  # first step, last step since Keras 3.11, iterator
             begin, iterator = execution[0], execution[-1]
             if begin < batch:  # the last execution of an epoch may have fewer steps
-                _drop(iterator, at_once, least=1 if begin + at_once >= batch else at_once)
+                least = 1 if begin + at_once >= batch else at_once
+                dropped[:] = [_drop(iterator, at_once, least)]
             else:
                 left = True
                 yield execution
@@ -229,19 +240,21 @@ def _pass_epoch(epoch_iterator: Any, enumerate_epoch: Callable[[], Iterator[Any]
                 return
 
 
-def _drop(iterator: Any, batches: int, least: int) -> None:
-    """Draw and drop batches.
+def _drop(iterator: Any, batches: int, least: int) -> Any:
+    """Draw and drop batches, and return the last.
 
     Raises:
         ValueError: the data have fewer than `least` batches.
     """
+    batch = None
     for drawn in range(batches):
         try:
-            next(iterator)
+            batch = next(iterator)
         except (StopIteration, tf.errors.OutOfRangeError) as error:
             if drawn < least:
                 raise _too_few_batches_error() from error
-            return
+            break
+    return batch
 
 
 def _too_few_batches_error() -> ValueError:
