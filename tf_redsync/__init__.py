@@ -166,13 +166,14 @@ def _methods() -> dict[str, type]:
 
 
 def _refuse(name: str) -> NoReturn:
-    """Raise `AttributeError` for an unknown name, with the closest known one."""
+    """Raise `AttributeError` for an unknown name, with Horovod's or the closest known one."""
     more = importlib.import_module("tf_redsync.contrib").__all__
     folded = {n.lower(): f"rs.contrib.{n}" for n in more} | {n.lower(): n for n in __dir__()}
     close = difflib.get_close_matches(name.lower(), folded, 1)
-    hint = f". Did you mean {folded[close[0]]}?" if close else ""
+    checks = importlib.import_module("tf_redsync.checks")
+    hint = checks.horovod_hint(name) or (f"Did you mean {folded[close[0]]}?" if close else "")
     # With `obj`, Python would add a second suggestion to tracebacks.
-    text = f"module {__name__!r} has no attribute {name!r}{hint}"
+    text = f"module {__name__!r} has no attribute {name!r}{hint and f'. {hint}'}"
     raise AttributeError(text, name=name, obj=None)
 
 

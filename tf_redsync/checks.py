@@ -162,6 +162,29 @@ def suggestion(name: str, names: Sequence[str]) -> str:
     return f"Arguments: {', '.join(names)}." if names else "It has none."
 
 
+# Horovod's names and their replacements, for errors; docs/migrating.md has more.
+_COLLECTIVE = "a collective of the strategy or of the replica context"
+_OF_HOROVOD = {
+    "Compression": "the argument `method`, such as rs.HalfPrecision()",
+    "DistributedGradientTape": "rs.DistributedOptimizer, which exchanges the gradients",
+    "allgather": _COLLECTIVE,
+    "allreduce": _COLLECTIVE,
+    "backward_passes_per_step": "`gradient_accumulation_steps` of the inner Keras 3 optimizer",
+    "broadcast_variables": "the strategy, which starts all workers from the chief's weights",
+    "compression": "`method`, such as rs.HalfPrecision()",
+    "groups": "`bucket_bytes`",
+    "init": "rs.MultiWorkerMirroredStrategy()",
+    "local_rank": "nothing: the launcher gives each worker its GPUs",
+    "sparse_as_dense": "nothing: slices are always added to dense gradients",
+}
+
+
+def horovod_hint(name: str) -> str:
+    """Return a sentence on the replacement of a name of Horovod; "" for other names."""
+    use = _OF_HOROVOD.get(name)
+    return f"In place of Horovod's `{name}` use {use} (docs/migrating.md)." if use else ""
+
+
 def suggesting(new: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate `__new__` so that the error for an unknown argument suggests a known one."""
     names = [n for n in inspect.signature(new).parameters if n != "cls"]
@@ -170,9 +193,8 @@ def suggesting(new: Callable[..., Any]) -> Callable[..., Any]:
     def made(cls: type, *args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in names:
-                raise TypeError(
-                    f"{cls.__name__} has no argument `{name}`. {suggestion(name, names)}"
-                )
+                hint = horovod_hint(name) or suggestion(name, names)
+                raise TypeError(f"{cls.__name__} has no argument `{name}`. {hint}")
         return new(cls, *args, **kwargs)
 
     return made

@@ -434,6 +434,10 @@ TYPOS = {
         lambda: rs.DistributedOptimizer(keras.optimizers.SGD(), rs.Dense(), bucket_byte=1),
         "DistributedOptimizer has no argument `bucket_byte`. Did you mean `bucket_bytes`?",
     ),
+    "Horovod": (
+        lambda: rs.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=4),
+        "Horovod's `backward_passes_per_step` use `gradient_accumulation_steps`",
+    ),
     "positional": (
         lambda: rs.RedSync(0.01),
         "RedSync takes its arguments by name, as in RedSync(density=0.01). Arguments: density, ",

@@ -139,6 +139,12 @@ def test_unknown_name_suggests_a_similar_one(name, meant):
     assert str(error.value).endswith(f"Did you mean {meant}?" if meant else "attribute 'xyzzy'")
 
 
+@pytest.mark.parametrize(("name", "use"), [("allreduce", "replica context"), ("init", "Strategy")])
+def test_name_of_horovod_has_its_replacement(name, use):
+    with pytest.raises(AttributeError, match=f"Horovod's `{name}`.*{use}.*migrating.md"):
+        getattr(rs, name)
+
+
 @loop("name", MALFORMED)
 def test_malformed(name):
     text, problem = MALFORMED[name]
