@@ -9,6 +9,8 @@ import tf_keras
 import tf_redsync as rs
 from tests import total_state
 from tests.unit.test_mirrored import per_replica, weights
+from tf_redsync.network import collectives
+from tf_redsync.step import workers
 
 BATCH, WIDTH, STEPS = 4, 6, 3
 INNER = {
@@ -89,6 +91,25 @@ def test_without_a_strategy(family):
     with pytest.warns(UserWarning, match="one worker"):
         step()
     np.testing.assert_allclose(weight.numpy(), [0.9, 1.9], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4.*launch -n 4"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2.*launch --slurm"),
+        ({"WORLD_SIZE": "1"}, None),
+        ({"PMI_SIZE": "several"}, None),
+        ({"SLURM_NTASKS": "2"}, None),  # one process in a batch script
+        ({"SLURM_STEP_NUM_TASKS": "2", "TF_CONFIG": "{}"}, None),  # the Slurm recipe
+    ],
+)
+def test_one_worker_of_another_launcher(variables, named, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(UserWarning, match=named or "there is one worker") as found:
+        workers.warn_alone(tf.distribute.get_strategy(), workers.Worker(collectives.Alone()))
+    assert ("own model" in str(found[0].message)) == bool(named)
 
 
 @pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")

@@ -174,6 +174,25 @@ def _workers_in_tf_config() -> int:
         return 0
 
 
+# Numbers of processes, as set by Open MPI, MPICH, torchrun and srun. SLURM_NTASKS is missing,
+# because the only process of a batch script may have it.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def _of_another_launcher() -> str:
+    """Return a sentence about the processes that another launcher has started, or ""."""
+    sizes = {name: os.environ.get(name, "") for name in _SIZES}
+    several = next((n for n, size in sizes.items() if size.isdecimal() and int(size) > 1), None)
+    if several is None or os.environ.get("TF_CONFIG"):
+        return ""
+    return (
+        f" {several}={sizes[several]}, but without TF_CONFIG each of these processes trains its "
+        f"own model. Start them with `tf-redsync launch -n {sizes[several]} script.py`, on several "
+        "machines with `--hosts`, or `srun --ntasks-per-node=1 tf-redsync launch --slurm script.py`"
+        " (docs/launching.md)."
+    )
+
+
 def warn_alone(strategy: tf.distribute.Strategy, worker: Worker) -> None:
     """Warn that there is one worker, so that nothing is sent or compressed.
 
@@ -185,6 +204,7 @@ def warn_alone(strategy: tf.distribute.Strategy, worker: Worker) -> None:
         "tf_redsync: there is one worker, so gradients are neither sent nor compressed. Start "
         "several with `python -m tf_redsync.launch -n 2 script.py`, or with TF_CONFIG and "
         "tf_redsync.MultiWorkerMirroredStrategy (this strategy: "
-        f"{type(strategy).__name__}, two_levels={isinstance(worker, HostWorker)}).",
+        f"{type(strategy).__name__}, two_levels={isinstance(worker, HostWorker)})."
+        f"{_of_another_launcher()}",
         stacklevel=3,
     )
