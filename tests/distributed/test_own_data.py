@@ -96,6 +96,9 @@ def train(family):
         "shuffling PyDataset": lambda: model.fit(Shuffling(), verbose=0),
         "own rows to predict": lambda: model.predict(batch(rank)[0], verbose=0),
         "same rows to predict": lambda: model.predict(batch(1)[0], verbose=0),
+        "sharded twice": lambda: model.fit(
+            problems.dataset(64, 8).unbatch().shard(2, rank).batch(8), verbose=0
+        ),
         "already sharded": lambda: model.fit(**share(6), epochs=2, verbose=0),
         "unequal shares": lambda: model.fit(**share(6 + rank), verbose=0),
     }
@@ -165,6 +168,7 @@ def test_rows_of_each_worker(family):
     for rank, seen in enumerate(both):
         assert "`dataset.shuffle(n, seed=1)`" in str(seen["own order: warnings"])
         assert "seed=" not in str(seen["same order: warnings"])
+        assert {c for c in seen if "sharded twice" in str(seen[c])} == {"sharded twice: warnings"}
         # All batches of a generator, half of the rows of each.
         assert sorted(seen["generator"]) == sorted(2 * list(range(BATCHES)))
         assert "already_sharded" not in str(seen["generator: warnings"])

@@ -173,6 +173,31 @@ def test_shuffles_without_a_seed(dataset, seeds):
     assert first_batch.dataset_seeds(EpochIterator(dataset)) == seeds
 
 
+@pytest.mark.parametrize(
+    ("dataset", "shards"),
+    [
+        (NUMBERS.batch(4), None),
+        (NUMBERS.shard(2, 1).shuffle(8).batch(4).prefetch(1), "(2, 1)"),
+        (tf.data.Dataset.from_tensors("file").shard(4, 3).interleave(lines).batch(4), "(4, 3)"),
+        (policy(NUMBERS.shard(2, 1).batch(4), "FILE"), "(2, 1)"),
+        (policy(NUMBERS.shard(2, 1).batch(4), "OFF"), None),
+    ],
+)
+def test_shards_of_datasets(dataset, shards):
+    assert first_batch.dataset_shards(EpochIterator(dataset)) == shards
+
+
+def test_shards_that_tensorflow_shards_again():
+    warning = first_batch.shard_warning(["(2, 0)", "(2, 1)"], "fit")
+    assert "rs.already_sharded" in warning and "(2, 0); (2, 1)" in warning
+    assert first_batch.shard_warning(["(10, 0)"] * 2, "fit") is None  # a part for a test
+    assert first_batch.shard_warning(["(2, 0)", None], "fit") is None
+    assert first_batch.dataset_shards(EpochIterator(np.ones((4, 2)), batch_size=2)) is None
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        own = rs.already_sharded(NUMBERS.shard(2, 1).batch(4), tf.distribute.get_strategy())
+        assert first_batch.dataset_shards(EpochIterator(own)) is None
+
+
 def test_seeds_of_shuffled_datasets():
     def seeds_of(*numbers):
         data = NUMBERS

@@ -43,13 +43,13 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     strategy = model.distribute_strategy
     data = _running_data(model)
     steps = _steps(data) if in_fit else params.get("steps")
-    batches = digest = seed = shuffles = None
+    batches = digest = seed = shuffles = shards = None
     known = known_batches.in_epoch(data) if method == "fit" else 0
     if collectives.is_redsync_strategy(strategy):
         batches = _cardinality(data)
         if collectives.worker_count(strategy) > 1:
             digest, seed = first_batch.first_digest(data), first_batch.shuffle_seed(data)
-            shuffles = first_batch.dataset_seeds(data)
+            shuffles, shards = first_batch.dataset_seeds(data), first_batch.dataset_shards(data)
     if method == "fit" and steps is None and batches == _INFINITE:
         warnings.warn(
             "`fit` has an infinite dataset and no `steps_per_epoch`, so its first epoch never ends."
@@ -60,9 +60,11 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     own_epochs = 1  # each evaluation begins with the first batch
     if method == "fit":
         own_epochs = int(params.get("epochs") or 1) - fit_resume.initial_epoch(model)
-    text = json.dumps([own_amount, own_epochs, digest, seed, shuffles, known])
+    text = json.dumps([own_amount, own_epochs, digest, seed, shuffles, shards, known])
     texts = agreement.gather_texts(strategy, f"begin `{method}` with its data", text)
-    amounts, epochs, digests, seeds, orders, all_known = zip(*map(json.loads, texts), strict=True)
+    amounts, epochs, digests, seeds, orders, all_shards, all_known = zip(
+        *map(json.loads, texts), strict=True
+    )
     different = conflict(amounts, max(epochs), method)
     if different is not None:
         raise agreement.Disagreement(different)
@@ -70,6 +72,7 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
         first_batch.data_warning(digests, method),
         first_batch.shuffle_warning(seeds, method),
         first_batch.dataset_warning(orders, method),
+        first_batch.shard_warning(all_shards, method),
     )
     for warning in filter(None, messages):
         warnings.warn(warning, stacklevel=2)

@@ -20,7 +20,7 @@ Names of Keras used here, besides those of `KerasTensor`: `_maybe_symbolic_build
 data_batch)` and `_distribute_strategy` of a model; `data_adapter` of an epoch iterator; `generator`
 and `_first_batches` of a generator's adapter, `py_dataset` of a `PyDataset`'s, `_inputs` and
 `_shuffle` of the arrays', and `_dataset` of a dataset's; of tf_keras `_adapter` of a data handler.
-Names of tf.data: `_inputs`, `_functions`, `_seed` and `_seed2`.
+Names of tf.data: `_inputs`, `_functions`, `_seed`, `_seed2`, `_num_shards` and `_index`.
 """
 
 from __future__ import annotations
@@ -227,22 +227,68 @@ def dataset_seeds(data: Any) -> str | None:
         Text such as "(1, 5)", or "none" if a shuffle has no seed. `None` for other data, and for a
         dataset that has no shuffle, is sharded by files or is not sharded.
     """
-    adapter = getattr(data, "data_adapter", None) or getattr(data, "_adapter", None)
-    dataset = getattr(adapter, "_dataset", None)
-    if "DatasetAdapter" not in type(adapter).__name__ or not isinstance(dataset, tf.data.Dataset):
-        return None
-    datasets = with_inputs(dataset)
-    shuffles = [d for d in datasets if "Shuffle" in type(d).__name__ and hasattr(d, "_seed2")]
+    dataset = _dataset_of(data)
+    shuffles = [d for d in with_inputs(dataset) if "Shuffle" in _kind(d) and hasattr(d, "_seed2")]
     if not shuffles or not is_sharded_by_rows(dataset):
         return None
     seeds = [(int(d._seed), int(d._seed2)) for d in shuffles]
     return "none" if (0, 0) in seeds else ", ".join(map(str, seeds))
 
 
+def dataset_shards(data: Any) -> str | None:
+    """Return the arguments of `shard` in a `tf.data.Dataset` that TensorFlow shards as well.
+
+    Args:
+        data: Keras 3's epoch iterator, tf_keras's data handler, or `None`.
+
+    Returns:
+        Text such as "(2, 0)"; `None` for other data, without `shard`, and for
+        `AutoShardPolicy.OFF`.
+    """
+    dataset = _dataset_of(data)
+    shards = [d for d in with_inputs(dataset) if "Shard" in _kind(d) and hasattr(d, "_num_shards")]
+    if not shards or _policy(dataset) == tf.data.experimental.AutoShardPolicy.OFF:
+        return None
+    return ", ".join(str((int(d._num_shards), int(d._index))) for d in shards)
+
+
+def shard_warning(shards: Sequence[str | None], method: str) -> str | None:
+    """Return a warning if the workers' datasets are shards that TensorFlow shards again.
+
+    Args:
+        shards: `dataset_shards` of the workers, by rank.
+        method: Name of the model's method, for the text.
+    """
+    if None in shards or len(set(shards)) == 1:  # such as a split that is equal on all workers
+        return None
+    return (
+        f"the dataset of `{method}` is sharded twice: by `dataset.shard`, and by TensorFlow, so "
+        f"that each worker reads only 1/{len(shards)} of its own shard. Leave out `dataset.shard`, "
+        "or pass `rs.already_sharded(dataset, strategy)`, with batches per worker. Received: "
+        f"(num_shards, index) by worker: {'; '.join(map(str, shards[:8]))}"
+    )
+
+
+def _dataset_of(data: Any) -> tf.data.Dataset | None:
+    """Return the `tf.data.Dataset` that was passed to Keras; `None` for other data."""
+    adapter = getattr(data, "data_adapter", None) or getattr(data, "_adapter", None)
+    dataset = getattr(adapter, "_dataset", None)
+    known = "DatasetAdapter" in _kind(adapter) and isinstance(dataset, tf.data.Dataset)
+    return dataset if known else None
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _policy(dataset: tf.data.Dataset) -> Any:
+    return dataset.options().experimental_distribute.auto_shard_policy
+
+
 def with_inputs(dataset: Any) -> list[Any]:
-    """Return a dataset and all datasets that it reads, each once."""
+    """Return a dataset and all datasets that it reads, each once; of `None` nothing."""
     found: dict[int, Any] = {}
-    waiting = [dataset]
+    waiting = [] if dataset is None else [dataset]
     while waiting:
         one = waiting.pop()
         if id(one) not in found:
@@ -254,7 +300,7 @@ def with_inputs(dataset: Any) -> list[Any]:
 def is_sharded_by_rows(dataset: tf.data.Dataset) -> bool:
     """Return whether TensorFlow gives each worker some rows of every batch of a dataset."""
     policies = tf.data.experimental.AutoShardPolicy
-    policy = dataset.options().experimental_distribute.auto_shard_policy
+    policy = _policy(dataset)
     if policy == policies.AUTO:
         return not any(map(_reads_files, with_inputs(dataset)))
     return bool(policy == policies.DATA)
