@@ -25,6 +25,7 @@ from tests.unit import checkpoint_saves
 from tf_redsync import stopping
 from tf_redsync.keras import training_state
 from tf_redsync.state import checkpoint_files as saved_arrays
+from tf_redsync.state.checkpoint_manifest import Manifest
 from tf_redsync.state.checkpoint_store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
@@ -640,6 +641,18 @@ def test_changed_order_of_distributed_data_warns(family, how):
     for seed, words in ((None, "the data are shuffled without a seed"), (1, "")):
         data = dataset().shuffle(9, seed=seed).repeat().batch(4).prefetch(1)
         assert order_warning(family, model, DISTRIBUTED[how](data, strategy)) == words
+
+
+@pytest.mark.parametrize(("at", "every", "warns"), [(6, 4, True), (12, 10, False)])
+def test_other_number_of_workers_within_an_epoch_warns(at, every, warns, tmp_path, monkeypatch):
+    train("keras3", DATA["shuffled once"][0], tmp_path, at=at, every=every)
+    monkeypatch.setattr(Manifest, "workers", 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train("keras3", DATA["shuffled once"][0], tmp_path)
+    texts = [str(w.message) for w in caught if "workers: 1, saved by 2" in str(w.message)]
+    assert len(texts) == warns
+    assert not warns or "next batch, 4," in texts[0]
 
 
 def test_less_data_than_before_raises(tmp_path):

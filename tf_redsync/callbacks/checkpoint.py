@@ -348,6 +348,16 @@ class Checkpoint(OfBothKeras):
                 f"another training. Received: epochs={epochs}",
                 stacklevel=3,
             )
+        now = collectives.worker_count(self.model.distribute_strategy)
+        if described.batch and described.workers != now and self._files.leads:
+            warnings.warn(
+                f"`Checkpoint` resumes in the middle of epoch {epoch + 1} with another number of "
+                f"workers. The next batch, {described.batch}, is right only with the same global "
+                "batch, and a learning rate without a schedule is the saved one. Use a global "
+                "batch and a rate that do not depend on the number of workers. Received: "
+                f"workers: {now}, saved by {described.workers}",
+                stacklevel=3,
+            )
         self._first_epoch = described.first_epoch
         past = epoch - described.first_epoch if epoch < epochs else 0
         self._position.resume_at(epoch, described.batch, past)
