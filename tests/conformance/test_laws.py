@@ -1,5 +1,6 @@
 """The laws, for every method of the table and several numbers of workers."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -25,6 +26,7 @@ from tf_redsync.exchange import capabilities, driver, loopback
 from tf_redsync.exchange.capabilities import at_step, capability
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
+from tf_redsync.methods.common.wrapper import MethodWrapper
 
 PHASES = ("exchange", "dense_exchange")
 MIDDLE = SHAPES.index((31, 5))
@@ -79,7 +81,8 @@ def for_each_method(cases, test):
 
 def test_table_covers_every_public_method():
     assert len(METHODS) > 50
-    assert set(METHODS.values()) - {type(d.method) for d in TABLE.values()} == set()
+    missing = set(METHODS) - {type(d.method).__name__ for d in TABLE.values()}
+    assert not missing, "add a `Descriptor` in tests/conformance/families/"
 
 
 # ------------------------------------------------------------------------------ conservation
@@ -108,6 +111,7 @@ def test_conservation(name, workers, phase):
     records = recorded(name, workers, phase)
     errors = [conservation_error(r) for r in records]
     if TABLE[name].method.traits.conserves:
+        assert TABLE[name].method.traits.state_kinds.get("residual", "sum") == "sum"
         for worst, scale in errors:
             assert worst <= 1e-6 * workers * scale
     elif phase == "exchange" and workers > 1:
@@ -287,6 +291,76 @@ def test_period_is_minimal():
     assert TABLE["acp_sgd"].method.traits.period == 2 and first == third != second
 
 
+# ------------------------------------------------------------------- context of the exchange
+
+
+def flagged(flag) -> list[str]:
+    """The first entry of each method that declares a trait."""
+    entries = [(n, d.method) for n, d in TABLE.items() if getattr(d.method.traits, flag)]
+    return list({type(method): name for name, method in reversed(entries)}.values())
+
+
+def coded(method):
+    """A coding for any density."""
+    return rs.Coded(method=method, indices=rs.codings.RawIndices(), values=rs.codings.Half())
+
+
+def halved_values(method):
+    return rs.HalfPrecision(method=method)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [(n, coded) for n in flagged("sends_selected")]
+    + [(n, halved_values) for n in flagged("rounds_values")],
+)
+def test_wrappers_shorten_messages(name, wrap):
+    """`sends_selected` and `rounds_values` promise to apply `ctx.coding` and `ctx.rounding`.
+
+    The residual keeps the errors.
+    """
+    method = wrap(TABLE[name].method)
+    (wrapped,) = run(method, 3, TABLE[name].specs, steps=1, start=TABLE[name].start)
+    hint = "apply `ctx.coding` and `ctx.rounding`, as `deliver` does, or do not declare the trait"
+    assert wrapped.step.bytes_sent < recorded(name, 3)[0].step.bytes_sent, hint
+    worst, scale = conservation_error(wrapped)
+    assert worst <= 3e-6 * scale or not method.traits.conserves
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clipped(MethodWrapper):
+    """The wrapped method in a bucket whose gradients are scaled by 0.5."""
+
+    def exchange(self, grads, state, ctx):
+        ctx = dataclasses.replace(ctx, scale=tf.constant(0.5))
+        return self.method.exchange(grads, state, ctx)
+
+    def dense_exchange(self, grads, state, ctx):
+        ctx = dataclasses.replace(ctx, scale=tf.constant(0.5))
+        return self.method.dense_exchange(grads, state, ctx)
+
+
+# After local steps, an exchange receives changes of weights, which no method clips.
+SCALED = [n for n, d in TABLE.items() if is_first(n) and not d.method.sync_schedule.local_steps]
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [(n, p) for n in SCALED for p in PHASES if p == PHASES[0] or has_new_dense_exchange(n)],
+)
+def test_scale_multiplies_gradients(name, phase):
+    """`ctx.scale` of 0.5 gives the bits of halved gradients."""
+    method, layout = TABLE[name].method, BucketLayout(TABLE[name].specs, 3)
+    grads = make_grads(0, 3, [s.shape for s in layout.specs])
+    halves = [[g * np.float32(0.5) for g in own] for own in grads]
+    states = initial_states(method, layout, TABLE[name].start)
+    expected = loopback.run_step(method, layout, tensors(halves), states, 0, phase)
+    found = loopback.run_step(Clipped(method=method), layout, tensors(grads), states, 0, phase)
+    hint = "multiply the gradients: feedback.scaled(grads, ctx.scale)"
+    assert_equal_bits(copied(found.totals), copied(expected.totals), hint)
+    assert_equal_bits(copied(found.states), copied(expected.states), hint)
+
+
 # ------------------------------------------------------------------------------- not finite
 
 
@@ -364,15 +438,23 @@ def test_cancelling_infinities_are_nonfinite():
         assert not loopback.run_step(method, layout, tensors(grads), states, 0).finite
 
 
-@loop("name", ["dense", "redsync_exact"])
+@pytest.mark.parametrize("name", [name for name in TABLE if is_first(name)])
 def test_overflowing_sum_is_nonfinite(name):
-    """Each worker's value is a float32 but their sum overflows: no worker may apply it."""
-    grads = make_grads(0, 2)
-    grads[0][MIDDLE].flat[0] = grads[1][MIDDLE].flat[0] = 2.5e38
-    method, layout = TABLE[name].method, BucketLayout(SPECS, 2)
-    states = loopback.initial_states(method, layout)
+    """Each worker's value is a float32 but their sum overflows: no worker may apply it.
+
+    A step checks totals only with `Traits.totals_may_overflow`.
+    """
+    method, layout = TABLE[name].method, BucketLayout(TABLE[name].specs, 2)
+    grads = make_grads(0, 2, [s.shape for s in layout.specs])
+    for own in grads:
+        own[-1].flat[0] = 2.5e38
+    states = initial_states(method, layout, TABLE[name].start)
     step = loopback.run_step(method, layout, tensors(grads), states, 0)
-    assert not step.finite
+    if step.finite:
+        finite = all(np.isfinite(t).all() for t in step.totals[0])
+        assert finite, "declare `totals_may_overflow`"
+    if name in ("dense", "redsync_auto"):
+        assert not step.finite
 
 
 # -------------------------------------------------------------------------------- interface

@@ -46,7 +46,10 @@ class Method(Configurable):
 
     def dense(self) -> Method:
         """Return the method that exchanges the tensors that this one refuses."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `dense`, which returns the method for the tensors "
+            "that `refuses` names; without any, `return self` or `return Dense()`"
+        )
 
     def describe(self, spec: TensorSpec) -> str:
         """Return a short description of the exchange of a tensor."""
@@ -83,7 +86,9 @@ class Method(Configurable):
                 shape. The loss is already divided by the number of workers. With
                 `SyncSchedule.local_steps`: weight changes, divided by the number of workers.
             state: This worker's state.
-            ctx: The bucket, this worker's rank, the step, and a factor for the gradients.
+            ctx: The bucket, this worker's rank, the step, and a factor for the gradients. Unless a
+                native op takes it as `scale`, apply it first:
+                `grads = feedback.scaled(grads, ctx.scale)`.
 
         Yields:
             Requests to the network.

@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traits:
-    """Declarations of a method with given hyper-parameters, checked by conformance tests.
+    """Declarations of a method with given hyper-parameters; conformance tests check most of them.
 
     A method returns `dataclasses.replace(super().traits, ...)` with the fields that differ from its
     base class.

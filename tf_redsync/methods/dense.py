@@ -144,4 +144,4 @@ class NoExchange(Method):
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         yield from ()
-        return list(grads), state
+        return feedback.scaled(grads, ctx.scale), state
