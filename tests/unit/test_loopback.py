@@ -94,6 +94,22 @@ def test_diverging_workers_are_detected(script):
         run(script)
 
 
+def float_message(rank, grads):
+    yield AllGather(grads[0])
+
+
+def no_generator(rank, grads):
+    return grads, {}
+
+
+@pytest.mark.parametrize(
+    ("script", "names"), [(float_message, "int32.*float32"), (no_generator, "yield from")]
+)
+def test_mistakes_in_an_exchange_are_named(script, names):
+    with pytest.raises(TypeError, match=names):
+        run(script)
+
+
 def test_number_of_gradients_must_match_states():
     method = Scripted(different_lengths)
     with pytest.raises(ValueError, match="zip"):
