@@ -61,7 +61,6 @@ EXCEPTIONS = {
         steps={"warm_up": None},
     ),
     "CompAMS": Setting("it is made for AMSGrad", inner="AMSGrad", learning_rate=1e-4),
-    "DeMo": _VOTES,
     "FixedThreshold": _THRESHOLD,
     "LGC": Setting(
         "stages 1 and 2 are longer than the task, and the autoencoder larger than its network; "
@@ -93,8 +92,6 @@ EXCEPTIONS = {
     "PacTrain": Setting(
         "steps are measured as they are once it is compact", steps={"stable_steps": 0}
     ),
-    "SignSGD": _VOTES,
-    "Signum": _VOTES,
     "Strom": _THRESHOLD,
 }
 
@@ -109,7 +106,9 @@ def names() -> list[str]:
 
 def setting_of(name: str) -> Setting:
     """Returns a method's settings; defaults for methods without exceptions."""
-    return EXCEPTIONS.get(name, Setting())
+    if name in EXCEPTIONS or name not in names():
+        return EXCEPTIONS.get(name, Setting())
+    return _VOTES if _class_of(name)().traits.votes else Setting()
 
 
 def make(
@@ -168,7 +167,7 @@ def learning_rate(method: rs.Method, dense: float, votes: float) -> float:
         dense: The rate for `Dense`.
         votes: The rate for methods whose totals are votes.
     """
-    if setting_of(type(method).__name__).votes:
+    if method.traits.votes:
         return votes
     return dense * (1.0 - method.traits.momentum_in_exchange)
 

@@ -75,6 +75,8 @@ def test_settings():
     )
     assert method_settings.make("TwoBit", 0.5).threshold == rs.contrib.TwoBit().threshold
     assert method_settings.make("RedSync", 0.5, 0.1, 16) == rs.RedSync(density=0.1, dense_below=16)
+    assert method_settings.setting_of("Signum").votes
+    assert not method_settings.setting_of("TopK").votes
     assert set(method_settings.EXCEPTIONS) <= set(method_settings.names())
 
 

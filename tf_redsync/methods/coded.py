@@ -71,8 +71,7 @@ class Coded(MethodWrapper):
     * No Deflate, for which TensorFlow has no op.
 
     Args:
-        method: A method that sends selected elements, such as `TopK`, `RedSync`, `DGC`, `SIDCo`,
-            `GMC`, `FixedThreshold` or `SparDL`.
+        method: A method that sends selected elements (`traits.sends_selected`), such as `TopK`.
         indices: Coding of the positions, from `tf_redsync.codings`. Default: the shortest lossless
             coding for each bucket.
         values: Coding of the values, from `tf_redsync.codings`.
@@ -110,8 +109,8 @@ class Coded(MethodWrapper):
         checks.integer("seed", self.seed, low=0)
         if not (isinstance(self.method, Method) and self.method.traits.sends_selected):
             raise ValueError(
-                "`method` must send selected elements with their positions, as TopK, RedSync, DGC, "
-                "SIDCo, GMC, FixedThreshold, CompAMS and SparDL do. "
+                "`method` must send selected elements with their positions, as TopK does "
+                "(`traits.sends_selected`). "
                 f"Received: method={self.method!r}{checks.class_hint(self.method)}"
             )
         if self.method.traits.density_changes:

@@ -34,8 +34,7 @@ class RoundingWrapper(MethodWrapper):
         if not (method is None or (isinstance(method, Method) and method.traits.rounds_values)):
             raise ValueError(
                 "`method` must be None for the dense gradients, or a method that sends values, "
-                "such as RedSync, DGC, TopK, MSTopK, SIDCo, GMC, FixedThreshold, SparDL, "
-                "RandomK, RandomBlock, PowerSGD, ACPSGD, LocalSGD or DiLoCo. Coded rounds with "
+                "such as TopK, PowerSGD or LocalSGD (`traits.rounds_values`). Coded rounds with "
                 "values=codings.Half(); StreamingDiLoCo needs value_bits=32 here. "
                 f"Received: method={self.method!r}"
             )
