@@ -143,4 +143,5 @@ def test_bits(name):
         method = cls()
     except TypeError:
         method = FIRST[cls].method
+    assert method.traits.bits in CLAIMS, "add this `bits` to `CLAIMS` of your family"
     assert payload_bits(method) == pytest.approx(CLAIMS[method.traits.bits](method), rel=0.01)

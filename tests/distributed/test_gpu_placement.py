@@ -15,7 +15,7 @@ SMALL = 32  # elements: flags, counts, sender ranks, fingerprints of four weight
 AFTER_ALL = ("EagerPyFunc",)
 WARM_UP = "warm_up=rs.DenseWarmUp(steps=3)"  # known without `fit`
 TOP_K = "Coded(method=rs.TopK(density=0.05), "
-# Whether all of a method's tensors stay on a GPU.
+# Whether all of a method's tensors stay on a GPU; add new methods by hand.
 METHODS = {
     "RedSync(density=0.05, dense_below=64)": True,
     "RedSync(density=0.05, dense_below=64, selection='threshold', momentum=0.9)": True,

@@ -332,7 +332,7 @@ def test_functions_are_short():
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and code_lines(node) > MAX_FUNCTION
     }
-    assert long == set(LONG_FUNCTIONS)
+    assert long == set(LONG_FUNCTIONS), f"split functions of more than {MAX_FUNCTION} lines"
 
 
 # -------------------------------------------------------------------------------- docstrings
@@ -355,7 +355,8 @@ def test_public_names_have_docstrings():
 
 
 def test_modules_start_with_a_docstring():
-    assert [module for module, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    found = [module for module, tree in TREES.items() if not ast.get_docstring(tree)]
+    assert not found, "these modules need a docstring above their imports"
 
 
 def test_version_matches_the_project():
