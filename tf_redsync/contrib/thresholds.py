@@ -62,7 +62,8 @@ class FixedThreshold(_Threshold):
     """Fixed threshold: indices and values of the elements that reach it.
 
     Negar Foroutan Eghlidi, Martin Jaggi (2020), "Sparse Communication for Training Deep Networks",
-    arXiv 2009.09271.
+    arXiv 2009.09271. Up to its capacity it is the hard threshold of Sahu et al. (2021), "Rethinking
+    Gradient Sparsification as Total Error Minimization", NeurIPS, arXiv 2108.00951.
 
     On every worker, with gradient g, residual v and threshold tau:
 

@@ -57,7 +57,8 @@ class Parts(NamedTuple):
     Attributes:
         flags: int32 `[..., 1]`.
         counts: int32 `[..., N]`.
-        indices: N int32 tensors `[..., capacity]`, the bits of unsigned positions.
+        indices: N int32 tensors `[..., capacity]`, the bits of unsigned positions. Only the first
+            `counts` are used. The others name element 0; `wire.leading` masks them.
         values: N float32 tensors `[..., capacity]`; for a quantized tensor its mean, `[..., 1]`.
     """
 
