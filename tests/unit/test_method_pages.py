@@ -14,6 +14,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 ENTRIES = {e.name: e for e in rs.methods.table().entries}
 PAGES = {p.stem: p for f in ("methods", "contrib") for p in (DOCS / f).glob("[A-Z]*.md")}
 del PAGES["README"]
+FORMULA = r"`.+ <- .+`|^ {4,}\S.*( <-| =|:|to all workers)"
 
 
 def cell(text):
@@ -78,5 +79,4 @@ def test_docstrings_are_self_contained():
         if re.search(r"\d{4}", paper):
             assert re.split(r"[, ]", paper)[0] in text, f"{cls}: no {paper}"
         if issubclass(cls, rs.Method) and cls not in (rs.NoExchange, rs.contrib.DeepReduce):
-            formulas = r"`.+ <- .+`|^ {4,}\S.*( <-| =|:|to all workers)"
-            assert re.search(formulas, text, flags=re.M), f"{cls}: no formula"
+            assert re.search(FORMULA, text, flags=re.M), f"{cls}: no formula"
