@@ -29,6 +29,9 @@ def build_differently(strategy, difference):
         options = {"direct_collectives": rank == 0, "check_every": None}
     with strategy.scope():
         hidden = [keras.layers.Dense(width) for _ in range(layers)]
+        if difference == "order":
+            names = ("query", "key") if rank == 0 else ("key", "query")
+            hidden += [keras.layers.Dense(48, name=name) for name in names]
         model = keras.Sequential([keras.layers.Input((12,)), *hidden, keras.layers.Dense(1)])
         method = rs.RedSync(density=density)
         optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method, **options)
@@ -100,7 +103,7 @@ def disagree():
 
     strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=30)
     found = {}
-    for difference in ("method", "collectives"):
+    for difference in ("method", "collectives", "order"):
         try:
             build_differently(strategy, difference)
         except ValueError as error:
@@ -139,6 +142,8 @@ def train_with_bad_values(strategy, precision):
     from tests.distributed import problems
 
     rank = problems.rank()
+    if rank == 1:
+        keras.layers.Dense(1)  # the model's layers get other automatic names
     with strategy.scope():
         model = problems.network(keras)
         inner = keras.optimizers.SGD(0.05, momentum=0.9)
@@ -194,6 +199,13 @@ def test_all_workers_report_different_collectives(results_of_workers):
     both = "direct_collectives=true", "direct_collectives=false"
     for worker in results_of_workers:
         assert_differ(worker["collectives"], both)
+
+
+def test_all_workers_report_different_orders_of_layers(results_of_workers):
+    for worker in results_of_workers:
+        assert_differ(worker["order"], ("sequential/query/kernel", "sequential/key/kernel"))
+        assert "over a set" in worker["order"]
+        assert "dense/kernel" not in worker["order"]
 
 
 def test_all_workers_report_different_losses(results_of_workers):

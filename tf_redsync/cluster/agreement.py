@@ -205,20 +205,23 @@ def _verdict(reports: list[list[Any]]) -> str:
 def _compared(report: list[Any]) -> tuple[str, list[str]]:
     """Return the part of a report that must be equal on all workers."""
     action, created, _ = report
-    return action, [_without_numbers(text) for text in created]
+    return action, [without_numbers(text) for text in created]
 
 
 def _first_difference(reports: list[list[Any]]) -> list[str]:
     """Return the first differing variable of each worker; without one, each next action."""
     rows = itertools.zip_longest(*(created for _, created, _ in reports))
     for row in rows:
-        if len({text and _without_numbers(text) for text in row}) > 1:
+        if len({text and without_numbers(text) for text in row}) > 1:
             return [text or action for text, (action, *_) in zip(row, reports, strict=True)]
     return [action for action, *_ in reports]
 
 
-def _without_numbers(text: str) -> str:
-    """Strip Keras's numbers of names, which differ if one worker has created further layers."""
+def without_numbers(text: str) -> str:
+    """Strip Keras's numbers of names, which differ if one worker has created further layers.
+
+    A user's own numbers look the same and are stripped, too: "head_1" becomes "head".
+    """
     return re.sub(r"_\d+(?=\b|_)", "", text)
 
 

@@ -20,6 +20,8 @@ from tf_redsync.step import nonfinite, workers
 from tf_redsync.step.fit_steps import FitSteps, TrainingLength, WarmUp
 from tf_redsync.step.gradient_exchange import GradientExchange
 
+_VARIABLES = "trainable_variables"  # the key of their descriptions
+
 
 class NotBuilt(AttributeError, RuntimeError):
     """A member of an exchange was used before its variables exist."""
@@ -179,10 +181,19 @@ class ExchangeBuilder:
                 "max_skipped_steps": self._max_skipped,
                 "warm_up": None if self.warm_up is None else serialize(self.warm_up.wanted),
                 "replicas": strategy.num_replicas_in_sync,
-                "trainable_variables": [f"{s.dtype}{list(s.shape)}" for s in specs],
+                _VARIABLES: [[_described(s)] for s in specs],
                 **(described or {}),
             }
         )
+
+
+def _described(spec: TensorSpec) -> str:
+    """Return the description of a variable, which workers compare.
+
+    Equal shapes in another order would otherwise train: the workers would start with equal weights
+    and sum the gradients of different variables.
+    """
+    return f"{agreement.without_numbers(spec.name)} {spec.dtype}{list(spec.shape)}"
 
 
 def _agree(
@@ -190,7 +201,15 @@ def _agree(
 ) -> bool:
     """Agree on `description`; return whether updates have an order on all workers."""
     unordered = "" if native.adds_in_order(weights) else "updates have no order"
-    return not any(agreement.gather_texts(strategy, description, unordered))
+    try:
+        return not any(agreement.gather_texts(strategy, description, unordered))
+    except agreement.Disagreement as error:
+        if f"{_VARIABLES}[" not in str(error):
+            raise
+        raise agreement.Disagreement(
+            f"{error}\nCreate the layers in the same order and with the same names on all workers. "
+            "A loop over a set has another order in each process: loop over a list."
+        ) from None
 
 
 def _allowing_sparse_totals(
