@@ -65,9 +65,10 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         max_skipped_steps: Number of skipped steps in a row after which all workers raise; `None` or
             0: no limit.
         check_every: Number of steps between comparisons of the weights (bitwise), the learning
-            rate and the step counter of all workers, from the first step of each `fit` on; `None`
-            or 0: no comparisons. `direct_collectives=False`, and replicas of one process as
-            workers, disable comparisons, too.
+            rate and the step counter of all workers, from the first step of each `fit` on. The
+            weights are compared again when `fit` ends. `None` or 0: no comparisons.
+            `direct_collectives=False`, and replicas of one process as workers, disable comparisons,
+            too.
         on_drift: Reaction to weights that differ. `"error"`: all workers raise an error that names
             the worker and the variable. `"restore"`: all workers copy the weights and slots of
             worker 0 and warn. Other differences always raise.

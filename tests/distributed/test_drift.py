@@ -18,6 +18,7 @@ def train_differently():
     import tf_redsync as rs
     from tests.distributed import problems
     from tf_redsync.cluster.agreement import Disagreement
+    from tf_redsync.step.drift import Drifted
 
     rank, result = problems.rank(), {}
     strategy = rs.MultiWorkerMirroredStrategy()
@@ -29,7 +30,7 @@ def train_differently():
         try:
             function()
             result[name] = "nothing"
-        except (Disagreement, tf.errors.OpError) as error:
+        except (Disagreement, Drifted, tf.errors.OpError) as error:
             result[name] = f"{type(error).__name__}: {error}"
 
     def fit(inner, steps_per_execution=1, **options):
@@ -49,15 +50,32 @@ def train_differently():
         record_error("wrapped", lambda: fit(lambda: scaled(sgd(0.1, weight_decay=value_of_worker))))
     record_error("execution", lambda: fit(lambda: sgd(0.1), 1 + rank))
     record_error("plateau", lambda: fit(lambda: sgd(0.1), callbacks=[] if rank else [plateau]))
-    record_error("nothing", lambda: fit(lambda: sgd(0.1), 2, callbacks=[plateau]))
+
+    def halve(model):
+        if rank == 1:
+            model.set_weights([0.5 * w for w in model.get_weights()])
+
+    class Halves(keras.callbacks.Callback):
+        """Changes the weights on worker 1 after an epoch, as SwapEMAWeights does after the last."""
+
+        def __init__(self, after):
+            super().__init__()
+            self.after = after
+
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == self.after:
+                halve(self.model)
+
+    callbacks = [plateau, Halves(after=2)]
+    record_error("nothing", lambda: fit(lambda: sgd(0.1), 2, callbacks=callbacks))
+    record_error("end", lambda: fit(lambda: sgd(0.1), callbacks=[Halves(after=1)]))
 
     def load_on_one_worker():
         with strategy.scope():
             model = problems.network(keras)
             model.compile(rs.DistributedOptimizer(sgd(0.1), rs.Dense()), "mse")
         model.fit(problems.dataset(32, 8), verbose=0)
-        if rank == 1:
-            model.set_weights([0.5 * w for w in model.get_weights()])
+        halve(model)
         model.fit(problems.dataset(32, 8), verbose=0)
 
     record_error("loaded", load_on_one_worker)
@@ -189,10 +207,12 @@ def test_drift_stops_all_workers(trained, case, texts):
         assert worker[f"{case}/step"] == 4  # detected at the fifth step
 
 
-def test_weights_loaded_on_one_worker_between_fits_raise(trained):
+@pytest.mark.parametrize("case", ["loaded", "end"])
+def test_weights_loaded_on_one_worker_between_comparisons_raise(trained, case):
     for worker in trained:
-        assert "the workers have drifted apart" in worker["loaded"], worker["loaded"]
-        assert "worker 1 has the bits of" in worker["loaded"] and "kernel" in worker["loaded"]
+        assert "the workers have drifted apart" in worker[case], worker[case]
+        assert "worker 1 has the bits of" in worker[case] and "kernel" in worker[case]
+    assert trained[0]["end"].startswith("Drifted")
 
 
 def test_restore_copies_weights_of_worker_0(trained):

@@ -171,6 +171,22 @@ def test_statistics_averaged_in_rounds_are_ignored(caplog):
     assert "more differ" not in str(error.value)
 
 
+def test_weights_at_the_end_of_a_fit_are_only_reported(caplog):
+    kernel = drift.Shared("kernel", [tf.Variable([1.0])])
+    detectors = [
+        drift.DriftDetector(None, 5, on_drift, dict, lambda: [kernel], list)
+        for on_drift in drift.CHOICES
+    ]
+    seals = detectors[0].seals().numpy().tolist()
+    kernel.copies[0].assign([np.nextafter(np.float32(1), np.float32(2))])
+    rows = [seals, detectors[0].seals().numpy().tolist()]
+    with pytest.raises(drift.Drifted, match="worker 1 has the bits of 'kernel'"):
+        detectors[0].report_last(rows)
+    assert not caplog.records
+    detectors[1].report_last(rows)
+    assert "worker 1 has the bits of 'kernel'" in caplog.text
+
+
 def test_learning_rates_are_not_restored(caplog):
     """Otherwise the restored weights would drift apart again."""
     reported("restore", [0.1, 0.1], [(1, 2), (1, 3)])

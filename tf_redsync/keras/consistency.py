@@ -1,7 +1,7 @@
 """Comparison of optimizers, losses, metrics, weights and learning rates between workers.
 
 Workers compare configs as text when an optimizer is built and when `fit` and its epochs begin.
-`step/drift.py` compares weights during training.
+`step/drift.py` compares weights during training, and `compare_seals` after the last step.
 
 Name of Keras used here: `_fn_kwargs` of its losses and metrics.
 """
@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement
-from tf_redsync.keras import momentum, statistics
+from tf_redsync.keras import models, momentum, statistics
 from tf_redsync.keras.slots import all_variables
 from tf_redsync.network import collectives
 from tf_redsync.step.drift import DriftDetector, Shared
@@ -179,6 +179,31 @@ def _statistic(local: Callable[[Any], Sequence[tf.Variable]], variable: Any) -> 
     # Until another optimizer's local steps average it in rounds.
     applies = functools.partial(statistics.is_shared, variable)
     return Shared(variable.name, local(variable), applies=applies)
+
+
+def seals_of(model: Any) -> list[tuple[DriftDetector, list[int]]]:
+    """Return the drift detectors of a model, with the fingerprints of this worker's weights."""
+    exchanges = [e for e in models.exchanges_of(model) if e.built and e.called]
+    return [(e.drift, e.drift.seals().numpy().tolist()) for e in exchanges if e.drift is not None]
+
+
+def compare_seals(model: Any, seals: list[tuple[DriftDetector, list[int]]]) -> None:
+    """Compare fingerprints of the workers' weights, without a collective.
+
+    Args:
+        model: The model.
+        seals: The result of `seals_of`. All workers must call it at the same point.
+
+    Raises:
+        Drifted: on all workers, if the weights differ.
+    """
+    strategy = model.distribute_strategy
+    for detector, words in seals:
+        text = json.dumps(words)
+        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        if len(set(agreement.gather_texts(strategy, "compare the weights", digest))) > 1:
+            texts = agreement.gather_texts(strategy, "name the weights that differ", text)
+            detector.report_last([json.loads(t) for t in texts])
 
 
 def compare_rate(model: Any, when: str) -> None:

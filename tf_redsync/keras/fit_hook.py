@@ -164,6 +164,7 @@ class FitHook(ForTfKeras):
     _restores = False  # whether a callback of Keras restores a backup
     _fits = False  # whether `fit` runs
     _skipped = 0  # steps skipped before this epoch
+    _seals: Any = ()  # fingerprints of the weights when an epoch ends
     _to_run: tuple[int, int, float] | None = None  # updates so far, epochs, updates per epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -214,6 +215,8 @@ class FitHook(ForTfKeras):
         """Run after an epoch and its validation; add `skipped_steps` to `logs`."""
         self._compare_rows(f"end epoch {epoch + 1}")
         weight_sync.synchronize(self.model)
+        # Before other callbacks: one that only some workers have may assign averaged weights.
+        self._seals = consistency.seals_of(self.model)
         self._interrupt()
         exchange = models.exchange_of(self.model)
         if exchange is not None:
@@ -227,6 +230,7 @@ class FitHook(ForTfKeras):
         self._fits = False
         self._agree("end `fit`")
         consistency.compare_rate(self.model, "fit ends")
+        consistency.compare_seals(self.model, self._seals)
         weight_sync.synchronize(self.model)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -1,9 +1,10 @@
 """Detects workers whose weights or learning rates differ, by a periodic comparison of their bits.
 
 All workers gather a fingerprint of each weight in the first step of a run or a `fit`, and every
-`every` steps after it. The branch depends on a counter that is equal on all workers. Workers that
-apply the same updates stay equal to the last bit. A difference therefore has another cause: another
-learning rate, other hyper-parameters, or weights that only one worker has loaded.
+`every` steps after it. `keras/consistency.py` compares them once more when `fit` ends. The branch
+depends on a counter that is equal on all workers. Workers that apply the same updates stay equal to
+the last bit. A difference therefore has another cause: another learning rate, other hyper-
+parameters, or weights that only one worker has loaded.
 """
 
 from __future__ import annotations
@@ -95,12 +96,7 @@ class DriftDetector:
     def _compare(self) -> None:
         numbers, weights = self._numbers(), self._weights()
         words = [number_words(n) for n in numbers.values()]
-
-        def seals(copy: int) -> tf.Tensor:
-            return wire.from_words(fingerprints([w.copies[copy] for w in weights]))
-
-        local_words = joined(*words, wire.to_words(self._of_agreed(seals)))
-        rows = gather(self._network, local_words)  # [workers, words]
+        rows = gather(self._network, joined(*words, self.seals()))  # [workers, words]
 
         self._of_numbers = list(numbers)
 
@@ -113,6 +109,12 @@ class DriftDetector:
                         self._copy_from_first(shared)
 
         tf.cond(tf.reduce_any(tf.not_equal(rows, rows[:1])), react, lambda: None)
+
+    def seals(self) -> tf.Tensor:
+        """Return the fingerprints of this worker's weights, int32 `[2 N]`."""
+        copies = [w.copies for w in self._weights()]
+        values = self._of_agreed(lambda i: wire.from_words(fingerprints([c[i] for c in copies])))
+        return wire.to_words(values)
 
     def _of_agreed(self, of_copy: Callable[[int], tf.Tensor]) -> tf.Tensor:
         """Return `of_copy(index)`, float, of the copies with the agreed values.
@@ -135,8 +137,24 @@ class DriftDetector:
             copy.assign(_from_int32(received, value), read_value=False)
 
     def _report(self, received: tf.Tensor) -> None:
-        rows, weights, numbers = received.numpy(), self._weights(), len(self._of_numbers)
-        names = [*self._of_numbers, *(w.name for w in weights)]
+        restored = "All workers now take the weights of worker 0."
+        self._report_rows(received.numpy(), self._of_numbers, restored)
+
+    def report_last(self, seals: Sequence[Sequence[int]]) -> None:
+        """Report differences after the last step of a `fit`.
+
+        Args:
+            seals: The results of `seals` of all workers.
+
+        Raises:
+            Drifted: The workers differ, and `on_drift` is "error". "restore" only warns.
+        """
+        restored = "The next `fit` begins with a comparison, which restores the weights."
+        self._report_rows(np.array(seals, np.int32), [], restored)
+
+    def _report_rows(self, rows: np.ndarray, of_numbers: list[str], restored: str) -> None:
+        weights, numbers = self._weights(), len(of_numbers)
+        names = [*of_numbers, *(w.name for w in weights)]
         pairs = rows.reshape(len(rows), -1, _WORDS)  # [workers, numbers and weights, words]
         differ = (pairs != pairs[:1]).any(axis=-1)
         differ[:, numbers:] &= [w.applies is None or w.applies() for w in weights]
@@ -151,14 +169,15 @@ class DriftDetector:
             lines.append(f"worker {rank} has the {subject} {value}, worker 0 has {chiefs}{others}")
         text = f"the workers have drifted apart: {'; '.join(lines)}."
         if self._on_drift == "restore" and not differ[:, :numbers].any():
-            _logger.warning("%s All workers now take the weights of worker 0.", text)
+            _logger.warning("%s %s", text, restored)
             return
         raise Drifted(
             f"{text} Give all workers the same callbacks, hyper-parameters and weights. A worker "
             "whose gradient of a variable is `None` does not update it, while the others do. A "
             "step that perturbs weights, as in SAM, must assign the stored values afterwards. "
             "Machines of different types may round differently: with them pass on_drift='restore' "
-            f"to DistributedOptimizer. The check runs every check_every={self._every} steps."
+            f"to DistributedOptimizer. The check runs every check_every={self._every} steps and "
+            "when `fit` ends."
         )
 
 
