@@ -14,6 +14,7 @@ from tests.distributed.cluster import fail_workers, run_workers
 def build_differently(strategy, difference):
     """Build workers that differ in `difference` by rank, then try to train a step."""
     import keras
+    import tensorflow as tf
 
     import tf_redsync as rs
     from tests.distributed import problems
@@ -27,6 +28,7 @@ def build_differently(strategy, difference):
     options = {}
     if difference == "collectives":  # without the variable of the comparisons
         options = {"direct_collectives": rank == 0, "check_every": None}
+    tf.config.run_functions_eagerly(difference == "eager" and rank == 1)
     with strategy.scope():
         hidden = [keras.layers.Dense(width) for _ in range(layers)]
         if difference == "order":
@@ -98,20 +100,24 @@ def test_missing_worker_is_named_after_timeout():
 def disagree():
     """All disagreements after which a job continues, in one job; returns each worker's results."""
     import keras
+    import tensorflow as tf
 
     import tf_redsync as rs
 
     strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=30)
     found = {}
-    for difference in ("method", "collectives", "order"):
+    for difference in ("method", "collectives", "order", "eager"):
         try:
             build_differently(strategy, difference)
         except ValueError as error:
             found[difference] = str(error)
-    try:
-        fit_with_other_losses(strategy)
-    except ValueError as error:
-        found["loss"] = str(error)
+    tf.config.run_functions_eagerly(False)
+    for difference in ("loss", "eager fit"):
+        try:
+            fit_differently(strategy, difference)
+        except ValueError as error:
+            found[difference] = str(error)
+    tf.config.run_functions_eagerly(False)
     for precision in ("float32", "mixed_float16"):
         keras.mixed_precision.set_global_policy(precision)
         seen = train_with_bad_values(strategy, precision)
@@ -119,17 +125,21 @@ def disagree():
     return found
 
 
-def fit_with_other_losses(strategy):
-    """Compile with another loss on worker 1; no collective would detect it."""
+def fit_differently(strategy, difference):
+    """Fit with another loss on worker 1, which no collective would detect, or eagerly there."""
     import keras
+    import tensorflow as tf
 
     import tf_redsync as rs
     from tests.distributed import problems
 
     with strategy.scope():
         model = problems.network(keras)
-        loss = keras.losses.Huber(delta=0.5 + problems.rank())
+        loss = keras.losses.Huber(delta=0.5 + (problems.rank() if difference == "loss" else 0))
         model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.05), rs.Dense()), loss)
+    if difference == "eager fit":
+        model.fit(*problems.regression(16), batch_size=16, verbose=0)
+        tf.config.run_functions_eagerly(problems.rank() == 1)
     model.fit(*problems.regression(16), batch_size=16, verbose=0)
 
 
@@ -211,6 +221,13 @@ def test_all_workers_report_different_orders_of_layers(results_of_workers):
 def test_all_workers_report_different_losses(results_of_workers):
     for worker in results_of_workers:
         assert_differ(worker["loss"], ("compile.loss.Huber.delta=0.5", "delta=1.5"))
+
+
+@pytest.mark.parametrize("case", ["eager", "eager fit"])
+def test_all_workers_report_that_one_runs_functions_eagerly(results_of_workers, case):
+    both = "functions_run_eagerly=false", "functions_run_eagerly=true"
+    for worker in results_of_workers:
+        assert_differ(worker[case], both)
 
 
 def of_precision(results_of_workers, precision):

@@ -31,11 +31,11 @@ from tf_redsync.step.drift import DriftDetector, Shared
 # A name contains a counter of the worker's earlier objects, and the id is an address.
 _NOT_COMPARED = ("name", "shared_object_id")
 _OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly")
-_compiled: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by model
+_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by model
 
 
 def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
-    """Return an inner optimizer's config and the package versions, which workers compare.
+    """Return an inner optimizer's config, the package versions and the mode of execution.
 
     Args:
         inner: The optimizer.
@@ -51,8 +51,17 @@ def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
     family = "keras" if saving is None else saving.__name__.partition(".")[0]
     packages = ("tensorflow", family, "tf_redsync")
     versions = {p: getattr(importlib.import_module(p), "__version__", "") for p in packages}
-    described = {"versions": versions, "optimizer": _plain({type(inner).__name__: config})}
+    described = {
+        "versions": versions,
+        "optimizer": _plain({type(inner).__name__: config}),
+        **_execution(),
+    }
     return described if rate is None else described | {"learning_rate": _described(rate)}
+
+
+def _execution() -> dict[str, Any]:
+    """Return whether functions run eagerly: collectives then have other keys, and deadlock."""
+    return {"tf.config.functions_run_eagerly": tf.config.functions_run_eagerly()}
 
 
 def _plain(value: Any) -> Any:
@@ -69,18 +78,17 @@ def _plain(value: Any) -> Any:
 
 
 def note_compile(model: Any, arguments: Mapping[str, Any]) -> None:
-    """Record the arguments of a model's `compile` for `compare_compile`, as text.
+    """Record the arguments of a model's `compile` for `compare_compile`, as JSON values.
 
     Args:
         model: The model.
         arguments: By name, without defaults.
     """
-    chosen = {name: _described(arguments[name]) for name in _OF_COMPILE if name in arguments}
-    _compiled[model] = json.dumps({"compile": chosen})
+    _compiled[model] = {n: _described(arguments[n]) for n in _OF_COMPILE if n in arguments}
 
 
 def compare_compile(model: Any) -> None:
-    """Check that all workers have compiled a model with the same loss and metrics.
+    """Check that all workers have compiled a model with the same loss, metrics and execution.
 
     Different losses would not deadlock: the workers would train on the sum of their gradients.
 
@@ -90,7 +98,8 @@ def compare_compile(model: Any) -> None:
     Raises:
         Disagreement: on all workers.
     """
-    agreement.agree(model.distribute_strategy, _compiled.get(model, "not compiled"))
+    action = {"compile": _compiled.get(model, "not compiled"), **_execution()}
+    agreement.agree(model.distribute_strategy, json.dumps(action))
 
 
 def _described(value: Any) -> Any:
