@@ -17,6 +17,7 @@ def train_differently():
 
     import tf_redsync as rs
     from tests.distributed import problems
+    from tf_redsync.building import libraries
     from tf_redsync.cluster.agreement import Disagreement
     from tf_redsync.step.drift import Drifted
 
@@ -82,6 +83,10 @@ def train_differently():
     version, rs.__version__ = rs.__version__, rs.__version__ + ("+local" if rank else "")
     record_error("version", lambda: fit(lambda: sgd(0.1)))
     rs.__version__ = version
+    digest = libraries.digest_of_package
+    libraries.digest_of_package = lambda: "01abcdef" if rank else digest()
+    record_error("sources", lambda: fit(lambda: sgd(0.1)))
+    libraries.digest_of_package = digest
 
     class Training:
         def __init__(self, family, inner, method=redsync, normalized=False, **options):
@@ -173,6 +178,7 @@ def trained():
         ("execution", ("steps_per_execution=1", "steps_per_execution=2")),
         ("plateau", ('begins="0.01"', 'begins="0.1"')),
         ("version", ("versions.tf_redsync", "+local")),
+        ("sources", ('versions.tf_redsync="', " with sources 01abcdef")),
     ],
 )
 def test_different_settings_raise_at_start_or_between_epochs(trained, case, both):

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tf_redsync.building import libraries
 from tf_redsync.cluster.agreement import differences
 from tf_redsync.keras import consistency, momentum
 from tf_redsync.ops import native
@@ -130,6 +131,23 @@ def test_config_that_reads_the_schedule_is_described(optimizers):
     for saving in (family.saving, None):
         assert '"steps": 7' in json.dumps(consistency.describe(sgd, saving))
     assert momentum.of(sgd).values == {"momentum": 0.5}
+
+
+def test_digest_of_package_depends_on_its_sources(tmp_path, monkeypatch):
+    def digest(**files):
+        for name, text in files.items():
+            path = tmp_path / f"{name.replace('__', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        libraries.digest_of_sources.cache_clear()
+        return libraries.digest_of_package.__wrapped__()
+
+    monkeypatch.setattr(libraries, "_PACKAGE", tmp_path / "package")
+    in_tree = digest(package__a="1", custom_ops__b="2")
+    assert digest(package___native__custom_ops__b="2") == in_tree, "installed from the same tree"
+    changed = {digest(package__a="2"), digest(package___native__custom_ops__b="3")}
+    assert len(changed | {in_tree}) == 3
+    libraries.digest_of_sources.cache_clear()
 
 
 def test_differences():

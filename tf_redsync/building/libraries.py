@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -224,8 +224,23 @@ def sources() -> Path:
 def digest_of_sources() -> str:
     """Return a digest of the C++ sources and of the build scripts."""
     root = sources() / "custom_ops"
-    files = sorted(path for path in root.rglob("*") if path.suffix in _KINDS)
+    return _digest_of_files(root, (path for path in root.rglob("*") if path.suffix in _KINDS))
+
+
+@functools.cache
+def digest_of_package() -> str:
+    """Return a digest of the package's Python sources and of `digest_of_sources`.
+
+    It is the same for a source tree and for a package that is installed from it. A package that was
+    installed without C++ sources is compared by its Python sources.
+    """
+    carried = _PACKAGE / "_native"
+    modules = (path for path in _PACKAGE.rglob("*.py") if carried not in path.parents)
+    return _digest([_digest_of_files(_PACKAGE, modules), digest_of_sources()])
+
+
+def _digest_of_files(root: Path, files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in files:
+    for path in sorted(files):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_redsync.building import libraries
 from tf_redsync.cluster import agreement
 from tf_redsync.keras import models, momentum, statistics
 from tf_redsync.keras.slots import all_variables
@@ -51,6 +52,7 @@ def describe(inner: Any, saving: ModuleType | None) -> dict[str, Any]:
     family = "keras" if saving is None else saving.__name__.partition(".")[0]
     packages = ("tensorflow", family, "tf_redsync")
     versions = {p: getattr(importlib.import_module(p), "__version__", "") for p in packages}
+    versions["tf_redsync"] += f" with sources {libraries.digest_of_package()[:8]}"
     described = {
         "versions": versions,
         "optimizer": _plain({type(inner).__name__: config}),
