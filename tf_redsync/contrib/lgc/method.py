@@ -94,6 +94,8 @@ class LGC(Sparsifier):
       there, 0 where a worker sent none. An all-reduce of E and D averages the gradients of the
       loss, each clipped to norm 1. So there are K examples per step, and parameters have equal bits
       on all workers, whatever the order in which their hardware sums.
+    * In stage 3 each worker decodes for itself. All workers must compute equal bits, so use the
+      same kind of processor on all of them.
     * The learning rate of E and D is 0.1. In public code it is 0.001, with which they hardly learn
       normalised vectors in 300 steps.
     * The leader's words are sent by an all-reduce with zeros from the others (`from_leader`).
