@@ -133,8 +133,12 @@ class Training:
         if load is None or not load.makes_the_model:
             with strategy.scope():
                 self.model = problems.network(keras)
-                self.model.compile(rs.DistributedOptimizer(inner(), method), "mse")
-                self.model.optimizer.build(self.model.trainable_variables)
+                inner_optimizer = inner()
+                self.model.compile(rs.DistributedOptimizer(inner_optimizer, method), "mse")
+                # Keras 3 loads variables into an optimizer without slots before it is built.
+                slots = family != "keras3" or momentum or type(inner_optimizer).__name__ != "SGD"
+                if load is None or load.form != "weights" or slots:
+                    self.model.optimizer.build(self.model.trainable_variables)
         if load is not None:
             load(self)
         model, optimizer = self.model, self.model.optimizer

@@ -131,6 +131,39 @@ def test_weights_without_a_state_start_with_empty_residuals(strategy, tmp_path, 
     assert sum_of_residuals(model.optimizer) == 0
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_weights_load_before_the_build(strategy, tmp_path, name):
+    """Keras loads only the weights into an unbuilt optimizer with slots, and warns."""
+
+    def compiled():
+        with strategy.scope():
+            model = network(keras)
+            inner = getattr(keras.optimizers, name)(0.01)
+            model.compile(rs.DistributedOptimizer(inner, METHOD), "mse")
+        return model
+
+    paths = [str(tmp_path / f"{i}.weights.h5") for i in range(2)]
+    model, loaded, anew = compiled(), compiled(), compiled()
+    model.fit(problems.dataset(24, 8), verbose=0)
+    model.save_weights(paths[0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        loaded.load_weights(paths[0])
+        loaded.save_weights(paths[1])
+    texts = [str(w.message)[:8] for w in caught if w.category is UserWarning]
+    assert texts == ["Skipping"] * (name == "Adagrad")
+    anew.set_weights(model.get_weights())
+    if name == "SGD":
+        first, second = map(rs.read_worker_state, paths)
+        assert first.keys() == second.keys() and all((first[n] == second[n]).all() for n in first)
+    for continued in (model, loaded, anew):
+        continued.fit(problems.dataset(24, 8), verbose=0)
+    expected = model if name == "SGD" else anew
+    assert total_state.total(loaded.optimizer.exchange)["step"] == expected.optimizer.iterations
+    assert problems.digest(loaded) == problems.digest(expected)
+    assert problems.digest(model) != problems.digest(anew)
+
+
 def test_auto_starts_with_empty_residuals_after_another_choice(strategy, train_model, tmp_path):
     saved, optimizer = train_model(
         keras, lambda: rs.DistributedOptimizer(keras.optimizers.SGD(0.05), METHOD)

@@ -37,16 +37,31 @@ class ExchangeState:
     def save_own_variables(self, store: Any) -> None:
         """Store the snapshot's arrays if the exchange is built."""
         exchange = self._exchange()
-        if exchange.built:
-            for name, array in exchange.worker_state().items():
-                store[name.replace("/", ".")] = array
+        snapshot = exchange.worker_state() if exchange.built else exchange.loaded or {}
+        for name, array in snapshot.items():
+            store[name.replace("/", ".")] = array
 
     def load_own_variables(self, store: Any) -> None:
-        """Restore the snapshots that the workers load; all workers must call it."""
+        """Restore the snapshots that the workers load; all workers must call it.
+
+        Before `build` the snapshot is kept, and `build` restores it. If Keras has not loaded the
+        optimizer's variables, it has warned, and the exchange starts anew with the optimizer.
+        """
         exchange = self._exchange()
-        if not exchange.built:  # Keras warns about the optimizer's variables
-            return
-        restore.restore_or_warn(exchange, lambda: [p for p in [snapshot_in(store)] if p])
+        if exchange.built:
+            self.restore(lambda: snapshot_in(store))
+        else:
+            continues = int(tf.convert_to_tensor(self._iterations()))
+            exchange.loaded = snapshot_in(store) if continues else None
+
+    def restore(self, load: Callable[[], dict[str, np.ndarray]]) -> None:
+        """Restore this worker's snapshot in the built exchange; all workers must call it.
+
+        Args:
+            load: Returns the snapshot; empty if the file has none.
+        """
+        exchange = self._exchange()
+        restore.restore_or_warn(exchange, lambda: [p for p in [load()] if p])
         warn_if_fresh(exchange, self._iterations(), "the loaded file has")
 
 

@@ -225,10 +225,16 @@ class Wrapper(AttributeForwarding):
     def build_exchange(
         self, variables: Sequence[Any], sparse_totals: Callable[[Method], bool] | None = None
     ) -> None:
-        """Build the exchange of the inner optimizer's variables; see `ExchangeBuilder.build`."""
+        """Build the exchange of the inner optimizer's variables; see `ExchangeBuilder.build`.
+
+        A snapshot that was loaded before is restored.
+        """
         self._adapter.build(variables, sparse_totals)
-        if self.exchange is not self._adapter.exchange:
+        builder = self.exchange
+        if builder is not self._adapter.exchange:
             self.set_on_wrapper("exchange", self._adapter.exchange)
+            if builder.loaded is not None:
+                getattr(self, exchange_state.ATTRIBUTE).restore(lambda: builder.loaded)
 
     def build_if_needed(self, variables: Sequence[Any]) -> None:
         """Build with the variables of the first step, unless `build` was called before."""

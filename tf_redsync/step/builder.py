@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement, step_errors
@@ -48,6 +49,7 @@ class ExchangeBuilder:
         training: The length of the training, also shared; `None` if no setting of a method is a
             fraction of it.
         expects_pruning: See `GradientExchange`.
+        loaded: Snapshot of a file that was loaded before `build`; `None` without such a file.
         consensus: `None`: before `build` the weights are equal on all workers.
     """
 
@@ -65,6 +67,7 @@ class ExchangeBuilder:
         kind: type[GradientExchange] = GradientExchange,
     ):
         self.policy, self.rate, self.expects_pruning = policy, rate, False
+        self.loaded: dict[str, np.ndarray] | None = None
         self._kind, self._counts_elements = kind, False
         self._bucket_bytes = bucket_bytes
         self._direct = direct_collectives
@@ -181,6 +184,7 @@ class ExchangeBuilder:
                 "max_skipped_steps": self._max_skipped,
                 "warm_up": None if self.warm_up is None else serialize(self.warm_up.wanted),
                 "replicas": strategy.num_replicas_in_sync,
+                "restores_loaded_state": self.loaded is not None,
                 _VARIABLES: [[_described(s)] for s in specs],
                 **(described or {}),
             }
