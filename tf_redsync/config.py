@@ -195,22 +195,35 @@ def _decode(value: Any, lookup: Lookup | None) -> Any:
     return value
 
 
-def imported_only(config: Any) -> Any:
+def imported_only(config: Any, registered: Lookup) -> Any:
     """Return a Keras config after a check that deserializing it imports no module.
 
-    Keras imports the module that a config names, and a file may name any module.
+    Keras imports the module that a config names, and a file may name any module. It does not import
+    the module of a class that it knows by name.
+
+    Args:
+        config: The config of a Keras object.
+        registered: Returns the class of a name in Keras's registry or `custom_objects`, or `None`.
 
     Raises:
         ValueError: the program has not imported a module that the config names.
     """
     parts = config.values() if isinstance(config, dict) else config
     module = config.get("module") if isinstance(config, dict) else None
-    if isinstance(module, str) and module not in sys.modules:
+    if isinstance(module, str) and module not in sys.modules and not _known(config, registered):
         raise ValueError(
             "the optimizer's config names a module that the program has not imported. Received: "
-            f"module={module!r}. If you trust the file, import the module before loading the model."
+            f"module={module!r}, class_name={config.get('class_name')!r}. Pass your own class as "
+            "`custom_objects`, or, if you trust the file, import the module before loading the "
+            "model."
         )
     if isinstance(config, (dict, list, tuple)):
         for part in parts:
-            imported_only(part)
+            imported_only(part, registered)
     return config
+
+
+def _known(config: dict[str, Any], registered: Lookup) -> bool:
+    """Return whether Keras knows the class of a config by name; it looks up functions otherwise."""
+    name = config.get("registered_name") if config.get("class_name") != "function" else None
+    return isinstance(name, str) and registered(name) is not None

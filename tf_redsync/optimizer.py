@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from tf_redsync import checks, requirements
 from tf_redsync.auto import Auto
-from tf_redsync.config import imported_only
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras.wrapper import Wrapper
 from tf_redsync.policy import Policy
@@ -139,7 +138,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
     def inner_from_config(config: Any, custom_objects: Any = None) -> Any:
         """Return the inner optimizer of a config, for `from_config`."""
         with _family().saving.custom_object_scope(custom_objects or {}):
-            return _instance(imported_only(config))
+            return _instance(config)
 
     @classmethod
     @override

@@ -80,8 +80,9 @@ class KerasSchedule(Configurable):
     def restore(self) -> Any:
         """Return the schedule of Keras."""
         config = json.loads(self.text)
-        restore = _library(config["library"]).saving.deserialize_keras_object
-        return restore(imported_only(config["schedule"]))
+        saving = _library(config["library"]).saving
+        schedule = imported_only(config["schedule"], saving.get_registered_object)
+        return saving.deserialize_keras_object(schedule)
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """Return the value at a step, float32 scalar."""

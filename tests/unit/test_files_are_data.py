@@ -81,6 +81,27 @@ def test_optimizer_config_imports_nothing(trace, family, part):
     assert not trace.exists() and "evil_module" not in sys.modules
 
 
+@loop("way", ["custom_objects", "registered"])
+@loop("family", ["keras", "tf_keras"])
+def test_own_class_loads_without_its_module(trace, family, way):
+    """A script was moved: the file names the old module, which may be anything now."""
+    library = {"keras": keras, "tf_keras": tf_keras}[family]
+    own = type("Own", (library.optimizers.SGD,), {"__module__": "evil_module"})
+    if way == "registered":
+        own = library.saving.register_keras_serializable("tests")(own)
+    optimizer = rs.DistributedOptimizer(own(0.1), rs.RedSync(density=0.1))
+    saved, objects = optimizer.get_config(), {"Own": own} if way == "custom_objects" else None
+    loaded = type(optimizer).from_config(saved, custom_objects=objects)
+    assert type(loaded.inner_optimizer) is own and loaded.get_config() == saved
+    names = {"function": EVIL_CONFIG["registered_name"], "Evil": None}
+    for class_name, registered_name in names.items():
+        evil = {**EVIL_CONFIG, "class_name": class_name, "registered_name": registered_name}
+        with pytest.raises(ValueError, match="custom_objects"):
+            evil_objects = {"Evil": own, EVIL_CONFIG["registered_name"]: own}
+            type(optimizer).from_config({**saved, "inner_optimizer": evil}, evil_objects)
+    assert not trace.exists() and "evil_module" not in sys.modules
+
+
 class Payload:
     """Unpickling it writes a file."""
 

@@ -21,7 +21,6 @@ import keras
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync.config import imported_only
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, weight_sync
 from tf_redsync.keras.adapter import Adapter
@@ -43,11 +42,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
 
     saving = keras.saving
     exchange_state_class = exchange_state.class_of(keras.losses.Loss)
-    inner_from_config = staticmethod(
-        lambda config, *args, **options: keras.saving.deserialize_keras_object(
-            imported_only(config), *args, **options
-        )
-    )
+    inner_from_config = staticmethod(keras.saving.deserialize_keras_object)
     set_weights = Inner()
 
     def __init__(

@@ -13,7 +13,6 @@ from typing import Any
 from typing_extensions import override
 
 from tf_redsync import requirements
-from tf_redsync.config import imported_only
 from tf_redsync.keras import (
     conflicts,
     exchange_state,
@@ -32,13 +31,12 @@ install(tf_keras)
 
 
 def inner_from_config(config: Any, *args: Any) -> Any:
-    """Return the optimizer of a config in a file; `imported_only` rejects unknown modules.
+    """Return the optimizer of a config in a file.
 
     Args:
         config: The serialized optimizer.
         *args: The `custom_objects` of Keras.
     """
-    imported_only(config)
     try:
         return tf_keras.saving.deserialize_keras_object(config, *args)
     except ValueError:  # `.h5` files lack the module of classes of `tf_keras.optimizers`

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from tf_redsync import summary
 from tf_redsync.auto import Auto
-from tf_redsync.config import from_config, serialize
+from tf_redsync.config import from_config, imported_only, serialize
 from tf_redsync.exchange.method import Method
 from tf_redsync.explanation import Explanation
 from tf_redsync.keras import (
@@ -421,11 +421,13 @@ class Wrapper(AttributeForwarding):
                 f"the config of a DistributedOptimizer must have {' and '.join(missing)!r}. "
                 f"Received: config with {sorted(config)}"
             )
-        inner = cls.inner_from_config(config.pop("inner_optimizer"), custom_objects)
-        method = from_config(
-            config.pop("method"),
-            lambda name: cls.saving.get_registered_object(name, custom_objects=custom_objects),
-        )
+
+        def registered(name: str) -> Any:
+            return cls.saving.get_registered_object(name, custom_objects=custom_objects)
+
+        inner_config = imported_only(config.pop("inner_optimizer"), registered)
+        inner = cls.inner_from_config(inner_config, custom_objects)
+        method = from_config(config.pop("method"), registered)
         return cls(inner, method, **config)  # type: ignore[call-arg]
 
 
