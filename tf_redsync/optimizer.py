@@ -136,9 +136,20 @@ class DistributedOptimizer(Wrapper, abc.ABC):
     @staticmethod
     @override
     def inner_from_config(config: Any, custom_objects: Any = None) -> Any:
-        """Return the inner optimizer of a config, for `from_config`."""
-        with _family().saving.custom_object_scope(custom_objects or {}):
-            return _instance(config)
+        """Return the inner optimizer of a config, for `from_config`.
+
+        Raises:
+            ValueError: the config is invalid, or of another family and does not say so.
+        """
+        family = _family_of(config)
+        try:
+            with family.saving.custom_object_scope(custom_objects or {}):
+                return _instance(config, family)
+        except ValueError as error:
+            raise ValueError(
+                f"`inner_optimizer` of the config is not an optimizer of {family.__name__}. If it "
+                f"is of another family, use `type(optimizer).from_config(config)`. {error}"
+            ) from error
 
     @classmethod
     @override
@@ -152,11 +163,21 @@ def _family() -> Any:
     return importlib.import_module("tf_keras") if requirements.wants_legacy_keras() else keras
 
 
-def _instance(optimizer: Any) -> Any:
+def _family_of(config: Any) -> Any:
+    """Return the library of an optimizer's config; that of names if the config does not tell."""
+    config = config if isinstance(config, dict) else {}
+    module, inner = str(config.get("module")), config.get("config")
+    marked = isinstance(inner, dict) and "is_legacy_optimizer" in inner  # by tf_keras
+    if marked or module.startswith(("keras.optimizers.legacy", "tf_keras.")):
+        return importlib.import_module("tf_keras")
+    return _family()
+
+
+def _instance(optimizer: Any, family: Any = None) -> Any:
     """Return the Keras optimizer of a name or a config; anything else unchanged."""
     if not isinstance(optimizer, (str, dict)):
         return optimizer
-    family = _family()
+    family = family or _family()
     try:
         if isinstance(optimizer, dict) and "module" in optimizer:  # of any optimizer's `serialize`
             return family.saving.deserialize_keras_object(copy.deepcopy(optimizer))

@@ -5,6 +5,7 @@ import json
 
 import keras
 import pytest
+import tf_keras
 
 import tf_redsync as rs
 from tf_redsync import config
@@ -101,6 +102,33 @@ def test_taken_name_is_rejected(own_method):
 def test_broken_configs(broken, what):
     with pytest.raises(ValueError, match=what):
         from_config(broken)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        keras.optimizers.SGD,
+        tf_keras.optimizers.SGD,
+        tf_keras.optimizers.legacy.SGD,
+        lambda rate: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD(rate)),
+    ],
+)
+def test_public_class_loads_configs_of_all_families(inner):
+    optimizer = rs.DistributedOptimizer(
+        inner(0.1), rs.TopK(), warm_up=rs.DenseWarmUp(steps=3), check_every=7
+    )
+    saved = optimizer.get_config()
+    loaded = rs.DistributedOptimizer.from_config(json.loads(json.dumps(saved)))
+    assert type(loaded) is type(optimizer) and loaded.get_config() == saved
+
+
+def test_config_of_an_unknown_family():
+    class Own(tf_keras.optimizers.legacy.SGD):
+        pass
+
+    optimizer = rs.DistributedOptimizer(Own(0.1), rs.TopK())
+    with pytest.raises(ValueError, match=r"type\(optimizer\).from_config"):
+        rs.DistributedOptimizer.from_config(optimizer.get_config())
 
 
 def test_broken_config_of_a_wrapper():

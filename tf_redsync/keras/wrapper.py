@@ -206,8 +206,6 @@ class Wrapper(AttributeForwarding):
         access: Access | None = None,
     ) -> Adapter:
         """Set the wrapped optimizer and its options; return the adapter."""
-        if isinstance(options.get("warm_up"), dict):  # from a config
-            options = {**options, "warm_up": from_config(options["warm_up"])}
         self._options = dict(options)
         self._adapter = Adapter(inner_optimizer, method, self.saving, access, **options)
         self.exchange = self._adapter.exchange
@@ -428,6 +426,8 @@ class Wrapper(AttributeForwarding):
         inner_config = imported_only(config.pop("inner_optimizer"), registered)
         inner = cls.inner_from_config(inner_config, custom_objects)
         method = from_config(config.pop("method"), registered)
+        if config.get("warm_up") is not None:
+            config["warm_up"] = from_config(config["warm_up"])
         return cls(inner, method, **config)  # type: ignore[call-arg]
 
 
