@@ -137,3 +137,9 @@ def test_broken_config_of_a_wrapper():
     for key in ("inner_optimizer", "method"):
         with pytest.raises(ValueError, match=key):
             type(optimizer).from_config({k: v for k, v in saved.items() if k != key})
+    for made_by in (type(optimizer), rs.DistributedOptimizer):
+        with pytest.raises(ValueError, match=r"'learning_rate'.*\[\"inner_optimizer\"\]"):
+            made_by.from_config({**saved, "learning_rate": 0.2})
+    saved["inner_optimizer"]["config"]["learning_rate"] = 0.2
+    loaded = rs.DistributedOptimizer.from_config(saved)
+    assert loaded.learning_rate.numpy() == pytest.approx(0.2)

@@ -42,6 +42,10 @@ from tf_redsync.step.gradient_exchange import GradientExchange
 
 _NOT_FORWARDED = ("name", "built")  # attributes of the wrapper itself, not forwarded
 _READ_ONLY = ("exchange", "inner_optimizer")
+_CONFIG = (  # keys of the wrapper's config
+    *("name", "inner_optimizer", "method", "warm_up", "bucket_bytes", "direct_collectives"),
+    *("two_levels", "max_skipped_steps", "check_every", "on_drift"),
+)
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -410,7 +414,7 @@ class Wrapper(AttributeForwarding):
         """Return a new optimizer from the result of `get_config`.
 
         Raises:
-            ValueError: the config is incomplete.
+            ValueError: the config is incomplete, or has unknown keys.
         """
         config = copy.deepcopy(config)  # some optimizers modify their config
         missing = [key for key in ("inner_optimizer", "method") if key not in config]
@@ -418,6 +422,13 @@ class Wrapper(AttributeForwarding):
             raise ValueError(
                 f"the config of a DistributedOptimizer must have {' and '.join(missing)!r}. "
                 f"Received: config with {sorted(config)}"
+            )
+        unknown = sorted(set(config) - set(_CONFIG))
+        if unknown:
+            raise ValueError(
+                f"the config of a DistributedOptimizer has unknown keys: {unknown}. Set arguments "
+                'of the inner optimizer in config["inner_optimizer"]["config"]. A config with '
+                f"other keys is of another version of tf_redsync. Known keys: {list(_CONFIG)}"
             )
 
         def registered(name: str) -> Any:
