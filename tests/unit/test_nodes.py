@@ -30,6 +30,13 @@ from tf_redsync.cluster import handshake
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "s3cret"
 PATIENCE = 60.0
+# The command, which waits one second for further nodes and for a worker that handles SIGUSR1.
+IMPATIENT = f"""
+{AS_COMMAND}
+from tf_redsync.cli import main, membership, node_agent
+membership.JOIN_SECONDS = node_agent._OBSTACLE_SECONDS = 1.0
+raise SystemExit(main.main())
+"""
 # Each worker prints a line with its rank, then trains until the file `end` appears. Like the
 # callback, all workers exit with 75 after SIGUSR1 to one of them, if they handle it.
 TRAIN = """
@@ -63,10 +70,11 @@ def clean_environment(monkeypatch):
 class Process:
     """A running command of `tf-redsync` and its output."""
 
-    def __init__(self, *words, **env):
+    def __init__(self, *words, code=None, **env):
         self.lines = []
+        program = ["-m", "tf_redsync"] if code is None else ["-c", code]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tf_redsync", *words], text=True, env={**os.environ, **env},
+            [sys.executable, *program, *words], text=True, env={**os.environ, **env},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             cwd=ROOT, start_new_session=True,
         )  # fmt: skip
@@ -166,9 +174,9 @@ def test_new_node_replaces_a_dead_one_at_a_checkpoint(hosts):
 
 def test_without_a_handler_the_new_node_waits_and_both_sides_report_it(hosts):
     (hosts.folder / "deaf").touch()
-    a, b = hosts.start(), hosts.start()
+    a, b = (hosts.start(code=IMPATIENT) for _ in range(2))
     hosts.until_round(0, a, b)
-    c = hosts.start()
+    c = hosts.start(code=IMPATIENT)
     hosts.until(lambda: "SIGUSR1" in c.text and "SIGUSR1" in a.text + b.text)
     assert alive(a.worker) and alive(b.worker)
     hosts.end()
@@ -210,15 +218,15 @@ def test_preempted_node_leaves_with_a_checkpoint(hosts):
 
 def test_lost_rendezvous_is_taken_over(hosts):
     words = ("rendezvous", "--port", str(hosts.port), "--host", "127.0.0.1")
-    rendezvous = hosts.keep(Process(*words))
+    rendezvous = hosts.keep(Process(*words, code=IMPATIENT))
     hosts.until(lambda: answers(hosts.port))
-    a, b = hosts.start(), hosts.start()
+    a, b = (hosts.start(code=IMPATIENT) for _ in range(2))
     hosts.until_round(0, a, b)
     workers = [one.worker for one in (a, b)]
     rendezvous.kill()
     # Both launchers run on its host: one of them serves from now on.
     hosts.until(lambda: "takes it over" in a.text + b.text)
-    joined = hosts.start()
+    joined = hosts.start(code=IMPATIENT)
     assert all(alive(worker) for worker in workers)
     hosts.until_round(1, a, b, joined)
     hosts.end()
@@ -333,7 +341,7 @@ def test_missing_nodes_end_the_wait(hosts):
 
 
 def test_forged_lines_are_ignored(hosts):
-    a, b = hosts.start(), hosts.start()
+    a, b = (hosts.start(nodes="2") for _ in range(2))
     hosts.until_round(0, a, b)
 
     async def attack(text):
