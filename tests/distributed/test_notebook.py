@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import tf_redsync as rs
+from tests.distributed import forks
+from tests.distributed.cluster import ENVIRONMENT
 
 STEPS, EPOCHS = 3, 2
 # Functions of this module are pickled by value, like those of a notebook.
@@ -80,9 +82,11 @@ def train(x, even, failing):
 
 
 @pytest.mark.timeout(300)
-def test_fit_in_a_notebook(capsys):
+def test_fit_in_a_notebook(capsys, monkeypatch, tmp_path):
+    """The workers are forks; examples/test_notebook.py starts new processes."""
     import tensorflow as tf
 
+    monkeypatch.setattr(sys, "executable", forks.python(ENVIRONMENT, tmp_path))
     names = {"__name__": "__main__", "tf": tf}
     run_cell(CELL, names)
     x = np.random.default_rng(0).normal(size=[12, 8]).astype("float32")
