@@ -26,8 +26,8 @@ METHODS = {
         "value_bits=32), bits=4)"
     ),
 }
-if not DEEP:  # gradients, factors, selected values, weight changes; delayed
-    METHODS = {n: METHODS[n] for n in ("dense, 2 bits", "factors", "RedSync", "fragments")}
+if not DEEP:  # gradients, factors, selected values; test_own_weights.py has weight changes
+    METHODS = {n: METHODS[n] for n in ("dense, 2 bits", "factors", "RedSync")}
 
 
 def train(methods):

@@ -26,6 +26,7 @@ ONLY_DEEP = (
     "batch_normalization_and_dropout",  # see test_fit.py, for this and the last one
     "clipnorm",
     "clipvalue",
+    "compiled_outside_of_the_scope",  # see test_habits.py
     "ema",
     "early_stopping",  # see test_forgotten_consensus.py
     "ema_weights_swapped",
