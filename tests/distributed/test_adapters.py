@@ -97,15 +97,18 @@ def train_with_different_methods(strategy):
 
 
 LOOPED, FITTED = True, False  # more loops: test_habits.py, test_user_code.py
-OURS = [("keras3", LOOPED)]
-PLAIN = [("tf_keras", LOOPED), ("Lookahead", FITTED)]
-if DEEP:
-    OURS = [(f, LOOPED) for f in ("keras3", "LAMB", "tf_keras", "SGDW", "LazyAdam")]
-    PLAIN = [(f, LOOPED) for f, _ in PLAIN]
+OURS = [(f, LOOPED) for f in ("keras3", "LAMB", "tf_keras", "SGDW", "LazyAdam")]
+PLAIN = [("tf_keras", LOOPED), ("Lookahead", LOOPED if DEEP else FITTED)]
 
 
+# Other tests ask the same of Keras 3: test_fit.py, test_habits.py, test_equivalence.py,
+# test_user_code.py and test_methods.py.
 @pytest.mark.parametrize(
-    ("families", "plain"), [(OURS, False), (PLAIN, True)], ids=["ours", "plain strategy"]
+    ("families", "plain"),
+    [
+        pytest.param(OURS, False, id="ours", marks=pytest.mark.deep),
+        pytest.param(PLAIN, True, id="plain strategy"),
+    ],
 )
 def test_families_train_with_equal_weights_on_all_workers(families, plain):
     first, second = run_workers(train_families, args=(families, plain), env=LEGACY, timeout=240)

@@ -42,6 +42,7 @@ def fit_and_save(folder):
     # The local copies, not an aggregate: this worker normalizes with them.
     local = strategy.experimental_local_results(norm.moving_mean.value)[0]
     result["moving_mean"] = local.numpy()
+    result["digest"] = problems.digest(model)
     evaluated = model.evaluate(test, verbose=0, return_dict=True)
     x, y = problems.regression(37)
     predicted = model.predict(problems.dataset(37, 16).map(lambda x, y: x), verbose=0)
@@ -96,6 +97,7 @@ def fitted(tmp_path_factory):
 def test_fit_with_steps_per_execution_and_validation(fitted):
     first, second = fitted[1]
     assert np.isfinite(first["loss"]).all() and first["loss"][-1] < first["loss"][0]
+    assert first["digest"] == second["digest"]
     np.testing.assert_array_equal(first["loss"], second["loss"])
     np.testing.assert_array_equal(first["val_loss"], second["val_loss"])
 

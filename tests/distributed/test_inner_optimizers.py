@@ -22,7 +22,7 @@ VARIANTS = {
 }
 
 # Optimizers trained without `--deep`: those that use whole tensors, or have parts that others lack.
-# test_adapters.py trains Adam, SGD and Lookahead.
+# test_user_code.py trains Adam, and test_adapters.py SGD and Lookahead.
 FEW = {
     "keras3": (
         "Adafactor",
