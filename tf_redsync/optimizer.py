@@ -69,8 +69,9 @@ class DistributedOptimizer(Wrapper, abc.ABC):
             `direct_collectives=False`, and replicas of one process as workers, disable comparisons,
             too.
         on_drift: Reaction to weights that differ. `"error"`: all workers raise an error that names
-            the worker and the variable. `"restore"`: all workers copy the weights and slots of
-            worker 0 and warn. Other differences always raise.
+            the worker and the variable. `"restore"`: all workers copy worker 0's weights, slots
+            and the states of the exchange that are equal on all workers, and warn. Streaming
+            methods keep those states. Other differences always raise.
 
     Raises:
         TypeError: `optimizer` is not an optimizer.

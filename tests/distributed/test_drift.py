@@ -130,16 +130,22 @@ def train_differently():
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("tf_redsync").addHandler(handler)
-    restored = Training(keras, lambda: keras.optimizers.Adam(0.02), on_drift="restore")
+    adam, ef21 = keras.optimizers.Adam, rs.contrib.EF21(density=0.2, dense_below=16)
+    restored = Training(keras, lambda: adam(0.02), ef21, on_drift="restore")
     restored.train(2)
     restored.perturb(restored.model.layers[0].kernel)
     restored.perturb(restored.optimizer.inner_optimizer.variables[3])
+    shared = [v for state in restored.optimizer.exchange.states for v in state.shared()]
+    total = next(v for v in shared if "total" in v.name)
+    (own_total,) = strategy.experimental_local_results(total)
+    own_total.assign(own_total + 0.01 * rank)
     restored.train(4)
     result["restore/before"] = problems.digest(restored.model)
     restored.train(9)
     result["restore/after"] = problems.digest(restored.model)
     result["restore/warned"] = "\n".join(messages)
-    slots = [v.numpy().ravel() for v in restored.optimizer.inner_optimizer.variables]
+    variables = [*restored.optimizer.inner_optimizer.variables, *shared]
+    slots = [v.numpy().ravel() for v in variables]
     result["restore/slots"] = np.concatenate(slots)
 
     training = Training(keras, lambda: sgd(0.1))

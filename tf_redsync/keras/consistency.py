@@ -28,6 +28,7 @@ from tf_redsync.keras import models, momentum, statistics
 from tf_redsync.keras.slots import all_variables
 from tf_redsync.network import collectives
 from tf_redsync.step.drift import DriftDetector, Shared
+from tf_redsync.step.streaming import Streaming
 
 # A name contains a counter of the worker's earlier objects, and the id is an address.
 _NOT_COMPARED = ("name", "shared_object_id")
@@ -181,7 +182,10 @@ def drift_of(
 
     def all_slots() -> list[Shared]:
         slots = [] if skips_locally else all_variables(inner)
-        return [Shared(v.name, local(v)) for v in slots if v.dtype.is_floating]
+        # A thread beside the steps may be writing to those of streaming methods.
+        beside = isinstance(exchange.schedule, Streaming)
+        states = [] if beside else [v for state in exchange.states for v in state.shared()]
+        return [Shared(v.name, local(v)) for v in (*slots, *states) if v.dtype.is_floating]
 
     return DriftDetector(network, every, on_drift, numbers, weights, all_slots, consensus)
 

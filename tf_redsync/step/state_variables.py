@@ -62,6 +62,11 @@ class StateVariables(tf.Module):
         wanted = self.variables_by_name if names is None else names
         return {n: list(map(tf.convert_to_tensor, v)) for n, v in groups if n in wanted}
 
+    def shared(self) -> list[Any]:
+        """Return the variables that are equal on all workers."""
+        groups = self.variables_by_name.items()
+        return [v for name, group in groups if self.kinds[name] == "shared" for v in group]
+
     def assign(self, state: dict[str, Any]) -> None:
         """Store this worker's new state, in the structure of `read`; some names may be absent."""
         for name, values in state.items():
