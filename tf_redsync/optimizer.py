@@ -165,11 +165,13 @@ def _family() -> Any:
 
 
 def _family_of(config: Any) -> Any:
-    """Return the library of an optimizer's config; that of names if the config does not tell."""
+    """Return the library of an optimizer's config; that of names if it has no key of a library."""
     config = config if isinstance(config, dict) else {}
     module, inner = str(config.get("module")), config.get("config")
-    marked = isinstance(inner, dict) and "is_legacy_optimizer" in inner  # by tf_keras
-    if marked or module.startswith(("keras.optimizers.legacy", "tf_keras.")):
+    keys = inner if isinstance(inner, dict) else {}
+    if "loss_scale_factor" in keys:
+        return keras
+    if "is_legacy_optimizer" in keys or module.startswith(("keras.optimizers.legacy", "tf_keras.")):
         return importlib.import_module("tf_keras")
     return _family()
 
