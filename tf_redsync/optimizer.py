@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import importlib
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -70,8 +71,9 @@ class DistributedOptimizer(Wrapper, abc.ABC):
             too.
         on_drift: Reaction to weights that differ. `"error"`: all workers raise an error that names
             the worker and the variable. `"restore"`: all workers copy worker 0's weights, slots
-            and the states of the exchange that are equal on all workers, and warn. Streaming
-            methods keep those states. Other differences always raise.
+            and those floating-point states of the exchange that are equal on all workers, and
+            warn. Streaming methods keep those states. At the end of `fit` they only warn. Other
+            differences always raise.
 
     Raises:
         TypeError: `optimizer` is not an optimizer.
@@ -134,6 +136,12 @@ class DistributedOptimizer(Wrapper, abc.ABC):
             on_drift=on_drift,
         )
 
+    @classmethod
+    @override
+    def saving_of(cls, inner_config: Any) -> ModuleType:
+        saving: ModuleType = (_family_of(inner_config) or _family()).saving
+        return saving
+
     @staticmethod
     @override
     def inner_from_config(config: Any, custom_objects: Any = None) -> Any:
@@ -142,11 +150,14 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         Raises:
             ValueError: the config is invalid, or of another family and does not say so.
         """
-        family = _family_of(config)
+        known = _family_of(config)
+        family = known or _family()
         try:
             with family.saving.custom_object_scope(custom_objects or {}):
                 return _instance(config, family)
         except ValueError as error:
+            if known:
+                raise
             raise ValueError(
                 f"`inner_optimizer` of the config is not an optimizer of {family.__name__}. If it "
                 f"is of another family, use `type(optimizer).from_config(config)`. {error}"
@@ -165,7 +176,7 @@ def _family() -> Any:
 
 
 def _family_of(config: Any) -> Any:
-    """Return the library of an optimizer's config; that of names if it has no key of a library."""
+    """Return the library of an optimizer's config; `None` if no key tells it."""
     config = config if isinstance(config, dict) else {}
     module, inner = str(config.get("module")), config.get("config")
     keys = inner if isinstance(inner, dict) else {}
@@ -173,7 +184,7 @@ def _family_of(config: Any) -> Any:
         return keras
     if "is_legacy_optimizer" in keys or module.startswith(("keras.optimizers.legacy", "tf_keras.")):
         return importlib.import_module("tf_keras")
-    return _family()
+    return None
 
 
 def _instance(optimizer: Any, family: Any = None) -> Any:

@@ -165,7 +165,7 @@ def test_no_remote_process_survives(ssh, tmp_path, how):
         "os.fork()\nos.write(1, b'%d\\n' % os.getpid())\n"
         "while True:\n    time.sleep(0.1)\n"
     )
-    limit = ["--timeout", "5"] if how == "timeout" else []
+    limit = ["--timeout", "10"] if how == "timeout" else []
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     line = command_line(ssh, "--hosts", "localhost", "--grace", "3", *limit, "train.py")
     with subprocess.Popen(

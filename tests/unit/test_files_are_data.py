@@ -102,6 +102,20 @@ def test_own_class_loads_without_its_module(trace, family, way):
     assert not trace.exists() and "evil_module" not in sys.modules
 
 
+def test_public_class_asks_the_registry_of_the_configs_family(trace):
+    """Keras 3 knows the name, but tf_keras, which loads this config, would import the module."""
+    keras.saving.register_keras_serializable("keras3")(type("Known", (), {"get_config": None}))
+    saved = rs.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), rs.Dense()).get_config()
+    saved["inner_optimizer"] = {
+        **EVIL_CONFIG,
+        "registered_name": "keras3>Known",
+        "config": {"is_legacy_optimizer": False},
+    }
+    with pytest.raises(ValueError, match="not imported"):
+        rs.DistributedOptimizer.from_config(saved)
+    assert not trace.exists()
+
+
 class Payload:
     """Unpickling it writes a file."""
 

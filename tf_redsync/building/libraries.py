@@ -234,8 +234,12 @@ def digest_of_package() -> str:
     It is the same for a source tree and for a package that is installed from it. A package that was
     installed without C++ sources is compared by its Python sources.
     """
-    carried = _PACKAGE / "_native"
-    modules = (path for path in _PACKAGE.rglob("*.py") if carried not in path.parents)
+
+    def is_module(path: Path) -> bool:
+        folders = path.relative_to(_PACKAGE).parts
+        return folders[0] != "_native" and not any(part.startswith(".") for part in folders)
+
+    modules = filter(is_module, _PACKAGE.rglob("*.py"))
     return _digest([_digest_of_files(_PACKAGE, modules), digest_of_sources()])
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_redsync.keras import models
 from tf_redsync.state import restore
 
 ATTRIBUTE = "exchange_state"  # of the wrapper, and the group's name in files
@@ -45,14 +46,16 @@ class ExchangeState:
         """Restore the snapshots that the workers load; all workers must call it.
 
         Before `build` the snapshot is kept, and `build` restores it. If Keras has not loaded the
-        optimizer's variables, it has warned, and the exchange starts anew with the optimizer.
+        optimizer's variables, it has warned, and the exchange starts anew with the optimizer. A
+        loaded model whose exchange is not built only predicts.
         """
         exchange = self._exchange()
         if exchange.built:
             self.restore(lambda: snapshot_in(store))
         else:
             continues = int(tf.convert_to_tensor(self._iterations()))
-            exchange.loaded = snapshot_in(store) if continues else None
+            keeps = continues and not models.is_loading()
+            exchange.loaded = snapshot_in(store) if keeps else None
 
     def restore(self, load: Callable[[], dict[str, np.ndarray]]) -> None:
         """Restore this worker's snapshot in the built exchange; all workers must call it.

@@ -42,10 +42,10 @@ from tf_redsync.step.gradient_exchange import GradientExchange
 
 _NOT_FORWARDED = ("name", "built")  # attributes of the wrapper itself, not forwarded
 _READ_ONLY = ("exchange", "inner_optimizer")
-_CONFIG = (  # keys of the wrapper's config
-    *("name", "inner_optimizer", "method", "warm_up", "bucket_bytes", "direct_collectives"),
-    *("two_levels", "max_skipped_steps", "check_every", "on_drift"),
-)
+_CONFIG = (
+    "name inner_optimizer method warm_up bucket_bytes direct_collectives two_levels "
+    "max_skipped_steps check_every on_drift"
+).split()  # keys of the wrapper's config
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -408,6 +408,11 @@ class Wrapper(AttributeForwarding):
         }
 
     @classmethod
+    def saving_of(cls, inner_config: Any) -> ModuleType:
+        """Return the module `saving` of the library that loads an inner optimizer's config."""
+        return cls.saving
+
+    @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> Wrapper:
@@ -428,11 +433,13 @@ class Wrapper(AttributeForwarding):
             raise ValueError(
                 f"the config of a DistributedOptimizer has unknown keys: {unknown}. Set arguments "
                 'of the inner optimizer in config["inner_optimizer"]["config"]. A config with '
-                f"other keys is of another version of tf_redsync. Known keys: {list(_CONFIG)}"
+                f"other keys is of another version of tf_redsync. Known keys: {_CONFIG}"
             )
 
+        saving = cls.saving_of(config["inner_optimizer"])
+
         def registered(name: str) -> Any:
-            return cls.saving.get_registered_object(name, custom_objects=custom_objects)
+            return saving.get_registered_object(name, custom_objects=custom_objects)
 
         inner_config = imported_only(config.pop("inner_optimizer"), registered)
         inner = cls.inner_from_config(inner_config, custom_objects)

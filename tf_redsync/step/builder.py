@@ -22,6 +22,11 @@ from tf_redsync.step.fit_steps import FitSteps, TrainingLength, WarmUp
 from tf_redsync.step.gradient_exchange import GradientExchange
 
 _VARIABLES = "trainable_variables"  # the key of their descriptions
+_ADVICE = {  # by a part of the difference that it is for
+    f"{_VARIABLES}[": "\nCreate the same layers with the same names, in the same order on all "
+    "workers. A loop over a set has another order in each process: loop over a list.",
+    "versions.": "\nInstall the same packages on all workers.",
+}
 
 
 class NotBuilt(AttributeError, RuntimeError):
@@ -208,12 +213,8 @@ def _agree(
     try:
         return not any(agreement.gather_texts(strategy, description, unordered))
     except agreement.Disagreement as error:
-        if f"{_VARIABLES}[" not in str(error):
-            raise
-        raise agreement.Disagreement(
-            f"{error}\nCreate the layers in the same order and with the same names on all workers. "
-            "A loop over a set has another order in each process: loop over a list."
-        ) from None
+        advice = next((words for part, words in _ADVICE.items() if part in str(error)), "")
+        raise agreement.Disagreement(f"{error}{advice}") from None
 
 
 def _allowing_sparse_totals(
