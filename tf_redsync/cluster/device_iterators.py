@@ -16,9 +16,7 @@ first and then waits for the thread that draws from that dataset (`MultiDeviceIt
 TensorFlow 2.21). Keras drops one at the start of every evaluation under a strategy. The iterator in
 Python therefore keeps the dataset until the native iterator is destroyed.
 
-Private names of TensorFlow used here: `_create_device_dataset`, which creates the device's
-iterator, and a dataset's `_apply_debug_options`, which together with `with_options` gives the
-dataset that a device iterator draws from.
+Private name of TensorFlow used here: `_create_device_dataset`, which creates the device's iterator.
 """
 
 from __future__ import annotations
@@ -69,5 +67,5 @@ class _Source:
 
     def with_options(self, options: tf.data.Options) -> Any:
         """Return the dataset with options, and keep it."""
-        self.drawn_from = self._dataset.with_options(options)._apply_debug_options()
+        self.drawn_from = self._dataset.with_options(options)
         return self.drawn_from
