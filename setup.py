@@ -75,7 +75,7 @@ class BuildInPlace(build_ext):
         if not self.inplace:
             sys.exit("Use `python setup.py build_ext --inplace`; wheels hold no native library.")
         self.build_op_library()
-        if PRELOAD_SOURCES and sys.platform == "linux":
+        if PRELOAD_SOURCES:
             self.build_loopback_only()
 
     def build_op_library(self):

@@ -207,5 +207,6 @@ def _is_command_line(words: Sequence[str]) -> bool:
     return os.path.basename(script) == "tf-redsync"
 
 
+requirements.check_system()
 if not _is_command_line(sys.orig_argv):
     _prepare()

@@ -1,4 +1,4 @@
-"""Checks of the packages that pip does not install with this one: TensorFlow and tf_keras.
+"""Checks of the system and of packages that pip does not install: TensorFlow and tf_keras.
 
 TensorFlow is distributed as `tensorflow`, `tensorflow-cpu` and others, which overwrite each other's
 files. So this package cannot depend on any of them. tf_keras depends on `tensorflow`.
@@ -10,10 +10,17 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import sys
 import warnings
 
 _OLDEST, _NEWEST = (2, 16), (2, 21)  # pyproject.toml has the same range
 _OLDEST_KERAS = (3, 10)  # as in pyproject.toml; pip lets a later installation replace Keras
+
+
+def check_system() -> None:
+    """Raise `ImportError` on other systems than Linux, which lack modules that others import."""
+    if sys.platform != "linux":
+        raise ImportError(f"tf_redsync needs Linux. Received: {sys.platform}.")
 
 
 def check_tensorflow() -> None:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import pathlib
 import re
+import subprocess
 import sys
 import types
 
@@ -62,6 +63,17 @@ def test_new_tensorflow(monkeypatch, version, recwarn):
         assert warnings == []
     else:
         assert len(warnings) == 1 and f"2.16 to 2.21. Received: TensorFlow {version}" in warnings[0]
+
+
+@pytest.mark.parametrize("program", ["import tf_redsync", "import tf_redsync.cli.main"])
+def test_other_systems(program):
+    """Modules that only Linux or Unix has must not be imported before the error."""
+    code = f"import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; {program}"
+    code = f"import sys; sys.orig_argv = ['python', 'tf-redsync']; {code}"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "ImportError: tf_redsync needs Linux. Received: win32." in run.stderr
 
 
 def test_pyproject_has_the_same_ranges():

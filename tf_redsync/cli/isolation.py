@@ -63,8 +63,6 @@ def isolate(choice: str, env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def loopback_only(env: Mapping[str, str] = os.environ) -> tuple[dict[str, str], str]:
     """Return variables that bind workers to the loopback interface, and why there are none."""
-    if not sys.platform.startswith("linux"):
-        return {}, "it needs Linux."
     library = LIBRARY
     if not library.is_file() or not _can_be_preloaded(library):
         try:

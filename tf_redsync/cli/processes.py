@@ -14,7 +14,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -50,8 +49,8 @@ class WorkerResult:
 
 
 @functools.cache
-def _libc() -> ctypes.CDLL | None:
-    return ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def before_exec(parent: int, cores: Sequence[int] | None) -> None:
@@ -65,11 +64,9 @@ def before_exec(parent: int, cores: Sequence[int] | None) -> None:
     """
     if cores:
         os.sched_setaffinity(0, cores)
-    libc = _libc()
-    if libc is not None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the launcher died before prctl
-            os._exit(1)
+    _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the launcher died before prctl
+        os._exit(1)
 
 
 def spawn(

@@ -45,7 +45,7 @@ def free_ports(count: int) -> list[int]:
                 probe = attempt.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
                 with contextlib.suppress(OSError):
                     probe.bind(("127.0.0.1", port))
-                    attempt.enter_context(ports.reserve(port) or contextlib.nullcontext())
+                    attempt.enter_context(ports.reserve(port))
                     bound.push(attempt.pop_all())
                     free.append(port)
     raise RuntimeError(f"cannot find {count} free TCP ports from {start} to {end} on 127.0.0.1.")
@@ -59,9 +59,7 @@ def tf_config(addresses: Sequence[str], index: int) -> str:
 
 def default_threads(workers: int) -> int:
     """Return the number of usable cores divided by the number of workers, at least 1."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cores // workers)
+    return max(1, len(os.sched_getaffinity(0)) // workers)
 
 
 def cores_of(slot: int, workers: int, count: int | None) -> list[int] | None:

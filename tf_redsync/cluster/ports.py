@@ -7,23 +7,20 @@ abstract Unix socket, which Linux removes with its process, marks it as taken me
 from __future__ import annotations
 
 import socket
-import sys
 
 
-def reserve(port: int) -> socket.socket | None:
+def reserve(port: int) -> socket.socket:
     """Reserve a port until the returned socket is closed.
 
     Args:
         port: A TCP port. Its reservation holds within one network namespace, as the port does.
 
     Returns:
-        A socket, or `None` on systems other than Linux, which have no abstract sockets.
+        A socket.
 
     Raises:
         OSError: if another process of this machine has reserved `port`.
     """
-    if not sys.platform.startswith("linux"):
-        return None
     place = socket.socket(socket.AF_UNIX)
     try:
         place.bind(f"\0tf_redsync/port/{port}")

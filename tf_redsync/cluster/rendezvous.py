@@ -40,7 +40,7 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 _logger = logging.getLogger("tf_redsync")
 
 
-_held: dict[tuple[int, str], socket.socket | None] = {}  # reservations by process and port
+_held: dict[tuple[int, str], socket.socket] = {}  # reservations by process and port
 
 
 class StartError(DistributedError):

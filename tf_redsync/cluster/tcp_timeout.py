@@ -3,7 +3,6 @@
 gRPC servers set TCP_USER_TIMEOUT to 20 s on every connection that they accept. The kernel resets a
 connection whose data stay unacknowledged for longer. TensorFlow has no channel argument and gRPC no
 environment variable for this timeout. So a thread sets the option on the sockets of this process.
-On systems other than Linux this is a no-op.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-import sys
 import threading
 import time
 
@@ -28,10 +26,9 @@ def keep(port: int, seconds: float) -> None:
         port: The port of TensorFlow's server.
         seconds: Maximum time that data may stay unacknowledged.
     """
-    if sys.platform.startswith("linux"):
-        milliseconds = min(int(1000 * seconds), _MAX_MILLISECONDS)
-        name = "tf_redsync_connections"
-        threading.Thread(target=_keep, args=(port, milliseconds), name=name, daemon=True).start()
+    milliseconds = min(int(1000 * seconds), _MAX_MILLISECONDS)
+    name = "tf_redsync_connections"
+    threading.Thread(target=_keep, args=(port, milliseconds), name=name, daemon=True).start()
 
 
 def _keep(port: int, milliseconds: int) -> None:
