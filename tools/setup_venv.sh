@@ -105,7 +105,7 @@ has() {
 # they are, first at the end of this script. With this variable, every later start would do it again.
 unset PYTHONDONTWRITEBYTECODE
 packages=(--no-compile 'setuptools>=70.1')
-has tensorflow || packages+=("$tensorflow>=2.16")
+has tensorflow || packages+=("$tensorflow>=2.16,<2.22")
 step "installing TensorFlow (a minute or more the first time)" "${pip[@]}" install "${packages[@]}"
 
 build() {

@@ -80,6 +80,8 @@ def test_pyproject_has_the_same_ranges():
     text = (ROOT / "pyproject.toml").read_text()
     (low, high) = re.search(r'"tensorflow>=2\.(\d+),<2\.(\d+)"', text).groups()
     assert requirements._OLDEST == (2, int(low)) and requirements._NEWEST == (2, int(high) - 1)
+    script = (ROOT / "tools" / "setup_venv.sh").read_text()
+    assert f'"$tensorflow>=2.{low},<2.{high}"' in script
     (low,) = re.search(r'"keras>=3\.(\d+)"', text).groups()
     assert requirements._OLDEST_KERAS == (3, int(low))
 
