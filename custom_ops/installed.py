@@ -7,7 +7,7 @@ The CUDA compiler is `nvcc` in the folder CUDA_HOME/bin if that variable is set,
 in /usr/local/cuda/bin. TF_REDSYNC_CUDA=0 disables it. REDSYNC_CUDA_ARCHITECTURES, such as "80 90",
 replaces the list in sources.bzl. Fewer architectures compile faster, but GPUs older than all of
 them have no kernels. Architectures that nvcc does not know are omitted; newer GPUs run the PTX of
-the newest one.
+the newest one. nvcc runs the compiler CXX, unless that has arguments or NVCC_CCBIN names another.
 """
 
 import json
@@ -94,6 +94,13 @@ def _invalid_architectures(chosen):
     return {"missing": text, "error": text}
 
 
+def _host_compiler():
+    """Return nvcc's flags that choose the compiler CXX; it has no flag for arguments of it."""
+    words = shlex.split(os.environ.get("CXX", ""))
+    program = shutil.which(words[0]) if len(words) == 1 else None
+    return ["-ccbin", program] if program and not os.environ.get("NVCC_CCBIN") else []
+
+
 def cuda():
     """Return the command and link flags for nvcc, or `{"missing": reason}`."""
     if os.environ.get("TF_REDSYNC_CUDA") == "0":
@@ -104,10 +111,12 @@ def cuda():
     if nvcc is None:
         return {"missing": f"there is no nvcc in {'CUDA_HOME/bin' if home else 'PATH'}"}
     try:
+        host = _host_compiler()
         version = run_compiler([nvcc, "--version"])
         known = re.findall(r"compute_(\d+)\b", run_compiler([nvcc, "--list-gpu-arch"]))
         # nvcc may be a script outside of the toolkit, so ask it for its libraries.
-        plan = run_compiler([nvcc, "--dryrun", "-c", "-x", "cu", "-o", os.devnull, os.devnull])
+        files = ["-c", "-x", "cu", "-o", os.devnull, os.devnull]
+        plan = run_compiler([nvcc, *host, "--dryrun", *files])
     except NativeBuildError as error:
         return {"missing": f"{nvcc} does not run", "error": str(error)}
     number = re.search(r"release ([\d.]+)", version)
@@ -126,7 +135,7 @@ def cuda():
     codes.append(f"-gencode=arch=compute_{ptx},code=compute_{ptx}")
     names = ", ".join(f"sm_{a}" for a in architectures) or f"compute_{ptx}"
     return {
-        "command": [nvcc, *LISTS["CUDA_FLAGS"], *codes],
+        "command": [nvcc, *host, *LISTS["CUDA_FLAGS"], *codes],
         "compiler": version,
         # Before TensorFlow, which exports the names of its own CUDA runtime library.
         "link_flags": [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"],

@@ -28,10 +28,12 @@ FAKE_NVCC = """#!/bin/sh
 case "$*" in
   *--version*) echo "Cuda compilation tools, release 99.9, V99.9.1" ;;
   *--list-gpu-arch*) printf 'compute_%s\\n' 75 80 86 87 89 90 ;;
-  *--dryrun*) echo '#$ LIBRARIES=  "-L/nowhere"' >&2 ;;
+  *--dryrun*) echo "$@" > "$0.dryrun"; echo "#$ LIBRARIES=  \\"-L${0%/*}\\"" >&2 ;;
   *) echo "$@" > "$0.called"; echo "this compiler is broken" >&2; exit 1 ;;
 esac
 """
+# Its last argument is the output file.
+COMPILES = f'for out; do :; done; echo "int k;" | {CXX} -fPIC -x c++ -c - -o "$out" ;;'
 
 
 def make(folder):
@@ -65,6 +67,15 @@ def nvcc(folder):
     path.parent.mkdir(parents=True)
     path.write_text(FAKE_NVCC)
     path.chmod(0o755)
+    path.with_name("libcudart_static.a").write_text("!<arch>\n")
+
+
+def repair_nvcc(folder):
+    """Makes the CUDA compiler of `nvcc` compile, with the same version."""
+    path = folder / "cuda" / "bin" / "nvcc"
+    path.write_text(
+        path.read_text().replace('echo "this compiler is broken" >&2; exit 1 ;;', COMPILES)
+    )
 
 
 def compiled(folder) -> list[str]:

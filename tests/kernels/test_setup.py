@@ -152,12 +152,13 @@ def test_without_cuda_the_rest_is_built(tree, case, said):
     assert b"none: " in library(tree)
 
 
-def find_cuda(tree, wanted):
+def find_cuda(tree, wanted="", **variables):
     """Returns what installed.py finds with a fake nvcc, for these architectures."""
     small_tree.nvcc(tree)
     program = "import installed, json; print(json.dumps(installed.cuda()))"
     env = {**os.environ, "CUDA_HOME": str(tree / "cuda"), "REDSYNC_CUDA_ARCHITECTURES": wanted}
     env.pop("TF_REDSYNC_CUDA", None)
+    env |= variables
     run = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tree / "custom_ops", env=env, capture_output=True, text=True, timeout=60, check=True,
@@ -184,6 +185,20 @@ def test_architectures(tree, wanted, machine_code, ptx):
     assert [flag for flag in found["command"] if "-gencode" in flag] == codes
     names = ", ".join(f"sm_{a}" for a in machine_code) or f"compute_{ptx}"
     assert f"CUDA 99.9: {names} and PTX" in found["text"]
+
+
+def test_nvcc_runs_the_chosen_compiler(tree):
+    chosen = str(tree / "compiler")
+    found = find_cuda(tree, CXX=chosen, NVCC_CCBIN="")
+    dryrun = (tree / "cuda" / "bin" / "nvcc.dryrun").read_text()
+    assert f"-ccbin {chosen} " in " ".join(found["command"]) and f"-ccbin {chosen} " in dryrun
+
+
+@pytest.mark.parametrize("case", ["arguments", "nvcc's own variable", "default"])
+def test_nvcc_chooses_its_compiler(tree, case):
+    chosen = {"arguments": f"{tree}/compiler -m64", "default": ""}.get(case, f"{tree}/compiler")
+    found = find_cuda(tree, CXX=chosen, NVCC_CCBIN="g++" if "own" in case else "")
+    assert "-ccbin" not in found["command"]
 
 
 @pytest.mark.parametrize("wanted", ["sm_90", "8.0", "80,90"])
