@@ -34,6 +34,7 @@ from installed import LISTS, NativeBuildError, run_compiler  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 VERSION = "custom_ops/kernels/version.cc"  # describes the build
+HOST_FLAG = r"-m(arch|cpu|tune)=native"  # depends on the machine
 KEEP_DAYS = 30
 # Files in the folder of objects: objects, sources that include others, and incomplete files.
 KEPT = re.compile(r".+\.[0-9a-f]{32}\.(o|cc|[0-9a-f]+\.partial)")
@@ -156,9 +157,9 @@ class CoreBuild:
         self._cxx = shlex.split(os.environ.get("CXX") or "g++")
         compiler = [run_compiler([*self._cxx, "--version"])]
         compiler += [platform.machine(), *platform.libc_ver()]  # which the version may omit
-        extra = shlex.split(os.environ.get("CXXFLAGS", ""))
-        self._flags = [*LISTS["FLAGS"], *LISTS["QUIET"], *extra]
-        machine = platform.node() if extra else ""  # -march=native depends on the machine
+        extra = os.environ.get("CXXFLAGS", "")
+        self._flags = [*LISTS["FLAGS"], *LISTS["QUIET"], *shlex.split(extra)]
+        machine = platform.node() if re.search(HOST_FLAG, extra) else ""
         self._made_with = [compiler, self._cxx, machine]
         self._objects = Objects(fallback=folder)
 

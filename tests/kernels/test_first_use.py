@@ -330,3 +330,12 @@ def test_gpu_kernels_are_built_with_a_gpu_or_on_request(tree):
     assert ask(tree, gpus=["80"], env={"TF_REDSYNC_CUDA": "0"})[0] == plain
     # A machine with a GPU but without nvcc.
     assert "/cuda-" in ask(tree, gpus=["90"], env={"CUDA_HOME": str(tree / "none")})[0]
+
+
+def test_library_depends_on_the_host_only_by_flags_that_do(tree):
+    def paths(flags):
+        hosts = (f"import platform; platform.node = lambda: 'pod-{n}'" for n in range(2))
+        return {ask(tree, env={"CXXFLAGS": flags}, change=host)[0] for host in hosts}
+
+    assert len(paths("-g0 -march=x86-64")) == 1
+    assert len(paths("-g0 -mtune=native")) == 2

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import setuptools
 
+from tf_redsync.building import libraries
+
 ROOT = Path(__file__).resolve().parents[2]
 OPS = ROOT / "custom_ops"
 TENSORFLOW = {
@@ -147,6 +149,27 @@ def test_objects_depend_on_architecture_and_c_library(setup_sources, monkeypatch
     monkeypatch.setattr(build_library.platform, "libc_ver", lambda: ("musl", "1"))
     found.append(names())
     assert len(set().union(*found)) == 3 * len(found[0])
+
+
+def test_objects_depend_on_the_host_only_by_flags_that_do(setup_sources, monkeypatch, tmp_path):
+    """Containers have another host name at each start."""
+    import build_library
+
+    monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
+
+    def folders(flags):
+        monkeypatch.setenv("CXXFLAGS", flags)
+        found = set()
+        for host in ("pod-1", "pod-2"):
+            monkeypatch.setattr(build_library.platform, "node", lambda host=host: host)
+            plans = build_library.CoreBuild(tmp_path)._core_plans()
+            found.add(frozenset(path for path, _ in plans.values()))
+        return found
+
+    assert build_library.HOST_FLAG == libraries._HOST_FLAG
+    assert len(folders("-g -march=x86-64")) == 1
+    for flag in ("-march=native", "-mcpu=native", "-mtune=native"):
+        assert len(folders(f"-g {flag}")) == 2
 
 
 def test_headers_of_tensorflow_precede_those_of_the_flags(setup_sources, monkeypatch, tmp_path):

@@ -30,6 +30,7 @@ _CPU_ONLY = "when it was built, TensorFlow saw no GPU, no nvcc worked, or TF_RED
 _COST = {"cpu": (8, 74), "cuda": (30, 130)}
 _LONGEST = 300  # characters of a compiler's error
 _FULL = "No space left|Disk quota"
+_HOST_FLAG = r"-m(arch|cpu|tune)=native"  # as in custom_ops/build_library.py
 
 
 def op_library(tensorflow: Mapping[str, Any], gpus: Sequence[str], *, show: bool = False) -> Path:
@@ -87,8 +88,9 @@ def _folder(name: str, made_for: Mapping[str, Any]) -> Path:
     """Return the folder of the libraries that this system can load, from any compiler."""
     places = ("include", "link_flags")  # paths, which depend on the environment
     properties = {key: value for key, value in made_for.items() if key not in places}
-    flags = os.environ.get("CXXFLAGS", "")  # -march=native depends on the host
-    system = [platform.machine(), *platform.libc_ver(), flags, flags and platform.node()]
+    flags = os.environ.get("CXXFLAGS", "")
+    host = platform.node() if re.search(_HOST_FLAG, flags) else ""
+    system = [platform.machine(), *platform.libc_ver(), flags, host]
     digest = _digest([properties, system, digest_of_sources()])
     return cache() / "libraries" / f"{name}-{digest}"
 
