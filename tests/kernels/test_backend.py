@@ -1,6 +1,7 @@
 """Choice of the backend, rejection of another TensorFlow's library, and argument checks."""
 
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -112,6 +113,33 @@ def test_in_place_build_for_another_tensorflow_is_ignored(
         assert part in line
     with pytest.raises(ops.NativeLibraryError, match="no-such-compiler"):
         ops.set_backend("native")
+
+
+def test_in_place_build_that_is_older_than_a_source(fresh_library, caplog, monkeypatch, tmp_path):
+    built = tmp_path / "_redsync_ops.so"
+    built.write_bytes(f"REDSYNC_BUILT_FOR_TENSORFLOW={tf.__version__};".encode())
+    monkeypatch.setattr(native, "LIBRARY", built)
+    monkeypatch.setattr(libraries, "sources", lambda: tmp_path)
+    source, script = tmp_path / "custom_ops" / "core" / "a.cc", tmp_path / "custom_ops" / "a.py"
+    source.parent.mkdir(parents=True)
+    for path, time in ((source, 1), (built, 2), (script, 3)):
+        path.touch()
+        os.utime(path, (time, time))
+    assert native.library() == built and not caplog.records
+    native.library.cache_clear()
+    os.utime(source, (4, 4))
+    assert native.library() == built
+    assert str(source) in caplog.text and "setup.py build_ext --inplace" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_library_without_sources_is_not_compared(fresh_library, caplog, monkeypatch, tmp_path):
+    """Such as one in an image that has only the package."""
+    built = tmp_path / "_redsync_ops.so"
+    built.write_bytes(f"REDSYNC_BUILT_FOR_TENSORFLOW={tf.__version__};".encode())
+    monkeypatch.setattr(native, "LIBRARY", built)
+    monkeypatch.setattr(libraries, "sources", lambda: tmp_path)
+    assert native.library() == built and not caplog.records
 
 
 @needs_native

@@ -23,8 +23,10 @@ from tf_redsync.building import BuildError, libraries
 LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")  # built in place
 _log = logging.getLogger("tf_redsync")
 BACKENDS = ("native", "tensorflow")
+_COMPILED = {".cc", ".h", ".cu", ".cuh"}
 _ACCEPT = "TF_REDSYNC_BACKEND=tensorflow accepts the pure-TensorFlow ops without this line."
 # A marker in the library file, so that its TensorFlow version can be read before it is loaded.
+REBUILD = "python setup.py build_ext --inplace"  # builds `LIBRARY`
 _MARKER = re.compile(rb"REDSYNC_BUILT_FOR_TENSORFLOW=([^;\x00]+);")
 
 
@@ -61,16 +63,32 @@ def library() -> pathlib.Path:
     Raises:
         NativeLibraryError: If it is missing and cannot be built.
     """
-    if LIBRARY.is_file() and LIBRARY.stat().st_size and built_for(LIBRARY) == tf.__version__:
+    if is_in_place():
+        _warn_of_newer_source()
         return LIBRARY
     return build()
+
+
+def is_in_place() -> bool:
+    """Return whether a library for this TensorFlow was built in place; it takes precedence."""
+    exists = LIBRARY.is_file() and LIBRARY.stat().st_size > 0
+    return exists and built_for(LIBRARY) == tf.__version__
+
+
+def _warn_of_newer_source() -> None:
+    built = LIBRARY.stat().st_mtime
+    for path in (libraries.sources() / "custom_ops").rglob("*"):
+        # A digest of the sources is exact, but it takes ten times as long.
+        if path.suffix in _COMPILED and path.stat().st_mtime > built:
+            _log.warning("%s is older than %s. Build it again: %s.", LIBRARY, path, REBUILD)
+            return
 
 
 def build(*, show: bool = False) -> pathlib.Path:
     """Return the library in the cache folder. A missing one is built.
 
     Args:
-        show: Whether to show the compilers' output.
+        show: Whether to show the compilers' output, and to retry a failed build of GPU kernels.
 
     Raises:
         NativeLibraryError: If it is missing and cannot be built.
@@ -117,7 +135,7 @@ def load() -> Any:
             raise AttributeError(name)
         raise NativeLibraryError(
             f"The native library {path} is older than this source tree: it has no op `{name}`. "
-            f"Build it again: python setup.py build_ext --inplace. {_ACCEPT}"
+            f"Build it again: {REBUILD}. {_ACCEPT}"
         )
 
     try:
