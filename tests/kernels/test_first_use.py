@@ -44,7 +44,8 @@ from tf_redsync.building import BuildError, libraries, once
 libraries.sources = lambda: pathlib.Path(sys.argv[2])
 exec(sys.argv[5])
 try:
-    print(libraries.op_library(json.loads(sys.argv[3]), json.loads(sys.argv[4])))
+    show = sys.argv[6] == "True"
+    print(libraries.op_library(json.loads(sys.argv[3]), json.loads(sys.argv[4]), show=show))
 except BuildError as error:
     print("error:", error)
 """
@@ -55,13 +56,13 @@ def tree(tmp_path):
     return small_tree.make(tmp_path)
 
 
-def start(tree, *, change="", gpus=(), env=None, **tensorflow):
+def start(tree, *, change="", gpus=(), env=None, show=False, **tensorflow):
     given = {
         "TF_REDSYNC_CACHE": str(tree / "cache"), "CXX": str(tree / "compiler"),
         "CUDA_HOME": str(tree / "cuda"), "REDSYNC_CUDA_ARCHITECTURES": "", "CXXFLAGS": "",
         "TF_REDSYNC_CUDA": "", **(env or {}),
     }  # fmt: skip
-    facts = [json.dumps({**TENSORFLOW, **tensorflow}), json.dumps(gpus), change]
+    facts = [json.dumps({**TENSORFLOW, **tensorflow}), json.dumps(gpus), change, str(show)]
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(ROOT), str(tree), *facts], env={**os.environ, **given},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -330,6 +331,31 @@ def test_gpu_kernels_are_built_with_a_gpu_or_on_request(tree):
     assert ask(tree, gpus=["80"], env={"TF_REDSYNC_CUDA": "0"})[0] == plain
     # A machine with a GPU but without nvcc.
     assert "/cuda-" in ask(tree, gpus=["90"], env={"CUDA_HOME": str(tree / "none")})[0]
+
+
+def test_failed_gpu_kernels_are_reported_and_built_again_on_request(tree):
+    (tree / "custom_ops" / "core" / "gpu" / "a.cu").write_text("// compiled by the fake nvcc\n")
+    small_tree.nvcc(tree)
+    path, messages = ask(tree, gpus=["80"])
+    assert "this compiler is broken" in messages and "python -m tf_redsync build" in messages
+    assert "THE GPU KERNELS ARE NOT BUILT" in ask(tree, gpus=["80"], show=True)[1]
+    assert ask(tree, gpus=["80"]) == (path, ""), "an automatic start must not retry"
+    small_tree.repair_nvcc(tree)
+    assert ask(tree, gpus=["80"]) == (path, "")
+    assert b"CUDA 99.9: sm_80" not in pathlib.Path(path).read_bytes()
+    assert ask(tree, gpus=["80"], show=True)[0] == path
+    assert b"CUDA 99.9: sm_80" in pathlib.Path(path).read_bytes()
+    without = {"CUDA_HOME": str(tree / "none")}
+    for env in ({}, without):
+        assert ask(tree, gpus=["80"], show=True, env=env) == (path, ""), "it must be kept"
+
+
+def test_missing_nvcc_is_reported_on_request(tree):
+    how = {"env": {"TF_REDSYNC_CUDA": "1", "CUDA_HOME": str(tree / "none")}}
+    path, messages = ask(tree, **how)
+    assert "no GPU kernels" not in messages
+    assert "there is no nvcc in CUDA_HOME" in ask(tree, show=True, **how)[1]
+    assert ask(tree, show=True) == (path, "")
 
 
 def test_library_depends_on_the_host_only_by_flags_that_do(tree):

@@ -14,8 +14,10 @@ from tests.distributed import forks
 from tests.distributed.cluster import ENVIRONMENT
 from tests.loops import loop
 from tf_redsync import requirements
+from tf_redsync.building import libraries
 from tf_redsync.cli import main, output, self_test
 from tf_redsync.cli.command_line import Parser
+from tf_redsync.ops import native
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = main.commands()
@@ -123,6 +125,35 @@ def test_without_a_supported_tensorflow_commands_end_with_one_line(words, monkey
     said = capsys.readouterr().err
     assert ended.value.code == 1 and "TensorFlow is not installed" in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "code"),
+    [
+        ("cpu-1.so", b"", 1),
+        ("cuda-1.so", b"none: the build of the CUDA sources failed", 1),
+        ("cuda-1.so", b"CUDA 13.0: sm_90", 0),
+    ],
+)
+def test_build_with_cuda_fails_without_gpu_kernels(name, gpus, code, tmp_path, monkeypatch, capsys):
+    (tmp_path / name).write_bytes(gpus)
+    monkeypatch.setenv(libraries.CUDA, "")  # restored afterwards
+    monkeypatch.setattr(native, "build", lambda show: tmp_path / name)
+    monkeypatch.setattr(libraries, "loopback_only", lambda: tmp_path)
+    assert main.main(["build"]) == 0
+    capsys.readouterr()
+    assert main.main(["build", "--cuda"]) == code
+    assert (name in capsys.readouterr().err) == bool(code)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_build_names_a_library_that_takes_precedence(in_place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(native, "is_in_place", lambda: in_place)
+    monkeypatch.setattr(native, "build", lambda show: tmp_path)
+    monkeypatch.setattr(libraries, "loopback_only", lambda: tmp_path)
+    assert main.main(["build"]) == 0
+    shown = capsys.readouterr().err
+    assert (str(native.LIBRARY) in shown and native.REBUILD in shown) == in_place
 
 
 def test_completion(tmp_path, capsys):

@@ -26,6 +26,7 @@ CUDA = "TF_REDSYNC_CUDA"  # "1": GPU kernels if nvcc exists; "0": never
 _ARCHITECTURES = "REDSYNC_CUDA_ARCHITECTURES"
 # Why a library has no GPU kernels: one library serves all three cases.
 _CPU_ONLY = "when it was built, TensorFlow saw no GPU, no nvcc worked, or TF_REDSYNC_CUDA was 0"
+_CUDA_FAILED = b"none: the build of the CUDA sources failed"  # as in custom_ops/build_library.py
 # Measured cost of a build, announced before it: seconds, and further core seconds.
 _COST = {"cpu": (8, 74), "cuda": (30, 130)}
 _LONGEST = 300  # characters of a compiler's error
@@ -40,7 +41,7 @@ def op_library(tensorflow: Mapping[str, Any], gpus: Sequence[str], *, show: bool
         tensorflow: The result of `custom_ops/installed.py:tensorflow`; its entry "build"
             identifies the build among those of the same version.
         gpus: Compute capabilities, such as "80", of the visible GPUs.
-        show: Whether to show the compilers' output.
+        show: Whether to show the compilers' output, and to retry a failed build of GPU kernels.
 
     Raises:
         BuildError: If the library is missing and cannot be compiled.
@@ -55,12 +56,19 @@ def op_library(tensorflow: Mapping[str, Any], gpus: Sequence[str], *, show: bool
             # The compiler was removed, for example from an image: use an older build.
             if existing := _newest_library(folder, kind if compiler else ""):
                 return existing
+            if show and compiler and kind == "cuda":
+                say(f"no GPU kernels: {cuda.get('error', cuda['missing'])}")
             continue
         target = folder / f"{kind}-{_digest([compiler, cuda if kind == 'cuda' else None])}.so"
         label = f"the native library for TensorFlow {tensorflow['version']}"
         request = {"kind": kind, "tensorflow": dict(tensorflow), "cuda": cuda}
         return _build_once(target, label, request, show)
     raise BuildError(_no_compiler())
+
+
+def has_gpu_kernels(library: Path) -> bool:
+    """Return whether a library that `op_library` returned was built with GPU kernels."""
+    return library.name.startswith("cuda-") and _CUDA_FAILED not in library.read_bytes()
 
 
 def loopback_only() -> Path:
@@ -107,7 +115,8 @@ def _build_once(target: Path, label: str, request: Mapping[str, Any], show: bool
         if takes is not None:
             say(f"built it in {time.monotonic() - started:.0f} s")
 
-    make_once(target, label, make)
+    wanted = show and request["kind"] == "cuda" and target.is_file()
+    make_once(target, label, make, again=wanted and not has_gpu_kernels(target))
     return target
 
 
@@ -135,6 +144,11 @@ def _run(request: Mapping[str, Any], lock: int, show: bool) -> None:
         if re.search(_FULL, reason):
             remedy = "Free some space there, or set TF_REDSYNC_CACHE to another folder"
         raise BuildError(f"The build of the native library failed ({reason}). {remedy}")
+    if not show and "tf_redsync: " in run.stderr:
+        say(
+            f"the GPU kernels are not built ({first_error(run.stderr)}). "
+            "`python -m tf_redsync build` shows the whole output and retries"
+        )
 
 
 def first_error(text: str) -> str:

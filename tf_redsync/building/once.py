@@ -22,7 +22,9 @@ class BuildError(RuntimeError):
     """A library cannot be built; the message is one line with the reason and the remedy."""
 
 
-def make_once(target: Path, label: str, make: Callable[[int], None]) -> None:
+def make_once(
+    target: Path, label: str, make: Callable[[int], None], *, again: bool = False
+) -> None:
     """Make `target`, unless it is complete or another process makes it meanwhile.
 
     Args:
@@ -30,11 +32,12 @@ def make_once(target: Path, label: str, make: Callable[[int], None]) -> None:
         label: Its description, for messages.
         make: Makes the file, or raises `BuildError`. It receives the descriptor of the lock and
             passes it to its child processes, so that the lock is held until they end.
+        again: Whether to replace a complete `target`, which stays if `make` fails.
 
     Raises:
         BuildError: If this process, or the one that it waited for, cannot make the file.
     """
-    if _is_complete(target):
+    if _is_complete(target) and not again:
         return
     check_folder(target.parent)
     path = target.with_suffix(".lock")
@@ -45,7 +48,7 @@ def make_once(target: Path, label: str, make: Callable[[int], None]) -> None:
     try:
         before = os.fstat(lock).st_mtime_ns
         _acquire(lock, path, label)
-        if _is_complete(target):
+        if _is_complete(target) and not again:
             return
         failure = os.pread(lock, 10_000, 0).decode(errors="replace")
         if failure and os.fstat(lock).st_mtime_ns != before:

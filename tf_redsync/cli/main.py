@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from tf_redsync.building import BuildError, libraries
+from tf_redsync.building.once import say
 from tf_redsync.cli.command_line import Command, Parser, check_installation
 from tf_redsync.metrics import page
 from tf_redsync.version import __version__
@@ -73,11 +74,17 @@ def _build(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from tf_redsync.ops import native
 
     try:
-        print(native.build(show=True))
-        if sys.platform == "linux":
-            print(libraries.loopback_only())
+        library = native.build(show=True)
+        print(library)
+        print(libraries.loopback_only())
     except (native.NativeLibraryError, BuildError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    if native.is_in_place():
+        say(f"{native.LIBRARY} takes precedence; to rebuild it: {native.REBUILD}")
+    if args.cuda and not libraries.has_gpu_kernels(library):
+        problem = f"{library} has no GPU kernels, because nvcc is missing or failed"
+        print(f"{parser.prog}: error: {problem}", file=sys.stderr)
         return 1
     return 0
 
@@ -88,8 +95,8 @@ BUILD = Command(
     "Builds the native libraries in advance. Otherwise they are built at first use.\n\n"
     "The command prints the paths of the libraries. They go to the directory TF_REDSYNC_CACHE,\n"
     "else to tf_redsync/ in XDG_CACHE_HOME, else in ~/.cache, by TensorFlow version and compiler.\n"
-    "For a container image, set TF_REDSYNC_CACHE in the image, too. If the library of the ops\n"
-    "cannot be built, the compiler's output is printed and the exit code is 1.",
+    "For a container image, set TF_REDSYNC_CACHE in the image, too. If the library of the ops,\n"
+    "or with --cuda its GPU kernels, cannot be built, it prints the reason and returns 1.",
     (("", "for this machine"), ("--cuda", "with GPU kernels, on a machine without a GPU")),
     _configure_build,
     _build,
