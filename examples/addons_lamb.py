@@ -1,6 +1,6 @@
 """Trains a CNN on handwritten digits with TensorFlow Addons' LAMB, for scripts that stay with it.
 
-    pip install "tf_redsync[addons,keras2]" "tf_keras==2.21.*"   # of your TensorFlow's version
+    pip install ".[addons,keras2]" "tf_keras==2.21.*"   # of your TensorFlow's version
     python -m tf_redsync launch -n 2 examples/addons_lamb.py
 
 `rs.addons.load()` imports Addons 0.23 on a current TensorFlow, with Keras 2 as `tf.keras`. Started
