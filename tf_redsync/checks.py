@@ -13,6 +13,13 @@ from typing import Any
 
 import numpy as np
 
+_NUMBERS = (int, float, np.integer, np.floating)  # JSON has no fractions
+
+
+def to_python(value: Any) -> Any:
+    """Return the Python value of a NumPy scalar; any other value unchanged."""
+    return value.item() if isinstance(value, np.generic) else value
+
 
 def real(
     name: str,
@@ -37,13 +44,24 @@ def real(
         ValueError: `value` is not a number or outside the interval; the message has `name`.
     """
     interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
     inside = is_number and (
         (value > low if low_open else value >= low)
         and (value < high if high_open else value <= high)
     )
     if not inside:
-        raise ValueError(f"`{name}` must be in {interval}. Received: {name}={value!r}")
+        raise ValueError(
+            f"`{name}` must be in {interval}. Received: {name}={value!r}{class_hint(value)}"
+        )
+
+
+def positive(name: str, value: Any) -> None:
+    """Check that an argument is a finite number above 0.
+
+    Raises:
+        ValueError: `value` is not such a number; the message has `name`.
+    """
+    real(name, value, low=0.0, high=float("inf"), low_open=True, high_open=True)
 
 
 def integer(name: str, value: Any, *, low: int) -> None:
@@ -64,7 +82,7 @@ def steps_or_fraction(name: str, value: Any) -> None:
         ValueError: `value` is neither of them; the message has `name`.
     """
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    is_fraction = isinstance(value, numbers.Real) and 0.0 < float(value) < 1.0
+    is_fraction = isinstance(value, _NUMBERS) and 0.0 < float(value) < 1.0
     if not is_fraction and not (is_integer and int(value) >= 1):
         raise ValueError(
             f"`{name}` must be a number of steps (an integer >= 1) or a fraction in (0, 1) of the "
@@ -93,7 +111,7 @@ def choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 
 def make_tuple(instance: Any, name: str) -> None:
-    """Replace the sequence in a field of a frozen dataclass by a tuple, which is hashable.
+    """Replace the sequence in a field of a frozen dataclass by a tuple of Python values.
 
     Raises:
         ValueError: the field is neither a list nor a tuple; the message has `name`.
@@ -101,7 +119,7 @@ def make_tuple(instance: Any, name: str) -> None:
     value = getattr(instance, name)
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"`{name}` must be a tuple. Received: {name}={value!r}{class_hint(value)}")
-    object.__setattr__(instance, name, tuple(value))
+    object.__setattr__(instance, name, tuple(map(to_python, value)))
 
 
 def no_url(name: str, path: str | os.PathLike[str]) -> None:

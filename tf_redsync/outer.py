@@ -90,7 +90,11 @@ class KerasSchedule(Configurable):
 
     @override
     def __repr__(self) -> str:
-        return f"KerasSchedule({json.loads(self.text)['schedule']['class_name']})"
+        schedule = json.loads(self.text)["schedule"]
+        arguments = [
+            f"{n}={v!r}" for n, v in (schedule.get("config") or {}).items() if v is not None
+        ]
+        return f"KerasSchedule({schedule['class_name']}({', '.join(arguments)}))"
 
 
 def _library(name: str) -> Any:
@@ -117,10 +121,10 @@ class Outer(Configurable):
         rate = self.learning_rate
         if isinstance(rate, KerasSchedule):
             return
-        if callable(rate) and hasattr(rate, "get_config"):
+        if callable(rate) and hasattr(rate, "get_config") and not isinstance(rate, type):
             object.__setattr__(self, "learning_rate", KerasSchedule.of(rate))
         else:
-            _check_positive("learning_rate", rate)
+            checks.positive("learning_rate", rate)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -157,7 +161,7 @@ class SGD(Outer):
     Args:
         learning_rate: eta, see `Outer`.
         momentum: In [0, 1).
-        nesterov: Whether to use Nesterov momentum.
+        nesterov: Whether to use Nesterov momentum; needs a momentum.
 
     Example:
         >>> SGD(learning_rate=0.5).slots
@@ -170,8 +174,7 @@ class SGD(Outer):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.real("momentum", self.momentum, low=0.0, high=1.0, high_open=True)
-        checks.boolean("nesterov", self.nesterov)
+        checks.momentum(self.momentum, self.nesterov)
 
     @property
     @override
@@ -232,7 +235,7 @@ class Adam(Outer):
         super().__post_init__()
         for name in ("beta_1", "beta_2"):
             checks.real(name, getattr(self, name), low=0.0, high=1.0, high_open=True)
-        _check_positive("epsilon", self.epsilon)
+        checks.positive("epsilon", self.epsilon)
 
     @property
     @override
@@ -259,11 +262,6 @@ class Adam(Outer):
             for a, b in zip(m, v, strict=True)
         ]
         return steps, {"momentum": m, "velocity": v}
-
-
-def _check_positive(name: str, value: Any) -> None:
-    """Raise `ValueError` unless an argument is finite and above 0."""
-    checks.real(name, value, low=0.0, high=float("inf"), low_open=True, high_open=True)
 
 
 def check(name: str, value: Any) -> None:

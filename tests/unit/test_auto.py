@@ -367,6 +367,7 @@ def test_predicted_gain_of_the_advice():
         ({"step_seconds": 0.1}, "must be given together"),
         ({"max_overhead": 0.0, "step_seconds": 1.0}, "`max_overhead` must be in (0, inf)"),
         ({"max_overhead": 0.1, "step_seconds": -1.0}, "`step_seconds` must be in (0, inf)"),
+        ({"max_overhead": 10, "step_seconds": 1.0}, "`max_overhead` must be at most 5"),
         ({"max_overhead": 0.1, "step_seconds": 1.0, "momentum": 0.9}, "`momentum` must be 0"),
         (
             {"max_overhead": 0.1, "step_seconds": 1.0, "candidates": (rs.contrib.OneBitAdam(),)},

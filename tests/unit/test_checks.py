@@ -8,13 +8,17 @@ import pytest
 from tests.loops import loop
 from tf_redsync import checks
 
+FRACTION = fractions.Fraction(1, 2)  # a real number that JSON cannot represent
 
-@pytest.mark.parametrize("value", [0.5, 1, 1.0, np.float32(0.25), fractions.Fraction(1, 3)])
+
+@pytest.mark.parametrize("value", [0.5, 1, 1.0, np.float32(0.25), np.int64(1)])
 def test_real_inside_the_interval(value):
     checks.real("density", value, low=0.0, high=1.0, low_open=True)
 
 
-@loop("value", [0.0, -0.1, 1.0001, float("nan"), float("inf"), "0.5", None, True, 1j, [0.5]])
+@loop(
+    "value", [0.0, -0.1, 1.0001, float("nan"), float("inf"), "0.5", None, True, 1j, [0.5], FRACTION]
+)
 def test_real_outside_the_interval(value):
     with pytest.raises(ValueError) as error:
         checks.real("density", value, low=0.0, high=1.0, low_open=True)
@@ -42,6 +46,27 @@ def test_interval_endpoints(low_open, high_open, interval, allowed):
             with pytest.raises(ValueError) as error:
                 check(value)
             assert interval in str(error.value)
+
+
+def test_class_in_place_of_a_number_is_named():
+    with pytest.raises(ValueError, match=r"`rate` must be in .*Fraction\(\.\.\.\)"):
+        checks.real("rate", fractions.Fraction, low=0.0, high=1.0)
+
+
+@pytest.mark.parametrize("value", [0.5, 3, np.float32(2.0)])
+def test_positive(value):
+    checks.positive("eta", value)
+    for bad in (0.0, -value, float("inf"), float("nan"), "1"):
+        with pytest.raises(ValueError, match=r"`eta` must be in \(0, inf\)"):
+            checks.positive("eta", bad)
+
+
+@pytest.mark.parametrize("value", [FRACTION, 1.0, 0, True, "1"])
+def test_bad_steps_or_fraction(value):
+    checks.steps_or_fraction("start", 0.5)
+    checks.steps_or_fraction("start", np.int64(2))
+    with pytest.raises(ValueError, match="`start` must be a number of steps"):
+        checks.steps_or_fraction("start", value)
 
 
 @pytest.mark.parametrize("value", [1, 5, np.int64(7)])

@@ -130,6 +130,7 @@ def test_dense_tensors_get_the_same_momentum():
         {"max_adaptations": -1},
         {"seed": -1},
         {"clip_norm": 0.0},
+        {"clip_norm": float("inf")},
         {"warm_up": 5},
     ],
 )

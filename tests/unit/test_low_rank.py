@@ -257,7 +257,14 @@ def test_full_rank_of_an_attention_kernel_is_exact():
 @loop("cls", [rs.PowerSGD, rs.ACPSGD])
 @loop(
     "options",
-    [{"rank": 0}, {"rank": 1.5}, {"min_compression_rate": -1}, {"seed": -1}, {"seed": "x"}],
+    [
+        {"rank": 0},
+        {"rank": 1.5},
+        {"min_compression_rate": -1},
+        {"min_compression_rate": np.inf},
+        {"seed": -1},
+        {"seed": "x"},
+    ],
 )
 def test_bad_input(cls, options):
     ((name, value),) = options.items()

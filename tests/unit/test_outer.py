@@ -84,6 +84,14 @@ def test_schedule_counts_rounds(library):
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_repr_shows_the_schedule(library):
+    cosine = __import__(library).optimizers.schedules.CosineDecay
+    texts = {repr(rs.outer.SGD(learning_rate=cosine(0.5, n))) for n in (100, 200)}
+    assert len(texts) == 2
+    assert any("CosineDecay(" in t and "decay_steps=100" in t for t in texts)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_users_own_schedule(library):
     keras_module = __import__(library)
 
@@ -114,6 +122,9 @@ def test_users_own_schedule(library):
         (lambda: rs.outer.Nesterov(learning_rate=float("inf")), "must be in (0, inf)"),
         (lambda: rs.outer.Adam(epsilon=float("inf")), "`epsilon` must be in (0, inf)"),
         (lambda: rs.outer.Nesterov(momentum=1.0), "`momentum` must be in"),
+        (lambda: rs.outer.SGD(nesterov=True), "`nesterov=True` needs a momentum"),
+        (lambda: rs.outer.Nesterov(momentum=0), "`nesterov=True` needs a momentum"),
+        (lambda: rs.outer.SGD(learning_rate=type(DECAY)), "CosineDecay(...)"),
         (lambda: rs.outer.KerasSchedule(text="x"), "text='x'"),
         (lambda: rs.outer.KerasSchedule(text='{"library": "keras"}'), "KerasSchedule.of"),
         (lambda: rs.outer.Adam(beta_2=1.5), "`beta_2` must be in"),

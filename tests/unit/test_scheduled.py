@@ -180,6 +180,7 @@ def scheduled(**options):
             scheduled(method=rs.contrib.Accordion()),
             "`method` must have a constant density.*Received: method=Accordion",
         ),
+        (lambda: rs.contrib.Accordion(eta=float("inf")), "`eta` must be in"),
         (scheduled(method=scheduled()()), "`method`.*Received: method=Scheduled.*`stages`"),
         (lambda: rs.DensityStages((0, 5), (0.1,)), "the same length.*begins=.0, 5."),
         (lambda: rs.DensityStages(0, 0.1), "`begins` must be a tuple"),

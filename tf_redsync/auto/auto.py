@@ -85,9 +85,10 @@ class Auto(Configurable):
         trial_steps: Number of dense and of compressed steps that are measured in training, unless
             the exchange is predicted to take at most 5 % of the all-reduce's time. 0 trusts the
             prediction, as `max_overhead` does.
-        max_overhead: Maximum mean time of the exchange per step, as a fraction of `step_seconds`.
-            The first of the all-reduce and the candidates that is predicted to fit serves all
-            variables, or the fastest if none fits. `None` chooses the fastest for each bucket.
+        max_overhead: Maximum mean time of the exchange per step, as a fraction of `step_seconds`:
+            0.1 is 10 %. At most 5. The first of the all-reduce and the candidates that is predicted
+            to fit serves all variables, or the fastest if none fits. `None` chooses the fastest for
+            each bucket.
         step_seconds: Seconds of a step without an exchange, which cannot be measured before
             training; `tf-redsync bench --methods NoExchange` measures it.
 

@@ -22,6 +22,7 @@ from tf_redsync.tables import aligned
 # little: even an all-reduce that hides behind the backward pass fits into a step, of which the
 # exchange then takes at most this fraction.
 CERTAIN = 0.05
+MOST_OVERHEAD = 5.0  # larger values are percentages by mistake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,8 +209,8 @@ def check_budget(max_overhead: float | None, step_seconds: float | None, momentu
     """Check the budget's arguments of `Auto`.
 
     Raises:
-        ValueError: one of `max_overhead` and `step_seconds` is given without the other or is not
-            positive, or `momentum` is given with them.
+        ValueError: one of `max_overhead` and `step_seconds` is given without the other or is out
+            of range, or `momentum` is given with them.
     """
     if (max_overhead is None) != (step_seconds is None):
         raise ValueError(
@@ -219,7 +220,12 @@ def check_budget(max_overhead: float | None, step_seconds: float | None, momentu
     if max_overhead is None:
         return
     for name, value in (("max_overhead", max_overhead), ("step_seconds", step_seconds)):
-        checks.real(name, value, low=0.0, high=float("inf"), low_open=True, high_open=True)
+        checks.positive(name, value)
+    if max_overhead > MOST_OVERHEAD:
+        raise ValueError(
+            f"`max_overhead` must be at most {MOST_OVERHEAD:g}, as a fraction: 0.1 is 10 %. "
+            f"Received: max_overhead={max_overhead!r}"
+        )
     if momentum:
         raise ValueError(
             "`momentum` must be 0 with `max_overhead`, because not all candidates apply momentum. "

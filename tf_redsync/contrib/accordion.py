@@ -86,7 +86,7 @@ class Accordion(Sparsifier):
         super().__post_init__()
         if self.low_density is not None:
             checks.real("low_density", self.low_density, low=0.0, high=self.density, low_open=True)
-        checks.real("eta", self.eta, low=0.0, high=float("inf"), low_open=True)
+        checks.positive("eta", self.eta)
         checks.integer("interval", self.interval, low=1)
 
     @property

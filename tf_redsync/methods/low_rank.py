@@ -41,7 +41,8 @@ class _LowRank(Method):
 
     def __post_init__(self) -> None:
         checks.integer("rank", self.rank, low=1)
-        checks.real("min_compression_rate", self.min_compression_rate, low=0.0, high=math.inf)
+        rate = self.min_compression_rate
+        checks.real("min_compression_rate", rate, low=0.0, high=math.inf, high_open=True)
         checks.integer("seed", self.seed, low=0)
 
     @property

@@ -62,7 +62,7 @@ class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
         if self.masking is not None:
             checks.boolean("masking", self.masking)
         if self.clip_norm is not None:
-            checks.real("clip_norm", self.clip_norm, low=0.0, high=float("inf"), low_open=True)
+            checks.positive("clip_norm", self.clip_norm)
         check_warm_up(self.warm_up, DenseWarmUp, ExponentialWarmUp)
 
     @property
