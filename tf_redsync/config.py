@@ -16,8 +16,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
-
 from tf_redsync import checks
 
 # Imported on lookup, since a file may name a method that the program has not imported.
@@ -51,13 +49,15 @@ def register(cls: type[_T]) -> type[_T]:
 
 
 def _by_name(cls: type, init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that lists the valid arguments in its errors."""
+    """Return a constructor that converts NumPy scalars and lists the arguments in its errors."""
     fields = dataclasses.fields(cls)
     names, named = [f.name for f in fields if f.init], all(f.kw_only for f in fields)
 
     @functools.wraps(init)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         made_of = type(self).__name__
+        args = tuple(map(checks.to_python, args))
+        kwargs = {n: checks.to_python(v) for n, v in kwargs.items()}
         if args and named:
             numeric = [n for n in ("density", *names) if _takes_number(cls, n)]
             number = isinstance(args[0], numbers.Real) and numeric
@@ -184,7 +184,7 @@ def _encode(value: Any) -> Any:
         return {k: _encode(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_encode(v) for v in value]
-    return value.item() if isinstance(value, np.generic) else value
+    return checks.to_python(value)
 
 
 def _decode(value: Any, lookup: Lookup | None) -> Any:

@@ -109,6 +109,8 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         on_drift: str = "error",
     ) -> DistributedOptimizer:
         """Create the wrapper for the optimizer's family."""
+        if bucket_bytes is not None:
+            checks.integer("bucket_bytes", bucket_bytes, low=1)
         checks.boolean("direct_collectives", direct_collectives)
         if two_levels is not None:
             checks.boolean("two_levels", two_levels)
@@ -117,11 +119,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         if check_every is not None:
             checks.integer("check_every", check_every, low=0)
         checks.choice("on_drift", on_drift, DRIFT_CHOICES)
-        if warm_up is not None and not isinstance(warm_up, DenseWarmUp):
-            raise ValueError(
-                "`warm_up` must be None, DenseWarmUp(steps=...) or DenseWarmUp(fraction=...). "
-                f"Received: warm_up={warm_up!r}{checks.class_hint(warm_up)}"
-            )
+        _check_warm_up(warm_up)
         optimizer = _instance(optimizer)
         return _adapter(optimizer)(
             optimizer,
@@ -168,6 +166,15 @@ class DistributedOptimizer(Wrapper, abc.ABC):
     def __subclasshook__(cls, other: type) -> bool:
         """Return whether a class is a wrapper of any family, a subclass of `Wrapper`."""
         return cls is DistributedOptimizer and issubclass(other, Wrapper)
+
+
+def _check_warm_up(warm_up: Any) -> None:
+    """Raise `ValueError` unless this is `None` or a `DenseWarmUp`."""
+    if warm_up is not None and not isinstance(warm_up, DenseWarmUp):
+        raise ValueError(
+            "`warm_up` must be None, DenseWarmUp(steps=...) or DenseWarmUp(fraction=...). "
+            f"Received: warm_up={warm_up!r}{checks.class_hint(warm_up)}"
+        )
 
 
 def _family() -> Any:

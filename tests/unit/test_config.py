@@ -4,10 +4,12 @@ import dataclasses
 import json
 
 import keras
+import numpy as np
 import pytest
 import tf_keras
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync import config
 from tf_redsync.methods import from_config, register, serialize
 
@@ -143,3 +145,75 @@ def test_broken_config_of_a_wrapper():
     saved["inner_optimizer"]["config"]["learning_rate"] = 0.2
     loaded = rs.DistributedOptimizer.from_config(saved)
     assert loaded.learning_rate.numpy() == pytest.approx(0.2)
+
+
+NUMPY = {bool: np.bool_, int: np.int64, float: np.float64, str: np.str_}
+
+
+def assert_same_from_numpy(cls, **options):
+    """Assert that NumPy scalars make the object that Python values of these options make."""
+
+    def converted(value):
+        if isinstance(value, tuple):
+            return tuple(map(converted, value))
+        return NUMPY[type(value)](value)
+
+    expected, found = cls(**options), cls(**{n: converted(v) for n, v in options.items()})
+    assert found == expected and hash(found) == hash(expected) and repr(found) == repr(expected)
+    for name, value in options.items():
+        kept = getattr(found, name)
+        assert type(kept) is type(value), name
+        assert not isinstance(kept, tuple) or [type(k) for k in kept] == [type(v) for v in value]
+    assert json.dumps(found.get_config()) == json.dumps(expected.get_config())
+
+
+def test_fields_given_as_numpy_scalars():
+    tested = 0
+    for cls in config.registered().values():
+        for field in dataclasses.fields(cls) if not config.required(cls) else ():
+            if field.init and type(field.default) in NUMPY:
+                assert_same_from_numpy(cls, **{field.name: field.default})
+                tested += 1
+    assert tested > 200
+
+
+@loop(
+    ("cls", "options"),
+    [
+        (rs.CodedTopK, {"steps": 4, "masking": False}),
+        (rs.DGC, {"clip_norm": 2.0}),
+        (rs.Auto, {"max_overhead": 0.1, "step_seconds": 2.0}),
+        (rs.DenseWarmUp, {"steps": 7}),
+        (rs.DenseWarmUp, {"fraction": 0.1}),
+        (rs.ExponentialWarmUp, {"steps_per_stage": 3, "densities": (0.5, 0.25)}),
+        (rs.DensityStages, {"begins": (0, 10), "densities": (0.5, 0.25)}),
+        (rs.contrib.LGC, {"channels": (8, 16), "decoder_channels": (8, 16), "code_channels": 2}),
+        (rs.contrib.PostLocalSGD, {"start": 0.5}),
+    ],
+)
+def test_optional_fields_and_tuples_given_as_numpy_scalars(cls, options):
+    assert_same_from_numpy(cls, **options)
+
+
+def test_positional_numpy_scalar():
+    assert repr(rs.DenseWarmUp(np.int64(3))) == repr(rs.DenseWarmUp(3))
+
+
+def test_options_of_a_wrapper_given_as_numpy_scalars():
+    options = {
+        "bucket_bytes": 2**20,
+        "direct_collectives": True,
+        "two_levels": False,
+        "max_skipped_steps": 3,
+        "check_every": 20,
+    }
+    scalars = {n: NUMPY[type(v)](v) for n, v in options.items()}
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK(), **scalars)
+    saved = json.loads(json.dumps(optimizer.get_config()))
+    assert {n: saved[n] for n in options} == options
+
+
+@pytest.mark.parametrize("value", [True, 1.5, 0, -1, "1MB"])
+def test_bad_bucket_bytes(value):
+    with pytest.raises(ValueError, match=f"`bucket_bytes` must be.*bucket_bytes={value!r}"):
+        rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.TopK(), bucket_bytes=value)

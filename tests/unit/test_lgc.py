@@ -429,6 +429,7 @@ def test_densely_reduced_tensors(spec, words):
         ({"training_steps": 0}, "`training_steps` must be an integer >= 1"),
         ({"learning_rate": 0.0}, "`learning_rate` must be in (0, 1]"),
         ({"channels": ()}, "`channels` must be a tuple of at least one integer"),
+        ({"channels": 64}, "`channels` must be a tuple"),
         ({"channels": (64, 0)}, "`channels` must be an integer >= 1. Received: channels=0"),
         ({"channels": (64, 64)}, "`decoder_channels` must have as many widths as `channels`"),
         ({"code_channels": 16}, "`code_channels` must be less than 16"),

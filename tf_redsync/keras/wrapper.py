@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from typing_extensions import override
 
-from tf_redsync import summary
+from tf_redsync import checks, summary
 from tf_redsync.auto import Auto
 from tf_redsync.config import from_config, imported_only, serialize
 from tf_redsync.exchange.method import Method
@@ -210,7 +210,8 @@ class Wrapper(AttributeForwarding):
         access: Access | None = None,
     ) -> Adapter:
         """Set the wrapped optimizer and its options; return the adapter."""
-        self._options = dict(options)
+        options = {name: checks.to_python(value) for name, value in options.items()}
+        self._options = options
         self._adapter = Adapter(inner_optimizer, method, self.saving, access, **options)
         self.exchange = self._adapter.exchange
         self.inner_optimizer = inner_optimizer

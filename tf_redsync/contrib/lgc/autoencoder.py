@@ -155,7 +155,7 @@ class Autoencoder:
 
 
 def _check_widths(name: str, widths: tuple[int, ...]) -> None:
-    if not isinstance(widths, tuple) or not widths:
+    if not widths:
         raise ValueError(
             f"`{name}` must be a tuple of at least one integer. Received: {name}={widths!r}"
         )

@@ -152,6 +152,8 @@ class LGC(Sparsifier):
         checks.real("learning_rate", self.learning_rate, low=0.0, high=1.0, low_open=True)
         checks.boolean("dense_ends", self.dense_ends)
         checks.integer("seed", self.seed, low=0)
+        checks.make_tuple(self, "channels")
+        checks.make_tuple(self, "decoder_channels")
         _ = self.autoencoder  # checks its widths
         if not isinstance(self.indices, IndexCoding) or not self.indices.lossless:
             raise ValueError(
