@@ -25,7 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync import autograph
+from tf_redsync import autograph, checks
 from tf_redsync.cluster import (
     agreement,
     coordination,
@@ -138,6 +138,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     def __init__(
         self,
         cluster_resolver: Any = None,
+        *,
         timeout_seconds: float | None = watchdog.DEFAULT_TIMEOUT_SECONDS,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         start_timeout: float | None = None,
@@ -506,8 +507,15 @@ def _dtype_name(value: Any) -> str:
 
 
 def _check_communication_options(options: Any) -> None:
-    """Raise `ValueError` for a timeout: every collective would block a thread for that time."""
-    if options is not None and options.timeout_seconds:
+    """Raise `ValueError` unless these are TensorFlow's options, without a timeout."""
+    if options is None:
+        return
+    if not isinstance(options, type(transport.Options())):  # `Options` itself is a factory
+        raise ValueError(
+            "`communication_options` must be None or a tf.distribute.experimental."
+            f"CommunicationOptions. Received: communication_options={options!r}"
+        )
+    if options.timeout_seconds:
         raise ValueError(
             "`communication_options` must have no `timeout_seconds`: TensorFlow would block one "
             "thread for that time for every collective. Received: "
@@ -517,7 +525,5 @@ def _check_communication_options(options: Any) -> None:
 
 
 def _check_timeout(seconds: Any) -> None:
-    if seconds is not None and not seconds > 0:
-        raise ValueError(
-            f"`timeout_seconds` must be positive or None. Received: timeout_seconds={seconds!r}"
-        )
+    if seconds is not None:
+        checks.real("timeout_seconds", seconds, low=0.0, high=float("inf"), low_open=True)

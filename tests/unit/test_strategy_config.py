@@ -191,13 +191,13 @@ def test_empty_tf_config_is_one_worker(monkeypatch):
     assert rs.MultiWorkerMirroredStrategy().num_replicas_in_sync == 1
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), True, "600"])
 def test_bad_timeout(timeout):
-    with pytest.raises(ValueError, match="`timeout_seconds` must be positive or None.*timeout"):
+    with pytest.raises(ValueError, match=f"`timeout_seconds` must be.*timeout_seconds={timeout!r}"):
         rs.MultiWorkerMirroredStrategy(timeout_seconds=timeout)
 
 
-@pytest.mark.parametrize("timeout", [12.5, None])
+@pytest.mark.parametrize("timeout", [12.5, float("inf"), None])
 def test_collectives_have_no_timeout(timeout):
     strategy = rs.MultiWorkerMirroredStrategy(timeout_seconds=timeout)
     assert not strategy.extended._communication_options.timeout_seconds
@@ -208,6 +208,19 @@ def test_timeout_for_collectives_is_rejected():
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=30.0)
     with pytest.raises(ValueError, match="(?s)`communication_options`.*=30.0.*`timeout_seconds`"):
         rs.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+@pytest.mark.parametrize("options", [30.0, "NCCL", tf.distribute.experimental.CommunicationOptions])
+def test_bad_options_for_collectives(options):
+    with pytest.raises(ValueError, match="`communication_options` must be None or"):
+        rs.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def test_options_are_given_by_name():
+    """TensorFlow's second positional argument is another one than the second here."""
+    options = tf.distribute.experimental.CommunicationOptions()
+    with pytest.raises(TypeError, match="positional"):
+        rs.MultiWorkerMirroredStrategy(None, options)
 
 
 def test_other_options_for_collectives_are_forwarded():
