@@ -53,6 +53,15 @@ def test_attention_kernels_are_matrices(path, nesterov):
     assert np.abs(found - start).max() > 0.01
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("momentum", 1.5), ("adam_beta_1", 2.0), ("adam_beta_2", -0.1), ("ns_steps", 0)],
+)
+def test_bad_arguments(name, value):
+    with pytest.raises(ValueError, match=f"`{name}` must be.*{name}={value}"):
+        rs.Muon(**{name: value})
+
+
 def test_adamw_updates_non_matrices_and_excluded_variables():
     inputs = keras.Input((5,), dtype="int32")
     x = keras.layers.Embedding(7, WIDTH)(inputs)

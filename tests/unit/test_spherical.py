@@ -206,6 +206,7 @@ def test_nonfinite_value_skips_the_step(bad):
         ({"alpha": 0.0}, "alpha"),
         ({"alpha": 1.0}, "alpha"),
         ({"block_size": 1}, "block_size"),
+        ({"block_size": 10**9}, "block_size"),
         ({"index_bits": 0}, "index_bits"),
         ({"index_bits": 3}, "index_bits"),  # the index cost is 3.2 bits
         ({"index_bits": 17}, "index_bits"),

@@ -32,7 +32,6 @@ from tf_redsync.codings.delta import DeltaPacking
 from tf_redsync.codings.elias_fano import EliasFano
 from tf_redsync.codings.golomb import Golomb
 from tf_redsync.codings.huffman import Huffman
-from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Bitmap, Float32, Half, RawIndices
 from tf_redsync.codings.run_length import RunLength
 from tf_redsync.codings.signed_levels import SignedLevels
@@ -50,7 +49,6 @@ __all__ = [
     "Half",
     "Huffman",
     "IndexCoding",
-    "MessageCoding",
     "RawIndices",
     "RunLength",
     "SignedLevels",

@@ -36,6 +36,7 @@ TINY = float(np.finfo(np.float32).tiny)  # smaller norms are too imprecise for t
 
 # Spherical compression.
 MOST_INDEX_BITS = 16
+MOST_BLOCK_SIZE = 2**14  # `index_cost` is inaccurate above
 FACTOR_BITS = 5  # bits of a factor
 # Factors are rounded to these multiples of the largest one; BOUNDS separates them.
 FACTORS = np.concatenate([[0.0], 2.0 ** (np.arange(2 - 2**FACTOR_BITS, 1) / 4)]).astype("f4")
@@ -247,7 +248,7 @@ class SphericalCompression(Quantizer):
     Args:
         alpha: Squared error relative to the squared norm of a block below which a vector is close
             enough, in (0, 1).
-        block_size: d, elements per block, at least 2.
+        block_size: d, elements per block, from 2 to 2^14.
         index_bits: b, where the codebook has 2^b vectors; at most 16 and at least
             `index_cost(alpha, block_size)`.
         nearest: Whether every block takes the nearest vector of the codebook instead of the first
@@ -274,6 +275,7 @@ class SphericalCompression(Quantizer):
         super().__post_init__()
         checks.real("alpha", self.alpha, low=0.0, high=1.0, low_open=True, high_open=True)
         checks.integer("block_size", self.block_size, low=2)
+        checks.real("block_size", self.block_size, low=2, high=MOST_BLOCK_SIZE)
         checks.integer("index_bits", self.index_bits, low=1)
         checks.boolean("nearest", self.nearest)
         checks.integer("seed", self.seed, low=0)

@@ -6,12 +6,15 @@ Private names of Keras 3 used here, on the optimizer itself: `_get_variable_inde
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
+
+from tf_redsync import checks
 
 if not hasattr(keras.optimizers, "Muon"):
     raise ImportError(
@@ -36,6 +39,9 @@ class Muon(keras.optimizers.Muon):
     The arguments are those of `keras.optimizers.Muon`. Pass the output layer's name in
     `exclude_layers`.
 
+    Raises:
+        ValueError: `momentum`, `adam_beta_1`, `adam_beta_2` or `ns_steps` is out of range.
+
     Example:
         >>> import tf_redsync as rs
         >>> inner = rs.Muon(3e-3, exclude_layers=["logits"])
@@ -45,6 +51,13 @@ class Muon(keras.optimizers.Muon):
         Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks"; Liu et al.
         (2025), "Muon is Scalable for LLM Training", arXiv 2502.16982.
     """
+
+    @functools.wraps(keras.optimizers.Muon.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in ("momentum", "adam_beta_1", "adam_beta_2"):
+            checks.real(name, getattr(self, name), low=0.0, high=1.0, high_open=True)
+        checks.integer("ns_steps", self.ns_steps, low=1)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create the slots of every variable."""
