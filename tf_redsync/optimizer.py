@@ -121,7 +121,7 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         checks.choice("on_drift", on_drift, DRIFT_CHOICES)
         _check_warm_up(warm_up)
         optimizer = _instance(optimizer)
-        return _adapter(optimizer)(
+        return _wrapper_class(optimizer)(
             optimizer,
             method,
             warm_up=warm_up,
@@ -210,7 +210,7 @@ def _instance(optimizer: Any, family: Any = None) -> Any:
         ) from error
 
 
-def _adapter(optimizer: Any) -> Any:
+def _wrapper_class(optimizer: Any) -> Any:
     if hasattr(optimizer, "exchange") and hasattr(optimizer, "inner_optimizer"):
         raise ValueError(
             "`optimizer` is already wrapped. Received: "
