@@ -48,7 +48,7 @@ class Clipping:
         """Return the factor for all gradients of this worker, a float32 scalar, or `None`.
 
         Args:
-            grads: All gradients of this worker, float32 in the variables' shapes.
+            grads: All gradients of this worker, float32 or bfloat16 in the variables' shapes.
             workers: Number of workers.
         """
         raise NotImplementedError

@@ -76,7 +76,8 @@ def local_clip_scale(grads: Sequence[tf.Tensor], clip_norm: float, workers: int)
     Gradients are clipped before they are added to the residual, never after.
 
     Args:
-        grads: This worker's gradients, which Keras has divided by the number of workers.
+        grads: This worker's gradients, float32 or bfloat16, which Keras has divided by the number
+            of workers.
         clip_norm: Bound on the L2 norm of the sum over workers.
         workers: P, the number of workers.
 

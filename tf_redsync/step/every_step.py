@@ -98,7 +98,11 @@ class Plan:
         object.__setattr__(self, "float16_totals", tuple(float16_totals))
 
     def run(self, inputs: Inputs) -> Outcome:
-        """Exchange one step's gradients; see `EveryStep.run`."""
+        """Exchange one step's gradients; see `EveryStep.run`.
+
+        Methods receive float32. An op that reads bfloat16 removes this cast again
+        (`wire.before_cast`).
+        """
         rank = inputs.network.rank()
         started = [
             e.start(widened(grads), old, Context(e.bucket.layout, rank, inputs.step, inputs.scale))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ from tf_redsync.exchange.layout import GRADIENT_DTYPES, TensorSpec, make_buckets
 from tf_redsync.exchange.method import Method, State
 from tf_redsync.network import collectives, groups
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
-from tf_redsync.ops.wire import before_cast, widened
+from tf_redsync.ops.wire import before_cast
 from tf_redsync.policy import Policy, Resolved, Undecided
 from tf_redsync.step import masks, state_variables, workers
 from tf_redsync.step.branches import carry
@@ -232,7 +231,7 @@ class GradientExchange(tf.Module):
             states = schedule.read(self.states)
         scale = None
         if self._clipping is not None:
-            scale = self._clipping.clip_scale(widened(itertools.chain(*by_bucket)), self.workers)
+            scale = self._clipping.clip_scale(grads, self.workers)
         outcome = schedule.run(Inputs(by_bucket, states, scale, step, self.network, schedule.meter))
         if not schedule.skips_locally:
             step_counters.note_exchange(outcome.finite)
