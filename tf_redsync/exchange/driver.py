@@ -7,7 +7,7 @@ agrees on finiteness and adds checksums to messages.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -60,14 +60,14 @@ class Outcome:
             A plan also checks totals that may overflow.
         bytes_sent: Bytes that one worker sent: a float, or a float64 scalar tensor if the size
             depends on the step.
-        elements: For each generator, the number of elements of each tensor that this worker sent,
-            int32; `None` if its requests do not report it.
+        elements: For each generator, a function that returns the number of elements of each tensor
+            that this worker sent, int32; `None` if its requests do not report it.
     """
 
     results: list[Any]
     finite: tf.Tensor
     bytes_sent: Any
-    elements: Sequence[tf.Tensor | None] = ()
+    elements: Sequence[Callable[[], tf.Tensor] | None] = ()
 
 
 def drive(exchanges: Sequence[Generator[Request, Any, Any]], network: Network) -> Outcome:
@@ -84,7 +84,7 @@ def drive(exchanges: Sequence[Generator[Request, Any, Any]], network: Network) -
         TypeError: If a generator yields an object that is not a request.
     """
     results: list[Any] = [None] * len(exchanges)
-    elements: list[tf.Tensor | None] = [None] * len(exchanges)
+    elements: list[Callable[[], tf.Tensor] | None] = [None] * len(exchanges)
     finite: list[tf.Tensor] = []
     bytes_sent: Any = 0.0
     replies: list[Any] = [None] * len(exchanges)

@@ -166,8 +166,8 @@ def _exchange(
 
 
 def _fields(request: Request, numbers: bool) -> dict[str, Any]:
-    """Return a request's fields by name: its Python numbers, or its tensors."""
-    present = {n: v for n, v in vars(request).items() if v is not None}
+    """Return a request's fields by name: its Python numbers, or its tensors; not `sent`."""
+    present = {n: v for n, v in vars(request).items() if n != "sent"}
     return {n: value for n, value in present.items() if isinstance(value, int) == numbers}
 
 

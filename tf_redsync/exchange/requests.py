@@ -9,7 +9,7 @@ capacity with a count inside.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -21,14 +21,14 @@ class AllGather:
     Attributes:
         message: int32 tensor of shape `[words]`. Word 0 is the finite flag of `wire.py`: 1 if all
             values that this worker contributes are finite, else 0.
-        sent: For metrics: the number of elements of each of the bucket's tensors in the message,
-            int32 `[tensors]`; `None` if they are not counted.
+        sent: For metrics: returns the number of elements of each of the bucket's tensors in the
+            message, int32 `[tensors]`; `None` if they are not counted.
 
     The generator is resumed with an int32 tensor of shape `[workers, words]`, in rank order.
     """
 
     message: tf.Tensor
-    sent: tf.Tensor | None = None
+    sent: Callable[[], tf.Tensor] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ not report them, such as those that send partial sums, are unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -36,7 +36,7 @@ class Meter:
     def note(
         self,
         buckets: Sequence[Bucket],
-        elements: Sequence[tf.Tensor | None],
+        elements: Sequence[Callable[[], tf.Tensor] | None],
         full: Sequence[bool],
     ) -> None:
         """Store the number of elements that a plan has sent.
@@ -50,7 +50,9 @@ class Meter:
             variable = self.elements.get(bucket.layout.index)
             if variable is None:
                 continue
-            if sent is None:
+            if sent is not None:
+                count = sent()
+            else:
                 sizes = [float(s.size) if everything else -1.0 for s in bucket.layout.specs]
-                sent = tf.constant(sizes)
-            variable.assign(tf.cast(sent, tf.float32), read_value=False)
+                count = tf.constant(sizes)
+            variable.assign(tf.cast(count, tf.float32), read_value=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Generator, Sequence
 from fractions import Fraction
@@ -126,8 +127,8 @@ def deliver(
     """
     message, message_layout = selection.message, selection.layout
     residuals = list(selection.residuals)
-    coding = ctx.coding if ctx.rounding is None else message_coding(ctx)
-    sent = message_layout.counts(message)
+    coding = message_coding(ctx)
+    sent = functools.partial(message_layout.counts, message)
     if coding is not None:
         message, residuals = coding.encode(message, residuals, message_layout)
     messages = yield AllGather(message, sent)
@@ -148,8 +149,7 @@ def message_coding(ctx: Context) -> MessageCoding | None:
         return ctx.coding
     if isinstance(rounding, BlockRounding):
         return MessageCoding(values=BlockValues(bits=rounding.bits, block=rounding.block))
-    half = Half(dtype=rounding.dtype)
-    return MessageCoding(values=half, error_feedback=rounding.error_feedback)
+    return MessageCoding(values=Half(dtype=rounding.dtype), error_feedback=rounding.error_feedback)
 
 
 def sum_messages(
