@@ -178,13 +178,13 @@ def test_skipped_warm_up_steps_of_local_methods_count_once():
     counted = []
 
     class NonFiniteCounter:
-        def flags(self, grads):
+        def nonfinite_flags(self, grads):
             return tf.zeros([len(grads)])
 
-        def count_together(self, finite, flags):
+        def count_together(self, finite, nonfinite_flags):
             counted.append(("together", bool(finite)))
 
-        def count_local_step(self, finite, flags):
+        def count_local_step(self, finite, get_nonfinite_flags):
             counted.append(("here", bool(finite)))
 
     program.nonfinite = NonFiniteCounter()

@@ -137,7 +137,7 @@ class _Stream:
     def _dense(self, rows: tf.Tensor) -> _Stream:
         """Return the sum of messages as a dense message."""
         sums = flat(self.totals(rows))
-        finite = wire.are_finite(rows) & tf.reduce_all(tf.math.is_finite(sums))
+        finite = wire.flags_are_set(rows) & tf.reduce_all(tf.math.is_finite(sums))
         message = wire.message(finite, sums)
         return dataclasses.replace(self, layout=None, message=message)
 

@@ -187,7 +187,7 @@ def is_finite(request: Request, reply: Any) -> tf.Tensor:
     all-to-all or a pair gather the result is equal only once later messages have forwarded the
     flag.
     """
-    return wire.all_finite(reply) if isinstance(request, AllReduce) else wire.are_finite(reply)
+    return wire.all_finite(reply) if isinstance(request, AllReduce) else wire.flags_are_set(reply)
 
 
 def payload_bytes(request: Request) -> int | tf.Tensor:

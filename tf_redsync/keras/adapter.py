@@ -261,7 +261,7 @@ class Adapter:
     def aggregate(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.
 
-        Pairs whose gradient is `None` are omitted. Sums have the shapes and dtypes of the
+        Pairs whose gradient is `None` are omitted. Totals have the shapes and dtypes of the
         variables. With `sparse_totals` of `build` some are sparse.
 
         Raises:
@@ -312,12 +312,12 @@ class Adapter:
         return [*self.aggregate(pairs), *missing]
 
     def aggregate_or_nan(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
-        """Aggregate like `aggregate`, for optimizers that skip a step if a sum is non-finite.
+        """Aggregate like `aggregate`, for optimizers that skip a step if a total is non-finite.
 
-        In a step that must be skipped, the first sum has a NaN on all workers.
+        In a step that must be skipped, the first total has a NaN on all workers.
 
         Raises:
-            ValueError: workers have different sums, because each has its own weights.
+            ValueError: workers have different totals, because each has its own weights.
         """
         if self.exchange.consensus is not None:
             raise ValueError(
@@ -347,7 +347,7 @@ class Adapter:
         the update.
 
         Args:
-            update: The optimizer's function that applies sums in a cross-replica context.
+            update: The optimizer's function that applies totals in a cross-replica context.
             result: Returns the result of the wrapped function, whether the step is skipped or not.
         """
 
@@ -355,14 +355,14 @@ class Adapter:
             distribution: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
         ) -> Any:
             variables = [variable for _, variable in grads_and_vars]
-            sums = carry([total for total, _ in grads_and_vars])
+            totals = carry([total for total, _ in grads_and_vars])
 
             def apply() -> Any:
                 self.guard.decay_now(distribution)
                 if self._adam is not None and not self.exchange.schedule.off:
                     served = [(self._position(v), v) for v in variables]
                     self._adam.prepare(distribution, served)
-                pairs = list(zip(sums(), variables, strict=True))
+                pairs = list(zip(totals(), variables, strict=True))
                 # `Auto` may have moved the optimizer's momentum into the exchange.
                 in_exchange = self.exchange.applies_momentum
                 with momentum.set_to_zero(self._inner) if in_exchange else contextlib.nullcontext():

@@ -213,7 +213,7 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all(each_finite(tensors))
 
 
-def are_finite(messages: tf.Tensor) -> tf.Tensor:
+def flags_are_set(messages: tf.Tensor) -> tf.Tensor:
     """Return whether the flags of all messages, int32 `[rows, words]`, are 1, a bool scalar."""
     return all_ones(map_words(lambda m: m[:, 0], messages))
 
@@ -228,7 +228,7 @@ def as_one(messages: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     Returns:
         int32 `[1, words]`, all zero if one of `messages` is non-finite.
     """
-    return as_row(message(are_finite(messages), words))
+    return as_row(message(flags_are_set(messages), words))
 
 
 def absent(message: tf.Tensor) -> tf.Tensor:

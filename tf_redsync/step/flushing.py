@@ -95,5 +95,6 @@ def _totals(
         states = [s.read() for s in exchange.states]
     outcome = exchange.schedule.flush(states, exchange.network)
     exchange.schedule.keep_absent(outcome, states, set(positions))
-    flags = None if exchange.schedule.skips_locally else exchange.nonfinite.flags(zeros)
-    return exchange.store(outcome, states, positions, flags)
+    skips_locally, nonfinite = exchange.schedule.skips_locally, exchange.nonfinite
+    nonfinite_flags = None if skips_locally else nonfinite.nonfinite_flags(zeros)
+    return exchange.store(outcome, states, positions, nonfinite_flags)

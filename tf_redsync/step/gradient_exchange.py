@@ -31,7 +31,7 @@ from tf_redsync.step.sync_schedules import for_buckets
 Gradient = Any  # a `tf.Tensor` or `tf.IndexedSlices`
 Positions = Sequence[int]  # of variables, in `build`'s list
 States = Sequence[State]  # of the buckets
-Totals = tuple[list[tf.Tensor | SparseTotal | EitherTotal], tf.Tensor]  # and bool: all finite
+TotalsAndFinite = tuple[list[tf.Tensor | SparseTotal | EitherTotal], tf.Tensor]  # finite: bool
 
 
 class GradientExchange(tf.Module):
@@ -177,7 +177,7 @@ class GradientExchange(tf.Module):
             for b in buckets
         ]
 
-    def __call__(self, grads: Sequence[Gradient], positions: Positions) -> Totals:
+    def __call__(self, grads: Sequence[Gradient], positions: Positions) -> TotalsAndFinite:
         """Exchange one step's gradients, in a replica context.
 
         The state advances only if the step is finite on all workers.
@@ -212,42 +212,44 @@ class GradientExchange(tf.Module):
             step_counters.enter_step(grads[:1])
         step_counters.reach_exchange(grads[:1])
         checks = self._stale_step_checks()
-        local_grads = [as_dense(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
+        replica_grads = [as_dense(g, self.specs[p]) for g, p in zip(grads, positions, strict=True)]
         exchange = functools.partial(self.replacement or self._exchange, positions, checks)
-        totals, finite = self.worker.with_sums(exchange, local_grads)
+        totals, finite = self.worker.with_sums(exchange, replica_grads)
         for i, total in enumerate(totals):
             if isinstance(total, tf.Tensor):  # sparse totals stay float32
                 totals[i] = tf.cast(total, self.specs[positions[i]].dtype)
         return totals, finite
 
-    def _exchange(self, positions: Positions, checks: list[Any], sums: list[tf.Tensor]) -> Totals:
+    def _exchange(
+        self, positions: Positions, checks: list[Any], local_grads: list[tf.Tensor]
+    ) -> TotalsAndFinite:
         """Exchange the sums of this worker's replicas; return the totals in their order."""
         whole = list(positions) == list(range(len(self.specs)))
-        grads = sums if whole else self._by_variable(positions, sums)
+        grads = local_grads if whole else self._by_variable(positions, local_grads)
         schedule, step = self.schedule, self.step.read_value()
-        flags = None if schedule.skips_locally else self.nonfinite.flags(grads)
+        nonfinite_flags = None if schedule.skips_locally else self.nonfinite.nonfinite_flags(grads)
         by_bucket = [[grads[p] for p in places] for places in self._positions_by_bucket]
         with tf.control_dependencies(checks):
             states = schedule.read(self.states)
-        scale = None
-        if self._clipping is not None:
-            scale = self._clipping.clip_scale(grads, self.workers)
+        scale = None if self._clipping is None else self._clipping.clip_scale(grads, self.workers)
         outcome = schedule.run(Inputs(by_bucket, states, scale, step, self.network, schedule.meter))
         if not schedule.skips_locally:
             step_counters.note_exchange(outcome.finite)
         if not whole:
             schedule.keep_absent(outcome, states, set(positions))
-        return self.store(outcome, states, positions, flags)
+        return self.store(outcome, states, positions, nonfinite_flags)
 
-    def store(self, outcome: Outcome, states: States, positions: Positions, flags: Any) -> Totals:
+    def store(
+        self, outcome: Outcome, states: States, positions: Positions, nonfinite_flags: Any
+    ) -> TotalsAndFinite:
         """Store a step's new state; return the totals in the order of `positions`.
 
         Args:
             outcome: The outcome of the exchange.
             states: The states before the step.
             positions: As in `__call__`.
-            flags: The flags of `NonFiniteCounter.flags`; `None` if each worker counts its own
-                skipped steps.
+            nonfinite_flags: From `NonFiniteCounter.nonfinite_flags`; `None` if each worker counts
+                its own skipped steps.
         """
         changed = [
             pair
@@ -259,15 +261,15 @@ class GradientExchange(tf.Module):
         def advance() -> None:
             for (variable, _), value in zip(changed, values(), strict=True):
                 variable.assign(value, read_value=False)
-            if flags is not None:
+            if nonfinite_flags is not None:
                 self.nonfinite.advance()
 
         def skip() -> None:
             if self.schedule.always_stored:
                 for variables, (_, new) in zip(self.states, outcome.results, strict=True):
                     variables.assign({n: new[n] for n in self.schedule.always_stored if n in new})
-            if flags is not None:
-                self.nonfinite.skip(flags)
+            if nonfinite_flags is not None:
+                self.nonfinite.skip(nonfinite_flags)
 
         tf.cond(outcome.finite, advance, skip)
         self.step.assign_add(1, read_value=False)
@@ -368,24 +370,24 @@ class GradientExchange(tf.Module):
         """
 
         def count(sums: Sequence[tf.Tensor]) -> tf.Tensor:
-            failures, flags = sums
+            failures, nonfinite_flags = sums
             agreed = tf.equal(self.network.all_reduce([failures])[0], 0.0)
-            tf.cond(agreed, lambda: None, lambda: self._skip(flags))
+            tf.cond(agreed, lambda: None, lambda: self._skip(nonfinite_flags))
             return agreed
 
-        def flags() -> tf.Tensor:
+        def get_nonfinite_flags() -> tf.Tensor:
             tensors = [tf.zeros([]) if g is None else tf.convert_to_tensor(g) for g in grads]
             return not_finite(tensors)
 
-        local_flags = tf.cond(finite, lambda: tf.zeros([len(grads)]), flags)
+        local_flags = tf.cond(finite, lambda: tf.zeros([len(grads)]), get_nonfinite_flags)
         if self._has_redsync_strategy:
             self.nonfinite.register_skip_condition(self.strategy, self.schedule.skips_locally)
         return self.worker.with_sums(count, [1.0 - tf.cast(finite, tf.float32), local_flags])
 
-    def _skip(self, flags: tf.Tensor) -> None:
+    def _skip(self, nonfinite_flags: tf.Tensor) -> None:
         """Count a step whose exchange is skipped; each worker stays at its own point."""
         self.schedule.interrupt()
-        self.nonfinite.skip(flags)
+        self.nonfinite.skip(nonfinite_flags)
 
     @property
     def lengths(self) -> tuple[FitSteps, ...]:

@@ -130,7 +130,7 @@ class LocalSteps(ChangingSteps):
         self.nonfinite.count_local_step(outcome.finite, lambda: not_finite(grads))
 
     def _count_together(self, outcome: Outcome, grads: Sequence[tf.Tensor]) -> None:
-        self.nonfinite.count_together(outcome.finite, self.nonfinite.flags(grads))
+        self.nonfinite.count_together(outcome.finite, self.nonfinite.nonfinite_flags(grads))
 
     def _by_position(self, by_bucket: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Return the tensors of all buckets in the order of the variables."""

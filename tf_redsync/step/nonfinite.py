@@ -92,7 +92,7 @@ class NonFiniteCounter:
         streak = self.local_streak if skips_locally else self.in_a_row
         strategy.skip_conditions[self] = lambda: streak.read_value() > before, not skips_locally
 
-    def flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
+    def nonfinite_flags(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return a flag for each of this worker's gradients, float32 `[N]`: 1 if it is non-finite.
 
         All flags are 0 in steps that are not reported.
@@ -107,41 +107,42 @@ class NonFiniteCounter:
         """Count a step that is not skipped."""
         self.in_a_row.assign(0, read_value=False)
 
-    def skip(self, flags: tf.Tensor) -> None:
+    def skip(self, nonfinite_flags: tf.Tensor) -> None:
         """Count a skipped step, in a branch that all workers enter; report it if due."""
         streak = self.in_a_row.read_value() + 1
         self.in_a_row.assign_add(1, read_value=False)
         self.total.assign_add(1, read_value=False)
-        self._report_when(
-            self._is_reported(streak), streak, functools.partial(first_flagged, flags)
-        )
+        suspect = functools.partial(first_nonfinite, nonfinite_flags)
+        self._report_when(self._is_reported(streak), streak, suspect)
 
-    def count_local_step(self, finite: tf.Tensor, flags: Callable[[], tf.Tensor]) -> None:
+    def count_local_step(
+        self, finite: tf.Tensor, get_nonfinite_flags: Callable[[], tf.Tensor]
+    ) -> None:
         """Count a local step, which this worker skips if it is not `finite`.
 
         Args:
             finite: Bool scalar of this worker.
-            flags: Returns the flags of `not_finite`.
+            get_nonfinite_flags: Returns the flags of `not_finite`.
         """
 
         def skipped() -> None:
             self.local_streak.assign_add(1, read_value=False)
             self._local_in_round.assign_add(1, read_value=False)
-            self._local_first.assign(first_flagged(flags()), read_value=False)
+            self._local_first.assign(first_nonfinite(get_nonfinite_flags()), read_value=False)
 
         def advance() -> None:
             self.local_streak.assign(0, read_value=False)
 
         tf.cond(finite, advance, skipped)
 
-    def count_together(self, finite: tf.Tensor, flags: tf.Tensor) -> None:
+    def count_together(self, finite: tf.Tensor, nonfinite_flags: tf.Tensor) -> None:
         """Count a synchronous step of a schedule with local steps; all workers skip it or none.
 
         Args:
             finite: Bool scalar, equal on all workers.
-            flags: See `flags`.
+            nonfinite_flags: See the method `nonfinite_flags`.
         """
-        tf.cond(finite, self.advance, lambda: self.skip(flags))
+        tf.cond(finite, self.advance, lambda: self.skip(nonfinite_flags))
         streak = self.local_streak.read_value() + 1
         self.local_streak.assign(streak * tf.cast(~finite, tf.int64), read_value=False)
 
@@ -210,7 +211,7 @@ class NonFiniteCounter:
             local_streak = self.local_streak.read_value()
             local_first = self._local_first.read_value()
             return tf.cond(
-                local_streak > 0, lambda: local_first, lambda: first_flagged(not_finite(changes))
+                local_streak > 0, lambda: local_first, lambda: first_nonfinite(not_finite(changes))
             )
 
         too_many = streak >= self._limit if self._limit else tf.constant(False)
@@ -268,7 +269,7 @@ def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.cast(~each_finite(tensors), tf.float32)
 
 
-def first_flagged(flags: tf.Tensor) -> tf.Tensor:
+def first_nonfinite(flags: tf.Tensor) -> tf.Tensor:
     """Return the position of the first flag that is set, an int64 scalar, or `NONE`."""
     positions = tf.where(flags > 0.0, tf.range(tf.size(flags, tf.int64)), tf.int64.max)
     position = tf.reduce_min(positions)

@@ -118,5 +118,5 @@ def nan_unless_finite(message: tf.Tensor, totals: Sequence[tf.Tensor]) -> list[t
     This marks the sums of the last round as non-finite: no later message carries their flag, but
     the driver checks totals.
     """
-    finite = wire.are_finite(as_row(message))
+    finite = wire.flags_are_set(as_row(message))
     return [tf.where(finite, t, tf.constant(float("nan"))) for t in totals]
