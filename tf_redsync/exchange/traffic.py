@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from typing_extensions import override
 
 from tf_redsync.exchange import driver
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.method import Exchange
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 from tf_redsync.ops import wire
 
@@ -98,14 +98,28 @@ def dry_run(
     steps = []
     with tf.Graph().as_default():
         for number in numbers:
-            network = _Recorder(layout.workers)
+            network, seen = DryRun(layout.workers), list[Message]()
             grads = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
-            step = tf.constant(number, tf.int64)
-            ctx = Context(layout, network.rank(), step)
+            ctx = Context(layout, network.rank(), tf.constant(number, tf.int64))
             exchange = getattr(method, phase)(grads, method.init(layout), ctx)
-            driver.drive([exchange], network)
-            steps.append(tuple(network.seen))
+            driver.drive([_recorded(exchange, layout.workers, seen)], network)
+            steps.append(tuple(seen))
     return tuple(steps)
+
+
+def _recorded(
+    exchange: Exchange, workers: int, seen: list[Message]
+) -> Generator[Request, Any, None]:
+    """Forward the requests of an exchange, and append each answered one to `seen`."""
+    reply = None
+    while True:
+        try:
+            request = exchange.send(reply)
+        except StopIteration:
+            return
+        reply = yield request
+        sent = driver.sent_bytes(request, workers)
+        seen.append(Message(KINDS[type(request)], float(tf.get_static_value(sent))))
 
 
 def bytes_sent(steps: Sequence[Sequence[Message]]) -> float:
@@ -146,35 +160,3 @@ class DryRun:
     def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
         """Return `message` as if the partner of worker 0 had sent it too."""
         return tf.stack([message, message if distance < self.workers else wire.absent(message)])
-
-
-class _Recorder(DryRun):
-    """A dry run that records its requests."""
-
-    def __init__(self, workers: int):
-        super().__init__(workers)
-        self.seen: list[Message] = []
-
-    def _keep(self, request: Request) -> None:
-        sent = driver.sent_bytes(request, self.workers)
-        self.seen.append(Message(KINDS[type(request)], float(tf.get_static_value(sent))))
-
-    @override
-    def all_gather(self, message: tf.Tensor) -> tf.Tensor:
-        self._keep(AllGather(message))
-        return super().all_gather(message)
-
-    @override
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        self._keep(AllReduce(tensors))
-        return super().all_reduce(tensors)
-
-    @override
-    def all_to_all(self, messages: tf.Tensor) -> tf.Tensor:
-        self._keep(AllToAll(messages))
-        return super().all_to_all(messages)
-
-    @override
-    def pair_gather(self, message: tf.Tensor, distance: int) -> tf.Tensor:
-        self._keep(PairGather(message, distance))
-        return super().pair_gather(message, distance)
