@@ -66,7 +66,7 @@ class SelectionVariant(rs.GMC):
         own = self.with_momentum(ctx.layout, feedback.scaled(grads, ctx.scale), state)
         v = [tf.reshape(r + g, [-1]) for r, g in zip(state["residual"], own, strict=True)]
         t = [tf.reshape(w, [-1]) + 1.0 for w in state["waited"]]
-        k = self.counts(ctx.layout)
+        k = self.capacities(ctx.layout)
         if self.scope == "model":
             v, t, k = [tf.concat(v, 0)], [tf.concat(t, 0)], [sum(k)]
         chosen = [self._chosen(*parts) for parts in zip(v, t, k, strict=True)]

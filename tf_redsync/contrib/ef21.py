@@ -94,14 +94,14 @@ class EF21(Sparsifier):
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        return selected_payloads(MessageLayout.of(self.counts(layout)))
+        return selected_payloads(MessageLayout.of(self.capacities(layout)))
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         estimates, totals = state["estimate"], state["total"]
         grads = feedback.scaled(grads, ctx.scale)
         selection = ops.accumulate_and_select(
-            grads, [-e for e in estimates], [], self.counts(ctx.layout)
+            grads, [-e for e in estimates], [], self.capacities(ctx.layout)
         )
         messages = yield AllGather(selection.message)
         changes = ops.decode(messages, selection.layout, grads)

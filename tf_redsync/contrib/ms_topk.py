@@ -95,13 +95,13 @@ class MSTopK(Sparsifier):
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        return selected_payloads(MessageLayout.of(self.counts(layout)))
+        return selected_payloads(MessageLayout.of(self.capacities(layout)))
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         grads = feedback.scaled(grads, ctx.scale)
         sums = [v + g for v, g in zip(state["residual"], grads, strict=True)]
-        counts, indices, values, residuals = self.counts(ctx.layout), [], [], []
+        counts, indices, values, residuals = self.capacities(ctx.layout), [], [], []
         for spec, k, v in zip(ctx.layout.specs, counts, sums, strict=True):
             seed = worker_seed(stream(self.seed, ctx.step, spec.position), ctx.rank)
             vector = tf.reshape(v, [-1])

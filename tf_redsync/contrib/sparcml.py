@@ -80,7 +80,7 @@ class SparCML(Sparsifier):
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        k = self.counts(ctx.layout)
+        k = self.capacities(ctx.layout)
         if not sum(k):
             return grads, state
         selection = ops.accumulate_and_select(grads, state["residual"], [], k, scale=ctx.scale)

@@ -49,7 +49,7 @@ class _Threshold(Sparsifier):
 
     def select(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Selection:
         """Select the elements that reach the threshold."""
-        k = self.counts(ctx.layout)
+        k = self.capacities(ctx.layout)
         thresholds = tf.fill([len(k)], tf.constant(self.threshold, tf.float32))
         return ops.accumulate_and_select(
             grads, state["residual"], [], k, thresholds, selectors="fixed", scale=ctx.scale

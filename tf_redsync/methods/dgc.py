@@ -180,7 +180,7 @@ class DGC(MomentumCorrected):
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        return selected_payloads(MessageLayout.of(self.counts(layout)))
+        return selected_payloads(MessageLayout.of(self.capacities(layout)))
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

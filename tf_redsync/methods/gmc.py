@@ -168,7 +168,7 @@ class GMC(_GlobalMomentum):
             grads,
             state["residual"],
             state["before"],
-            self.counts(ctx.layout),
+            self.capacities(ctx.layout),
             selectors="exact",
             momentum=self.worker_momentum(ctx.layout),
             keep_velocities=False,

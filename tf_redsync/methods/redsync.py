@@ -174,7 +174,7 @@ class RedSync(MomentumCorrected):
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
         quantized = [self.quantizes(s) for s in layout.specs]
-        return selected_payloads(MessageLayout.of(self.counts(layout), quantized))
+        return selected_payloads(MessageLayout.of(self.capacities(layout), quantized))
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

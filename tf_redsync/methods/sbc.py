@@ -146,7 +146,7 @@ class SBC(Sparsifier):
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """Exchange the changes of the weights; `grads` are these changes divided by K."""
         specs = ctx.layout.specs
-        layout = MessageLayout.of(self.counts(ctx.layout), quantized=True)
+        layout = MessageLayout.of(self.capacities(ctx.layout), quantized=True)
         capacities = Capacity(tuple(s.size for s in specs), layout.capacities)
         sums = [
             r + g for r, g in zip(state["residual"], feedback.scaled(grads, ctx.scale), strict=True)

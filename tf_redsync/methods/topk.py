@@ -86,7 +86,7 @@ class TopK(Sparsifier):
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
-        return selected_payloads(MessageLayout.of(self.counts(self._selected_from(layout))))
+        return selected_payloads(MessageLayout.of(self.capacities(self._selected_from(layout))))
 
     def _selected_from(self, layout: BucketLayout) -> BucketLayout:
         """Return the layout to select from; with scope `"model"`, one vector of all tensors."""
@@ -101,7 +101,7 @@ class TopK(Sparsifier):
         if whole:
             ctx = dataclasses.replace(ctx, layout=self._selected_from(ctx.layout))
             grads, residuals = [flat(grads)], [flat(residuals)]
-        k = self.counts(ctx.layout)
+        k = self.capacities(ctx.layout)
         selection = ops.accumulate_and_select(grads, residuals, [], k, scale=ctx.scale)
         totals, residuals = yield from deliver(ctx, selection)
         if whole:

@@ -72,13 +72,13 @@ class BucketGroup:
     """Buckets that are exchanged together, with their plans for dense and compressed steps.
 
     Attributes:
-        positions: The indices of the buckets in the schedule.
+        bucket_indices: The indices of the buckets in the schedule.
         dense: The plan of a dense step; `None` if it equals `compressed`.
         compressed: The plan of any other step.
         warm: The plan of a dense warm-up of all methods; `None` if it equals `compressed`.
     """
 
-    positions: tuple[int, ...]
+    bucket_indices: tuple[int, ...]
     dense: Plan | Phases | None
     compressed: Plan | Phases
     warm: Plan | None
@@ -120,27 +120,27 @@ def split_by_density(buckets: Sequence[Bucket]) -> tuple[BucketGroup, ...]:
     optimizes operations in such branches twice.
     """
     always = [always_dense(b.method) for b in buckets]
-    positions = ([i for i, a in enumerate(always) if a == last] for last in (False, True))
-    return tuple(_group(buckets, p) for p in positions if p)
+    by_group = ([i for i, a in enumerate(always) if a == last] for last in (False, True))
+    return tuple(_group(buckets, group) for group in by_group if group)
 
 
 def merge_outcomes(groups: Sequence[BucketGroup], outcomes: Sequence[Outcome]) -> Outcome:
     """Return the outcome of all buckets, in order, from the outcomes of their groups."""
     results = {
-        position: result
+        index: result
         for group, outcome in zip(groups, outcomes, strict=True)
-        for position, result in zip(group.positions, outcome.results, strict=True)
+        for index, result in zip(group.bucket_indices, outcome.results, strict=True)
     }
     finite = tf.reduce_all([o.finite for o in outcomes])
     sent = tf.add_n([tf.cast(o.bytes_sent, tf.float64) for o in outcomes])
     return Outcome([results[i] for i in sorted(results)], finite, sent)
 
 
-def _group(buckets: Sequence[Bucket], positions: Sequence[int]) -> BucketGroup:
-    members = [buckets[i] for i in positions]
+def _group(buckets: Sequence[Bucket], bucket_indices: Sequence[int]) -> BucketGroup:
+    members = [buckets[i] for i in bucket_indices]
     same = all(always_dense(b.method) for b in members)
     dense, warm = (None, None) if same else (plan_of(members, dense=True), dense_plan(members))
-    return BucketGroup(tuple(positions), dense, plan_of(members, dense=False), warm)
+    return BucketGroup(tuple(bucket_indices), dense, plan_of(members, dense=False), warm)
 
 
 class ChangingSteps(EveryStep):
@@ -185,7 +185,7 @@ class ChangingSteps(EveryStep):
         """
         self._check_stages(inputs.network)
         is_dense = self._dense_at(inputs.step, inputs.states)
-        outcomes = [g.run(inputs.of(g.positions), is_dense, warming) for g in self.groups]
+        outcomes = [g.run(inputs.of(g.bucket_indices), is_dense, warming) for g in self.groups]
         return merge_outcomes(self.groups, outcomes)
 
     def _check_stages(self, network: Network) -> None:

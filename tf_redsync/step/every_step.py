@@ -49,12 +49,12 @@ class Inputs:
     network: Network
     meter: Meter | None = None
 
-    def of(self, positions: Sequence[int]) -> Inputs:
+    def of(self, bucket_indices: Sequence[int]) -> Inputs:
         """Return the inputs of some of the buckets."""
         return dataclasses.replace(
             self,
-            grads=[self.grads[i] for i in positions],
-            states=[self.states[i] for i in positions],
+            grads=[self.grads[i] for i in bucket_indices],
+            states=[self.states[i] for i in bucket_indices],
         )
 
 

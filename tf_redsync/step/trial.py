@@ -84,12 +84,12 @@ class Trial(ChangingSteps):
         inputs = dataclasses.replace(inputs, step=step)
         outcomes = []
         for group in self.groups:
-            group_inputs = inputs.of(group.positions)
+            group_inputs = inputs.of(group.bucket_indices)
             compressed = functools.partial(group.run, group_inputs, is_dense)
             if group.dense is None:
                 outcomes.append(compressed())
             else:
-                plan = _residual_plan([self.buckets[i] for i in group.positions], delivered)
+                plan = _residual_plan([self.buckets[i] for i in group.bucket_indices], delivered)
                 outcomes.append(
                     choose(dense, functools.partial(plan.run, group_inputs), compressed, network)
                 )

@@ -109,7 +109,7 @@ class CodedSelection(Sparsifier):
 
     def message_payloads(self, layout: BucketLayout) -> Payloads:
         """Return the payload of `select_and_deliver`."""
-        message_layout = MessageLayout.of(self.counts(layout))
+        message_layout = MessageLayout.of(self.capacities(layout))
         capacity = Capacity(tuple(s.size for s in layout.specs), message_layout.capacities)
         words = sum(coding(self.value_bits).lengths(capacity, message_layout))
         return [(AllGather, wire.BYTES_PER_WORD * words)]
@@ -143,7 +143,7 @@ class CodedSelection(Sparsifier):
             grads,
             residuals,
             velocities,
-            self.counts(ctx.layout),
+            self.capacities(ctx.layout),
             value_bits=self.value_bits,
             scale=ctx.scale,
             **momentum,

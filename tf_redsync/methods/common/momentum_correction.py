@@ -125,7 +125,7 @@ class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
         """
         ramp = self.warm_up
         if not isinstance(ramp, ExponentialWarmUp):
-            return self.counts(layout)
+            return self.capacities(layout)
         stages = ramp.stages(self.density)
         known = tf.get_static_value(step)
         if known is not None:

@@ -97,7 +97,7 @@ class Sparsifier(Method):
         """Return the number of elements to send of a tensor."""
         return element_count(self.density, spec.size)
 
-    def counts(self, layout: BucketLayout) -> list[int]:
+    def capacities(self, layout: BucketLayout) -> list[int]:
         """Return `k` of each tensor of a bucket."""
         return list(map(self.k, layout.specs))
 
