@@ -9,38 +9,37 @@
 namespace redsync {
 namespace {
 
-// Stores the coding error of element `i` in the residual.
-void Keep(const TopKTensor& t, int64_t i, float sent) {
+void StoreCodingError(const TopKTensor& t, int64_t i, float decoded) {
   constexpr int64_t kAhead = 16;
   if (i + kAhead < t.count) __builtin_prefetch(t.residual + t.indices[i + kAhead], 1);
-  t.residual[t.indices[i]] = FloatOf(t.values[i]) - sent;
+  t.residual[t.indices[i]] = FloatOf(t.values[i]) - decoded;
 }
 
-// Codes the values of a tensor whose slots begin at `first`.
-void SendByMeans(const TopKTensor& t, int bits, int64_t first, uint32_t* codes, float* levels,
-                 uint32_t* words) {
+// Encodes a tensor whose slots begin at `first`.
+void EncodeLevels(const TopKTensor& t, int bits, int64_t first, uint32_t* codes, float* levels,
+                  uint32_t* words) {
   CodeByMeans(t.values, t.count, bits, levels, codes);
   BitWriter writer(words, first * bits);
   for (int64_t i = 0; i < t.count; ++i) {
     writer.Put(codes[i], bits);
     const float level = levels[codes[i] >> 1];
-    Keep(t, i, codes[i] & 1 ? -level : level);
+    StoreCodingError(t, i, codes[i] & 1 ? -level : level);
   }
   writer.Finish();
 }
 
-// The same for bfloat16, two in a word.
-void SendHalves(const TopKTensor& t, uint32_t* words) {
+// Writes two values per word.
+void EncodeBfloat16(const TopKTensor& t, uint32_t* words) {
   for (int64_t i = 0; i < t.count; ++i) {
     const uint32_t half = HalfOf(t.values[i]);
     words[i / 2] |= half << (16 * (i % 2));
-    Keep(t, i, FloatOf(static_cast<int32_t>(half << 16)));
+    StoreCodingError(t, i, FloatOf(static_cast<int32_t>(half << 16)));
   }
 }
 
-// Codes the positions of all tensors that share a stream.
-Status SendPositions(const GolombFormat& format, int64_t stream, const TopKTensor* tensors,
-                     int64_t count, uint32_t* scratch, int32_t* part, CodecError* error) {
+// Encodes all tensors that share a stream.
+Status EncodePositions(const GolombFormat& format, int64_t stream, const TopKTensor* tensors,
+                       int64_t count, uint32_t* scratch, int32_t* part, CodecError* error) {
   int64_t start = 0, selected = 0;
   for (int64_t i = 0; i < count; ++i) {
     if (tensors[i].stream != stream) continue;
@@ -104,7 +103,8 @@ Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t c
   std::fill(message, message + words, 0);
   int32_t* part = message + kHeaderWords;
   for (size_t s = 0; s < format.streams.size(); ++s) {
-    const Status status = SendPositions(format.streams[s], s, tensors, count, scratch, part, error);
+    const Status status =
+        EncodePositions(format.streams[s], s, tensors, count, scratch, part, error);
     if (status != Status::kOk) return status;
     part += format.streams[s].part_words();
   }
@@ -117,11 +117,11 @@ Status EncodeTopK(const TopKFormat& format, const TopKTensor* tensors, int64_t c
   for (int64_t i = 0; i < count; ++i) {
     const TopKTensor& t = tensors[i];
     if (halves) {
-      SendHalves(t, out);
+      EncodeBfloat16(t, out);
       out += CeilDiv(t.slots, 2);
     } else {
       float levels[1 << (kMaxLevelBits - 1)];
-      SendByMeans(t, format.value_bits, first, scratch, levels, codes);
+      EncodeLevels(t, format.value_bits, first, scratch, levels, codes);
       std::memcpy(out, levels, of_tensor * sizeof(float));
       out += of_tensor;
     }

@@ -33,9 +33,8 @@ struct Item {
     return static_cast<uint32_t>(part[IndicesAt(false) + i]);
   }
   __device__ int32_t value(uint32_t i) const { return part[ValuesAt(false, slots) + i]; }
-  // Stores the coding error in the residual.
-  __device__ void Keep(uint32_t i, float sent) const {
-    residual[index(i)] = __int_as_float(value(i)) - sent;
+  __device__ void StoreCodingError(uint32_t i, float decoded) const {
+    residual[index(i)] = __int_as_float(value(i)) - decoded;
   }
 };
 
@@ -132,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) Sign(REDSYNC_PARAMETER Call call) {
     const uint32_t cell = item.codes[i], negative = __int_as_float(item.value(i)) < 0;
     const float level = item.magnitudes->means[cell];
     item.codes[i] = 2 * cell + negative;
-    item.Keep(i, negative ? -level : level);
+    item.StoreCodingError(i, negative ? -level : level);
   }
 }
 
@@ -148,7 +147,7 @@ __global__ void __launch_bounds__(kThreads) Round(REDSYNC_PARAMETER Call call) {
       const auto bits = static_cast<uint32_t>(item.value(j));
       const uint32_t half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
       word |= half << (16 * (j - i));
-      item.Keep(j, __int_as_float(static_cast<int32_t>(half << 16)));
+      item.StoreCodingError(j, __int_as_float(static_cast<int32_t>(half << 16)));
     }
     item.values[i / 2] = word;
   }
