@@ -33,7 +33,7 @@ class Cluster:
         self.strategy = rs.MultiWorkerMirroredStrategy()
         self.network = collectives.for_strategy(self.strategy)
         self.workers = self.network.workers
-        self.index = collectives.worker_rank(self.strategy)
+        self.index = collectives.process_rank(self.strategy)
         self.barrier: Callable[[], None] = make_barrier(self.strategy)
         self._largest = tf.function(
             lambda own: tf.reduce_max(self.network.all_gather(own)), autograph=False

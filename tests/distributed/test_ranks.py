@@ -45,7 +45,7 @@ def networks(strategy):
     direct = collectives.DirectCollectives(workers, strategy)
     hosts = collectives.HostCollectives(strategy)
     public = collectives.PublicCollectives(workers)
-    results = {"rank": collectives.worker_rank(strategy)}
+    results = {"rank": collectives.process_rank(strategy)}
     for name, network in (("direct", direct), ("hosts", hosts), ("public", public)):
 
         def replica(network=network):
@@ -113,7 +113,7 @@ def hashes(strategy, names):
             sums = [tf.add_n(tf.unstack(r)) for r in rows]
             return [tf.reshape(s, t.shape) for s, t in zip(sums, tensors, strict=True)]
 
-    workers, rank = strategy.num_replicas_in_sync, collectives.worker_rank(strategy)
+    workers, rank = strategy.num_replicas_in_sync, collectives.process_rank(strategy)
     network = SumsInOrder(workers, strategy)
     own, loopback = {}, {}
     for number, name in enumerate(names):

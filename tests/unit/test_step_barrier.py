@@ -20,8 +20,8 @@ def barriers(request, monkeypatch):
     before = {*threading.enumerate()}
     store = LossyStore(request.param)
     monkeypatch.setattr(coordination, "key_value_store", lambda: store)
-    monkeypatch.setattr(collectives, "worker_rank", lambda rank: rank)
-    monkeypatch.setattr(collectives, "worker_count", lambda rank: WORKERS)
+    monkeypatch.setattr(collectives, "process_rank", lambda rank: rank)
+    monkeypatch.setattr(collectives, "process_count", lambda rank: WORKERS)
     made = []
     for rank in range(WORKERS):
         monkeypatch.setattr(step_barrier, "_instances", itertools.count())

@@ -193,7 +193,7 @@ class Auto(Configurable):
         sparse_totals: Callable[[Method], bool],
     ) -> Decision:
         """Measure and decide; see `tf_redsync.policy.Undecided`."""
-        announce = collectives.worker_rank(strategy) == 0
+        announce = collectives.process_rank(strategy) == 0
         measured = measure(self, strategy, network, announce, sparse_totals)
         decision = self.decide(specs, measured, bucket_bytes)
         if network.workers > 1:

@@ -201,7 +201,7 @@ class BitBudget(Policy):
             tuple(Row(s, m[c], b[c], e[c]) for s, m, e, b, c in rows), self.bits
         )
         agreement.agree(strategy, f"exchange as in {allocation}")
-        if collectives.worker_rank(strategy) == 0:
+        if collectives.process_rank(strategy) == 0:
             say(str(allocation))
         return allocation
 
@@ -400,5 +400,5 @@ def _mean(
     """Return the elementwise mean of all processes' `rows`; all processes must call it."""
     flat = np.array([value for row in rows for value in row], np.float32)
     total = collectives.sum_over_processes(strategy, network, flat)
-    values = iter((total / collectives.worker_count(strategy)).tolist())
+    values = iter((total / collectives.process_count(strategy)).tolist())
     return [[next(values) for _ in row] for row in rows]

@@ -102,7 +102,7 @@ class CompressionMetrics(OfBothKeras):
         closing.register(self)
         if self._sampler is not None and self._sampler.exchange is not exchange:
             self._profiles = Profiles()  # another model has other times
-        if not self._no_split and collectives.worker_rank(self.model.distribute_strategy) > 0:
+        if not self._no_split and collectives.process_rank(self.model.distribute_strategy) > 0:
             self._no_split = "worker 0 profiles steps"
         self._sampler, self._opened = None, False
         self._epoch, self._batches, self._next_batch = 0, 0, 0

@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
     strategy = MultiWorkerMirroredStrategy()
-    first = collectives.worker_rank(strategy) == 0
+    first = collectives.process_rank(strategy) == 0
 
     def say(text: str) -> None:
         if first:

@@ -62,7 +62,7 @@ def _collectives(strategy: Any) -> dict[str, str]:
     from tf_redsync.network import collectives
 
     network = collectives.for_strategy(strategy)
-    rank = collectives.worker_rank(strategy)
+    rank = collectives.process_rank(strategy)
     each = tf.range(WORKERS)[:, tf.newaxis]
     makes: dict[str, tuple[Callable[[], Any], Any]] = {
         "all-gather": (

@@ -46,8 +46,8 @@ class StepBarrier:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        self._rank = collectives.worker_rank(strategy)
-        self._workers = collectives.worker_count(strategy)
+        self._rank = collectives.process_rank(strategy)
+        self._workers = collectives.process_count(strategy)
         self._prefix = f"{_PREFIX}/{next(_instances)}"
         self._changed = threading.Condition()
         self._steps = 0  # number of steps that this worker has ended

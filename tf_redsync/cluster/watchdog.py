@@ -101,7 +101,7 @@ def start(
         heartbeat_seconds: As in `lost_after`.
     """
     silent_seconds = SILENT_SECONDS if heartbeat_seconds is None else heartbeat_seconds / 2
-    if collectives.worker_count(strategy) == 1:
+    if collectives.process_count(strategy) == 1:
         return
     step_counters.create()
     if not collectives.is_redsync_strategy(strategy):
@@ -205,8 +205,8 @@ class _Thread(threading.Thread):
         self, strategy: tf.distribute.Strategy, timeout_seconds: float, silent_seconds: float
     ):
         super().__init__(name="tf_redsync_watchdog", daemon=True)
-        workers = collectives.worker_count(strategy)
-        self._rank, self._tasks = collectives.worker_rank(strategy), groups.task_names(strategy)
+        workers = collectives.process_count(strategy)
+        self._rank, self._tasks = collectives.process_rank(strategy), groups.task_names(strategy)
         self._store = coordination.key_value_store()
         self._over, self._wake = threading.Event(), threading.Event()
         self._pid = os.getpid()

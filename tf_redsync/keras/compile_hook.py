@@ -83,7 +83,7 @@ def _check_metrics(model: Any, arguments: Mapping[str, Any]) -> None:
         ValueError: a metric was created outside of the scope of the model's strategy.
     """
     strategy = getattr(model, "distribute_strategy", None)
-    if not collectives.is_redsync_strategy(strategy) or collectives.worker_count(strategy) == 1:
+    if not collectives.is_redsync_strategy(strategy) or collectives.process_count(strategy) == 1:
         return
     for metric in tf.nest.flatten([arguments.get(name) for name in _METRICS]):
         for variable in getattr(metric, "variables", ()):

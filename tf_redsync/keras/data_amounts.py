@@ -47,7 +47,7 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     known = known_batches.in_epoch(data) if method == "fit" else 0
     if collectives.is_redsync_strategy(strategy):
         batches = _cardinality(data)
-        if collectives.worker_count(strategy) > 1:
+        if collectives.process_count(strategy) > 1:
             digest, seed = first_batch.first_digest(data), first_batch.shuffle_seed(data)
             shuffles, shards = first_batch.dataset_seeds(data), first_batch.dataset_shards(data)
     if method == "fit" and steps is None and batches == _INFINITE:

@@ -87,7 +87,7 @@ def _check_strategy(model: Any, strategy: Any) -> None:
     Raises:
         ValueError: under TensorFlow's own strategy on several workers.
     """
-    workers = collectives.worker_count(strategy)
+    workers = collectives.process_count(strategy)
     if workers > 1 and models.exchanges_of(model):
         raise ValueError(
             "Keras 3's `fit` and `evaluate` need tf_redsync.MultiWorkerMirroredStrategy on several "

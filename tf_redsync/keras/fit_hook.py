@@ -307,7 +307,7 @@ def _check_execution(model: Any) -> None:
         ValueError: a thread of tf_keras tunes the number by the speed of each worker.
     """
     tuned = getattr(model, "autotune_steps_per_execution", False)  # absent in Keras 3
-    if tuned and collectives.worker_count(model.distribute_strategy) > 1:
+    if tuned and collectives.process_count(model.distribute_strategy) > 1:
         raise ValueError(
             '`steps_per_execution` must be a number with several workers: tf_keras tunes "auto" '
             "by each worker's speed, so workers would run different numbers of steps and deadlock. "

@@ -98,7 +98,7 @@ def restore(model: Any, checkpoint: LoadedCheckpoint) -> dict[str, np.ndarray]:
     Raises:
         ValueError: the exchange's state belongs to another model or method.
     """
-    workers = collectives.worker_count(model.distribute_strategy)
+    workers = collectives.process_count(model.distribute_strategy)
     values = checkpoint.own[0] if checkpoint.manifest.workers == workers else {}
     if not values:  # the update sums the accumulators over the workers
         for key in (f"{name}{_REPLICA}0" for name in _accumulators(model)):

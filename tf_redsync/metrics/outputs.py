@@ -54,7 +54,7 @@ class Outputs:
         run: Mapping[str, Any],
     ):
         exchange = sampler.exchange
-        rank = collectives.worker_rank(exchange.strategy)
+        rank = collectives.process_rank(exchange.strategy)
         if exchange not in _before:
             _before[exchange] = _bytes_before(run_dir, rank, run["step"])
         self._sampler = sampler

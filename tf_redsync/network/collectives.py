@@ -144,7 +144,7 @@ class DirectCollectives(PublicCollectives):
 
     def __init__(self, workers: int, strategy: tf.distribute.Strategy):
         super().__init__(workers)
-        self._own_rank = worker_rank(strategy)
+        self._own_rank = process_rank(strategy)
         self._tasks = groups.task_names(strategy)
         self._order = groups.Order(self._tasks)
         self._in_order = self._order.is_that_of_ranks
@@ -245,7 +245,7 @@ class HostCollectives(DirectCollectives):
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        super().__init__(worker_count(strategy), strategy)
+        super().__init__(process_count(strategy), strategy)
         self._launcher = groups.of_hosts(self._launcher, self.workers)
 
     @override
@@ -344,18 +344,18 @@ def average_statistics(strategy: tf.distribute.Strategy) -> None:
         strategy.average_statistics()
 
 
-def worker_count(strategy: tf.distribute.Strategy) -> int:
+def process_count(strategy: tf.distribute.Strategy) -> int:
     """Return the number of worker processes of `strategy`."""
     return getattr(strategy.extended, "_num_workers", 1)
 
 
 def local_replicas(strategy: tf.distribute.Strategy) -> int:
     """Return the number of replicas in this process; it is the same in all processes."""
-    return strategy.num_replicas_in_sync // worker_count(strategy)
+    return strategy.num_replicas_in_sync // process_count(strategy)
 
 
-def worker_rank(strategy: tf.distribute.Strategy) -> int:
-    """Return this process's rank among the workers; the chief has rank 0."""
+def process_rank(strategy: tf.distribute.Strategy) -> int:
+    """Return this process's rank among the processes; the chief has rank 0."""
     return getattr(strategy.extended, "_id_in_cluster", 0)
 
 
@@ -366,7 +366,7 @@ def sum_over_processes(
 
     Call it on all workers, outside of any replica.
     """
-    if worker_count(strategy) == 1:
+    if process_count(strategy) == 1:
         return array
     if network.in_branches:
         return network.all_reduce([tf.constant(array)])[0].numpy()

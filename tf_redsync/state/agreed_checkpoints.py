@@ -108,8 +108,8 @@ class Checkpoints:
     ):
         self._strategy, self._keep = strategy, keep
         self._store = Store(directory)
-        self._rank = collectives.worker_rank(strategy)
-        self._workers = collectives.worker_count(strategy)
+        self._rank = collectives.process_rank(strategy)
+        self._workers = collectives.process_count(strategy)
         # The leader of a directory writes the values that the directory's workers have in common.
         action = f"keep {keep} checkpoints, one {when}"
         self._leaders = leaders(strategy, self._store, action)

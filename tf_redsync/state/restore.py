@@ -205,7 +205,7 @@ class _Restoration:
     ):
         self.exchange, self.brought, self.by_rank = exchange, brought, by_rank
         self.workers, self.rows = save["workers"], save["rows"]
-        self.rank = collectives.worker_rank(exchange.strategy)
+        self.rank = collectives.process_rank(exchange.strategy)
         self.any_own = next(iter(by_rank.values()), None)  # shared arrays are equal in all of them
         self.first = min(p for p, ranks in enumerate(brought) if ranks)
         local_workers = workers_here(exchange)

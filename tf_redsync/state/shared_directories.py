@@ -25,7 +25,7 @@ def leaders(strategy: tf.distribute.Strategy, store: Store, action: str) -> list
     Raises:
         OSError: On all workers, if one of them cannot write to its directory.
     """
-    rank = collectives.worker_rank(strategy)
+    rank = collectives.process_rank(strategy)
     job = agreement.gather_texts(strategy, action, uuid.uuid4().hex)[0]
     failed = ""
     try:

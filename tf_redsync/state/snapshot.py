@@ -196,7 +196,7 @@ def capture(exchange: GradientExchange) -> dict[str, np.ndarray]:
     }
     numbers = {
         "format": FORMAT,
-        "rank": collectives.worker_rank(exchange.strategy),
+        "rank": collectives.process_rank(exchange.strategy),
         "workers": exchange.workers,
         "rows": workers_here(exchange),
     }
@@ -216,7 +216,7 @@ def auto_decision(exchange: GradientExchange) -> dict[str, Any] | None:
 
 def workers_here(exchange: GradientExchange) -> int:
     """Return the number of the exchange's workers in this process."""
-    return exchange.workers // collectives.worker_count(exchange.strategy)
+    return exchange.workers // collectives.process_count(exchange.strategy)
 
 
 # -------------------------------------------------------------------------------------- reading

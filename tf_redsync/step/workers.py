@@ -67,7 +67,7 @@ class HostWorker(Worker):
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        one_process = collectives.worker_count(strategy) == 1
+        one_process = collectives.process_count(strategy) == 1
         super().__init__(
             collectives.Alone() if one_process else collectives.HostCollectives(strategy)
         )
@@ -104,7 +104,7 @@ def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direc
         ValueError: If two levels are requested without direct collectives.
     """
     one_replica = collectives.local_replicas(strategy) == 1
-    processes = collectives.worker_count(strategy)
+    processes = collectives.process_count(strategy)
     wanted = processes > 1 and direct if two_levels is None else two_levels
     if one_replica or not wanted:
         return Worker(collectives.for_strategy(strategy, direct))
@@ -126,7 +126,7 @@ def check_together(strategy: tf.distribute.Strategy) -> None:
         ValueError: If TF_CONFIG names several workers, but this one would train alone.
     """
     named = _workers_in_tf_config()
-    if named > 1 and collectives.worker_count(strategy) == 1:
+    if named > 1 and collectives.process_count(strategy) == 1:
         raise ValueError(
             f"TF_CONFIG names {named} workers, but this worker would train alone: "
             + (
