@@ -54,6 +54,7 @@ from tf_redsync.network import (
     dtypes,
     groups,
     initial_values,
+    strategies,
     transport,
 )
 from tf_redsync.ops import native
@@ -159,7 +160,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         with startup as seconds, coordination.time_limits(cluster, lost_after, seconds, times):
             with _explaining_earlier_use():
                 super().__init__(cluster_resolver, options)
-        if collectives.process_count(self) > 1:
+        if strategies.process_count(self) > 1:
             self._start_together(number, options, timeout_seconds, heartbeat_seconds)
         self._eager_assignments = statistics.EagerAssignments()
         self._begun: list[statistics.Before] = []  # one for each replica's running step
@@ -312,7 +313,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 check()
             return result
 
-        if collectives.process_count(self) == 1:
+        if strategies.process_count(self) == 1:
             self.skip_conditions = {}  # nothing is restored
             return super().run(fn, args, kwargs, options)
         fn = autograph.as_called(fn)
@@ -356,13 +357,13 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Keras concatenates the predictions of all workers after each step. If TensorFlow sharded by
         files, they would not be in the order of the rows. tf_keras sets the policy itself.
         """
-        if collectives.process_count(self) > 1 and fit_hook.running_method() == "predict":
+        if strategies.process_count(self) > 1 and fit_hook.running_method() == "predict":
             dataset = _sharded_by_rows(dataset)
         return super().experimental_distribute_dataset(dataset, options)
 
     def average_statistics(self) -> None:
         """Average the moving statistics over the workers now; all workers must call it."""
-        if not self._created or collectives.process_count(self) == 1:
+        if not self._created or strategies.process_count(self) == 1:
             return
         live = {n: v for n, v in self._statistics.items() if statistics.needs_averaging(v)}
         texts = agreement.gather_texts(self, "average the moving statistics", json.dumps([*live]))
@@ -387,7 +388,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             yield context
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        if collectives.process_count(self) > 1:
+        if strategies.process_count(self) > 1:
             variable = agreement.create_variable(next_creator, kwargs)
         else:
             variable = next_creator(**kwargs)

@@ -28,12 +28,12 @@ class Cluster:
         import tensorflow as tf
 
         import tf_redsync as rs
-        from tf_redsync.network import collectives
+        from tf_redsync.network import collectives, strategies
 
         self.strategy = rs.MultiWorkerMirroredStrategy()
         self.network = collectives.for_strategy(self.strategy)
         self.workers = self.network.workers
-        self.index = collectives.process_rank(self.strategy)
+        self.index = strategies.process_rank(self.strategy)
         self.barrier: Callable[[], None] = make_barrier(self.strategy)
         self._largest = tf.function(
             lambda own: tf.reduce_max(self.network.all_gather(own)), autograph=False

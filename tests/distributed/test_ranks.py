@@ -39,13 +39,13 @@ def networks(strategy):
     """Replies of all networks to each request."""
     import tensorflow as tf
 
-    from tf_redsync.network import collectives
+    from tf_redsync.network import collectives, strategies
 
     workers = strategy.num_replicas_in_sync
     direct = collectives.DirectCollectives(workers, strategy)
     hosts = collectives.HostCollectives(strategy)
     public = collectives.PublicCollectives(workers)
-    results = {"rank": collectives.process_rank(strategy)}
+    results = {"rank": strategies.process_rank(strategy)}
     for name, network in (("direct", direct), ("hosts", hosts), ("public", public)):
 
         def replica(network=network):
@@ -100,7 +100,7 @@ def hashes(strategy, names):
     from tf_redsync.exchange import driver
     from tf_redsync.exchange import loopback as all_workers
     from tf_redsync.exchange.layout import BucketLayout
-    from tf_redsync.network import collectives
+    from tf_redsync.network import collectives, strategies
 
     class SumsInOrder(collectives.DirectCollectives):
         """Adds in the order of ranks, as the loopback does; a ring rounds in another order."""
@@ -113,7 +113,7 @@ def hashes(strategy, names):
             sums = [tf.add_n(tf.unstack(r)) for r in rows]
             return [tf.reshape(s, t.shape) for s, t in zip(sums, tensors, strict=True)]
 
-    workers, rank = strategy.num_replicas_in_sync, collectives.process_rank(strategy)
+    workers, rank = strategy.num_replicas_in_sync, strategies.process_rank(strategy)
     network = SumsInOrder(workers, strategy)
     own, loopback = {}, {}
     for number, name in enumerate(names):

@@ -35,7 +35,7 @@ class Model:
 @pytest.fixture
 def two_workers(monkeypatch):
     """Returns a function that sets whether two workers with equal callbacks share a filesystem."""
-    monkeypatch.setattr(backups.collectives, "process_count", lambda strategy: 2)
+    monkeypatch.setattr(backups.strategies, "process_count", lambda strategy: 2)
     monkeypatch.setattr(backups.agreement, "gather_texts", lambda strategy, what, own: [own, own])
 
     def use(same_files):

@@ -102,7 +102,7 @@ def test_tuned_steps_per_execution_need_one_worker(workers, monkeypatch):
     if workers == 1:
         model.fit(x, y, verbose=0)
         return
-    monkeypatch.setattr(fit_hook.collectives, "process_count", lambda strategy: workers)
+    monkeypatch.setattr(fit_hook.strategies, "process_count", lambda strategy: workers)
     with pytest.raises(ValueError, match='`steps_per_execution`.*Received.*="auto"'):
         model.fit(x, y, verbose=0)
 

@@ -41,8 +41,8 @@ def test_watchdog_reports_before_tensorflow(monkeypatch, timeout, heartbeat, los
     assert watchdog.lost_after(timeout, heartbeat) == lost
     strategy = tf.distribute.get_strategy()
     detector = stall_detector.StallDetector(range(2), 1.0, bool, bool)
-    monkeypatch.setattr(watchdog.collectives, "process_count", lambda strategy: 2)
-    monkeypatch.setattr(watchdog.collectives, "is_redsync_strategy", lambda strategy: True)
+    monkeypatch.setattr(watchdog.strategies, "process_count", lambda strategy: 2)
+    monkeypatch.setattr(watchdog.strategies, "is_redsync_strategy", lambda strategy: True)
     monkeypatch.setattr(watchdog.step_counters, "_counters", {})
     monkeypatch.setattr(watchdog._process, "thread", types.SimpleNamespace(detector=detector))
     watchdog.start(strategy, timeout, heartbeat)

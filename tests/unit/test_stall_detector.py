@@ -385,7 +385,7 @@ def test_error_truncates_a_long_action(monkeypatch, length):
     monkeypatch.setattr(
         agreement, "_exchange", lambda _, what, told: (compared.append(what), ("agreed", []))[1]
     )
-    monkeypatch.setattr(agreement.collectives, "is_redsync_strategy", lambda _: True)
+    monkeypatch.setattr(agreement.strategies, "is_redsync_strategy", lambda _: True)
     agreement._agree_and_gather(None, "x" * length, "")
     assert compared == ["x" * length]
     assert (shown == compared) == (length == 20) and len(shown[0]) < 300

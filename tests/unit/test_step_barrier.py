@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.lossy_store import LossyStore
 from tf_redsync.cluster import coordination, step_barrier
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 
 WORKERS = 2
 SECONDS = 10.0
@@ -20,8 +20,8 @@ def barriers(request, monkeypatch):
     before = {*threading.enumerate()}
     store = LossyStore(request.param)
     monkeypatch.setattr(coordination, "key_value_store", lambda: store)
-    monkeypatch.setattr(collectives, "process_rank", lambda rank: rank)
-    monkeypatch.setattr(collectives, "process_count", lambda rank: WORKERS)
+    monkeypatch.setattr(strategies, "process_rank", lambda rank: rank)
+    monkeypatch.setattr(strategies, "process_count", lambda rank: WORKERS)
     made = []
     for rank in range(WORKERS):
         monkeypatch.setattr(step_barrier, "_instances", itertools.count())

@@ -35,6 +35,7 @@ ADAPTERS = (
 TENSORFLOW_ADAPTERS = (
     "autograph.py",
     "network/collectives.py",
+    "network/strategies.py",
     "cluster/coordination.py",
     "cluster/device_iterators.py",
     "network/groups.py",
@@ -42,7 +43,6 @@ TENSORFLOW_ADAPTERS = (
 PRIVATE_NAMES_ALLOWED = (
     *ADAPTERS,
     *TENSORFLOW_ADAPTERS,
-    "network/collectives.py",
     "network/initial_values.py",
     "keras/adapter.py",
 )
@@ -275,9 +275,11 @@ def test_no_global_random_generator():
 # "tf.distribute" and "tf.Variable" are attributes, the others are modules.
 FORBIDDEN = {
     "methods/": ("tf.distribute", "tf.Variable", "keras", "tf_keras",
-                 "tf_redsync.network.collectives", "tf_redsync.step.state_variables"),
+                 "tf_redsync.network.collectives", "tf_redsync.network.strategies",
+                 "tf_redsync.step.state_variables"),
     "contrib/": ("tf.distribute", "tf.Variable", "keras", "tf_keras",
-                 "tf_redsync.network.collectives", "tf_redsync.step.state_variables"),
+                 "tf_redsync.network.collectives", "tf_redsync.network.strategies",
+                 "tf_redsync.step.state_variables"),
     "codings/": ("tf.distribute", "tf.Variable", "keras", "tf_keras"),
     "schedules.py": ("tf.distribute", "tf.Variable", "keras"),
     "policy.py": ("tf.distribute", "tf.Variable", "keras"),

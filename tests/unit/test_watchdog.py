@@ -4,7 +4,7 @@ import time
 
 from tests.unit.lossy_store import LossyStore
 from tf_redsync.cluster import coordination, watchdog
-from tf_redsync.network import collectives, groups
+from tf_redsync.network import groups, strategies
 
 SECONDS = 10.0
 
@@ -13,8 +13,8 @@ def test_reports_continue_after_a_lost_answer_of_the_service(monkeypatch):
     store = LossyStore(stores=True)
     monkeypatch.setattr(LossyStore, "delete_config_key_value", lambda *_: None, raising=False)
     monkeypatch.setattr(coordination, "key_value_store", lambda: store)
-    monkeypatch.setattr(collectives, "process_rank", lambda rank: rank)
-    monkeypatch.setattr(collectives, "process_count", lambda rank: 2)
+    monkeypatch.setattr(strategies, "process_rank", lambda rank: rank)
+    monkeypatch.setattr(strategies, "process_count", lambda rank: 2)
     monkeypatch.setattr(groups, "task_names", lambda rank: ["worker:0", "worker:1"])
     monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 0.05)
     monkeypatch.setattr(watchdog, "_READ_SECONDS", 0.02)

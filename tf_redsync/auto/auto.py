@@ -48,7 +48,7 @@ from tf_redsync.exchange.layout import LARGEST_BUCKET, TensorSpec, make_buckets
 from tf_redsync.exchange.method import Method
 from tf_redsync.methods.dense import Dense
 from tf_redsync.methods.gmc import CodedGMC
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.policy import Policy, check_clip_norms, check_together
 
 # A candidate must take at most CLEARLY of the all-reduce's time and save WORTHWHILE_SECONDS. A
@@ -193,7 +193,7 @@ class Auto(Configurable):
         sparse_totals: Callable[[Method], bool],
     ) -> Decision:
         """Measure and decide; see `tf_redsync.policy.Undecided`."""
-        announce = collectives.process_rank(strategy) == 0
+        announce = strategies.process_rank(strategy) == 0
         measured = measure(self, strategy, network, announce, sparse_totals)
         decision = self.decide(specs, measured, bucket_bytes)
         if network.workers > 1:

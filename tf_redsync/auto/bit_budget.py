@@ -22,7 +22,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Method
 from tf_redsync.methods.coded_topk import CodedTopK
 from tf_redsync.methods.dense import Dense
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.ops.wire import each_finite
 from tf_redsync.policy import Assignment, Policy, Resolved, or_dense
 from tf_redsync.tables import aligned
@@ -201,7 +201,7 @@ class BitBudget(Policy):
             tuple(Row(s, m[c], b[c], e[c]) for s, m, e, b, c in rows), self.bits
         )
         agreement.agree(strategy, f"exchange as in {allocation}")
-        if collectives.process_rank(strategy) == 0:
+        if strategies.process_rank(strategy) == 0:
             say(str(allocation))
         return allocation
 
@@ -399,6 +399,6 @@ def _mean(
 ) -> list[list[float]]:
     """Return the elementwise mean of all processes' `rows`; all processes must call it."""
     flat = np.array([value for row in rows for value in row], np.float32)
-    total = collectives.sum_over_processes(strategy, network, flat)
-    values = iter((total / collectives.process_count(strategy)).tolist())
+    total = strategies.sum_over_processes(strategy, network, flat)
+    values = iter((total / strategies.process_count(strategy)).tolist())
     return [[next(values) for _ in row] for row in rows]

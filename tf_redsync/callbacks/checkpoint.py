@@ -24,7 +24,7 @@ from tf_redsync.cluster.step_barrier import StepBarrier
 from tf_redsync.keras import closing, models, training_state
 from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.keras.fit_resume import Position
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.state.agreed_checkpoints import Checkpoints, LoadedCheckpoint
 from tf_redsync.state.checkpoint_manifest import Manifest
 
@@ -166,7 +166,7 @@ class Checkpoint(OfBothKeras):
         self._epoch, self._batch = 0, 0
         self._due, self._trained, self._signalled, self._stops = "", False, False, False
         self._requests: list[str] = []  # the user's reasons for the checkpoint that is due
-        self._chief = collectives.process_rank(strategy) == 0
+        self._chief = strategies.process_rank(strategy) == 0
         self._restart_clocks()
         self._at = StepBarrier(strategy)
         early, self._early, self._waiting = self._early, [], []
@@ -348,7 +348,7 @@ class Checkpoint(OfBothKeras):
                 f"another training. Received: epochs={epochs}",
                 stacklevel=3,
             )
-        now = collectives.process_count(self.model.distribute_strategy)
+        now = strategies.process_count(self.model.distribute_strategy)
         if described.batch and described.workers != now and self._files.leads:
             warnings.warn(
                 f"`Checkpoint` resumes in the middle of epoch {epoch + 1} with another number of "

@@ -19,7 +19,7 @@ from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.metrics.outputs import Outputs, bytes_before, mean_logs
 from tf_redsync.metrics.profiler import NoProfile, Profiles
 from tf_redsync.metrics.sampling import Clock, Sample, Sampler, interval
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 
 _FIRST_SAMPLE = 8  # batches; tf_keras warns about callbacks that are slow in the first five
 _PARTS = ("compute", "select", "exchange", "wait", "decode", "input")
@@ -102,7 +102,7 @@ class CompressionMetrics(OfBothKeras):
         closing.register(self)
         if self._sampler is not None and self._sampler.exchange is not exchange:
             self._profiles = Profiles()  # another model has other times
-        if not self._no_split and collectives.process_rank(self.model.distribute_strategy) > 0:
+        if not self._no_split and strategies.process_rank(self.model.distribute_strategy) > 0:
             self._no_split = "worker 0 profiles steps"
         self._sampler, self._opened = None, False
         self._epoch, self._batches, self._next_batch = 0, 0, 0

@@ -202,12 +202,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one worker; worker 0 prints the results."""
     args = _parsed(argv)
     from tf_redsync import expressions
-    from tf_redsync.network import collectives
+    from tf_redsync.network import strategies
     from tf_redsync.planning import subject as subjects
     from tf_redsync.strategy import MultiWorkerMirroredStrategy
 
     strategy = MultiWorkerMirroredStrategy()
-    first = collectives.process_rank(strategy) == 0
+    first = strategies.process_rank(strategy) == 0
 
     def say(text: str) -> None:
         if first:

@@ -59,10 +59,10 @@ def _collectives(strategy: Any) -> dict[str, str]:
     import numpy as np
     import tensorflow as tf
 
-    from tf_redsync.network import collectives
+    from tf_redsync.network import collectives, strategies
 
     network = collectives.for_strategy(strategy)
-    rank = collectives.process_rank(strategy)
+    rank = strategies.process_rank(strategy)
     each = tf.range(WORKERS)[:, tf.newaxis]
     makes: dict[str, tuple[Callable[[], Any], Any]] = {
         "all-gather": (

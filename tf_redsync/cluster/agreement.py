@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tf_redsync.cluster import coordination, watchdog
 from tf_redsync.errors import DistributedError
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 
 _Answer = TypeVar("_Answer")
 _logger = logging.getLogger("tf_redsync")
@@ -55,7 +55,7 @@ def agree(strategy: tf.distribute.Strategy, action: str) -> None:
     Raises:
         Disagreement: on every worker, with the differing texts.
     """
-    if collectives.process_count(strategy) > 1 and not _covered:
+    if strategies.process_count(strategy) > 1 and not _covered:
         _agree_and_gather(strategy, action, "")
 
 
@@ -70,7 +70,7 @@ def gather_texts(strategy: tf.distribute.Strategy, action: str, text: str) -> li
     Raises:
         Disagreement: as in `agree`.
     """
-    if collectives.process_count(strategy) == 1:
+    if strategies.process_count(strategy) == 1:
         return [text]
     return _agree_and_gather(strategy, action, text)
 
@@ -106,7 +106,7 @@ def together(
 
 
 def _agree_and_gather(strategy: tf.distribute.Strategy, action: str, text: str) -> list[str]:
-    if not collectives.is_redsync_strategy(strategy):  # ours has started its watchdog
+    if not strategies.is_redsync_strategy(strategy):  # ours has started its watchdog
         watchdog.start(strategy, watchdog.DEFAULT_TIMEOUT_SECONDS)
     with watchdog.waiting_for_agreement(_shortened(action)):
         verdict, texts = _exchange(strategy, action, text)
@@ -172,13 +172,13 @@ def create_variable(create: Callable[..., tf.Variable], arguments: dict[str, Any
 def _exchange(strategy: tf.distribute.Strategy, action: str, text: str) -> tuple[str, list[str]]:
     """Publish this worker's text; return the chief's verdict and the texts of all workers."""
     local_report = json.dumps([action, _created, text])
-    number, rank = next(_sequence), collectives.process_rank(strategy)
+    number, rank = next(_sequence), strategies.process_rank(strategy)
     store = coordination.key_value_store()
     if rank != 0:
         store.set_config_key_value(f"{_PREFIX}/{number}/{rank}", local_report)
         verdict, texts = json.loads(_wait_for(f"{number}/verdict", 0))
         return verdict, texts
-    workers = collectives.process_count(strategy)
+    workers = strategies.process_count(strategy)
     received = {r: _wait_for(f"{number}/{r}", r) for r in range(1, workers)}
     reports = [json.loads(report) for report in (local_report, *received.values())]
     verdict, texts = _verdict(reports), [report[-1] for report in reports]
@@ -251,8 +251,8 @@ class Channel:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, name: str):
-        self._rank = collectives.process_rank(strategy)
-        self._workers = collectives.process_count(strategy)
+        self._rank = strategies.process_rank(strategy)
+        self._workers = strategies.process_count(strategy)
         self._prefix = f"{_CHANNELS}/{name}"
         self._number = 0
 

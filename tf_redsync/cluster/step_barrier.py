@@ -23,7 +23,7 @@ from collections import deque
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement, coordination, watchdog
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 
 # Seconds of a query. Service and client keep each query that has timed out, so the wait for a
 # request, which lasts for the whole training, has long ones.
@@ -46,8 +46,8 @@ class StepBarrier:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        self._rank = collectives.process_rank(strategy)
-        self._workers = collectives.process_count(strategy)
+        self._rank = strategies.process_rank(strategy)
+        self._workers = strategies.process_count(strategy)
         self._prefix = f"{_PREFIX}/{next(_instances)}"
         self._changed = threading.Condition()
         self._steps = 0  # number of steps that this worker has ended

@@ -37,7 +37,7 @@ from tf_redsync.cluster.stall_detector import (
     WorkerReport,
 )
 from tf_redsync.errors import uncaught
-from tf_redsync.network import collectives, groups
+from tf_redsync.network import groups, strategies
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 PERIOD_SECONDS = 2.0
@@ -101,10 +101,10 @@ def start(
         heartbeat_seconds: As in `lost_after`.
     """
     silent_seconds = SILENT_SECONDS if heartbeat_seconds is None else heartbeat_seconds / 2
-    if collectives.process_count(strategy) == 1:
+    if strategies.process_count(strategy) == 1:
         return
     step_counters.create()
-    if not collectives.is_redsync_strategy(strategy):
+    if not strategies.is_redsync_strategy(strategy):
         step_counters.watch_batches(strategy)
     if _process.thread is not None:
         _process.thread.detector.timeout_seconds = timeout_seconds
@@ -205,8 +205,8 @@ class _Thread(threading.Thread):
         self, strategy: tf.distribute.Strategy, timeout_seconds: float, silent_seconds: float
     ):
         super().__init__(name="tf_redsync_watchdog", daemon=True)
-        workers = collectives.process_count(strategy)
-        self._rank, self._tasks = collectives.process_rank(strategy), groups.task_names(strategy)
+        workers = strategies.process_count(strategy)
+        self._rank, self._tasks = strategies.process_rank(strategy), groups.task_names(strategy)
         self._store = coordination.key_value_store()
         self._over, self._wake = threading.Event(), threading.Event()
         self._pid = os.getpid()

@@ -36,7 +36,7 @@ from tf_redsync.keras import (
     training_length,
     weight_sync,
 )
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.policy import Policy
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step import flushing, masks
@@ -233,7 +233,7 @@ class Adapter:
         Under another strategy, return `check`.
         """
         strategy: Any = tf.distribute.get_strategy()
-        if not collectives.is_redsync_strategy(strategy):
+        if not strategies.is_redsync_strategy(strategy):
             return check
         return lambda: strategy.checks.update({check: check})
 

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement, coordination
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.state.checkpoint_store import Store
 from tf_redsync.state.shared_directories import leaders
 
@@ -61,7 +61,7 @@ def check(model: Any, callbacks: Sequence[Any], action: str) -> bool:
         )
     if sum(map(_restores, callbacks)) > 1:
         raise ValueError("`callbacks` must have at most one `Checkpoint`. Received: several.")
-    if collectives.process_count(strategy) == 1:
+    if strategies.process_count(strategy) == 1:
         return False
     for kind in KINDS:
         entries = [[e for e in entries if e[0] == kind] for entries in all_entries]
@@ -140,7 +140,7 @@ def _check_place(strategy: tf.distribute.Strategy, kind: str, entries: list[Any]
     written = [e for e in entries if e]
     if len(written) < 2:
         return
-    entry = entries[collectives.process_rank(strategy)] or written[0]
+    entry = entries[strategies.process_rank(strategy)] or written[0]
     family, folder, file, _ = entry[1:]
     if family == "tf_keras" and kind == MODEL:
         return  # the chief writes the file, other workers temporary files
@@ -190,7 +190,7 @@ def compare(model: Any, path: Any, method: str) -> None:
         method: Name of the saving method.
     """
     strategy = getattr(model, "distribute_strategy", None)
-    if isinstance(path, (str, os.PathLike)) and collectives.is_redsync_strategy(strategy):
+    if isinstance(path, (str, os.PathLike)) and strategies.is_redsync_strategy(strategy):
         _compare(strategy, os.fspath(path), method)
 
 
@@ -201,7 +201,7 @@ def _compare(strategy: tf.distribute.Strategy, path: str, method: str) -> None:
     time, all but one therefore warn. If the chief has ended before others save, the store is gone
     and paths are not compared.
     """
-    workers, rank = collectives.process_count(strategy), collectives.process_rank(strategy)
+    workers, rank = strategies.process_count(strategy), strategies.process_rank(strategy)
     if workers == 1:
         return
     place = path if "://" in path else f"{platform.node()}:{os.path.realpath(path)}"

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import consistency, fit_hook, loss_scaling, models, slots, weight_sync
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.patching import patch_once
 
 _METRICS = ("metrics", "weighted_metrics")  # arguments of `compile`
@@ -83,7 +83,7 @@ def _check_metrics(model: Any, arguments: Mapping[str, Any]) -> None:
         ValueError: a metric was created outside of the scope of the model's strategy.
     """
     strategy = getattr(model, "distribute_strategy", None)
-    if not collectives.is_redsync_strategy(strategy) or collectives.process_count(strategy) == 1:
+    if not strategies.is_redsync_strategy(strategy) or strategies.process_count(strategy) == 1:
         return
     for metric in tf.nest.flatten([arguments.get(name) for name in _METRICS]):
         for variable in getattr(metric, "variables", ()):

@@ -15,7 +15,7 @@ from tf_redsync.exchange.method import Method
 from tf_redsync.keras import momentum
 from tf_redsync.keras.momentum import config_numbers, config_of
 from tf_redsync.methods.common.wrapper import innermost as innermost_method
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.policy import Policy
 
 
@@ -237,7 +237,7 @@ def check_accumulation(inner: Any, exchange: Any) -> None:
     strategy = exchange.strategy
     if strategy.num_replicas_in_sync == 1 or not accumulates(inner):
         return
-    replicas = collectives.local_replicas(strategy)
+    replicas = strategies.local_replicas(strategy)
     if exchange.network.in_branches and replicas == 1:
         return
     raise ValueError(

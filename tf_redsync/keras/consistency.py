@@ -26,7 +26,7 @@ from tf_redsync.building import libraries
 from tf_redsync.cluster import agreement
 from tf_redsync.keras import models, momentum, statistics
 from tf_redsync.keras.slots import all_variables
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.step.drift import DriftDetector, Shared
 from tf_redsync.step.streaming import Streaming
 
@@ -171,7 +171,7 @@ def drift_of(
 
     @functools.cache  # a step that only one worker traces again must compare the same variables
     def weights() -> list[Shared]:
-        averaged = collectives.is_redsync_strategy(strategy) and not skips_locally
+        averaged = strategies.is_redsync_strategy(strategy) and not skips_locally
         used = strategy.used_statistics if averaged else []
         return trainable + [_statistic(local, v) for v in used if statistics.is_shared(v)]
 

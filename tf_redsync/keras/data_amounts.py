@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_redsync.cluster import agreement
 from tf_redsync.keras import first_batch, fit_resume, known_batches, models
 from tf_redsync.keras.accuracy import AccuracyWarning
-from tf_redsync.network import collectives
+from tf_redsync.network import collectives, strategies
 
 _INFINITE = int(tf.data.INFINITE_CARDINALITY)
 _MAX_LINES = 16
@@ -45,9 +45,9 @@ def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = Fals
     steps = _steps(data) if in_fit else params.get("steps")
     batches = digest = seed = shuffles = shards = None
     known = known_batches.in_epoch(data) if method == "fit" else 0
-    if collectives.is_redsync_strategy(strategy):
+    if strategies.is_redsync_strategy(strategy):
         batches = _cardinality(data)
-        if collectives.process_count(strategy) > 1:
+        if strategies.process_count(strategy) > 1:
             digest, seed = first_batch.first_digest(data), first_batch.shuffle_seed(data)
             shuffles, shards = first_batch.dataset_seeds(data), first_batch.dataset_shards(data)
     if method == "fit" and steps is None and batches == _INFINITE:

@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.keras import models
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.patching import patch_once
 
 _NAME = "_maybe_symbolic_build"
@@ -52,7 +52,7 @@ def install(model_class: Any) -> None:
     def inspecting(build: Callable[..., Any]) -> Callable[..., Any]:
         def inspect(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
             strategy = self._distribute_strategy
-            if not collectives.is_redsync_strategy(strategy):
+            if not strategies.is_redsync_strategy(strategy):
                 if iterator is not None and strategy is not None:  # in `fit` or `evaluate`
                     _check_strategy(self, strategy)
                 return build(self, iterator, data_batch)
@@ -87,7 +87,7 @@ def _check_strategy(model: Any, strategy: Any) -> None:
     Raises:
         ValueError: under TensorFlow's own strategy on several workers.
     """
-    workers = collectives.process_count(strategy)
+    workers = strategies.process_count(strategy)
     if workers > 1 and models.exchanges_of(model):
         raise ValueError(
             "Keras 3's `fit` and `evaluate` need tf_redsync.MultiWorkerMirroredStrategy on several "

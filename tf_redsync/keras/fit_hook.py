@@ -29,7 +29,7 @@ from tf_redsync.keras import (
     weight_sync,
 )
 from tf_redsync.keras.closing import closing_on_error
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.patching import patch_once
 
 _models: weakref.WeakSet[Any] = weakref.WeakSet()  # those whose steps `trace_again` finds
@@ -85,7 +85,7 @@ def _order(callback: Any, copies: bool) -> int:
 def concerns(model: Any) -> bool:
     """Return whether a model trains with a wrapped optimizer, or under our strategy."""
     strategy = getattr(model, "distribute_strategy", None)
-    return collectives.is_redsync_strategy(strategy) or bool(models.exchanges_of(model))
+    return strategies.is_redsync_strategy(strategy) or bool(models.exchanges_of(model))
 
 
 def note_model(model: Any) -> None:
@@ -307,7 +307,7 @@ def _check_execution(model: Any) -> None:
         ValueError: a thread of tf_keras tunes the number by the speed of each worker.
     """
     tuned = getattr(model, "autotune_steps_per_execution", False)  # absent in Keras 3
-    if tuned and collectives.process_count(model.distribute_strategy) > 1:
+    if tuned and strategies.process_count(model.distribute_strategy) > 1:
         raise ValueError(
             '`steps_per_execution` must be a number with several workers: tf_keras tunes "auto" '
             "by each worker's speed, so workers would run different numbers of steps and deadlock. "

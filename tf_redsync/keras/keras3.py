@@ -25,7 +25,7 @@ from tf_redsync.exchange.method import Method
 from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, weight_sync
 from tf_redsync.keras.adapter import Adapter
 from tf_redsync.keras.wrapper import Inner, Wrapper, install, outside_of_replicas
-from tf_redsync.network import collectives, initial_values
+from tf_redsync.network import collectives, initial_values, strategies
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
 from tf_redsync.step.branches import carry
 
@@ -203,7 +203,7 @@ def _take_into_scope(optimizer: Any) -> None:
     count the iterations.
     """
     strategy = tf.distribute.get_strategy()
-    if tf.distribute.has_strategy() and collectives.local_replicas(strategy) == 1:
+    if tf.distribute.has_strategy() and strategies.local_replicas(strategy) == 1:
         for part in (optimizer, conflicts.innermost(optimizer)):
             part._distribution_strategy = strategy
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.patching import patch_once
 
 _STRIDE = 1_000_003  # so that replicas do not draw the numbers of a neighboring seed
@@ -26,7 +26,7 @@ def install() -> None:
         def offset(self: Any, *args: Any, **kwargs: Any) -> Any:
             seed = next_seed(self, *args, **kwargs)
             replica = tf.distribute.get_replica_context()
-            if replica is None or not collectives.is_redsync_strategy(replica.strategy):
+            if replica is None or not strategies.is_redsync_strategy(replica.strategy):
                 return seed
             number = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
             return seed + tf.stack([_STRIDE * number, tf.zeros_like(number)])

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.patching import patch_once
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -34,7 +34,7 @@ def install() -> None:
             loss = reduce_values(values, *args, **kwargs)
             reduction = kwargs.get("reduction", args[-1] if args else _MEANS[0])
             if values.shape == () and reduction in _MEANS:
-                if collectives.is_redsync_strategy(tf.distribute.get_strategy()):
+                if strategies.is_redsync_strategy(tf.distribute.get_strategy()):
                     return scale(loss)
             return loss
 

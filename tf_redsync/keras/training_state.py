@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_redsync.keras import conflicts, momentum, slots
 from tf_redsync.keras.models import optimizers_of, wrapped_attributes
 from tf_redsync.keras.slots import tf_variable
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.state.agreed_checkpoints import LoadedCheckpoint
 
 MODEL, _OPTIMIZER, _METRICS = "model", "optimizer", "metrics"
@@ -98,7 +98,7 @@ def restore(model: Any, checkpoint: LoadedCheckpoint) -> dict[str, np.ndarray]:
     Raises:
         ValueError: the exchange's state belongs to another model or method.
     """
-    workers = collectives.process_count(model.distribute_strategy)
+    workers = strategies.process_count(model.distribute_strategy)
     values = checkpoint.own[0] if checkpoint.manifest.workers == workers else {}
     if not values:  # the update sums the accumulators over the workers
         for key in (f"{name}{_REPLICA}0" for name in _accumulators(model)):

@@ -22,7 +22,7 @@ from tf_redsync.methods.known_losses import known_loss
 from tf_redsync.metrics import records
 from tf_redsync.metrics.profiler import Split
 from tf_redsync.metrics.sampling import Sample, Sampler
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 
 _HISTOGRAM_ELEMENTS = 100_000  # at most, per variable
 
@@ -54,7 +54,7 @@ class Outputs:
         run: Mapping[str, Any],
     ):
         exchange = sampler.exchange
-        rank = collectives.process_rank(exchange.strategy)
+        rank = strategies.process_rank(exchange.strategy)
         if exchange not in _before:
             _before[exchange] = _bytes_before(run_dir, rank, run["step"])
         self._sampler = sampler

@@ -28,7 +28,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.cluster import agreement, watchdog
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.state.checkpoint_manifest import (
     Manifest,
     Part,
@@ -108,8 +108,8 @@ class Checkpoints:
     ):
         self._strategy, self._keep = strategy, keep
         self._store = Store(directory)
-        self._rank = collectives.process_rank(strategy)
-        self._workers = collectives.process_count(strategy)
+        self._rank = strategies.process_rank(strategy)
+        self._workers = strategies.process_count(strategy)
         # The leader of a directory writes the values that the directory's workers have in common.
         action = f"keep {keep} checkpoints, one {when}"
         self._leaders = leaders(strategy, self._store, action)

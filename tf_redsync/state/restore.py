@@ -27,7 +27,7 @@ import tensorflow as tf
 from tf_redsync.auto import Auto, decision
 from tf_redsync.auto.bit_budget import BitBudget
 from tf_redsync.cluster import agreement
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.state.snapshot import (
     LENGTHS,
     Entry,
@@ -205,7 +205,7 @@ class _Restoration:
     ):
         self.exchange, self.brought, self.by_rank = exchange, brought, by_rank
         self.workers, self.rows = save["workers"], save["rows"]
-        self.rank = collectives.process_rank(exchange.strategy)
+        self.rank = strategies.process_rank(exchange.strategy)
         self.any_own = next(iter(by_rank.values()), None)  # shared arrays are equal in all of them
         self.first = min(p for p, ranks in enumerate(brought) if ranks)
         local_workers = workers_here(exchange)
@@ -356,7 +356,7 @@ class _Restoration:
 
     def _summed(self, array: np.ndarray) -> np.ndarray:
         exchange = self.exchange
-        return collectives.sum_over_processes(exchange.strategy, exchange.network, array)
+        return strategies.sum_over_processes(exchange.strategy, exchange.network, array)
 
 
 def _all_reports(

@@ -8,7 +8,7 @@ import uuid
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.state.checkpoint_store import Store
 
 
@@ -25,7 +25,7 @@ def leaders(strategy: tf.distribute.Strategy, store: Store, action: str) -> list
     Raises:
         OSError: On all workers, if one of them cannot write to its directory.
     """
-    rank = collectives.process_rank(strategy)
+    rank = strategies.process_rank(strategy)
     job = agreement.gather_texts(strategy, action, uuid.uuid4().hex)[0]
     failed = ""
     try:

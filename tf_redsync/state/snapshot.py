@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.auto import decision
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.step import state_variables
 from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.streaming import Streaming
@@ -196,7 +196,7 @@ def capture(exchange: GradientExchange) -> dict[str, np.ndarray]:
     }
     numbers = {
         "format": FORMAT,
-        "rank": collectives.process_rank(exchange.strategy),
+        "rank": strategies.process_rank(exchange.strategy),
         "workers": exchange.workers,
         "rows": workers_here(exchange),
     }
@@ -216,7 +216,7 @@ def auto_decision(exchange: GradientExchange) -> dict[str, Any] | None:
 
 def workers_here(exchange: GradientExchange) -> int:
     """Return the number of the exchange's workers in this process."""
-    return exchange.workers // collectives.process_count(exchange.strategy)
+    return exchange.workers // strategies.process_count(exchange.strategy)
 
 
 # -------------------------------------------------------------------------------------- reading

@@ -13,7 +13,7 @@ from tf_redsync.cluster import agreement, step_errors
 from tf_redsync.config import serialize
 from tf_redsync.exchange.layout import TensorSpec, tensor_spec
 from tf_redsync.exchange.method import Method
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.ops import native
 from tf_redsync.policy import Policy, Undecided
 from tf_redsync.schedules import DenseWarmUp
@@ -123,7 +123,7 @@ class ExchangeBuilder:
         """
         step_errors.install()
         strategy = tf.distribute.get_strategy()
-        collectives.check_supported(strategy)
+        strategies.check_supported(strategy)
         specs = tuple(tensor_spec(v, i) for i, v in enumerate(variables))
         weights = variables if weights is None else weights
         if not _agree(strategy, self._describe(strategy, specs, described), weights):

@@ -16,7 +16,7 @@ from tf_redsync.exchange.capabilities import clipping
 from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import GRADIENT_DTYPES, TensorSpec, make_buckets
 from tf_redsync.exchange.method import Method, State
-from tf_redsync.network import collectives, groups
+from tf_redsync.network import collectives, groups, strategies
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.ops.wire import before_cast
 from tf_redsync.policy import Policy, Resolved, Undecided
@@ -125,11 +125,11 @@ class GradientExchange(tf.Module):
             length.create(self.step)
         self.nonfinite = NonFiniteCounter([s.name for s in specs], self.network, max_skipped)
         self.skipped = self.nonfinite.total
-        self._has_redsync_strategy = collectives.is_redsync_strategy(strategy)
+        self._has_redsync_strategy = strategies.is_redsync_strategy(strategy)
         self._clipping = clipping(policy.default)
         self.create_state(resolved)
         if self.schedule.per_worker_weights:
-            collectives.check_one_replica(strategy, self.network)
+            strategies.check_one_replica(strategy, self.network)
             self.consensus = state_variables.Consensus(weights)
         frozen, number = tuple(weights), state_variables.random_number("exchange_run")
         self.weights = lambda: frozen  # a list would be tracked, but the model saves its variables
@@ -475,7 +475,7 @@ class GradientExchange(tf.Module):
         assert consensus is not None and self.rate is not None
         rate = tf.cast(self.rate(), tf.float32)
         if self.schedule.averages_statistics:
-            collectives.average_statistics_when(
+            strategies.average_statistics_when(
                 self.strategy, lambda: self.schedule.statistics_due(consensus)
             )
         with collectives.after_checks():
@@ -511,7 +511,7 @@ class GradientExchange(tf.Module):
             )
         consensus = self.consensus
         if consensus is not None and self.schedule.averages_statistics:
-            collectives.average_statistics_when(
+            strategies.average_statistics_when(
                 self.strategy,
                 lambda: (self.step > steps) & self.schedule.statistics_due(consensus),
             )
@@ -533,7 +533,7 @@ class GradientExchange(tf.Module):
         with self.agreed("bring the workers' weights together (`to_consensus()`)"):
             self.schedule.settle()
             self._traced_end_round()
-            collectives.average_statistics(self.strategy)
+            strategies.average_statistics(self.strategy)
 
     def _end_round(self) -> None:
         """Call the schedule's `to_consensus` in a replica context, and count the bytes."""

@@ -17,7 +17,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.exchange.driver import Network
-from tf_redsync.network import collectives, groups
+from tf_redsync.network import collectives, groups, strategies
 from tf_redsync.ops.wire import widened
 from tf_redsync.step import state_variables
 
@@ -67,11 +67,11 @@ class HostWorker(Worker):
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        one_process = collectives.process_count(strategy) == 1
+        one_process = strategies.process_count(strategy) == 1
         super().__init__(
             collectives.Alone() if one_process else collectives.HostCollectives(strategy)
         )
-        self.replicas = collectives.local_replicas(strategy)
+        self.replicas = strategies.local_replicas(strategy)
         self._device = strategy.extended.worker_devices[0]
 
     @override
@@ -103,8 +103,8 @@ def this_worker(strategy: tf.distribute.Strategy, two_levels: bool | None, direc
     Raises:
         ValueError: If two levels are requested without direct collectives.
     """
-    one_replica = collectives.local_replicas(strategy) == 1
-    processes = collectives.process_count(strategy)
+    one_replica = strategies.local_replicas(strategy) == 1
+    processes = strategies.process_count(strategy)
     wanted = processes > 1 and direct if two_levels is None else two_levels
     if one_replica or not wanted:
         return Worker(collectives.for_strategy(strategy, direct))
@@ -126,7 +126,7 @@ def check_together(strategy: tf.distribute.Strategy) -> None:
         ValueError: If TF_CONFIG names several workers, but this one would train alone.
     """
     named = _workers_in_tf_config()
-    if named > 1 and collectives.process_count(strategy) == 1:
+    if named > 1 and strategies.process_count(strategy) == 1:
         raise ValueError(
             f"TF_CONFIG names {named} workers, but this worker would train alone: "
             + (
@@ -151,7 +151,7 @@ def check_in_scope(variables: Sequence[tf.Variable]) -> None:
         ValueError: If variables were created outside of the scope, or the strategy is unsupported.
     """
     strategy = tf.distribute.get_strategy()
-    collectives.check_supported(strategy)
+    strategies.check_supported(strategy)
     outside = [v.name for v in variables if not isinstance(v, tf.distribute.DistributedValues)]
     if strategy.num_replicas_in_sync > 1 and outside:
         raise ValueError(
