@@ -192,7 +192,7 @@ def test_private_keras_names_exist():
     source = inspect.getsource(type(optimizer)._backend_update_step)
     assert "self._all_reduce_sum_gradients(" in source
     assert "self._distributed_tf_update_step" in source
-    # Callers of the update, see `keras/adapter.py`.
+    # Callers of the update, see `keras/keras3.py`.
     source = inspect.getsource(keras.optimizers.Optimizer._backend_apply_gradients)
     for name in (
         "_apply_weight_decay",

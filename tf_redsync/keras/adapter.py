@@ -6,9 +6,8 @@ sums. A wrapper replaces the first by `Adapter.aggregate` and guards the second 
 
 A skipped step changes only counters. Keras decays weights before the exchange, when finiteness is
 not known yet, and applies constraints and averages after it. `UpdateGuard` guards these operations.
-It uses private names on the *instance* of the inner optimizer:
-`_apply_weight_decay(variables)`, of Keras 3 and tf_keras; `_update_model_variables_moving_average(
-variables)` and `_overwrite_model_variables_with_average_value(variables)`, of Keras 3.
+It uses a private name of Keras 3 and tf_keras on the *instance* of the inner optimizer:
+`_apply_weight_decay(variables)`.
 """
 
 from __future__ import annotations
@@ -439,11 +438,13 @@ class UpdateGuard:
     Attributes:
         finite: Whether the current step is finite: a bool scalar, equal on all workers, or `None`
             before the step's exchange.
+        applying: Number of replicas within a step. Outside of steps `only_if_finite` guards
+            nothing.
     """
 
     def __init__(self) -> None:
         self.finite: Any = None
-        self._applying = 0  # number of replicas within a step
+        self.applying = 0
         self._decay: Callable[[], None] | None = None
         self._constrained: Sequence[Any] = ()
         self._before: list[tf.Tensor] = []
@@ -496,66 +497,9 @@ class UpdateGuard:
             def call() -> None:
                 function(*args)
 
-            if self._applying and self.finite is not None:
+            if self.applying and self.finite is not None:
                 tf.cond(self.finite, call, lambda: None)
             else:
                 call()
 
         return guarded
-
-    def guard_keras3(self, inner: Any) -> None:
-        """Guard the functions that an optimizer of Keras 3 calls before and after its update.
-
-        With gradient accumulation not every step has an update. Averages of the weights,
-        constraints and the step counter are then not guarded.
-        """
-        self.decay_later(inner)
-        apply = inner.apply
-        accumulates = getattr(inner, "gradient_accumulation_steps", None)
-
-        def apply_guarded(grads: Any, trainable_variables: Any = None) -> None:
-            omitted = trainable_variables is None
-            trained = inner._trainable_variables if omitted else trainable_variables
-            self.begin(() if accumulates else trained)
-            self._applying += 1
-            try:
-                apply(grads, trainable_variables)
-            finally:
-                self._applying -= 1
-            self.end()
-            if self.finite is not None and not accumulates:
-                inner.iterations.assign_sub(tf.cast(~self.finite, inner.iterations.dtype))
-
-        inner.apply = apply_guarded
-        name = "_overwrite_model_variables_with_average_value"
-        setattr(inner, name, _on_one_replica(inner, getattr(inner, name)))
-        if not accumulates:
-            for name in (
-                "_update_model_variables_moving_average",
-                "_overwrite_model_variables_with_average_value",
-            ):
-                setattr(inner, name, self.only_if_finite(getattr(inner, name)))
-
-
-def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[..., None]:
-    """Wrap Keras 3's overwriting of weights by averages, so that it works in a branch.
-
-    With `ema_overwrite_frequency` Keras runs it in a branch, where TensorFlow forbids its merge
-    call. The averages are equal on all replicas, so each replica can assign its own.
-    """
-
-    def overwrite_own(variables: Sequence[Any]) -> None:
-        local = tf.distribute.get_strategy().experimental_local_results
-        pairs = [
-            [local(v if isinstance(v, tf.Variable) else v.value) for v in pair]
-            for pair in zip(variables, inner._model_variables_moving_average, strict=True)
-            if pair[1] is not None
-        ]
-        alone = all(len(variable) == 1 for variable, _ in pairs)
-        if tf.distribute.in_cross_replica_context() or not alone:
-            overwrite(variables)
-            return
-        for (variable,), (average,) in pairs:
-            variable.assign(tf.cast(average, variable.dtype))
-
-    return overwrite_own

@@ -3,7 +3,10 @@
 Private names of Keras 3 used here, all on the *instance* of the inner optimizer:
 `_all_reduce_sum_gradients(grads_and_vars)` is called after unscaling and clipping and sums over
 replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)` applies the sums.
-Gradient accumulation also uses `_backend_update_step(grads, variables, learning_rate)`,
+`_update_model_variables_moving_average(variables)` and
+`_overwrite_model_variables_with_average_value(variables)` average the weights, in
+`_model_variables_moving_average`; `_trainable_variables` are the optimizer's. Gradient
+accumulation also uses `_backend_update_step(grads, variables, learning_rate)`,
 `_backend_increment_gradient_accumulators(grads, sums)`, `_backend_reset_gradient_accumulators()`,
 and `_iterations`, the counter of steps. `_distribution_strategy` is the strategy in whose scope an
 optimizer was created, and in which it creates variables. Of `tf.distribute.ReplicaContext`:
@@ -23,7 +26,7 @@ from typing_extensions import override
 
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, weight_sync
-from tf_redsync.keras.adapter import Adapter
+from tf_redsync.keras.adapter import Adapter, UpdateGuard
 from tf_redsync.keras.wrapper import Inner, Wrapper, install, outside_of_replicas
 from tf_redsync.network import collectives, initial_values, strategies
 from tf_redsync.ops.sparse import EitherTotal, SparseTotal, descend
@@ -57,7 +60,7 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         updater._distributed_tf_update_step = adapter.guard_update(
             _with_sparse_descent(updater._distributed_tf_update_step)
         )
-        adapter.guard.guard_keras3(updater)
+        _guard_step(updater, adapter.guard)
         self._window = conflicts.accumulation_steps(inner_optimizer)
         self._run_step = self._accumulate if self._window else adapter.run_step
         if self._window:
@@ -342,3 +345,61 @@ def _merging_in_branches(function: Callable[..., None]) -> Callable[..., None]:
             del replica.merge_call
 
     return call
+
+
+def _guard_step(inner: Any, guard: UpdateGuard) -> None:
+    """Guard the functions that an optimizer of Keras 3 calls before and after its update.
+
+    With gradient accumulation not every step has an update. Averages of the weights, constraints
+    and the step counter are then not guarded.
+    """
+    guard.decay_later(inner)
+    apply = inner.apply
+    accumulates = getattr(inner, "gradient_accumulation_steps", None)
+
+    def apply_guarded(grads: Any, trainable_variables: Any = None) -> None:
+        omitted = trainable_variables is None
+        trained = inner._trainable_variables if omitted else trainable_variables
+        guard.begin(() if accumulates else trained)
+        guard.applying += 1
+        try:
+            apply(grads, trainable_variables)
+        finally:
+            guard.applying -= 1
+        guard.end()
+        if guard.finite is not None and not accumulates:
+            inner.iterations.assign_sub(tf.cast(~guard.finite, inner.iterations.dtype))
+
+    inner.apply = apply_guarded
+    name = "_overwrite_model_variables_with_average_value"
+    setattr(inner, name, _on_one_replica(inner, getattr(inner, name)))
+    if not accumulates:
+        for name in (
+            "_update_model_variables_moving_average",
+            "_overwrite_model_variables_with_average_value",
+        ):
+            setattr(inner, name, guard.only_if_finite(getattr(inner, name)))
+
+
+def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[..., None]:
+    """Wrap Keras 3's overwriting of weights by averages, so that it works in a branch.
+
+    With `ema_overwrite_frequency` Keras runs it in a branch, where TensorFlow forbids its merge
+    call. The averages are equal on all replicas, so each replica can assign its own.
+    """
+
+    def overwrite_own(variables: Sequence[Any]) -> None:
+        local = tf.distribute.get_strategy().experimental_local_results
+        pairs = [
+            [local(v if isinstance(v, tf.Variable) else v.value) for v in pair]
+            for pair in zip(variables, inner._model_variables_moving_average, strict=True)
+            if pair[1] is not None
+        ]
+        alone = all(len(variable) == 1 for variable, _ in pairs)
+        if tf.distribute.in_cross_replica_context() or not alone:
+            overwrite(variables)
+            return
+        for (variable,), (average,) in pairs:
+            variable.assign(tf.cast(average, variable.dtype))
+
+    return overwrite_own
