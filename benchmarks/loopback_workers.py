@@ -16,7 +16,7 @@ from tf_redsync.exchange.layout import Bucket, TensorSpec, make_buckets
 from tf_redsync.exchange.method import Method
 from tf_redsync.policy import Policy
 from tf_redsync.schedules import ExponentialWarmUp
-from tf_redsync.step.every_step import phase_at
+from tf_redsync.step.exchange_schedule import phase_at
 
 Tensors = list[tf.Tensor]
 

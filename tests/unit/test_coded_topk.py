@@ -13,7 +13,7 @@ from tf_redsync import codings
 from tf_redsync.codings.signed_levels import conditional_means
 from tf_redsync.exchange import driver, loopback, traffic
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.step.sync_schedules import for_buckets
+from tf_redsync.step.schedule_choice import for_buckets
 
 SIDE = 2048  # 2^22 elements
 

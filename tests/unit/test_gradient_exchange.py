@@ -19,7 +19,7 @@ from tf_redsync.exchange.layout import Bucket, BucketLayout, TensorSpec
 from tf_redsync.ops import native
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step.builder import ExchangeBuilder
-from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.exchange_schedule import Inputs
 from tf_redsync.step.gradient_exchange import moves_without_gradients
 from tf_redsync.step.local_steps import LocalSteps
 from tf_redsync.step.nonfinite import NonFiniteCounter

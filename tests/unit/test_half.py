@@ -16,7 +16,7 @@ from tf_redsync.exchange.driver import drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.traffic import DryRun
-from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.exchange_schedule import ExchangeSchedule
 
 ROUNDED = (
     rs.RandomK(density=0.3),
@@ -132,7 +132,7 @@ def test_bytes_are_half_of_dense(workers):
     spec = TensorSpec("w", (100, 200))
 
     def sent(method):
-        program = EveryStep(make_buckets([(spec, method)], workers))
+        program = ExchangeSchedule(make_buckets([(spec, method)], workers))
         return program.bytes_per_step(workers)
 
     dense = sent(rs.Dense())

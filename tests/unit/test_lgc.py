@@ -23,7 +23,7 @@ from tf_redsync.exchange.requests import AllGather, AllReduce
 from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.ops.codecs import Positions
 from tf_redsync.step.changing_steps import ChangingSteps
-from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.exchange_schedule import Inputs
 
 SHAPES = ((), (0, 3), (40, 30), (7, 5, 9), (300, 2))
 SPECS = tuple(TensorSpec(f"v{i}", s, position=i) for i, s in enumerate(SHAPES))
@@ -327,15 +327,15 @@ def test_stages_by_step(traced, in_branches):
         (TensorSpec("a", (40, 50), position=0), other),
         (TensorSpec("b", (20, 30), position=1), method),
     ]
-    every_step = ChangingSteps(make_buckets(pairs, 2, 1, sparse_totals=True))
+    schedule = ChangingSteps(make_buckets(pairs, 2, 1, sparse_totals=True))
     logs = []
 
     def step_fn(step):
         network = Log(in_branches)
-        buckets = every_step.buckets
+        buckets = schedule.buckets
         grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
         states = [b.method.init(b.layout) for b in buckets]
-        outcome = every_step.run(Inputs(grads, states, None, step, network))
+        outcome = schedule.run(Inputs(grads, states, None, step, network))
         logs.append(network.asked)
         by_method = {type(b.method): r for b, r in zip(buckets, outcome.results, strict=True)}
         (total,), state = by_method[rs.contrib.LGC]

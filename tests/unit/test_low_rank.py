@@ -10,7 +10,7 @@ from tests.loops import loop
 from tf_redsync.exchange import loopback, traffic
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets, tensor_spec
 from tf_redsync.methods.low_rank import matrix_shape
-from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.exchange_schedule import ExchangeSchedule
 
 
 def best_split(shape):
@@ -225,7 +225,7 @@ def test_bytes_of_attention(rank):
     assert (factors, dense) == (4 * 4 * rank * 2 * 768, 4 * 4 * 768)
     for method, halves in ((rs.PowerSGD(rank=rank), 1), (rs.ACPSGD(rank=rank), 2)):
         assigned = rs.Policy(default=method).assign(specs)
-        program = EveryStep(make_buckets([(a.spec, a.method) for a in assigned], 2))
+        program = ExchangeSchedule(make_buckets([(a.spec, a.method) for a in assigned], 2))
         assert program.bytes_per_step(2) == factors / halves + dense
         traced = sum(
             traffic.bytes_sent(traffic.dry_run(b.method, b.layout, range(2)))
@@ -239,7 +239,7 @@ def test_bytes_of_mobile_net():
     specs = keras_specs([model])
     factors, dense = factor_bytes(specs, 4)
     assigned = rs.Policy(default=rs.PowerSGD(rank=4)).assign(specs)
-    program = EveryStep(make_buckets([(a.spec, a.method) for a in assigned], 2))
+    program = ExchangeSchedule(make_buckets([(a.spec, a.method) for a in assigned], 2))
     assert factors > 0 and program.bytes_per_step(2) == factors + dense
     low_rank = [a for a in assigned if "q" in a.method.traits.state_kinds]
     assert all(a.spec.name.endswith("kernel") for a in low_rank)
@@ -275,5 +275,5 @@ def test_bad_input(cls, options):
 def test_bytes_of_an_alternating_method():
     """ACP-SGD sends P [30, 2] in even and Q [50, 2] in odd steps."""
     spec = TensorSpec("w", (30, 50))
-    program = EveryStep(make_buckets([(spec, rs.ACPSGD(rank=2))], 4))
+    program = ExchangeSchedule(make_buckets([(spec, rs.ACPSGD(rank=2))], 4))
     assert program.bytes_per_step(4) == 2 * 3 / 4 * 4 * (60 + 100) / 2

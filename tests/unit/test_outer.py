@@ -11,7 +11,7 @@ import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
-from tf_redsync.step.sync_schedules import for_buckets
+from tf_redsync.step.schedule_choice import for_buckets
 
 DECAY = keras.optimizers.schedules.CosineDecay(0.7, 100)
 

@@ -11,8 +11,8 @@ from tf_redsync.exchange.layout import TensorSpec, make_buckets
 from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.methods import SyncSchedule
 from tf_redsync.step.changing_steps import ChangingSteps
-from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.sync_schedules import for_buckets
+from tf_redsync.step.exchange_schedule import Inputs
+from tf_redsync.step.schedule_choice import for_buckets
 from tf_redsync.step.trial import DENSE, Trial
 
 SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), position=1)]
@@ -42,11 +42,11 @@ def program(*methods):
     return ChangingSteps(make_buckets(list(zip(SPECS, methods, strict=False)), 2, 1))
 
 
-def run(every_step, network, step, scale=None):
-    buckets = every_step.buckets
+def run(schedule, network, step, scale=None):
+    buckets = schedule.buckets
     grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
     states = [b.method.init(b.layout) for b in buckets]
-    return every_step.run(Inputs(grads, states, scale, tf.cast(step, tf.int64), network))
+    return schedule.run(Inputs(grads, states, scale, tf.cast(step, tf.int64), network))
 
 
 def test_one_request_for_each_bucket_in_order():
@@ -74,14 +74,14 @@ def test_one_worker_does_not_compress():
 def test_dense_warm_up_by_step(traced, in_branches):
     """A bucket without a warm-up keeps its exchange."""
     warm, cold = rs.RedSync(warm_up=rs.DenseWarmUp(3)), rs.RedSync(density=0.5)
-    every_step = program(cold, warm)
+    schedule = program(cold, warm)
 
     def step_fn(step):
         network = Echo(2, in_branches)
-        buckets = every_step.buckets
+        buckets = schedule.buckets
         grads = [[tf.ones(s.shape) for s in b.layout.specs] for b in buckets]
         states = [b.method.init(b.layout) for b in buckets]
-        outcome = every_step.run(Inputs(grads, states, None, step, network))
+        outcome = schedule.run(Inputs(grads, states, None, step, network))
         nonzero = [tf.math.count_nonzero(totals[0]) for totals, _ in outcome.results]
         residuals = [tf.reduce_sum(state["residual"][0]) for _, state in outcome.results]
         return nonzero, residuals, outcome.finite, outcome.bytes_sent
@@ -107,10 +107,10 @@ class Mixed(rs.TopK):
 @pytest.mark.parametrize("traced", [True, False])
 def test_phases_by_step(traced):
     buckets = make_buckets([(SPECS[0], Mixed(density=0.01))], 2, sparse_totals=True)
-    every_step = ChangingSteps(buckets)
+    schedule = ChangingSteps(buckets)
 
     def step_fn(step):
-        outcome = run(every_step, Echo(2), step)
+        outcome = run(schedule, Echo(2), step)
         (total,), state = outcome.results[0]
         dense = total.is_dense if traced else tf.constant(isinstance(total, tf.Tensor))
         return dense, tf.reduce_sum(state["residual"][0]), outcome.bytes_sent
@@ -128,13 +128,11 @@ def test_total_forms_inside_a_warm_up():
     class Twice(Mixed):
         sync_schedule = dataclasses.replace(Mixed.sync_schedule, warm_up_steps=1)
 
-    every_step = ChangingSteps(
-        make_buckets([(SPECS[0], Twice(density=0.01))], 2, sparse_totals=True)
-    )
+    schedule = ChangingSteps(make_buckets([(SPECS[0], Twice(density=0.01))], 2, sparse_totals=True))
 
     @tf.function
     def step_fn(step):
-        outcome = run(every_step, Echo(2), step)
+        outcome = run(schedule, Echo(2), step)
         (total,), _ = outcome.results[0]
         return total.is_dense, tf.size(total.dense), tf.size(total.sparse.indices)
 

@@ -14,7 +14,7 @@ from tf_redsync.methods.common.ternary_all_reduce import (
     packed_digits,
     unpacked_digits,
 )
-from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.exchange_schedule import ExchangeSchedule
 
 STOCHASTIC = (
     rs.QSGD(levels=3, bucket_size=32),
@@ -92,7 +92,7 @@ def test_random_numbers_depend_only_on_seed_step_and_tensor():
 
 def test_buckets_of_one_method_round_independently():
     row, rows = samples(4)
-    program = EveryStep(
+    program = ExchangeSchedule(
         make_buckets([(TensorSpec("w", (10, 32), position=i), STOCHASTIC[0]) for i in (0, 1)], 2, 1)
     )
     assert len(program.buckets) == 2
@@ -144,9 +144,9 @@ def test_shared_scalers_are_smaller_from_five_workers_on():
     spec = TensorSpec("w", (500, 1000))
     for workers in (2, 4, 5, 16):
         own, shared = (
-            EveryStep(make_buckets([(spec, rs.TernGrad(shared_scaler=s))], workers)).bytes_per_step(
-                workers
-            )
+            ExchangeSchedule(
+                make_buckets([(spec, rs.TernGrad(shared_scaler=s))], workers)
+            ).bytes_per_step(workers)
             for s in (False, True)
         )
         assert (shared < own) == (workers >= 5)
@@ -233,7 +233,7 @@ def test_bits_per_element():
     n = spec.size
 
     def bits(method):
-        program = EveryStep(make_buckets([(spec, method)], workers))
+        program = ExchangeSchedule(make_buckets([(spec, method)], workers))
         return 8 * program.bytes_per_step(workers) / (workers - 1)
 
     assert bits(rs.QSGD()) == 4 * n + 32 * n / 512 + 32

@@ -12,7 +12,7 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.requests import AllGather
 from tf_redsync.exchange.traffic import DryRun
 from tf_redsync.network.collectives import Alone, PublicCollectives
-from tf_redsync.step.every_step import EveryStep, Inputs
+from tf_redsync.step.exchange_schedule import ExchangeSchedule, Inputs
 
 SPEC = TensorSpec("w", (2,))
 
@@ -28,7 +28,7 @@ class Ranked(rs.Method):
 
 
 def gathered_ranks(network):
-    program = EveryStep(make_buckets([(SPEC, Ranked())], network.workers))
+    program = ExchangeSchedule(make_buckets([(SPEC, Ranked())], network.workers))
     step = tf.constant(0, tf.int64)
     return program.run(Inputs([[tf.zeros([2])]], [{}], None, step, network)).results[0][0][0]
 

@@ -16,7 +16,7 @@ from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, make_buckets
 from tf_redsync.methods import from_config, serialize
 from tf_redsync.step.changing_steps import ChangingSteps
-from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.exchange_schedule import Inputs
 
 STAGES = rs.DensityStages(begins=(0, 2, 3), densities=(0.5, 0.01, 0.1))
 RAMP = rs.ExponentialWarmUp(2, (0.25, 0.05))

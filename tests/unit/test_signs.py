@@ -9,7 +9,7 @@ from tests.oracle.signs import OneBitAdamOracle
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.network.collectives import Alone
-from tf_redsync.step.every_step import EveryStep, Inputs
+from tf_redsync.step.exchange_schedule import ExchangeSchedule, Inputs
 
 FEEDBACK = (rs.EFSignSGD, rs.contrib.OneBitSGD)
 
@@ -134,7 +134,7 @@ def test_signum_votes_with_the_moving_average():
 
 def test_one_worker_also_takes_signs():
     """The learning rate has the same meaning for one worker and for many."""
-    program = EveryStep(make_buckets([(TensorSpec("w", (3,)), rs.SignSGD())], 1))
+    program = ExchangeSchedule(make_buckets([(TensorSpec("w", (3,)), rs.SignSGD())], 1))
     grads = [[tf.constant([0.3, -2.0, 1e-6])]]
     outcome = program.run(Inputs(grads, [{}], None, tf.constant(0, tf.int64), Alone()))
     np.testing.assert_array_equal(outcome.results[0][0][0], [1, -1, 1])
@@ -210,7 +210,7 @@ def test_bits_per_element(workers):
     n = specs[0].size
 
     def bits(method):
-        program = EveryStep(make_buckets([(s, method) for s in specs], workers))
+        program = ExchangeSchedule(make_buckets([(s, method) for s in specs], workers))
         return 8 * program.bytes_per_step(workers)
 
     header = 32 * 2  # flag and scale

@@ -10,7 +10,7 @@ import tf_redsync as rs
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.exchange_schedule import ExchangeSchedule
 
 ALPHAS = (0.9, 0.5, 0.1, 0.03, 0.001, 1e-6)
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS)
@@ -108,7 +108,7 @@ def test_bits_compared_with_the_paper():
     alpha, size = 0.1, 300_000
     assert enumerated(alpha, np.linspace(0.5, 1, 1000)) == pytest.approx(3.35, abs=0.03)
     spec = TensorSpec("w", (size,))
-    program = EveryStep(make_buckets([(spec, rs.contrib.SparseDithering(alpha=alpha))], 2))
+    program = ExchangeSchedule(make_buckets([(spec, rs.contrib.SparseDithering(alpha=alpha))], 2))
     assert 8 * program.bytes_per_step(2) / size == pytest.approx(3.58, abs=0.005)
     # Low bit, a one, and zeros: the part that a normal vector fills.
     g = np.random.default_rng(2).standard_normal(size)

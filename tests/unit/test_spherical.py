@@ -9,7 +9,7 @@ from tests.loops import loop
 from tf_redsync.contrib.optimal_compression import FACTORS, index_cost
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
-from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.exchange_schedule import ExchangeSchedule
 
 ZERO = tf.constant(0, tf.int64)
 # Alpha, d, b, bits per element in METHODS: where the codebook is feasible.
@@ -166,7 +166,9 @@ def test_bits_per_element():
     spec = TensorSpec("w", (256, 256))
 
     def bits(**options):
-        program = EveryStep(make_buckets([(spec, rs.contrib.SphericalCompression(**options))], 2))
+        program = ExchangeSchedule(
+            make_buckets([(spec, rs.contrib.SphericalCompression(**options))], 2)
+        )
         return 8 * program.bytes_per_step(2) / spec.size
 
     assert bits() == pytest.approx((5 + 5) / 16, rel=2e-3)

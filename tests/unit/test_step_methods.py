@@ -10,7 +10,7 @@ from benchmarks.step import step_methods, step_report
 from tests.loops import loop
 from tests.methods import METHODS
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
-from tf_redsync.step.sync_schedules import for_buckets
+from tf_redsync.step.schedule_choice import for_buckets
 
 
 def test_every_method_has_a_name():

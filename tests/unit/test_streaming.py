@@ -14,8 +14,8 @@ from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.methods.common import small_floats
 from tf_redsync.policy import Policy
 from tf_redsync.step.background import Background
+from tf_redsync.step.schedule_choice import for_buckets
 from tf_redsync.step.streaming import Streaming, age_of
-from tf_redsync.step.sync_schedules import for_buckets
 
 PATHS = (
     "embedding/embeddings",

@@ -13,10 +13,10 @@ from tf_redsync.codings import Capacity, Golomb
 from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.traffic import DryRun
-from tf_redsync.step.every_step import EveryStep, Inputs
+from tf_redsync.step.exchange_schedule import ExchangeSchedule, Inputs
 from tf_redsync.step.local_steps import LocalSteps
 from tf_redsync.step.perturbed_point import PerturbedPoint
-from tf_redsync.step.sync_schedules import for_buckets
+from tf_redsync.step.schedule_choice import for_buckets
 
 
 def resnet50_shapes():
@@ -109,10 +109,10 @@ def program(method, workers=2):
 
 
 def test_programs_follow_from_the_methods():
-    assert type(program(rs.RedSync())) is EveryStep
+    assert type(program(rs.RedSync())) is ExchangeSchedule
     assert type(program(rs.SBC(steps=7))) is LocalSteps and program(rs.SBC(steps=7)).steps == 7
     assert type(program(rs.CDSGD())) is PerturbedPoint and program(rs.CDSGD()).delay == 1
-    assert type(program(rs.SBC(), workers=1)) is EveryStep  # one worker has no peers
+    assert type(program(rs.SBC(), workers=1)) is ExchangeSchedule  # one worker has no peers
 
 
 class Recorder(DryRun):

@@ -14,8 +14,8 @@ from tf_redsync.config import registered
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.exchange.traffic import DryRun
-from tf_redsync.step.every_step import Inputs
-from tf_redsync.step.sync_schedules import for_buckets
+from tf_redsync.step.exchange_schedule import Inputs
+from tf_redsync.step.schedule_choice import for_buckets
 from tf_redsync.step.trial import COMPRESSED, DENSE, _with_residual
 
 WORKERS, SHAPE = 3, (40, 30)

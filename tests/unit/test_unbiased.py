@@ -9,7 +9,7 @@ from tests.loops import loop
 from tf_redsync.exchange import loopback
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
 from tf_redsync.ops.quantized_format import code_bits
-from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.exchange_schedule import ExchangeSchedule
 
 METHODS = (
     rs.contrib.NaturalCompression(),
@@ -178,7 +178,7 @@ def test_bits_per_element():
     n = spec.size
 
     def bits(method):
-        return 8 * EveryStep(make_buckets([(spec, method)], workers)).bytes_per_step(workers)
+        return 8 * ExchangeSchedule(make_buckets([(spec, method)], workers)).bytes_per_step(workers)
 
     assert bits(rs.contrib.NaturalCompression()) == 7 * (9 * n + 32)
     assert bits(rs.contrib.DoReFa(bitwidth=6)) == 7 * (6 * n + 64)

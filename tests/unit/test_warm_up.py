@@ -20,10 +20,10 @@ from tf_redsync.keras import training_length
 from tf_redsync.methods import from_config, serialize
 from tf_redsync.ops.sparse import SparseTotal
 from tf_redsync.step import state_variables
-from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.exchange_schedule import Inputs
 from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.local_steps import LocalSteps
-from tf_redsync.step.sync_schedules import for_buckets
+from tf_redsync.step.schedule_choice import for_buckets
 from tf_redsync.step.trial import Trial
 
 ONE_WORKER = "ignore:tf_redsync. there is one worker"

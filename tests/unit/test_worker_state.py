@@ -19,7 +19,7 @@ from tf_redsync.state import restore
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.state.snapshot import Entry, needs_several_workers
 from tf_redsync.step.builder import ExchangeBuilder
-from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.exchange_schedule import ExchangeSchedule
 from tf_redsync.step.local_steps import LocalSteps
 from tf_redsync.step.streaming import Streaming
 
@@ -362,7 +362,7 @@ def test_autos_choice_is_kept(mirrored, of_another_choice):
 
 def test_kept_choice_has_the_optimizer_and_stays_disabled(mirrored, of_another_choice, monkeypatch):
     exchange, attached = build(mirrored(2), AUTO, filled=False), []
-    monkeypatch.setattr(EveryStep, "attach_optimizer", lambda *given: attached.append(given))
+    monkeypatch.setattr(ExchangeSchedule, "attach_optimizer", lambda *given: attached.append(given))
     exchange.attach_optimizer((), {}, None)
     exchange.switch(off=True)
     before = exchange.schedule
@@ -492,7 +492,7 @@ def test_dropped_fragment_in_flight_can_be_restored():
 def test_state_that_needs_several_workers_is_known(schedule, method):
     specs = [TensorSpec(n, s, position=i) for i, (n, s) in enumerate(SHAPES.items())]
     (bucket,) = make_buckets([(s, method) for s in specs], 2)
-    one, _ = EveryStep([bucket]).init(bucket)
+    one, _ = ExchangeSchedule([bucket]).init(bucket)
     several, _ = schedule([bucket], 4, nonfinite=None).init(bucket)
     assert several.keys() > one.keys()
     for name in several:

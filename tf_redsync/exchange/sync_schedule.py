@@ -1,6 +1,6 @@
 """`SyncSchedule`, a method's declaration of when it exchanges and what.
 
-The classes in `step/sync_schedules.py` implement it; their base class is `EveryStep`.
+`step/schedule_choice.py` chooses the class that runs it; the base class is `ExchangeSchedule`.
 """
 
 from __future__ import annotations

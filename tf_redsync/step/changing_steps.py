@@ -17,8 +17,8 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import State
 from tf_redsync.step.branches import choose
-from tf_redsync.step.every_step import (
-    EveryStep,
+from tf_redsync.step.exchange_schedule import (
+    ExchangeSchedule,
     Inputs,
     Plan,
     dense_plan,
@@ -143,7 +143,7 @@ def _group(buckets: Sequence[Bucket], bucket_indices: Sequence[int]) -> BucketGr
     return BucketGroup(tuple(bucket_indices), dense, plan_of(members, dense=False), warm)
 
 
-class ChangingSteps(EveryStep):
+class ChangingSteps(ExchangeSchedule):
     """Exchanges gradients in every step, with an exchange that changes over time.
 
     Steps are dense in a warm-up, at every k-th step if methods declare that, and while methods wait
@@ -164,7 +164,7 @@ class ChangingSteps(EveryStep):
 
     @override
     def run(self, inputs: Inputs) -> Outcome:
-        """Exchange one step's gradients; see `EveryStep.run`."""
+        """Exchange one step's gradients; see `ExchangeSchedule.run`."""
         warming, begun = self.begun(inputs.step)
         return self.exchanged(dataclasses.replace(inputs, step=begun), warming)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange.capabilities import AdamMoments, capability
 from tf_redsync.exchange.method import Method
-from tf_redsync.step.every_step import WAITING
+from tf_redsync.step.exchange_schedule import WAITING
 from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.local_steps import LocalSteps
 

@@ -23,10 +23,10 @@ from tf_redsync.policy import Policy, Resolved, Undecided
 from tf_redsync.step import masks, state_variables, workers
 from tf_redsync.step.branches import carry
 from tf_redsync.step.drift import DriftDetector
-from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.exchange_schedule import Inputs
 from tf_redsync.step.fit_steps import FitSteps, TrainingLength, WarmUp
 from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
-from tf_redsync.step.sync_schedules import for_buckets
+from tf_redsync.step.schedule_choice import for_buckets
 
 Gradient = Any  # a `tf.Tensor` or `tf.IndexedSlices`
 Positions = Sequence[int]  # of variables, in `build`'s list

@@ -34,7 +34,7 @@ from tf_redsync.exchange.method import State
 from tf_redsync.ops.wire import all_finite, widened
 from tf_redsync.step.branches import carry, choose, rarely
 from tf_redsync.step.changing_steps import ChangingSteps
-from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.exchange_schedule import Inputs
 from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.nonfinite import NonFiniteCounter, not_finite
 from tf_redsync.step.state_variables import Consensus, StateVariables

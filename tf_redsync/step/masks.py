@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tf_redsync.exchange.capabilities import Masked, capability, required
-from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.exchange_schedule import ExchangeSchedule
 from tf_redsync.step.state_variables import StateVariables
 
 NAME = "mask"
@@ -22,7 +22,7 @@ NAME = "mask"
 class ExchangeOfMasked(Protocol):
     """Protocol with the members of `GradientExchange` that this module uses."""
 
-    schedule: EveryStep
+    schedule: ExchangeSchedule
     states: Sequence[StateVariables]
     expects_pruning: bool
 

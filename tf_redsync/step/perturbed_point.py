@@ -27,7 +27,7 @@ from tf_redsync.exchange.method import State
 from tf_redsync.ops.wire import widened
 from tf_redsync.step.branches import choose
 from tf_redsync.step.changing_steps import ChangingSteps
-from tf_redsync.step.every_step import Inputs
+from tf_redsync.step.exchange_schedule import Inputs
 from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.state_variables import Consensus, StateVariables
 

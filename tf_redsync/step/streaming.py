@@ -37,7 +37,7 @@ from tf_redsync.ops.wire import all_finite
 from tf_redsync.step.background import Background
 from tf_redsync.step.branches import rarely
 from tf_redsync.step.changing_steps import plan_of
-from tf_redsync.step.every_step import EveryStep, Inputs
+from tf_redsync.step.exchange_schedule import ExchangeSchedule, Inputs
 from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.local_steps import LocalSteps, Sent, nothing_sent, outer_step
 from tf_redsync.step.nonfinite import NonFiniteCounter
@@ -156,7 +156,7 @@ class Streaming(LocalSteps):
     ) -> Sent:
         """Begin the exchange of a fragment in the background."""
         background.begin(index, consensus.rounds.read_value())
-        sent = EveryStep.bytes_of(self, self.buckets[index], network.workers)
+        sent = ExchangeSchedule.bytes_of(self, self.buckets[index], network.workers)
         return tf.constant(sent, tf.float64), tf.constant(True)
 
     def _exchange(

@@ -35,7 +35,7 @@ from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.explanation import dense_bytes
 from tf_redsync.step.branches import choose, compact_cond
 from tf_redsync.step.changing_steps import ChangingSteps, merge_outcomes, split_by_density
-from tf_redsync.step.every_step import BucketExchange, Grads, Inputs, Plan
+from tf_redsync.step.exchange_schedule import BucketExchange, Grads, Inputs, Plan
 from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.state_variables import Create, StepTimes
 

@@ -24,7 +24,7 @@ from tf_redsync.exchange.driver import Network, Outcome
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.sync_schedule import Intervals
 from tf_redsync.step.branches import choose
-from tf_redsync.step.every_step import BucketExchange, Inputs, Plan
+from tf_redsync.step.exchange_schedule import BucketExchange, Inputs, Plan
 from tf_redsync.step.fit_steps import TrainingLength, WarmUp
 from tf_redsync.step.local_steps import LocalSteps, Sent, nothing_sent
 from tf_redsync.step.nonfinite import NonFiniteCounter

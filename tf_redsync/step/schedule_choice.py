@@ -1,14 +1,7 @@
-"""The sync schedules, which determine the tensors and steps of exchanges.
+"""Chooses the sync schedule, which determines the tensors and steps of exchanges.
 
-* `EveryStep`: gradients, in every step;
-* `ChangingSteps`: gradients, with an exchange that changes: dense steps, phases, stages;
-* `Trial`: gradients, after a trial of whether dense steps are faster;
-* `LocalSteps`: weight changes, every k steps;
-* `Streaming`: weight changes of one fragment of the model after another, optionally with a delay;
-* `ZeroOne`: momenta in every step, later weight changes at growing intervals;
-* `PerturbedPoint`: gradients at each worker's own point, optionally with a delay of one step.
-
-Each schedule may begin with a dense warm-up of all methods, `WarmUp`.
+docs/architecture.md lists the schedules. Each may begin with a dense warm-up of all methods,
+`WarmUp`.
 """
 
 from __future__ import annotations
@@ -18,7 +11,7 @@ from typing import Any
 
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.step.changing_steps import ChangingSteps
-from tf_redsync.step.every_step import EveryStep
+from tf_redsync.step.exchange_schedule import ExchangeSchedule
 from tf_redsync.step.fit_steps import TrainingLength, WarmUp
 from tf_redsync.step.local_steps import LocalSteps
 from tf_redsync.step.perturbed_point import PerturbedPoint
@@ -38,7 +31,7 @@ def for_buckets(
     training: TrainingLength | None = None,
     nonfinite: Any = None,
     clock: Any = None,
-) -> EveryStep:
+) -> ExchangeSchedule:
     """Return the schedule that the buckets' methods declare.
 
     `Policy` ensures that the methods' schedules are compatible.
@@ -65,4 +58,4 @@ def for_buckets(
         return PerturbedPoint(buckets, schedules[0].delay, warm_up)
     if workers > 1 and (warm_up or any(c.may_be_dense or c.changes for c in schedules)):
         return ChangingSteps(buckets, warm_up)
-    return EveryStep(buckets)
+    return ExchangeSchedule(buckets)

@@ -98,7 +98,7 @@ class Plan:
         object.__setattr__(self, "float16_totals", tuple(float16_totals))
 
     def run(self, inputs: Inputs) -> Outcome:
-        """Exchange one step's gradients; see `EveryStep.run`.
+        """Exchange one step's gradients; see `ExchangeSchedule.run`.
 
         Methods receive float32. An op that reads bfloat16 removes this cast again
         (`wire.before_cast`).
@@ -166,7 +166,7 @@ def _sum_residuals(zeros: Grads, state: State, ctx: Context) -> Exchange:
     return totals, {**state, **{name: list(zeros) for name in names}}
 
 
-class EveryStep:
+class ExchangeSchedule:
     """Base class of the sync schedules; runs the same exchange in every step.
 
     Args:
