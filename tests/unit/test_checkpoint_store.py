@@ -1,9 +1,11 @@
 """The checkpoint store after kills, full disks, damage and foreign files."""
 
+import contextlib
 import errno
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -108,6 +110,23 @@ def test_disk_error_at_any_operation_keeps_the_previous_checkpoint(memory, code)
         assert saves.newest(store) == 3
         tried += done[0] > at
     assert 10 < tried < 100
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_only_file_systems_that_cannot_flush_directories_may_fail(memory, monkeypatch, code):
+    flush = os.fsync
+
+    def fail(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if code == errno.EIO:
+        with pytest.raises(OSError, match=os.strerror(code)):
+            saved(memory)
+    else:
+        assert saves.newest(saved(memory, 3)) == 2
 
 
 def test_disk_errors_name_the_path_and_a_remedy(memory):
@@ -244,6 +263,73 @@ def _size_of(path):
         return path.stat().st_size
     except OSError:
         return 0
+
+
+LOOKS = ("stat", "lstat", "listdir", "scandir", "open")
+
+
+def fail_looks(monkeypatch, error_of):
+    """Makes functions of `os` raise the result of `error_of(path)`, unless it is None."""
+
+    def patched(look):
+        def run(path=".", *args, **kwargs):
+            error = error_of(str(path))
+            if error is not None:
+                raise error
+            return look(path, *args, **kwargs)
+
+        return run
+
+    for name in LOOKS:
+        monkeypatch.setattr(os, name, patched(getattr(os, name)))
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ESTALE, errno.EIO, errno.ELOOP])
+def test_checkpoint_that_cannot_be_looked_at_is_listed_and_rejected(memory, monkeypatch, code):
+    store = saved(memory)
+    parts, reason = store.manifest(2).parts, os.strerror(code)
+    put(store.path(3) / "part-00000.npz")
+    with monkeypatch.context() as patch:
+        fail_looks(patch, lambda p: OSError(code, reason) if store.path(2).name in p else None)
+        assert store.numbers() == [2, 1]
+        assert list(store.here(2, parts)) == list(parts)
+        with pytest.raises(Refused, match=f"manifest.json cannot be read: {reason}"):
+            store.manifest(2)
+        with pytest.raises(Refused, match=f"part-00000.npz cannot be read: {reason}"):
+            store.verify(2, parts)
+        assert store.remove_leftovers() == ["checkpoint-000003"]
+    assert saves.newest(store) == 1
+
+
+def test_link_to_a_missing_disk_is_listed_and_rejected(memory):
+    store = saved(memory)
+    store.path(2).rename(memory.parent / "moved")
+    store.path(2).symlink_to(memory.parent / "moved")
+    assert saves.newest(store) == 1
+    (memory.parent / "moved").rename(memory.parent / "away")
+    assert store.numbers() == [2, 1]
+    with pytest.raises(Refused, match=r"manifest.json cannot be read"):
+        store.manifest(2)
+    assert not store.remove_leftovers() and store.path(2).is_symlink()
+
+
+def test_error_of_any_look_removes_no_checkpoint(memory, monkeypatch):
+    store, looks = saved(memory), 0
+    for at in range(100):
+        looks = 0
+
+        def error(path, at=at):
+            nonlocal looks
+            looks += 1
+            return OSError(errno.ESTALE, "stale") if looks == at + 1 else None
+
+        with monkeypatch.context() as patch, contextlib.suppress(OSError):
+            fail_looks(patch, error)
+            store.remove_leftovers()
+        assert store.numbers() == [2, 1] and saves.newest(store) == 1
+        if looks <= at:
+            break
+    assert 3 < at < 99
 
 
 def test_arrays_larger_than_their_file_are_rejected(memory):

@@ -87,10 +87,13 @@ def remove_directory(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Flush the names in a directory to the disk."""
+    """Flush the names in a directory to the disk, if its file system can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of SMB and some FUSE file systems
+            raise
     finally:
         os.close(descriptor)
 

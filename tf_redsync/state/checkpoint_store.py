@@ -7,6 +7,7 @@
 
 A checkpoint without a manifest does not exist. A removal deletes the manifest first. So a process
 may be killed at any moment, and the next run recognizes the leftovers by their missing manifest.
+A checkpoint that cannot be looked at (permissions, a stale mount) exists, and reading it fails.
 Of several jobs in one directory, only the one that has created a folder writes and removes there.
 
 Only files that this package wrote are removed. The directory may also hold foreign files under
@@ -58,11 +59,7 @@ class Store:
 
     def numbers(self) -> list[int]:
         """Return the numbers of all checkpoints, the newest first, usable or not."""
-        return [
-            n
-            for n in self._all_numbers()
-            if os.path.exists(self.path(n) / checkpoint_manifest.NAME)
-        ]
+        return [n for n in self._all_numbers() if _may_be_checkpoint(self.path(n))]
 
     def next_number(self) -> int:
         """Return a number above those of all checkpoints and leftovers."""
@@ -208,10 +205,15 @@ class Store:
         removed = []
         for number in self._all_numbers():
             directory = self.path(number)
-            if not os.path.lexists(directory / checkpoint_manifest.NAME):
+            try:
+                names = os.listdir(directory)
+            except OSError:  # a checkpoint may be in it
+                continue
+            if checkpoint_manifest.NAME not in names:
                 removed += [directory.name] if self.remove(number) else []
             elif not directory.is_symlink():
-                incomplete = directory.glob(f"*{checkpoint_files.TEMPORARY}")
+                paths = (directory / name for name in names)
+                incomplete = (p for p in paths if p.suffix == checkpoint_files.TEMPORARY)
                 names = _remove_files(filter(_is_content, incomplete))
                 removed += [f"{directory.name}/{name}" for name in names]
         tokens = self.directory.glob(f"{_TOKEN}*")
@@ -248,8 +250,8 @@ class Store:
                 raise Refused(f"{part.name} is corrupted: its SHA-256 does not match")
 
     def here(self, number: int, parts: Iterable[Part]) -> Iterator[Part]:
-        """Yield the parts whose files are in this directory."""
-        return (part for part in parts if (self.path(number) / part.name).exists())
+        """Yield the parts whose files are in this directory, readable or not."""
+        return (part for part in parts if not _is_missing(self.path(number) / part.name))
 
     def read_part(
         self, number: int, part: Part, dtype_of: Callable[[str], Any] = np.dtype
@@ -285,6 +287,23 @@ def explained(error: OSError, path: Path) -> OSError:
     remedy = _REMEDIES.get(error.errno or 0, "Give `Checkpoint` a writable directory.")
     text = f"cannot write {path}: {error.strerror or error}. {remedy}"
     return type(error)(error.errno, text) if error.errno else OSError(text)
+
+
+def _is_missing(path: Path) -> bool:
+    """Return whether a path does not exist; one that cannot be looked at may exist."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _may_be_checkpoint(directory: Path) -> bool:
+    """Return whether a folder has a manifest or cannot be looked at, as on a missing disk."""
+    dangling = os.path.islink(directory) and not os.path.exists(directory)
+    return dangling or not _is_missing(directory / checkpoint_manifest.NAME)
 
 
 class _Foreign(Exception):
