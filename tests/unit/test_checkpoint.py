@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import hashlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -75,7 +76,10 @@ FAMILIES = {
 }
 
 
-def build_model(family, width=6, **compiled):
+METHOD = rs.RedSync(density=0.1, dense_below=1)
+
+
+def build_model(family, width=6, method=METHOD, **compiled):
     library, optimizer = FAMILIES[family]
     library.utils.set_random_seed(1)
     layers = [library.layers.Input([5]), library.layers.Dense(width, activation="relu")]
@@ -83,7 +87,7 @@ def build_model(family, width=6, **compiled):
         layers.append(library.layers.Dropout(0.4, seed=2))
     layers += [library.layers.BatchNormalization(), library.layers.Dense(1)]
     model = library.Sequential(layers)
-    wrapped = rs.DistributedOptimizer(optimizer(), rs.RedSync(density=0.1, dense_below=1))
+    wrapped = rs.DistributedOptimizer(optimizer(), method)
     model.compile(wrapped, "mse", metrics=["mae"], **compiled)
     return model
 
@@ -653,6 +657,28 @@ def test_other_number_of_workers_within_an_epoch_warns(at, every, warns, tmp_pat
     texts = [str(w.message) for w in caught if "workers: 1, saved by 2" in str(w.message)]
     assert len(texts) == warns
     assert not warns or "next batch, 4," in texts[0]
+
+
+def test_changed_options_warn_once_and_are_used(tmp_path):
+    def texts(epochs, density):
+        model = build_model("keras3", method=rs.RedSync(density=density, dense_below=1))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(dataset().batch(BATCH), epochs=epochs, verbose=0, callbacks=[
+                rs.callbacks.Checkpoint(tmp_path)])  # fmt: skip
+        assert int(model.optimizer.exchange.step.numpy()) == epochs * STEPS
+        return [str(w.message) for w in caught if "other options" in str(w.message)]
+
+    assert not texts(1, 0.1)
+    (text,) = texts(2, 0.2)
+    assert "RedSync.density: saved 0.1, now 0.2" in text and text.count("now") == 1
+    assert not texts(3, 0.2)
+    for path in tmp_path.glob("*/manifest.json"):  # of an older version
+        subject = json.loads(path.read_text())["subject"]
+        del subject["options"]
+        checkpoint_saves.rewrite(path, "subject", subject)
+    assert not texts(4, 0.1)
+    assert len(texts(5, 0.3)) == 1
 
 
 def test_less_data_than_before_raises(tmp_path):

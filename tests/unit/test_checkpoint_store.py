@@ -18,7 +18,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tf_redsync as rs
 from tests.unit import checkpoint_saves as saves
+from tf_redsync import config
 from tf_redsync.state import checkpoint_files, checkpoint_manifest
 from tf_redsync.state.checkpoint_manifest import Manifest, Refused
 from tf_redsync.state.checkpoint_store import Store
@@ -198,6 +200,8 @@ WRONG = {
     "parts.1.path": ["/etc/passwd"],
     "subject": [None, [], {}, {"kind": {}}],
     "subject.kind": [[], {"method": 3}, None],
+    "subject.options": [{}, None, "density"],
+    "subject.more": [1],
     "subject.variables": [[], None, {"model": None}, {"model": [["w"]]}, {"model": "w"}],
     "subject.variables.model.0.1": [3, None],
     "subject.variables.model.0.2": [None, ["50"], [2.0], [-2], 50],
@@ -521,6 +525,47 @@ def test_removals_are_logged(memory, caplog):
 )
 def test_mismatched_model_names_the_difference(change, words):
     assert re.search(words, checkpoint_manifest.differences(saves.SUBJECT, saves.SUBJECT | change))
+
+
+def policy(density, pattern="kernel", end=0.01):
+    rule = rs.Rule(pattern=pattern, method=rs.TopK(density=density))
+    stages = rs.DensityStages(begins=(0, 5, 9), densities=(0.1, end, 0.001))
+    return rs.Policy(rules=(rule,), default=rs.Scheduled(method=rs.TopK(), stages=stages))
+
+
+def options(*policies, warm_up=None):
+    listed = [{"method": config.serialize(p), "warm_up": warm_up} for p in policies]
+    return {"options": json.loads(json.dumps(listed))}
+
+
+@pytest.mark.parametrize(
+    ("now", "saved", "texts"),
+    [
+        (options(policy(0.1)), {}, []),
+        (options(policy(0.1)), {"options": []}, []),
+        (options(policy(0.1), policy(0.2)), options(policy(0.1), policy(0.2)), []),
+        (
+            options(policy(0.1, end=0.02), policy(0.1)),
+            options(policy(0.1), policy(0.2, pattern="bias")),
+            [
+                r"default\..*densities\.1: saved 0.01, now 0.02",
+                r"rules\.0\..*density: saved 0.2, now 0.1",
+                r"rules\.0\..*pattern: saved 'bias', now 'kernel'",
+            ],
+        ),
+        (options(policy(0.1)), options(policy(0.1), warm_up={"class_name": "A"}), ["^warm_up: "]),
+        (
+            options(policy(0.1)),
+            {"options": [{"method": {"config": [3]}, "warm_up": None}]},
+            [".", "."],
+        ),
+        (options(policy(0.1)), {"options": [7]}, ["saved 7"]),
+    ],
+)
+def test_changed_options_are_named_with_both_values(now, saved, texts):
+    found = checkpoint_manifest.changed_options(now, saved)
+    assert len(found) == len(texts)
+    assert all(map(re.search, texts, found)), found
 
 
 # ------------------------------------------------------------------------------------------ arrays

@@ -26,7 +26,8 @@ from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.keras.fit_resume import Position
 from tf_redsync.network import strategies
 from tf_redsync.state.agreed_checkpoints import Checkpoints, LoadedCheckpoint
-from tf_redsync.state.checkpoint_manifest import Manifest
+from tf_redsync.state.checkpoint_manifest import Manifest, changed_options
+from tf_redsync.state.snapshot import shortened
 
 # Prefixes of requests: of the chief's clock, of signals, and of the user.
 _TIMER, _SIGNAL, _USER = "it is time", "signal ", "request "
@@ -281,6 +282,18 @@ class Checkpoint(OfBothKeras):
                 stacklevel=3,
             )
 
+    def _warn_of_options(self, described: Manifest) -> None:
+        """Warn if the optimizer has other options than in the saved run."""
+        changes = changed_options(self._subject, described.subject)
+        if changes and self._files.leads:
+            warnings.warn(
+                f"the run in {self.directory} continues with other options: "
+                f"{shortened(changes, '; ', '; and')}. To continue as before, pass the saved "
+                "values, also where a default has changed since tf_redsync "
+                f"{described.versions.get('tf_redsync')}.",
+                stacklevel=4,
+            )
+
     def _restart_clocks(self) -> None:
         self._steps = 0  # steps since the last save
         every = self.every
@@ -358,6 +371,7 @@ class Checkpoint(OfBothKeras):
                 f"workers: {now}, saved by {described.workers}",
                 stacklevel=3,
             )
+        self._warn_of_options(described)
         self._first_epoch = described.first_epoch
         past = epoch - described.first_epoch if epoch < epochs else 0
         self._position.resume_at(epoch, described.batch, past)

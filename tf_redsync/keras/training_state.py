@@ -130,19 +130,26 @@ def restore_metrics(model: Any, values: dict[str, np.ndarray]) -> None:
 
 
 def subject(model: Any) -> dict[str, Any]:
-    """Return a description of a model that its checkpoints must match; see `differences`."""
+    """Return a description of a model that its checkpoints must match; see `differences`.
+
+    Its options may change; see `changed_options`.
+    """
     wrappers = optimizers_of(model)
     inner = [conflicts.innermost(o.inner_optimizer) for o in wrappers]
+    configs = map(momentum.config_of, wrappers)
+    options = [{name: config[name] for name in ("method", "warm_up")} for config in configs]
+    options = json.loads(json.dumps(options))  # as they are read from a manifest
     groups = {MODEL: model.variables, _OPTIMIZER: _variables_of_optimizers(model)}
     return {
         "kind": {
             "optimizer": "; ".join(type(i).__name__ for i in inner),
-            "method": "; ".join(_methods(momentum.config_of(o)["method"]) for o in wrappers),
+            "method": "; ".join(_methods(o["method"]) for o in options),
         },
         "variables": {
             name: [[_title(v), *_form(tf_variable(v))] for v in listed]
             for name, listed in groups.items()
         },
+        "options": options,
     }
 
 
@@ -229,11 +236,11 @@ def _methods(config: Any) -> str:
                 names.append(value["class_name"])
             for inner in value.values():
                 look(inner)
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, list):
             for inner in value:
                 look(inner)
 
-    look(json.loads(json.dumps(config)))
+    look(config)
     return ", ".join(names)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -57,7 +58,7 @@ class Manifest:
         epoch: Epoch in which training resumes, from 0.
         batch: Next batch in this epoch, from 0.
         parts: The part of each worker, by rank.
-        subject: Identifies the model and the methods; see `differences`.
+        subject: Identifies the model and the methods; see `differences` and `changed_options`.
         versions: Versions of the packages that wrote the checkpoint, for debugging.
         first_epoch: Epoch in which training started.
         finished: The number of epochs of a `fit` that ended; 0 while it runs.
@@ -167,7 +168,7 @@ def _objections(values: dict[str, Any]) -> Iterator[str]:
         if not _is_part(part, rank):
             yield f"parts[{rank}] must be a part of rank {rank}. Received: {part!r:.200}"
     if not _is_subject(values["subject"]):
-        yield "subject must have kind and variables"
+        yield "subject must have kind, variables and, unless it is older, a list of options"
 
 
 def _is_count(value: Any) -> bool:
@@ -195,7 +196,8 @@ def _is_part(value: Any, rank: int) -> bool:
 def _is_subject(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and value.keys() == {"kind", "variables"}
+        and value.keys() - {"options"} == {"kind", "variables"}
+        and isinstance(value.get("options", []), list)
         and _is_texts(value["kind"])
         and isinstance(value["variables"], dict)
         and all(isinstance(listed, list) for listed in value["variables"].values())
@@ -240,3 +242,25 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
                     f"received {other_dtype}{other_shape}"
                 )
     return ""
+
+
+def changed_options(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Return the options that differ between this run's subject and a checkpoint's, as text.
+
+    A subject's `"options"` are serialized arguments of each optimizer. Older ones have none.
+    """
+    pairs = zip(ours["options"], theirs.get("options", []), strict=False)
+    return [text for now, saved in pairs for text in _changes(now, saved, ())]
+
+
+def _changes(now: Any, saved: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """Yield each value that differs between two serialized objects, with its path in them."""
+    if isinstance(now, dict) and isinstance(saved, dict):
+        for key in sorted(now.keys() | saved.keys()):
+            name = now.get("class_name", key) if key == "config" else key
+            yield from _changes(now.get(key), saved.get(key), (*path, name))
+    elif isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
+        for i, (value, other) in enumerate(zip(now, saved, strict=True)):
+            yield from _changes(value, other, (*path, str(i)))
+    elif now != saved:
+        yield f"{'.'.join(path)}: saved {reprlib.repr(saved)}, now {reprlib.repr(now)}"
