@@ -1,7 +1,9 @@
 """Snapshots on replicas of one process: bitwise restore, sums, and errors."""
 
+import dataclasses
 import io
 import json
+import re
 import warnings
 import zipfile
 
@@ -295,6 +297,19 @@ def test_file_without_a_part_sets_the_initial_state(mirrored, name):
     assert exchange.fresh
 
 
+@loop("name", ["extra.a", "extra/a"])
+def test_names_that_files_cannot_hold_are_rejected(mirrored, name):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Named(rs.TopK):
+        @property
+        def traits(self):
+            kinds = {"residual": "sum", name: "mean"}
+            return dataclasses.replace(super().traits, state_kinds=kinds)
+
+    with pytest.raises(ValueError, match=f"Received: '{name}'"):
+        build(mirrored(2), Named(dense_below=0))
+
+
 def test_counters_may_start_below_zero(mirrored):
     """PacTrain's does, which waits for weights to be pruned."""
     saved = build(mirrored(2), rs.contrib.PacTrain(dense_below=0), filled=False).worker_state()
@@ -327,6 +342,29 @@ def test_part_of_another_method_or_none_is_rejected(mirrored):
     unbuilt = ExchangeBuilder(rs.Policy(default=rs.Dense()))
     with pytest.raises(RuntimeError, match="`worker_state`.*build"):
         unbuilt.worker_state()
+
+
+@loop(
+    "version, words",
+    [
+        ("0.0.1", rf"tf_redsync 0\.0\.1 and not {re.escape(rs.__version__)}"),
+        (rs.__version__, "^(?!.*tf_redsync)"),
+        (None, "^(?!.*tf_redsync)"),
+    ],
+)
+def test_part_of_another_version_names_both(part_and_exchange, version, words):
+    saved, exchange = part_and_exchange
+    about = json.loads(saved["about"].tobytes())
+    assert about.pop("version") == rs.__version__
+    about |= {} if version is None else {"version": version}
+    good = saved | {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    about["kinds"]["states/new/0"] = "sum"
+    extra = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    with pytest.raises(restore.IncompatibleState, match=words) as error:
+        exchange.restore_worker_states([good | extra | {"states/new/0": np.zeros([2, 3])}])
+    assert "states/new/0" in str(error.value)
+    exchange.restore_worker_states([good])
+    assert_equal_parts(exchange.worker_state(), good)
 
 
 AUTO = rs.Auto(candidates=(METHODS["redsync"],), trial_steps=0, momentum=0.9)

@@ -276,7 +276,10 @@ class _Restoration:
         different += [name for name in common if arrays[name].shape != expected[name].shape]
         dropped = bool(different) and auto_decision(self.exchange) is not None
         if different and not dropped:
-            raise IncompatibleState(incompatible_message(owner, different, expected, arrays))
+            version = str(snapshot.about.get("version", ""))
+            raise IncompatibleState(
+                incompatible_message(owner, different, expected, arrays, version)
+            )
         if not dropped:
             for name in common:
                 for rank in snapshot.ranks:

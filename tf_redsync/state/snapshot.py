@@ -6,7 +6,8 @@ snapshots of a run to any number of workers.
 
     format, rank, workers, rows   int64: version of this layout; rank of the process; number of the
                                   exchange's workers; number of them in this process
-    about                         uint8, JSON: the run, the kind of each array, `Auto`'s decision
+    about                         uint8, JSON: the run, the kind of each array, `Auto`'s decision,
+                                  the version of tf_redsync
     step, skipped, ...            counters, equal on all workers
     warm_up_steps                 length of a warm-up of all methods in steps; 0 while unknown
     training_steps                length of the training in steps, if settings are fractions of it;
@@ -38,6 +39,7 @@ from tf_redsync.network import strategies
 from tf_redsync.step import state_variables
 from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.streaming import Streaming
+from tf_redsync.version import __version__
 
 FORMAT = 1
 # Absent from runs without a warm-up or fractions.
@@ -193,6 +195,7 @@ def capture(exchange: GradientExchange) -> dict[str, np.ndarray]:
         "run": exchange.run_id,
         "kinds": {e.name: e.kind for e in saved},
         "decision": auto_decision(exchange),
+        "version": __version__,
     }
     numbers = {
         "format": FORMAT,
@@ -387,6 +390,7 @@ def incompatible_message(
     different: Sequence[str],
     expected: Mapping[str, Entry],
     received: Mapping[str, np.ndarray],
+    version: str,
 ) -> str:
     """Return the message of an `IncompatibleState`.
 
@@ -395,6 +399,7 @@ def incompatible_message(
         different: Names of arrays that are missing, unexpected, or of another shape.
         expected: The exchange's entries.
         received: One worker's arrays in the snapshot.
+        version: The version of tf_redsync that saved it; "" if unknown.
     """
 
     def shapes(name: str) -> str:
@@ -405,10 +410,14 @@ def incompatible_message(
     listed = shortened([shapes(name) for name in different], "; ", "; and")
     apart = any(name.startswith(("optimizer/", "consensus/own/")) for name in received)
     remedy = " With local steps the workers' files differ: load the same one on all workers."
+    other = version not in ("", __version__)
     return (
-        f"{owner} belongs to another model or method: {listed}. "
-        "Use the model, the method and the `bucket_bytes` that were saved, or load with "
-        "compile=False and compile again." + (remedy if apart else "")
+        f"{owner} belongs to another model or method"
+        + (f", or is of tf_redsync {version} and not {__version__}" if other else "")
+        + f": {listed}. Use the model, the method and the `bucket_bytes` that were saved"
+        + (f" with tf_redsync {version}" if other else "")
+        + ", or load with compile=False and compile again."
+        + (remedy if apart else "")
     )
 
 

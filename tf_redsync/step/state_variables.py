@@ -40,6 +40,9 @@ class StateVariables(tf.Module):
         kinds: The kind of every name in the state.
         index: The index of the bucket.
         create: Creates a variable: `replica_variable`, or `workers.HostWorker.variable`.
+
+    Raises:
+        ValueError: If a name has a `.` or `/`, which separate names in files.
     """
 
     def __init__(
@@ -50,6 +53,12 @@ class StateVariables(tf.Module):
         create: Create,
     ):
         super().__init__(name=f"bucket_{index}")
+        for name in values:
+            if "." in name or "/" in name:
+                raise ValueError(
+                    "names in a method's state must not have '.' or '/', which separate names in "
+                    f"files. Received: {name!r} in `init` or `Traits.state_kinds`"
+                )
         self.kinds = dict(kinds)
         self.variables_by_name: dict[str, list[Any]] = {
             name: [create(value, kinds[name], f"{name}_{i}") for i, value in enumerate(group)]
