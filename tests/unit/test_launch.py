@@ -255,6 +255,16 @@ def test_last_line_without_newline_and_progress_bar(tmp_path):
     assert launch.run([sys.executable, path], 1, timeout=20).workers[0].output == "2/2\nlast"
 
 
+def test_progress_bar_in_a_pipe(tmp_path):
+    """Keras moves back and rewrites its bar, which ends without a newline if `fit` raises."""
+    bar = r"sys.stdout.write('\b' * 9 + '\r1/2' + '\b' * 9 + '\r2/2'); sys.stdout.flush()"
+    done = cli("-n", "1", script(tmp_path, f"{bar}\nprint()\n{bar}\nraise ValueError('bad batch')"))
+    assert done.stdout.startswith(
+        "[worker 0] 2/2\n[worker 0] 2/2Traceback (most recent call last):\n"
+    )
+    assert "[launch] worker 0 failed first: ValueError: bad batch (" in done.stderr
+
+
 def test_lines_without_end_take_little_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_LONGEST_LINE", 1000)
     monkeypatch.setattr(processes, "_KEPT_CHARACTERS", 100_000)
@@ -413,6 +423,7 @@ try:
     time.sleep(60)
 except KeyboardInterrupt:
     print('saving', flush=True)
+    print('1/2', end='', flush=True)
     raise ValueError('bad batch')
 """
     path = script(tmp_path, body)

@@ -268,6 +268,10 @@ FRAMES = (
     "    f()\n"
     '  File "/v/lib/python3.11/site-packages/keras/src/utils.py", line 7, in g\n    raise e\n'
 )
+IGNORED = (
+    "Exception ignored in: <function Pool.__del__ at 0x7f>\nTraceback (most recent call last):\n"
+    '  File "/home/me/pool.py", line 5, in __del__\nTypeError: not subscriptable\n'
+)
 OUTPUTS = {
     "an_error": (FRAMES + "ValueError: bad batch", "ValueError: bad batch (/home/me/train.py:31)"),
     "without_a_message": (FRAMES + "KeyboardInterrupt", "KeyboardInterrupt (/home/me/train.py:31)"),
@@ -318,6 +322,15 @@ OUTPUTS = {
         "\x1b[1;35mValueError\x1b[0m: \x1b[35mbad batch\x1b[0m",
         "ValueError: bad batch (/home/me/train.py:31)",
     ),
+    "before_an_ignored_exception": (
+        FRAMES + "ValueError: bad batch:\nworker 1: full\n" + IGNORED + "worker 2: not of it\n",
+        "ValueError: bad batch: worker 1: full; worker 2: not of it (/home/me/train.py:31)",
+    ),
+    "an_ignored_exception_alone": ("one\n" + IGNORED, "exit code 1; its last line: one"),
+    "after_a_progress_bar": (
+        "40/200 - loss: 2.3" + FRAMES + "ValueError: bad batch",
+        "ValueError: bad batch (/home/me/train.py:31)",
+    ),
     "no_traceback": ("one\ntwo\n\n", "exit code 1; its last line: two"),
     "a_torn_traceback": (FRAMES, "exit code 1; its last line:     raise e"),
     "nothing": ("", "exit code 1; its last line: (no output)"),
@@ -331,6 +344,11 @@ def test_first_cause(name):
         4,
         f"worker 4 failed first: {text}",
     )
+
+
+def test_ignored_exception_has_no_place():
+    error = FRAMES + "ValueError: bad batch\n"
+    assert root_cause.place(error + IGNORED) == root_cause.place(error) == "/home/me/train.py:31"
 
 
 HIDDEN = {  # with the module that the error names

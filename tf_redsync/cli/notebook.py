@@ -187,6 +187,7 @@ def _restored(pickled: bytes | None) -> Exception | None:
 def _earlier_lines(worker: WorkerResult, traceback: str) -> list[str]:
     """Return a note with a worker's last lines before its traceback, unless they were streamed."""
     count = traceback.count(root_cause.TRACEBACK)  # one for each chained error
-    lines = worker.output.rsplit(root_cause.TRACEBACK, count)[0].rstrip().splitlines()
+    before = root_cause.plain(worker.output).rsplit(root_cause.TRACEBACK, count)[0]
+    lines = before.rstrip().splitlines()
     shown = [line for line in lines if not output.is_noise(line.encode())][-TAIL_LINES:]
     return ["\n".join(["Its last lines before:", *shown])] if worker.index and shown else []

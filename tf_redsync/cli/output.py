@@ -44,7 +44,10 @@ _UNLOGGED = re.compile(
     rb"|functional_saver)\.py:"
 )
 
-_ERROR = re.compile(rb"Traceback \(most recent call last\):|worker \d+ (?:has failed|has ended)")
+# A progress bar may precede a traceback in its line.
+_ERROR = re.compile(
+    rb".*Traceback \(most recent call last\):\s*$|worker \d+ (?:has failed|has ended)"
+)
 
 
 def is_noise(line: bytes) -> bool:

@@ -184,11 +184,12 @@ class Worker:
     def _take_lines(self, lines: bytes) -> None:
         if lines:
             # A progress bar rewrites its line with "\r": only the last state is kept.
-            text = lines.decode("utf-8", "replace").rstrip("\n")
-            self._lines.extend(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+            kept = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines[:-1].split(b"\n")]
+            lines = b"\n".join([*kept, b""])
+            self._lines.extend(lines[:-1].decode("utf-8", "replace").split("\n"))
             while len(self._lines) > 1 and sum(map(len, self._lines)) > _KEPT_CHARACTERS:
                 self._lines.popleft()
-            if root_cause.TRACEBACK in text:
+            if root_cause.TRACEBACK.encode() in lines:
                 self.failed_at = time.monotonic()
             if self._printer:
                 self._printer(self._before_errors(lines) if self._interrupted else lines)

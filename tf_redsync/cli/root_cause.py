@@ -22,6 +22,8 @@ TRACEBACK = "Traceback (most recent call last):"
 _MAX_TEXT = 300
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")  # in tracebacks of Python 3.13 with FORCE_COLOR
+# Errors in destructors and exit handlers do not end a program.
+_IGNORED = re.compile(r"Exception ignored .*\n" + re.escape(TRACEBACK) + r"\n(?:[ \t].*\n)*.*\n?")
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)')
 _ERROR = re.compile(r"^([A-Za-z_][\w.<>]*)(?:: (.*))?$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|__autograph_generated_file")
@@ -83,9 +85,13 @@ def first_failure(ends: Sequence[Failure]) -> tuple[int, str] | None:
 
 def place(output: str) -> str:
     """Return the line of the user's program in the last traceback of a worker; "" without one."""
-    text = _COLOR.sub("", output)
-    error = _parse_traceback(text.rpartition(f"{TRACEBACK}\n")[2].splitlines())
+    error = _parse_traceback(plain(output).rpartition(f"{TRACEBACK}\n")[2].splitlines())
     return error[2] if error else ""
+
+
+def plain(output: str) -> str:
+    """Return a worker's output without colors and without exceptions that Python ignored."""
+    return _IGNORED.sub("", _COLOR.sub("", output))
 
 
 def blames_another(cause: str) -> bool:
@@ -101,13 +107,14 @@ def signal_name(number: int) -> str:
 
 def _cause(end: Failure) -> tuple[str, bool]:
     """Return a worker's error, and whether another worker caused it."""
-    output = _COLOR.sub("", end.output)
+    output = plain(end.output)
     lines = output.splitlines()
     if end.returncode < 0:
         name = signal_name(-end.returncode)
         hint = ", possibly out of memory" if -end.returncode == signal.SIGKILL else ""
         return f"ended by {name}{hint}", False
-    starts = [number + 1 for number, line in enumerate(lines) if line.strip() == TRACEBACK]
+    # A progress bar may precede it in its line.
+    starts = [i + 1 for i, line in enumerate(lines) if line.rstrip().endswith(TRACEBACK)]
     if not starts and _UNPARSED.search(output):  # a syntax error in the script itself
         starts = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     error = _parse_traceback(lines[starts[-1] :]) if starts else None
