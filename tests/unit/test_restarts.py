@@ -45,6 +45,12 @@ def job(tmp_path, body, workers, **kwargs):
     return launch.run([sys.executable, str(path)], workers, timeout=30, grace=0.5, **kwargs)
 
 
+def log_lines(folder):
+    """Returns the lines that worker 0 has printed, and the lines that separate its attempts."""
+    lines = [line for line in (folder / "worker_0.log").read_text().splitlines() if line]
+    return [[line for line in lines if line.startswith("---") == is_it] for is_it in (False, True)]
+
+
 # --------------------------------------------------------------------------------- restarts
 
 
@@ -65,7 +71,9 @@ if attempt < 2:
     assert result.exit_code == 0 and result.restarts == 2 and not result.failed
     assert "restart 1 with 2 workers; 2 left." in result.message
     assert "restart 2 with 2 workers; 1 left." in result.message
-    lines = [line.split() for line in (logs / "worker_0.log").read_text().splitlines()]
+    lines, separators = log_lines(logs)
+    assert [line.rpartition(" attempt ")[2] for line in separators] == ["2 ---", "3 ---"]
+    lines = [line.split() for line in lines]
     attempts, counts, addresses, jobs = zip(*lines, strict=True)
     assert attempts == ("0", "1", "2") and set(counts) == {"2"}
     assert len(set(addresses)) == 3 and len(set(jobs)) == 1
@@ -124,7 +132,7 @@ def test_restart_waits_after_short_attempts(tmp_path, monkeypatch):
     monkeypatch.setattr(restarts, "PAUSES", (0.2, 0.7))
     body = "print(time.monotonic())\nsys.exit(5)"
     result = job(tmp_path, body, 1, max_restarts=3, log_dir=tmp_path)
-    starts = [float(line) for line in (tmp_path / "worker_0.log").read_text().splitlines()]
+    starts = [float(line) for line in log_lines(tmp_path)[0]]
     waited = [after - before for before, after in itertools.pairwise(starts)]
     assert all(has >= least for has, least in zip(waited, (0.2, 0.7, 0.7), strict=True)), waited
     assert "restart 1 with 1 worker; 2 left. It begins in 0.2 s." in result.message

@@ -368,7 +368,7 @@ class LocalStart:
                     {**self.base, **env},
                     self.output.log(number),
                     self.output.printer(number),
-                    self.restarts.appends_logs,
+                    self.restarts.attempt,
                     cores,
                     process=self.spares.take(place, env, cores),
                     stream=self.output.stream if number == 0 else None,

@@ -92,7 +92,7 @@ class Worker:
     """A worker process in its own session, and its output.
 
     The constructor uses `process`, or starts a new one. `printer` receives complete lines, and
-    `stream` all output as it arrives.
+    `stream` all output as it arrives. `log` is appended to; `attempt` counts the restarts before.
 
     Attributes:
         where: "" on this machine, else " on HOST", for messages.
@@ -107,7 +107,7 @@ class Worker:
         env: Mapping[str, str],
         log: Path | None,
         printer: Callable[[bytes], None] | None,
-        append: bool = False,
+        attempt: int = 0,
         cores: Sequence[int] | None = None,
         stdin: int = subprocess.DEVNULL,
         process: subprocess.Popen[bytes] | None = None,
@@ -124,7 +124,7 @@ class Worker:
         self._errs = False  # has printed an error after the interrupt
         self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self.failed_at: float | None = None  # time of its last traceback
-        self._log = self._open(log, append) if log else None
+        self._log = self._open(log, attempt) if log else None
         self._start = time.monotonic()
         self.process = process or spawn(argv, env, cores, stdin)
         assert self.process.stdout is not None
@@ -144,11 +144,13 @@ class Worker:
         self.received(data)
         return len(data)
 
-    def _open(self, log: Path, append: bool) -> IO[bytes] | None:
+    def _open(self, log: Path, attempt: int) -> IO[bytes] | None:
         try:
-            if not append:
-                log.open("wb").close()
-            return log.open("ab", buffering=0)  # so that another program may truncate the file
+            file = log.open("ab", buffering=0)  # so that another program may truncate the file
+            if os.fstat(file.fileno()).st_size:
+                now = time.strftime("%Y-%m-%d %H:%M:%S")
+                file.write(f"\n--- {now}, attempt {attempt + 1} ---\n".encode())
+            return file
         except OSError as error:
             self._say_unwritable(log, error)
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 
@@ -40,11 +39,6 @@ class Restarts:
     attempt: int = 0
     _suspect: int | None = None  # the place that failed first in the last attempt
     _short: int = 0  # number of short attempts in a row
-
-    @property
-    def appends_logs(self) -> bool:
-        """Whether worker logs are appended to: after a restart, by the launcher or by SLURM."""
-        return self.attempt > 0 or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
     def again(self, first: int | None, seconds: float) -> str | None:
         """Return a message about the restart after a failure; `None` for no restart.

@@ -211,7 +211,7 @@ class RemoteWorker(Worker):
         env: Mapping[str, str],
         log: Path | None,
         printer: Callable[[bytes], None] | None,
-        append: bool = False,
+        attempt: int = 0,
     ):
         self.host = host
         self.where = f" on {host}"
@@ -220,7 +220,7 @@ class RemoteWorker(Worker):
         self._has_job = False
         self._said: dict[str, Any] = {}
         self._kill_at: float | None = None
-        super().__init__(index, argv, env, log, None, append, stdin=subprocess.PIPE)
+        super().__init__(index, argv, env, log, None, attempt, stdin=subprocess.PIPE)
         self._printer_then = printer  # used once the agent answers, to drop output of ssh and shell
 
     def answered(self) -> bool:
@@ -338,16 +338,14 @@ class _Connection:
         place: Place of the worker.
         host: Name of the host.
         seconds: Seconds in which failed connections are opened again.
-        connect: Starts `ssh`; its argument says whether the worker's log is appended to.
+        connect: Starts `ssh`.
 
     Attributes:
         worker: The worker; `None` while there is no connection.
         answered: Whether the agent has answered.
     """
 
-    def __init__(
-        self, place: int, host: str, seconds: float, connect: Callable[[bool], RemoteWorker]
-    ):
+    def __init__(self, place: int, host: str, seconds: float, connect: Callable[[], RemoteWorker]):
         self.place = place
         self.host = host
         self.worker: RemoteWorker | None = None
@@ -367,7 +365,7 @@ class _Connection:
             if self.worker is not None:
                 self.answered = self.worker.answered()
             elif may_open and time.monotonic() >= self._next:
-                self.worker = self._connect(self._first > 0)
+                self.worker = self._connect()
                 self._first = self._first or time.monotonic()
         except OSError as error:
             left = self._first + self._seconds - time.monotonic()
@@ -490,12 +488,11 @@ class SSHStart:
             )
 
     def _connect(self, job: Job, used: Sequence[Host]) -> list[RemoteWorker]:
-        def connect(index: int, again: bool) -> RemoteWorker:
+        def connect(index: int) -> RemoteWorker:
             words = command(used[index], self.remote.ssh, self.remote.python)
             log, printer = self.output.log(index), self.output.printer(index)
-            append = again or self.restarts.appends_logs
-            name = used[index].name
-            return RemoteWorker(index, name, words, os.environ, log, printer, append)
+            name, attempt = used[index].name, self.restarts.attempt
+            return RemoteWorker(index, name, words, os.environ, log, printer, attempt)
 
         seconds = RESTART_SECONDS if self.restarts.attempt else FIRST_SECONDS
         connections = [
