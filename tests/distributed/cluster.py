@@ -153,6 +153,7 @@ def _launch(program, workers, args, env, timeout, grace, folder, chief=False):
         worker_env=own,
         timeout=timeout,
         grace=grace,
+        stop_grace=grace,
         threads=1,
     )
 

@@ -167,7 +167,8 @@ def test_no_remote_process_survives(ssh, tmp_path, how):
     )
     limit = ["--timeout", "10"] if how == "timeout" else []
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    line = command_line(ssh, "--hosts", "localhost", "--grace", "3", *limit, "train.py")
+    grace = ["--grace", "3", "--stop-grace", "3"]
+    line = command_line(ssh, "--hosts", "localhost", *grace, *limit, "train.py")
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
     ) as job:

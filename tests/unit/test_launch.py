@@ -334,7 +334,7 @@ open({str(tmp_path)!r} + f'/pid{{index}}', 'w').write(f'{{os.getpid()}} {{child.
 while True:
     time.sleep(1)
 """
-    result = launch.run([sys.executable, script(tmp_path, body)], 2, timeout=6, grace=3)
+    result = launch.run([sys.executable, script(tmp_path, body)], 2, timeout=6, stop_grace=3)
     assert result.exit_code == processes.TIMEOUT_EXIT_CODE
     assert "workers 0, 1 still running after 6 s" in result.message
     assert all(w.killed and w.returncode == -signal.SIGKILL for w in result.workers)
@@ -342,6 +342,21 @@ while True:
     for i in range(2):
         for pid in (tmp_path / f"pid{i}").read_text().split():
             wait_for(lambda pid=pid: not alive(pid))
+
+
+def test_workers_may_save_after_the_timeout(tmp_path):
+    body = """
+def save(*_):
+    time.sleep(1)
+    print('saved', flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+time.sleep(60)
+"""
+    path = script(tmp_path, body)
+    result = launch.run([sys.executable, path], 2, timeout=6, grace=0, stop_grace=30)
+    assert result.exit_code == processes.TIMEOUT_EXIT_CODE
+    assert [(w.returncode, w.output) for w in result.workers] == 2 * [(75, "saved")]
 
 
 def test_orphaned_child_does_not_block_the_end(tmp_path):

@@ -106,7 +106,8 @@ _ENDS: tuple[Flag, ...] = (
     ),
     (
         ("--timeout",),
-        {"type": float, "metavar": "SECONDS", "help": "maximum duration of the job (no limit)"},
+        {"type": float, "metavar": "SECONDS", "help": "from the start of the job to SIGTERM (no "
+         "limit)"},
     ),
     (
         ("--start-timeout",),
@@ -115,13 +116,13 @@ _ENDS: tuple[Flag, ...] = (
     ),
     (
         ("--grace",),
-        {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "between a failure or the "
-         "timeout and SIGKILL (10)"},
+        {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "between a failure and "
+         "SIGKILL for the other workers (10)"},
     ),
     (
         ("--stop-grace",),
-        {"type": float, "default": 120.0, "metavar": "SECONDS", "help": "between SIGTERM or "
-         "SIGUSR1 and SIGKILL, for a checkpoint (120)"},
+        {"type": float, "default": 120.0, "metavar": "SECONDS", "help": "between SIGTERM, also "
+         "of the timeout, or SIGUSR1 and SIGKILL, for a checkpoint (120)"},
     ),
 )  # fmt: skip
 _EACH: tuple[Flag, ...] = (

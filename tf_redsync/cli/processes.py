@@ -293,7 +293,7 @@ class TimeLimits:
     Attributes:
         timeout: Seconds from `start` until the job is ended; `None` for no limit.
         grace: Seconds between the failure of a worker and SIGKILL for the others.
-        stop_grace: Seconds between SIGTERM or SIGUSR1 and SIGKILL.
+        stop_grace: Seconds between SIGTERM (also of the timeout) or SIGUSR1 and SIGKILL.
         start: Start of the timeout, by `time.monotonic()`.
     """
 
@@ -463,7 +463,7 @@ class Job:
         if self._deadline is not None and now >= self._deadline and self._alive:
             self._deadline = None
             self.say(f"timeout: {self._names()} still running after {self._limits.timeout:g} s.")
-            self._stop(TIMEOUT_EXIT_CODE, signal.SIGTERM, self._limits.grace)
+            self._stop(TIMEOUT_EXIT_CODE, signal.SIGTERM, self._limits.stop_grace)
         if self._kill_at is not None and now >= self._kill_at and self._alive:
             self.say(f"{self._names()} did not end: killed by SIGKILL.")
             for worker in self._alive:

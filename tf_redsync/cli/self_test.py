@@ -46,7 +46,7 @@ def _run_workers(worker_env: Sequence[Mapping[str, str]]) -> dict[str, str]:
             env={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
             worker_env=worker_env,
             timeout=TIMEOUT,
-            grace=10,
+            stop_grace=10,
         )
         parts = [json.loads(p.read_text(encoding="utf-8")) for p in Path(folder).glob("*.json")]
     if job.exit_code or len(parts) < WORKERS:
