@@ -1,6 +1,7 @@
 """Comparison of workers: fingerprints of weights, configurations, and reported differences."""
 
 import json
+import re
 import types
 
 import keras
@@ -161,14 +162,24 @@ def test_differences():
     assert differences(many)[0].endswith("10=10, and 9 more")
 
 
-def reported(on_drift, rates, weights, applies=None):
-    """Reports workers with these learning rates and two words of weights each."""
+def detector_of(on_drift, weights, consensus=None, rank=0):
+    strategy = types.SimpleNamespace(extended=types.SimpleNamespace(_id_in_cluster=rank))
+    step = tf.Variable(7, dtype=tf.int64)
+    exchange = types.SimpleNamespace(
+        network=None, consensus=consensus, strategy=strategy, step=step
+    )
+    return drift.DriftDetector(exchange, 5, on_drift, dict, lambda: weights, list)
+
+
+def reported(on_drift, rates, weights, applies=None, rank=0, steps=(7,)):
+    """Reports workers with these learning rates and two words of weights each, in each step."""
     kernel, bias = drift.Shared("kernel", []), drift.Shared("bias", [], applies=applies)
-    detector = drift.DriftDetector(None, 5, on_drift, dict, lambda: [kernel, bias], list)
+    detector = detector_of(on_drift, [kernel, bias], rank=rank)
     detector._of_numbers = ["learning rate"]
     numbers = [drift.number_words(rate).numpy() for rate in rates]
     rows = [[*n, a, 0, b, 0] for n, (a, b) in zip(numbers, weights, strict=True)]
-    detector._report(tf.constant(rows, tf.int32))
+    for step in steps:
+        detector._report(tf.constant(rows, tf.int32), tf.constant(step, tf.int64))
 
 
 def test_drifted_variables_are_named():
@@ -191,10 +202,7 @@ def test_statistics_averaged_in_rounds_are_ignored(caplog):
 
 def test_weights_at_the_end_of_a_fit_are_only_reported(caplog):
     kernel = drift.Shared("kernel", [tf.Variable([1.0])])
-    detectors = [
-        drift.DriftDetector(None, 5, on_drift, dict, lambda: [kernel], list)
-        for on_drift in drift.CHOICES
-    ]
+    detectors = [detector_of(on_drift, [kernel]) for on_drift in drift.CHOICES]
     seals = detectors[0].seals().numpy().tolist()
     kernel.copies[0].assign([np.nextafter(np.float32(1), np.float32(2))])
     rows = [seals, detectors[0].seals().numpy().tolist()]
@@ -213,15 +221,22 @@ def test_learning_rates_are_not_restored(caplog):
         reported("restore", [0.1, 0.2], [(1, 2), (1, 3)])
 
 
+def test_restored_weights_are_logged_on_worker_0_at_doubled_counts(caplog):
+    for rank in (0, 1):
+        reported("restore", [0.1, 0.1], [(1, 2), (1, 3)], rank=rank, steps=range(5, 85, 5))
+    steps = [re.search(r"at step (\d+)\.", text)[1] for text in caplog.messages]
+    assert steps == ["5", "10", "20", "40", "80"]
+
+
 @pytest.mark.parametrize(("steps", "agreed"), [(0, [3.0, 4.0]), (2, [1.0, 2.0])])
 def test_agreed_weights_of_local_steps_are_restored(steps, agreed, monkeypatch, caplog):
     """Before a round's first step, the model's own weights are the agreed ones."""
     weight = drift.Shared("kernel", [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])])
     consensus = types.SimpleNamespace(steps=tf.Variable(steps, dtype=tf.int64))
     monkeypatch.setattr(drift, "gather", lambda _, words: tf.stack([words + 1, words]))
-    detector = drift.DriftDetector(None, 5, "restore", dict, lambda: [weight], list, consensus)
+    detector = detector_of("restore", [weight], consensus)
     tf.function(detector.step, autograph=False)()
-    assert "worker 1 has the bits of 'kernel'" in caplog.text
+    assert "worker 1 has the bits of 'kernel'" in caplog.text and "at step 7" in caplog.text
     next_bits = np.nextafter(np.float32(agreed), np.float32(np.inf))  # those of worker 0
     for copy in weight.copies:
         np.testing.assert_array_equal(copy, next_bits)

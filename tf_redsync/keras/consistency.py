@@ -187,7 +187,7 @@ def drift_of(
         states = [] if beside else [v for state in exchange.states for v in state.shared()]
         return [Shared(v.name, local(v)) for v in (*slots, *states) if v.dtype.is_floating]
 
-    return DriftDetector(network, every, on_drift, numbers, weights, all_slots, consensus)
+    return DriftDetector(exchange, every, on_drift, numbers, weights, all_slots)
 
 
 def _statistic(local: Callable[[Any], Sequence[tf.Variable]], variable: Any) -> Shared:

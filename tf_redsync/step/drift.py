@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tf_redsync.errors import DistributedError
 from tf_redsync.exchange.driver import Network, gather
+from tf_redsync.network import collectives
 from tf_redsync.ops import native, wire
 from tf_redsync.ops.wire import as_row, joined, map_words
 from tf_redsync.step import state_variables
@@ -56,31 +57,33 @@ class DriftDetector:
     """Compares weights and scalars of all workers every `every` steps.
 
     Args:
-        network: The network that answers requests, in branches as well.
+        exchange: A built `GradientExchange`, whose network works in branches as well. With local
+            steps, a variable's last copy is compared while the workers have the agreed weights,
+            else its first.
         every: The interval, in steps.
-        on_drift: `"error"` raises; `"restore"` copies the weights of worker 0 and warns.
+        on_drift: `"error"` raises; `"restore"` copies the weights of worker 0, which warns.
         numbers: Returns scalars by name that must be equal, such as the learning rate. A difference
             always raises `Drifted`, because restored weights would drift apart again.
         weights: Returns the variables that must be equal, the same in each call.
         slots: Returns the variables that are restored together with the weights.
-        consensus: The consensus of local steps, or `None`. A variable's last copy is compared while
-            the workers have the agreed weights, else its first.
     """
 
     def __init__(
         self,
-        network: Network,
+        exchange: Any,
         every: int,
         on_drift: str,
         numbers: Callable[[], dict[str, tf.Tensor]],
         weights: Callable[[], Sequence[Shared]],
         slots: Callable[[], Sequence[Shared]],
-        consensus: Consensus | None = None,
     ):
-        self._consensus = consensus
-        self._network, self._every, self._on_drift = network, every, on_drift
+        self._network: Network = exchange.network
+        self._consensus: Consensus | None = exchange.consensus
+        self._every, self._on_drift = every, on_drift
         self._numbers, self._weights, self._slots = numbers, weights, slots
+        self._rank, self._clock = collectives.worker_rank(exchange.strategy), exchange.step
         self._steps = state_variables.counter("drift_steps")
+        self._restored = 0  # number of times
         self._of_numbers: list[str] = []  # the names of the numbers
 
     def step(self) -> None:
@@ -102,7 +105,7 @@ class DriftDetector:
 
         def react() -> None:
             # Weights are restored only if the report does not raise.
-            reported = run_on_host(self._report, [rows])
+            reported = run_on_host(self._report, [rows, self._clock.read_value()])
             if self._on_drift == "restore":
                 with tf.control_dependencies([] if reported is None else [reported]):
                     for shared in (*weights, *self._slots()):
@@ -136,9 +139,8 @@ class DriftDetector:
         for copy in shared.copies:
             copy.assign(_from_int32(received, value), read_value=False)
 
-    def _report(self, received: tf.Tensor) -> None:
-        restored = "All workers now take the weights of worker 0."
-        self._report_rows(received.numpy(), self._of_numbers, restored)
+    def _report(self, received: tf.Tensor, step: tf.Tensor) -> None:
+        self._report_rows(received.numpy(), self._of_numbers, int(step))
 
     def report_last(self, seals: Sequence[Sequence[int]]) -> None:
         """Report differences after the last step of a `fit`.
@@ -149,10 +151,9 @@ class DriftDetector:
         Raises:
             Drifted: The workers differ, and `on_drift` is "error". "restore" only warns.
         """
-        restored = "The next `fit` begins with a comparison, which restores the weights."
-        self._report_rows(np.array(seals, np.int32), [], restored)
+        self._report_rows(np.array(seals, np.int32), [], None)
 
-    def _report_rows(self, rows: np.ndarray, of_numbers: list[str], restored: str) -> None:
+    def _report_rows(self, rows: np.ndarray, of_numbers: list[str], step: int | None) -> None:
         weights, numbers = self._weights(), len(of_numbers)
         names = [*of_numbers, *(w.name for w in weights)]
         pairs = rows.reshape(len(rows), -1, _WORDS)  # [workers, numbers and weights, words]
@@ -169,7 +170,7 @@ class DriftDetector:
             lines.append(f"worker {rank} has the {subject} {value}, worker 0 has {chiefs}{others}")
         text = f"the workers have drifted apart: {'; '.join(lines)}."
         if self._on_drift == "restore" and not differ[:, :numbers].any():
-            _logger.warning("%s %s", text, restored)
+            self._warn(text, step)
             return
         raise Drifted(
             f"{text} Give all workers the same callbacks, hyper-parameters and weights. A worker "
@@ -179,6 +180,19 @@ class DriftDetector:
             f"to DistributedOptimizer. The check runs every check_every={self._every} steps and "
             "when `fit` ends."
         )
+
+    def _warn(self, text: str, step: int | None) -> None:
+        """Log differences on worker 0: 1, 2, 4, 8, ... restorations, and the end of a `fit`."""
+        if step is None:
+            restored = "The next `fit` begins with a comparison, which restores the weights."
+        else:
+            self._restored += 1
+            restored = (
+                f"All workers take the weights of worker 0 at step {step}. This is restoration "
+                f"{self._restored}; the next warning is at {2 * self._restored}."
+            )
+        if self._rank == 0 and (step is None or self._restored.bit_count() == 1):
+            _logger.warning("%s %s", text, restored)
 
 
 def fingerprints(variables: Sequence[tf.Variable]) -> tf.Tensor:
