@@ -1,9 +1,14 @@
 """The stall detector: which worker it blames, judged from reports on a simulated clock."""
 
 import contextlib
+import copy
 import dataclasses
+import itertools
+import json
+import types
 
 import pytest
+import tensorflow as tf
 
 from tf_redsync.cluster import agreement
 from tf_redsync.cluster.stall_detector import StallDetector, WorkerReport
@@ -389,6 +394,34 @@ def test_error_truncates_a_long_action(monkeypatch, length):
     agreement._agree_and_gather(None, "x" * length, "")
     assert compared == ["x" * length]
     assert (shown == compared) == (length == 20) and len(shown[0]) < 300
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_late_worker_is_named_by_worker_0_alone(rank, monkeypatch, caplog):
+    """Worker 2 arrives after 70 s."""
+    now = itertools.count(0, 5)
+
+    class Store:
+        def set_config_key_value(self, key, value):
+            pass
+
+        def get_config_key_value(self, key, timeout_in_ms):
+            if key.endswith(("/2", "/verdict")) and next(now) < 70:
+                raise tf.errors.DeadlineExceededError(None, None, "")
+            return json.dumps(["agreed", []] if key.endswith("/verdict") else ["act", [], ""])
+
+    clock = types.SimpleNamespace(monotonic=lambda: next(copy.copy(now)))
+    monkeypatch.setattr(agreement, "time", clock)
+    monkeypatch.setattr(agreement, "_sequence", itertools.count())
+    monkeypatch.setattr(agreement.coordination, "key_value_store", Store)
+    monkeypatch.setattr(agreement.collectives, "worker_rank", lambda _: rank)
+    monkeypatch.setattr(agreement.collectives, "worker_count", lambda _: 3)
+    assert agreement._exchange(None, "act", "")[0] == "agreed"
+    if rank == 0:
+        assert caplog.messages == [f"waiting for worker 2 for {s} s" for s in (20, 40, 60)]
+    else:
+        (message,) = caplog.messages
+        assert "worker 0, or a worker that its log names," in message and "worker 2" not in message
 
 
 def failed_collective(dead):

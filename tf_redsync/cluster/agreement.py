@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,8 @@ _Answer = TypeVar("_Answer")
 _logger = logging.getLogger("tf_redsync")
 _SLICE_SECONDS = 5  # waiting time between two checks of the watchdog's verdict
 _WARN_SECONDS = 20
+# Only worker 0 knows which worker is late, unless it is late itself.
+_UNKNOWN = "worker 0, or a worker that its log names,"
 _RETRY_SECONDS = 0.2
 _LOST_SECONDS = 30.0  # limit without an answer of the service, if no watchdog gives a verdict
 _MOST_SHOWN = 200  # characters of an action
@@ -45,8 +48,8 @@ def agree(strategy: tf.distribute.Strategy, action: str) -> None:
 
     Calls are numbered, so the check also detects a worker that makes *another* call at this point,
     or has created other variables since the last call. The chief compares the texts and publishes
-    the verdict, so either all workers return or all raise. The workers wait for a late one, with
-    regular warnings, until the watchdog declares it lost or stalled.
+    the verdict, so either all workers return or all raise. The workers wait for a late one, which
+    the chief names in regular warnings, until the watchdog declares it lost or stalled.
 
     Args:
         strategy: A multi-worker strategy. With one worker this is a no-op.
@@ -176,10 +179,12 @@ def _exchange(strategy: tf.distribute.Strategy, action: str, text: str) -> tuple
     store = coordination.key_value_store()
     if rank != 0:
         store.set_config_key_value(f"{_PREFIX}/{number}/{rank}", local_report)
-        verdict, texts = json.loads(_wait_for(f"{number}/verdict", 0))
+        verdict, texts = json.loads(_wait_for(f"{number}/verdict", _UNKNOWN, math.inf))
         return verdict, texts
     workers = strategies.process_count(strategy)
-    received = {r: _wait_for(f"{number}/{r}", r) for r in range(1, workers)}
+    received = {
+        r: _wait_for(f"{number}/{r}", f"worker {r}", _WARN_SECONDS) for r in range(1, workers)
+    }
     reports = [json.loads(report) for report in (local_report, *received.values())]
     verdict, texts = _verdict(reports), [report[-1] for report in reports]
     if number:  # all workers have reached this call, so all have read the last verdict
@@ -225,9 +230,10 @@ def without_numbers(text: str) -> str:
     return re.sub(r"_\d+(?=\b|_)", "", text)
 
 
-def _wait_for(key: str, rank: int) -> str:
+def _wait_for(key: str, worker: str, repeat: float) -> str:
+    """Return a text of the store when `worker` has published it; warn every `repeat` seconds."""
     store, started = coordination.key_value_store(), time.monotonic()
-    warned = 0.0
+    warn_after = float(_WARN_SECONDS)
     while True:
         if watchdog.verdict() is not None:
             raise Disagreement(watchdog.verdict())
@@ -235,9 +241,9 @@ def _wait_for(key: str, rank: int) -> str:
             return store.get_config_key_value(f"{_PREFIX}/{key}", 1000 * _SLICE_SECONDS)
         except tf.errors.DeadlineExceededError:
             waited = time.monotonic() - started
-        if waited - warned >= _WARN_SECONDS:
-            warned = waited
-            _logger.warning("waiting for worker %d for %.0f s", rank, waited)
+        if waited >= warn_after:
+            warn_after = waited + repeat
+            _logger.warning("waiting for %s for %.0f s", worker, waited)
 
 
 class Channel:
