@@ -22,7 +22,7 @@ from tf_redsync.callbacks import CompressionMetrics
 from tf_redsync.callbacks import metrics as metrics_module
 from tf_redsync.keras.fit_hook import OfBothKeras
 from tf_redsync.methods.known_losses import known_loss
-from tf_redsync.metrics import outputs, page, profiler, sampling
+from tf_redsync.metrics import outputs, page, profiler, records, sampling
 from tf_redsync.step.fit_steps import WarmUp
 
 STEPS, BATCH = 12, 8
@@ -93,6 +93,21 @@ def test_metrics_match_the_saved_state(mirrored, tmp_path, family):
     last = lines(folder, "epoch")[-1]
     assert last["step"] == steps and last["logs"]["loss"] == pytest.approx(history["loss"][-1])
     assert lines(folder)[-1]["record"] == "end"
+
+
+@loop("family", [keras, tf_keras])
+def test_seconds_begin_with_fit(tmp_path, family):
+    """The first sample of these twelve steps follows the eighth."""
+    slow = family.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: time.sleep(0.0 if epoch else 0.7)
+    )
+    folder = tmp_path / family.__name__
+    metrics = CompressionMetrics(folder, time_split=False)
+    fit_model(build_model(ALONE, family, TOPK), metrics, callbacks=[slow])
+    (run,), (first, *_) = lines(folder, "run"), lines(folder, "sample")
+    assert first["seconds"] == pytest.approx(first["time"] - run["time"]) and first["seconds"] > 0.7
+    (worker,) = records.load(folder).workers
+    assert worker.samples[0]["elapsed"] > 0.7
 
 
 @loop("family, per_execution", [(keras, 1), (tf_keras, 3)])

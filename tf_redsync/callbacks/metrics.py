@@ -34,7 +34,7 @@ class CompressionMetrics(OfBothKeras):
     * `bytes_per_step`, mean over the epoch, and `bytes_sent`, total: by this worker;
     * `density`: share of the elements that this worker sent in the last step;
     * `residual_norm`: norm of this worker's residuals;
-    * `skipped_steps` of the epoch (also logged without this callback);
+    * `skipped_steps` of the epoch, also without this callback (in samples: of the training);
     * `step_ms`, the mean; and on worker 0, from a few profiled steps, `compute_ms`, `select_ms`,
       `exchange_ms`, `wait_ms`, `decode_ms`, `input_ms`.
 
@@ -108,6 +108,7 @@ class CompressionMetrics(OfBothKeras):
         self._epoch, self._batches, self._next_batch = 0, 0, 0
         self._first_epoch: int | None = None
         self._steps, self._per_epoch = 0, 0  # total, and maximum per epoch
+        self._fit_began = time.time()
         self._ended = 0.0  # end of the last batch
         self._batch_logs: dict[str, Any] = {}
         self._shown: dict[str, float] = {}
@@ -247,6 +248,7 @@ class CompressionMetrics(OfBothKeras):
             return
         self._opened = True
         run = {
+            "time": self._fit_began,
             "step": self._epoch_start[0],
             "bytes_sent": self._epoch_start[1],
             "epoch": self._epoch,

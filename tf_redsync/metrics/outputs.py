@@ -43,7 +43,8 @@ class Outputs:
         run_dir: The run directory.
         sampler: Sampler of the exchange.
         optimizer: The `DistributedOptimizer`.
-        run: Further fields of the run's first record. `bytes_sent` is that of this process.
+        run: Further fields of the run's first record. `bytes_sent` is that of this process, `time`
+            that of the beginning of `fit`, in seconds since 1970.
     """
 
     def __init__(
@@ -58,14 +59,13 @@ class Outputs:
         if exchange not in _before:
             _before[exchange] = _bytes_before(run_dir, rank, run["step"])
         self._sampler = sampler
-        self._began = time.time()
+        self._began = run["time"]
         self._file = records.RunFile(run_dir, rank)
         self._events = Events(run_dir, rank) if rank == 0 else None
         explained = optimizer.explain()
         self._file.append(
             "run",
             format=records.FORMAT,
-            time=self._began,
             **{**run, "bytes_sent": round(run["bytes_sent"] + bytes_before(exchange))},
             rank=rank,
             workers=exchange.workers,

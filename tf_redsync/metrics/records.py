@@ -6,8 +6,8 @@ Each line is a JSON object with `record`, its kind. This module does not need Te
             `step` and `bytes_sent` so far
     sample  at regular steps: `step`, `epoch`, `seconds` since `fit` began, `time` (Unix),
             `bytes_sent` by the worker since the run's first step, `bytes_per_step`,
-            `compression_ratio`, `density`, `residual_norm`, `skipped_steps`, `step_ms`, Keras's
-            `logs`, and values per variable in `layers`
+            `compression_ratio`, `density`, `residual_norm`, `skipped_steps` since the run's first
+            step, `step_ms`, Keras's `logs`, and values per variable in `layers`
     split   a profile of some steps, in milliseconds; see `profiler.Split`
     epoch   when an epoch ends: Keras's `logs`, including those of the validation
     end     when `fit` ends
