@@ -414,8 +414,8 @@ def test_late_worker_is_named_by_worker_0_alone(rank, monkeypatch, caplog):
     monkeypatch.setattr(agreement, "time", clock)
     monkeypatch.setattr(agreement, "_sequence", itertools.count())
     monkeypatch.setattr(agreement.coordination, "key_value_store", Store)
-    monkeypatch.setattr(agreement.collectives, "worker_rank", lambda _: rank)
-    monkeypatch.setattr(agreement.collectives, "worker_count", lambda _: 3)
+    monkeypatch.setattr(agreement.strategies, "process_rank", lambda _: rank)
+    monkeypatch.setattr(agreement.strategies, "process_count", lambda _: 3)
     assert agreement._exchange(None, "act", "")[0] == "agreed"
     if rank == 0:
         assert caplog.messages == [f"waiting for worker 2 for {s} s" for s in (20, 40, 60)]

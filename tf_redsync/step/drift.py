@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tf_redsync.errors import DistributedError
 from tf_redsync.exchange.driver import Network, gather
-from tf_redsync.network import collectives
+from tf_redsync.network import strategies
 from tf_redsync.ops import native, wire
 from tf_redsync.ops.wire import as_row, joined, map_words
 from tf_redsync.step import state_variables
@@ -81,7 +81,7 @@ class DriftDetector:
         self._consensus: Consensus | None = exchange.consensus
         self._every, self._on_drift = every, on_drift
         self._numbers, self._weights, self._slots = numbers, weights, slots
-        self._rank, self._clock = collectives.worker_rank(exchange.strategy), exchange.step
+        self._rank, self._clock = strategies.process_rank(exchange.strategy), exchange.step
         self._steps = state_variables.counter("drift_steps")
         self._restored = 0  # number of times
         self._of_numbers: list[str] = []  # the names of the numbers
