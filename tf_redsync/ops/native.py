@@ -25,8 +25,8 @@ _log = logging.getLogger("tf_redsync")
 BACKENDS = ("native", "tensorflow")
 _COMPILED = {".cc", ".h", ".cu", ".cuh"}
 _ACCEPT = "TF_REDSYNC_BACKEND=tensorflow accepts the pure-TensorFlow ops without this line."
-# A marker in the library file, so that its TensorFlow version can be read before it is loaded.
 REBUILD = "python setup.py build_ext --inplace"  # builds `LIBRARY`
+# A marker in the library file, so that its TensorFlow version can be read before it is loaded.
 _MARKER = re.compile(rb"REDSYNC_BUILT_FOR_TENSORFLOW=([^;\x00]+);")
 
 
