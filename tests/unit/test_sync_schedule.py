@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import tf_redsync as rs
 from tests.loops import loop
@@ -202,10 +203,6 @@ def test_bytes_per_step_are_means_over_a_round():
             lambda: rs.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), rs.LocalSGD()),
             "`use_ema`",
         ),
-        (
-            lambda: rs.DistributedOptimizer(keras.optimizers.Ftrl(), rs.LocalSGD()),
-            "discard the mean of the workers' weights with LocalSGD. Received: Ftrl",
-        ),
     ],
 )
 def test_bad_input(make, words):
@@ -213,6 +210,44 @@ def test_bad_input(make, words):
 
     with pytest.raises(ValueError, match=words if ".*" in words else re.escape(words)):
         make()
+
+
+class OwnFtrl(keras.optimizers.Ftrl):
+    pass
+
+
+def addons(*names):
+    """Returns a legacy optimizer in wrappers of Addons, from the innermost to the outermost."""
+    optimizer = getattr(tf_keras.optimizers.legacy, names[0])(0.1)
+    for name in names[1:]:
+        optimizer = getattr(rs.addons.load().optimizers, name)(optimizer)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "method", [rs.LocalSGD(), rs.DiLoCo(), rs.SBC()], ids=["LocalSGD", "DiLoCo", "SBC"]
+)
+@loop(
+    ("make", "name"),
+    [
+        (keras.optimizers.Ftrl, "Ftrl"),
+        (OwnFtrl, "OwnFtrl"),
+        (lambda: keras.optimizers.LossScaleOptimizer(OwnFtrl()), "OwnFtrl"),
+        (keras.optimizers.ScheduleFreeAdamW, "ScheduleFreeAdamW"),
+        (tf_keras.optimizers.Ftrl, "Ftrl"),
+        (lambda: addons("Ftrl", "Lookahead"), "Ftrl"),
+        (lambda: addons("SGD", "MovingAverage"), "MovingAverage"),
+        (lambda: addons("SGD", "SWA", "Lookahead"), "SWA"),
+    ],
+)
+def test_local_steps_reject_weights_computed_from_slots(make, name, method):
+    with pytest.raises(ValueError, match=rf"slots.*{type(method).__name__}.*Received: {name}\."):
+        rs.DistributedOptimizer(make(), method)
+    rs.DistributedOptimizer(make(), rs.Dense())
+
+
+def test_local_steps_accept_lookahead():
+    rs.DistributedOptimizer(addons("SGD", "Lookahead"), rs.LocalSGD())
 
 
 def test_one_replica_per_process_is_required():

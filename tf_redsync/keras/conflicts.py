@@ -18,6 +18,9 @@ from tf_redsync.methods.common.wrapper import innermost as innermost_method
 from tf_redsync.network import strategies
 from tf_redsync.policy import Policy
 
+# Classes that compute weights from slots; the first is the base of Addons' MovingAverage and SWA.
+_FROM_SLOTS = {"AveragedOptimizerWrapper", "Ftrl", "ScheduleFreeAdamW"}
+
 
 def check_momentum(inner: Any, policy: Policy | Auto) -> None:
     """Check that momentum is not applied twice.
@@ -83,22 +86,25 @@ def check_per_worker_weights(inner: Any, policy: Policy | Auto) -> None:
 def per_worker_weights(inner: Any, methods: Sequence[Method]) -> str | None:
     """Return the conflict of an optimizer with weights that differ between workers, or `None`.
 
-    `use_ema` would average per-worker weights, Ftrl would replace averaged ones, and methods with
-    per-worker points need SGD without weight decay.
+    Averages of weights, and weights that an optimizer computes from its slots, would differ.
+    Methods with per-worker points need SGD without weight decay.
     """
     per_worker = [m for m in methods if m.sync_schedule.per_worker_weights]
-    config = dict(config_numbers(config_of(inner)))
-    if per_worker and config.get("use_ema"):
+    if not per_worker:
+        return None
+    label, config = type(per_worker[0]).__name__, dict(config_numbers(config_of(inner)))
+    if config.get("use_ema"):
         return (
-            f"`use_ema` must be False with {type(per_worker[0]).__name__}, whose weights differ "
-            "between workers. Received: use_ema=True. Use use_ema=False, or another method."
+            f"`use_ema` must be False with {label}, whose weights differ between workers. "
+            "Received: use_ema=True. Use use_ema=False, or another method."
         )
-    if per_worker and type(innermost(inner)).__name__ == "Ftrl":
-        return (
-            "Ftrl computes weights from its slots, which would discard the mean of the workers' "
-            f"weights with {type(per_worker[0]).__name__}. Received: Ftrl. Use another optimizer, "
-            "or a method that exchanges gradients in every step."
-        )
+    for kind in map(type, momentum.nested(inner)):
+        if not _FROM_SLOTS.isdisjoint(base.__name__ for base in kind.__mro__):
+            return (
+                f"{kind.__name__} computes weights from its slots, which {label} does not average "
+                f"over the workers. Received: {kind.__name__}. Use another optimizer, or a method "
+                "that exchanges gradients in every step."
+            )
     points = [m for m in per_worker if m.sync_schedule.own_point]
     if points and (config.get("weight_decay") or type(innermost(inner)).__name__ != "SGD"):
         return (

@@ -112,7 +112,7 @@ class Momentum:
 
 def of(optimizer: Any) -> Momentum:
     """Return the momentum of an optimizer of any family, or of the innermost optimizer."""
-    inner = _innermost(optimizer)
+    inner = innermost(optimizer)
     kind, config = _kind(inner), config_of(inner)
     if kind is None:
         settings = dict(config_numbers(config))
@@ -132,7 +132,7 @@ def movable(optimizer: Any) -> float:
     not affect them; tf_keras would clip velocities. Nesterov momentum and the momentum of
     accumulated gradients cannot be moved.
     """
-    inner = _innermost(optimizer)
+    inner = innermost(optimizer)
     home, config = type(inner).__module__, config_of(inner)
     plain = type(inner).__name__ == "SGD" and home.partition(".")[0] in ("keras", "tf_keras")
     if not plain or ".legacy" in home or getattr(inner, "built", False) or config["nesterov"]:
@@ -147,7 +147,7 @@ def clipping_of_totals(optimizer: Any) -> dict[str, Any]:
 
     Keras 3 clips each worker's own gradient.
     """
-    inner = _innermost(optimizer)
+    inner = innermost(optimizer)
     if not any(base.__module__.startswith("tf_keras.") for base in type(inner).__mro__):
         return {}
     config = config_of(inner)
@@ -157,7 +157,7 @@ def clipping_of_totals(optimizer: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def set_to_zero(optimizer: Any) -> Iterator[None]:
     """Context that sets the momentum of the innermost optimizer to 0, if it has any."""
-    inner = _innermost(optimizer)
+    inner = innermost(optimizer)
     value = getattr(inner, "momentum", 0.0)
     if not value:
         yield
@@ -171,7 +171,7 @@ def set_to_zero(optimizer: Any) -> Iterator[None]:
 
 def names(optimizer: Any) -> tuple[str, ...]:
     """Return the names of the momentum hyper-parameters, if the optimizer's class is known."""
-    kind = _kind(_innermost(optimizer))
+    kind = _kind(innermost(optimizer))
     return () if kind is None else kind.momenta
 
 
@@ -195,7 +195,7 @@ def without_rate_function(optimizer: Any) -> Iterator[Callable[..., Any] | None]
     Yields:
         The function, or `None` if the rate is a number or a variable.
     """
-    attributes, name = vars(_innermost(optimizer)), "_learning_rate"
+    attributes, name = vars(innermost(optimizer)), "_learning_rate"
     if "_hyper" in attributes:
         attributes, name = attributes["_hyper"], "learning_rate"
     rate = attributes.get(name)
@@ -217,14 +217,24 @@ def config_numbers(config: Any) -> Iterator[tuple[str, Any]]:
         yield from config_numbers(value)
 
 
-def _innermost(optimizer: Any) -> Any:
-    """Return the innermost optimizer; wrappers of TensorFlow Addons call it `_optimizer`."""
-    while True:
-        candidates = (getattr(optimizer, name, None) for name in ("inner_optimizer", "_optimizer"))
-        inside = next((o for o in candidates if hasattr(o, "get_config")), None)
-        if inside is None:
-            return optimizer
+def nested(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and those inside it, from the outermost to the innermost."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = _inside(optimizer)
+
+
+def innermost(optimizer: Any) -> Any:
+    """Return the innermost optimizer, also inside wrappers of TensorFlow Addons."""
+    while (inside := _inside(optimizer)) is not None:
         optimizer = inside
+    return optimizer
+
+
+def _inside(optimizer: Any) -> Any:
+    """Return the optimizer inside a wrapper, which Addons call `_optimizer`, or `None`."""
+    candidates = (getattr(optimizer, name, None) for name in ("inner_optimizer", "_optimizer"))
+    return next((o for o in candidates if hasattr(o, "get_config")), None)
 
 
 def _kind(optimizer: Any) -> _Kind | None:
