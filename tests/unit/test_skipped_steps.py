@@ -35,6 +35,7 @@ OPTIMIZERS = {
     "keras scaled": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.1, weight_decay=0.5, use_ema=True), initial_scale=1.0
     ),
+    "keras nadam": lambda: keras.optimizers.Nadam(0.1, weight_decay=0.1),
     "keras schedule": lambda: keras.optimizers.SGD(
         keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), weight_decay=0.5
     ),
@@ -44,10 +45,11 @@ OPTIMIZERS = {
         0.1, weight_decay=0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
     ),
     "legacy": lambda: LEGACY.Adam(0.1, decay=0.5),
+    "legacy nadam": lambda: LEGACY.Nadam(0.1),
     "addons sgdw": lambda: _addons("SGDW", 0.2, 0.1),
     "addons adamw": lambda: _addons("AdamW", 0.2, 0.1),
     "addons average": lambda: _addons("MovingAverage", LEGACY.SGD(0.1, momentum=0.9)),
-    "addons lookahead": lambda: _addons("Lookahead", LEGACY.SGD(0.1), 2),
+    "addons lookahead": lambda: _addons("Lookahead", LEGACY.Nadam(0.1), 2),
 }
 
 
@@ -140,7 +142,10 @@ def test_nonfinite_steps_change_no_state(name):
     assert_same({n: v for n, v in wrapped.items() if n in unwrapped}, unwrapped)
 
 
-@pytest.mark.parametrize("name", ["keras ema", "keras scaled", "tf_keras adam", "addons adamw"])
+@pytest.mark.parametrize(
+    "name",
+    ["keras ema", "keras scaled", "keras nadam", "tf_keras adam", "legacy nadam", "addons adamw"],
+)
 def test_nonfinite_step_of_one_replica_changes_no_state(name, mirrored):
     method = rs.RedSync(density=0.2, dense_below=0, momentum=0.0)
     training = Training(name, mirrored(2), method)

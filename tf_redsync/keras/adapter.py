@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -486,6 +486,16 @@ class UpdateGuard:
         for variable, before in zip(self._constrained, self._before, strict=True):
             now = tf.convert_to_tensor(variable)
             variable.assign(tf.where(self.finite, now, before))
+
+    @contextlib.contextmanager
+    def keeping(self, variable: Any) -> Iterator[None]:
+        """Context in which a step changes a variable before it is known to be finite.
+
+        If the step is skipped, the variable keeps its value.
+        """
+        before = tf.identity(variable)
+        yield
+        variable.assign(tf.where(self.finite, tf.convert_to_tensor(variable), before))
 
     def only_if_finite(self, function: Callable[..., Any]) -> Callable[..., None]:
         """Wrap a function that runs after the exchange, so that skipped steps omit it.

@@ -5,7 +5,8 @@ Private names of Keras 3 used here, all on the *instance* of the inner optimizer
 replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)` applies the sums.
 `_update_model_variables_moving_average(variables)` and
 `_overwrite_model_variables_with_average_value(variables)` average the weights, in
-`_model_variables_moving_average`; `_trainable_variables` are the optimizer's. Gradient
+`_model_variables_moving_average`; `_trainable_variables` are the optimizer's, and `_u_product` is a
+product of Nadam's. Gradient
 accumulation also uses `_backend_update_step(grads, variables, learning_rate)`,
 `_backend_increment_gradient_accumulators(grads, sums)`, `_backend_reset_gradient_accumulators()`,
 and `_iterations`, the counter of steps. `_distribution_strategy` is the strategy in whose scope an
@@ -371,6 +372,8 @@ def _guard_step(inner: Any, guard: UpdateGuard) -> None:
             inner.iterations.assign_sub(tf.cast(~guard.finite, inner.iterations.dtype))
 
     inner.apply = apply_guarded
+    if isinstance(inner, keras.optimizers.Nadam):
+        _keep_schedule(inner, guard)
     name = "_overwrite_model_variables_with_average_value"
     setattr(inner, name, _on_one_replica(inner, getattr(inner, name)))
     if not accumulates:
@@ -379,6 +382,17 @@ def _guard_step(inner: Any, guard: UpdateGuard) -> None:
             "_overwrite_model_variables_with_average_value",
         ):
             setattr(inner, name, guard.only_if_finite(getattr(inner, name)))
+
+
+def _keep_schedule(inner: Any, guard: UpdateGuard) -> None:
+    """Keep Nadam's product of momenta in skipped steps: Keras multiplies it before the exchange."""
+    step = inner._backend_update_step
+
+    def update(*args: Any) -> None:
+        with guard.keeping(inner._u_product):
+            step(*args)
+
+    inner._backend_update_step = update
 
 
 def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[..., None]:

@@ -1,12 +1,14 @@
 """Wrapper of `tf.keras.optimizers.legacy` optimizers, including TensorFlow Addons.
 
 Private names of the inner *instance* used here: `_aggregate_gradients(grads_and_vars)` sums over
-replicas; `_distributed_apply(strategy, grads_and_vars, apply_state, name)` applies the sums. Of
+replicas; `_distributed_apply(strategy, grads_and_vars, apply_state, name)` applies the sums;
+`_m_cache` is a product of momenta that Nadam multiplies before both. Of
 Addons: `_do_use_weight_decay(variable)` looks for a variable in `_decay_var_list`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +22,7 @@ from tf_redsync.keras import (
     exchange_state,
     loss_scaling,
     models,
+    momentum,
     slots,
 )
 from tf_redsync.keras.tf_keras import SCALING, inner_from_config
@@ -131,8 +134,10 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         if any(isinstance(grad, tf.IndexedSlices) for grad, _ in grads_and_vars):
             _warn_of_rows(conflicts.innermost(self.inner_optimizer))
         self.build_if_needed([v for _, v in grads_and_vars])
-        apply = self.inner_optimizer.apply_gradients
-        applied = self._adapter.run_step(apply, grads_and_vars, name=name)
+        apply, guard = self.inner_optimizer.apply_gradients, self._adapter.guard
+        schedule = getattr(momentum.innermost(self.inner_optimizer), "_m_cache", None)  # of Nadam
+        with contextlib.nullcontext() if schedule is None else guard.keeping(schedule):
+            applied = self._adapter.run_step(apply, grads_and_vars, name=name)
         # The `MultiOptimizer` of Addons groups the results, and a `tf.function` may return one.
         # Both need a tensor. Automatic control dependencies run the update in any case.
         return tf.convert_to_tensor(self.iterations) if applied is None else applied
