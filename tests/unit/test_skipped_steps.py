@@ -336,3 +336,27 @@ def test_averages_overwrite_the_weights_at_the_end_of_fit(swapped, scaled):
         model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=callbacks)
     average = next(v for v in inner.variables if "average" in v.path)
     np.testing.assert_array_equal(average.numpy(), model.get_weights()[0])
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_averages_overwrite_the_weights_that_are_not_frozen(frozen, replicas, mirrored):
+    strategy = mirrored(replicas) if replicas else default_strategy()
+    with strategy.scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        layers = [keras.layers.Dense(3, use_bias=False) for _ in range(2)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        inner = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+        model.compile(rs.DistributedOptimizer(inner, rs.Dense()), "mse")
+    x = np.random.default_rng(0).standard_normal((8, 3)).astype("float32")
+    model.fit(x, x, batch_size=4, verbose=0)
+    layers[frozen].trainable = False
+    own = np.full((3, 3), 0.5, "float32")
+    layers[frozen].set_weights([own])
+    model.compile(model.optimizer, "mse")
+    model.fit(x, x, batch_size=4, verbose=0)
+    averages = [v.numpy() for v in inner.variables if "average" in v.path]
+    trained = 1 - frozen
+    np.testing.assert_array_equal(layers[trained].get_weights()[0], averages[trained])
+    np.testing.assert_array_equal(layers[frozen].get_weights()[0], own)
+    assert np.abs(averages[frozen] - averages[trained]).max() > 0.01

@@ -5,8 +5,8 @@ Private names of Keras 3 used here, all on the *instance* of the inner optimizer
 replicas; `_distributed_tf_update_step(strategy, grads_and_vars, learning_rate)` applies the sums.
 `_update_model_variables_moving_average(variables)` and
 `_overwrite_model_variables_with_average_value(variables)` average the weights, in
-`_model_variables_moving_average`; `_trainable_variables` are the optimizer's, and `_u_product` is a
-product of Nadam's. Gradient
+`_model_variables_moving_average`, which `_get_variable_index(variable)` indexes;
+`_trainable_variables` are the optimizer's, and `_u_product` is a product of Nadam's. Gradient
 accumulation also uses `_backend_update_step(grads, variables, learning_rate)`,
 `_backend_increment_gradient_accumulators(grads, sums)`, `_backend_reset_gradient_accumulators()`,
 and `_iterations`, the counter of steps. `_distribution_strategy` is the strategy in whose scope an
@@ -26,7 +26,14 @@ import tensorflow as tf
 from typing_extensions import override
 
 from tf_redsync.exchange.method import Method
-from tf_redsync.keras import conflicts, exchange_state, loss_scaling, models, weight_sync
+from tf_redsync.keras import (
+    conflicts,
+    exchange_state,
+    loss_scaling,
+    models,
+    slots,
+    weight_sync,
+)
 from tf_redsync.keras.adapter import Adapter, UpdateGuard
 from tf_redsync.keras.wrapper import Inner, Wrapper, install, outside_of_replicas
 from tf_redsync.network import collectives, initial_values, strategies
@@ -374,8 +381,7 @@ def _guard_step(inner: Any, guard: UpdateGuard) -> None:
     inner.apply = apply_guarded
     if isinstance(inner, keras.optimizers.Nadam):
         _keep_schedule(inner, guard)
-    name = "_overwrite_model_variables_with_average_value"
-    setattr(inner, name, _on_one_replica(inner, getattr(inner, name)))
+    inner._overwrite_model_variables_with_average_value = _overwriting(inner)
     if not accumulates:
         for name in (
             "_update_model_variables_moving_average",
@@ -395,25 +401,30 @@ def _keep_schedule(inner: Any, guard: UpdateGuard) -> None:
     inner._backend_update_step = update
 
 
-def _on_one_replica(inner: Any, overwrite: Callable[..., None]) -> Callable[..., None]:
-    """Wrap Keras 3's overwriting of weights by averages, so that it works in a branch.
+def _overwriting(inner: Any) -> Callable[..., None]:
+    """Return a function that overwrites weights by their averages, also in a branch.
 
-    With `ema_overwrite_frequency` Keras runs it in a branch, where TensorFlow forbids its merge
-    call. The averages are equal on all replicas, so each replica can assign its own.
+    With `ema_overwrite_frequency` Keras 3 overwrites them in a branch, where TensorFlow forbids the
+    merge call of its own function. The averages are equal on all replicas, so each replica can
+    assign its own. That function also pairs weights and averages by position, which is wrong if
+    layers were frozen after `build`.
     """
 
-    def overwrite_own(variables: Sequence[Any]) -> None:
+    def overwrite(variables: Sequence[Any]) -> None:
+        averages = inner._model_variables_moving_average
+        pairs = [(v, averages[inner._get_variable_index(v)]) for v in variables]
+        pairs = [tuple(map(slots.tf_variable, pair)) for pair in pairs if pair[1] is not None]
         local = tf.distribute.get_strategy().experimental_local_results
-        pairs = [
-            [local(v if isinstance(v, tf.Variable) else v.value) for v in pair]
-            for pair in zip(variables, inner._model_variables_moving_average, strict=True)
-            if pair[1] is not None
-        ]
-        alone = all(len(variable) == 1 for variable, _ in pairs)
-        if tf.distribute.in_cross_replica_context() or not alone:
-            overwrite(variables)
-            return
-        for (variable,), (average,) in pairs:
-            variable.assign(tf.cast(average, variable.dtype))
+        alone = all(len(local(variable)) == 1 for variable, _ in pairs)
+        across = tf.distribute.in_cross_replica_context() or not alone
+        for variable, average in pairs:
+            if across:
+                update = inner._distribution_strategy.extended.update
+                update(variable, assign, args=(average,), group=False)
+            else:
+                assign(local(variable)[0], local(average)[0])
 
-    return overwrite_own
+    def assign(variable: tf.Variable, average: tf.Variable) -> None:
+        variable.assign(tf.cast(average, variable.dtype))
+
+    return overwrite
