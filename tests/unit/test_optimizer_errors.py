@@ -539,6 +539,25 @@ def test_loss_scale_of_several_optimizers_in_one(tmp_path):
     assert_raises(ValueError, lambda: loaded.fit(x, y, verbose=0), "`loss_scale_factor`")
 
 
+@loop("steps", [None, 2])
+def test_constant_loss_scale_with_an_embedding(steps):
+    """Training equals that without the scale. Keras 3 itself cannot divide slices."""
+
+    def train(**options):
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Embedding(9, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+        inner = keras.optimizers.Adam(0.1, gradient_accumulation_steps=steps, **options)
+        model.compile(rs.DistributedOptimizer(inner, rs.Dense()), "mse")
+        ids = np.array([[1, 1, 2, 3, 8], [0, 1, 2, 2, 2]])
+        for _ in range(4):
+            model.train_on_batch(ids, np.ones((2, 3)))
+        return model.get_weights()
+
+    for scaled, plain in zip(train(loss_scale_factor=1024.0), train(), strict=True):
+        np.testing.assert_array_equal(scaled, plain)
+
+
 def test_model_with_a_loss_scale_can_be_compiled_again():
     keras.config.set_dtype_policy("mixed_float16")
     try:

@@ -125,6 +125,8 @@ class Keras3Optimizer(Wrapper, keras.optimizers.Optimizer):
         if not trains:
             return
         self.build_exchange(variables, self._accepts_sparse_totals)
+        if self.inner_optimizer.loss_scale_factor is not None:
+            _accept_slices(self.inner_optimizer)
         self.built = True
 
     def _accepts_sparse_totals(self, method: Method) -> bool:
@@ -428,3 +430,24 @@ def _overwriting(inner: Any) -> Callable[..., None]:
         variable.assign(tf.cast(average, variable.dtype))
 
     return overwrite
+
+
+def _accept_slices(inner: Any) -> None:
+    """Make an optimizer with `loss_scale_factor` accept `IndexedSlices`, which Keras cannot divide.
+
+    Rows that occur more than once are summed in the variable's dtype.
+    """
+    apply = inner.apply
+
+    def dense(grad: Any, variable: Any) -> Any:
+        if not isinstance(grad, tf.IndexedSlices):
+            return grad
+        values, shape = tf.cast(grad.values, variable.dtype), tf.constant(list(variable.shape))
+        return tf.convert_to_tensor(tf.IndexedSlices(values, grad.indices, shape))
+
+    def apply_dense(grads: Any, trainable_variables: Any = None) -> None:
+        omitted = trainable_variables is None
+        variables = inner._trainable_variables if omitted else trainable_variables
+        apply([dense(g, v) for g, v in zip(grads, variables, strict=True)], trainable_variables)
+
+    inner.apply = apply_dense
