@@ -109,6 +109,17 @@ def test_survivors_keep_their_order_and_a_lost_node_costs_no_restart():
     assert (b.rank, c.rank, b.round.number) == (0, 1, 1) and job.membership.over is None
 
 
+def test_finished_node_joins_the_next_round_after_a_loss():
+    job = Job(minimum=1)
+    a, b = job.started("a", "b")
+    a.ended(0)
+    b.lost()
+    assert a.last("stop") == 0  # for which a finished node waits
+    a.ready()
+    job.wait(JOIN_SECONDS)
+    assert a.round.number == 1 and job.membership.over is None
+
+
 def test_failed_worker_costs_a_restart_and_the_first_cause_is_named():
     job = Job(max_restarts=1)
     a, b = job.started("a", "b")

@@ -423,7 +423,9 @@ class Membership:
         self._say(f"round {self.round.number} ends: {why}.")
         for key in self.round.nodes:
             node = self._nodes.get(key)
-            if node is not None and node is not but and key not in self._reports:
+            report = self._reports.get(key)
+            waits = report is None or not report.code  # a node that has finished waits for others
+            if node is not None and node is not but and waits:
                 node.send(stop=self.round.number, why=why, saves=saves)
 
     def _conclude(self, now: float) -> None:
