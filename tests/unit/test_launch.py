@@ -366,12 +366,20 @@ def test_orphaned_child_does_not_block_the_end(tmp_path):
     wait_for(lambda: not alive(result.workers[0].output))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_forwarded(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "of_worker_1", "expected"),
+    [
+        (signal.SIGINT, 0, 130),
+        (signal.SIGTERM, 0, 0),
+        (signal.SIGUSR1, 0, 0),
+        (signal.SIGTERM, 3, 143),
+    ],
+)
+def test_signals_are_forwarded(tmp_path, number, of_worker_1, expected):
     body = f"""
 def stop(*_):
     print('stopped', flush=True)
-    sys.exit(0)
+    sys.exit({of_worker_1} * config['task']['index'])
 signal.signal({int(number)}, stop)
 print('ready', flush=True)
 time.sleep(60)
@@ -382,7 +390,7 @@ time.sleep(60)
         assert sorted(ready) == ["[worker 0] ready\n", "[worker 1] ready\n"]
         job.send_signal(number)
         out, err = job.communicate(timeout=20)
-    assert job.returncode == 128 + number
+    assert job.returncode == expected
     assert sorted(out.splitlines()) == ["[worker 0] stopped", "[worker 1] stopped"]
     assert "forwarded to workers 0, 1" in err
 

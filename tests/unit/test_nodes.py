@@ -48,6 +48,8 @@ attempt = os.environ["TF_REDSYNC_RESTART"]
 saved = here / f"saved{attempt}"
 if not (here / "deaf").exists():
     signal.signal(signal.SIGUSR1, lambda *_: saved.touch())
+if (here / "trap").exists():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("RANK", rank, "OF", len(workers), "ROUND", attempt, "PID", os.getpid(), flush=True)
 (here / f"began{attempt}.{rank}").touch()
 while not (here / "end").exists():
@@ -214,6 +216,18 @@ def test_preempted_node_leaves_with_a_checkpoint(hosts):
     for one in survivors:
         one.kill(signal.SIGUSR1)  # a scheduler ends the whole job
     assert [one.code() for one in survivors] == [75, 75], [one.text for one in survivors]
+
+
+def test_workers_that_finish_after_sigterm_have_finished(hosts):
+    (hosts.folder / "trap").touch()
+    both = [hosts.start(nodes="1:2") for _ in range(2)]
+    hosts.until_round(0, *both)
+    leaving = next(one for one in both if "serves the rendezvous" not in one.text)
+    leaving.kill(signal.SIGTERM)
+    hosts.until(lambda: "forwarded" in leaving.text)
+    hosts.end()
+    assert [one.code() for one in both] == [0, 0]
+    assert all(set(one.rounds) == {0} for one in both)
 
 
 def test_lost_rendezvous_is_taken_over(hosts):

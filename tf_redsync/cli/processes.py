@@ -262,8 +262,8 @@ class LaunchResult:
         workers: One `WorkerResult` per worker, in task order; empty if the job was cancelled before
             they began.
         exit_code: 0, or the first failing worker's code (128 + s if signal `s` ended it), 124 after
-            the timeout, 128 + s if signal `s` interrupted the launcher, or 75 if the workers
-            stopped with a checkpoint on request.
+            the timeout, 128 + s if signal `s` interrupted the launcher (0 if all workers finished
+            after SIGTERM or SIGUSR1), or 75 if they stopped with a checkpoint on request.
         message: The error, with the failing worker's last lines; empty after success.
         restarts: Number of restarts.
         first_failed: Position in `workers` of the worker that failed first; `None` if no worker has
@@ -367,6 +367,9 @@ class Job:
                 self._finish(worker)
                 self._handle_end(worker)
             self._clock(time.monotonic())
+        codes = [worker.returncode for worker in self._workers]
+        if self._exit_code - 128 in stopping.SIGNALS and not any(codes):
+            self._exit_code = 0  # the workers have finished in spite of the signal
         first = root_cause.first_failure(self._failed)
         if first is not None:
             self.say(first[1])
