@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import AS_COMMAND, alive
-from tf_redsync.cli import launch, output, processes
+from tf_redsync.cli import launch, output, processes, worker_environment
 from tf_redsync.cli.worker_environment import rank_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +94,7 @@ def test_port_reserved_by_another_process_is_not_free(monkeypatch):
 def test_thread_counts(tmp_path, monkeypatch):
     for name in launch.THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(worker_environment, "_CGROUP", tmp_path)  # no quota
     path = script(tmp_path, "print(os.environ['TF_NUM_INTRAOP_THREADS'])")
     command = [sys.executable, path]
     cores = len(os.sched_getaffinity(0))
@@ -106,6 +107,28 @@ def test_thread_counts(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")
     assert threads() == 5
     assert launch.default_threads(10_000) == 1
+
+
+QUOTAS = {
+    "version_2": ({"cpu.max": "250000 100000"}, 3),
+    "version_1": ({"cpu.cfs_quota_us": "150000", "cpu.cfs_period_us": "100000"}, 2),
+    "above_the_cores": ({"cpu.max": "1200000 100000"}, 8),
+    "none_in_version_2": ({"cpu.max": "max 100000"}, 8),
+    "none_in_version_1": ({"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, 8),
+}
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+def test_threads_keep_the_quota_of_a_container(tmp_path, monkeypatch, name):
+    files, cores = QUOTAS[name]
+    (tmp_path / "cpu").mkdir()
+    for file, text in files.items():
+        folder = tmp_path if file == "cpu.max" else tmp_path / "cpu"
+        (folder / file).write_text(f"{text}\n")
+    monkeypatch.setattr(worker_environment, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert launch.default_threads(1) == cores
+    assert launch.default_threads(3) == max(1, cores // 3)
 
 
 def test_huge_pages_are_the_default(tmp_path, monkeypatch):

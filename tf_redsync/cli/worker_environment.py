@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import secrets
@@ -18,6 +19,9 @@ from tf_redsync.cluster import ports
 # Huge pages cause 512 times fewer page faults.
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+_CGROUP = Path("/sys/fs/cgroup")
+# Of version 2 and version 1, in microseconds.
+_QUOTA_FILES = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 
 
 def free_ports(count: int) -> list[int]:
@@ -59,7 +63,18 @@ def tf_config(addresses: Sequence[str], index: int) -> str:
 
 def default_threads(workers: int) -> int:
     """Return the number of usable cores divided by the number of workers, at least 1."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)
+    return max(1, _usable_cores() // workers)
+
+
+def _usable_cores() -> int:
+    """Return the number of this process's cores, at most the CPU quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    for names in _QUOTA_FILES:
+        with contextlib.suppress(OSError, ValueError):  # the quota of version 2 may be "max"
+            quota, period = " ".join((_CGROUP / name).read_text() for name in names).split()
+            if int(quota) > 0:
+                return min(cores, math.ceil(int(quota) / int(period)))
+    return cores
 
 
 def cores_of(slot: int, workers: int, count: int | None) -> list[int] | None:
