@@ -81,6 +81,7 @@ exec {sys.executable} -m tf_redsync "$@"
 """
 SRUN = """#!/bin/bash
 echo $$ > srun.pid
+export SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST
 while [[ $1 == --* ]]; do shift; done
 trap 'kill -USR1 "${pids[@]}"' USR1
 rank=0

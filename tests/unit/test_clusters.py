@@ -444,6 +444,11 @@ def test_slurm(monkeypatch, tmp_path):
     assert names == ("n1", "n1", "n2", "n2", "n3", "n3")
     assert int(ports[0]) + 1 == int(ports[1]) and set(ports) == set(ports[:2])
     assert len({share.job for share in shares}) == 1
+    script = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_STEP_NODELIST": ""}  # without srun
+    with pytest.raises(ValueError, match="srun"):
+        schedulers.slurm(1, None, slurm(0, **script))
+    script |= {"SLURM_JOB_NODELIST": "n1", "SLURM_STEP_NUM_TASKS": "1"}
+    assert len(schedulers.slurm(2, None, slurm(0, **script)).configs) == 2
     for change in ({"SLURM_JOB_ID": "4712"}, {"SLURM_STEP_ID": "1"}):
         other = schedulers.slurm(2, None, slurm(0, **change))
         others = json.loads(other.configs[0])["cluster"]["worker"]

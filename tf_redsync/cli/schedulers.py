@@ -47,14 +47,15 @@ def slurm(workers: int, port: int | None, env: Mapping[str, str] = os.environ) -
     Raises:
         ValueError: `env` is not that of `srun`, or the step has several tasks per node.
     """
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
+    names = host_names(nodes) if nodes else []
     job = env.get("SLURM_JOB_ID")
-    if not nodes or not job or "SLURM_NODEID" not in env:
+    in_step = len(names) == 1 or env.get("SLURM_STEP_NODELIST")
+    if not in_step or not job or "SLURM_NODEID" not in env:
         raise ValueError(
             "`--slurm` needs the variables SLURM_JOB_ID, SLURM_NODEID and SLURM_STEP_NODELIST. "
             "Start the launcher with `srun --ntasks-per-node=1 tf-redsync launch --slurm ...`."
         )
-    names = host_names(nodes)
     tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or str(len(names))
     if tasks != str(len(names)):
         raise ValueError(
