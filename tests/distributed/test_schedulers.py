@@ -311,6 +311,20 @@ def steps(folder, rank):
     return [int(step) for step in re.findall(r"step (\d+)", text)]
 
 
+@pytest.mark.parametrize("name", [Slurm.recipe, ElasticSlurm.recipe])
+@pytest.mark.parametrize("code", [0, 1, 75, 138])
+def test_slurm_job_is_requeued_after_the_signal(name, code, tmp_path):
+    """Before and after `fit` the signal ends the workers: 138."""
+    for tool, text in {"scontrol": SCONTROL, "srun": f"#!/bin/sh\nexit {code}\n"}.items():
+        (tmp_path / tool).write_text(text)
+        (tmp_path / tool).chmod(0o755)
+    (tmp_path / "job.sh").write_text(recipe(name))
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
+    env |= {"SLURM_JOB_NODELIST": "node1", "SLURM_NNODES": "1", "ADDRESSES": "node1"}
+    assert subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=env, check=False).returncode == code
+    assert (tmp_path / "requeued").exists() == (code in (75, 138))
+
+
 deep = pytest.mark.deep
 
 
