@@ -460,12 +460,19 @@ def test_argument_overrides_the_environment(monkeypatch):
     assert environment.seconds("a", float("inf"), "VARIABLE") == float("inf")
 
 
+def resolver(spec, task_type, task_id):
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(spec), task_type=task_type, task_id=task_id
+    )
+
+
 CLUSTERS = {
     "workers": ({"worker": ["a:1", "b:2"]}, "worker", 1, ("a:1", "b:2"), 1),
     "chief": ({"worker": ["b:2", "c:3"], "chief": ["a:1"]}, "worker", 0, ("a:1", "b:2", "c:3"), 1),
-    "servers": ({"worker": ["a:1", "b:2"], "ps": ["c:3"]}, "worker", "0", ("a:1", "b:2"), 0),
+    "text": ({"worker": ["a:1", "b:2"]}, "worker", "0", ("a:1", "b:2"), 0),
     "evaluator": ({"worker": ["a:1", "b:2"], "evaluator": ["c:3"]}, "evaluator", 0, None, None),
     "alone": ({"worker": ["a:1"]}, "worker", 0, None, None),
+    "beside_servers": ({"worker": ["a:1"], "ps": ["c:3"]}, "worker", 0, None, None),
     "nothing": ({}, None, None, None, None),
 }
 
@@ -473,8 +480,12 @@ CLUSTERS = {
 @loop("name", CLUSTERS)
 def test_clusters_that_need_a_rendezvous(name):
     spec, task_type, task_id, addresses, rank = CLUSTERS[name]
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(spec), task_type=task_type, task_id=task_id
-    )
-    found = Cluster.of(resolver)
+    found = Cluster.of(resolver(spec, task_type, task_id))
     assert (found and (found.addresses, found.rank)) == (addresses and (addresses, rank))
+
+
+def test_clusters_that_cannot_train():
+    with pytest.raises(ValueError, match="`ps`.*c:3"):  # TensorFlow's workers would wait for it
+        Cluster.of(resolver({"worker": ["a:1", "b:2"], "ps": ["c:3"]}, "worker", 0))
+    with pytest.raises(ValueError, match="evaluator.*no strategy"):
+        Cluster.of(resolver({"worker": ["a:1", "b:2"]}, "evaluator", 0))

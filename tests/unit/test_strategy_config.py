@@ -42,6 +42,9 @@ def test_good_configs():
     check_tf_config(config({"worker": [one, two]}, {"type": "worker", "index": 1}))
     check_tf_config(config({"worker": [one, two]}, {"type": "worker", "index": "1"}))
     check_tf_config(config({"chief": [one], "worker": [two, three]}, {"type": "chief", "index": 0}))
+    evaluator = {"type": "evaluator", "index": 0}  # Kubeflow omits it from the cluster
+    check_tf_config(config({"chief": [one], "worker": [two]}, evaluator))
+    check_tf_config(config({"worker": [one, "[fe80::1]:1000"]}, FIRST))
     # One worker starts no server, so its port may be anything.
     check_tf_config(config({"worker": ["localhost:1"]}, FIRST))
 
@@ -92,6 +95,16 @@ MALFORMED = {
         config({"worker": ["a:1", "b:\u00b2"]}, FIRST),
         "`cluster.worker` must be a list",
     ),
+    "port_of_other_digits": (
+        config({"worker": ["a:1", "b:\u0967"]}, FIRST),
+        "`cluster.worker` must be a list",
+    ),
+    "port_is_endless": (config({"worker": ["a:1", f"b:{5000 * '9'}"]}, FIRST), "`cluster.worker`"),
+    "no_brackets": (config({"worker": ["::1:1000", "b:1"]}, FIRST), "'[addr]:port'"),
+    "second_evaluator": (
+        config({"worker": TWO}, {"type": "evaluator", "index": 1}),
+        "`task.index`",
+    ),
     "index_is_a_float": (config({"worker": TWO}, {"type": "worker", "index": 0.5}), "`task.index`"),
 }
 
@@ -123,6 +136,12 @@ def test_tasks_without_a_rank(monkeypatch):
     assert rs.size() == 3
     with pytest.raises(ValueError, match="'evaluator'"):
         rs.rank()
+    monkeypatch.setenv("TF_CONFIG", config({"worker": TWO}, {"type": "evaluator", "index": 0}))
+    assert rs.size() == 2
+    with pytest.raises(ValueError, match="'evaluator'"):
+        rs.rank()
+    with pytest.raises(ValueError, match="evaluator.*no strategy"):
+        rs.MultiWorkerMirroredStrategy()
     monkeypatch.setenv("TF_CONFIG", config({"worker": TWO}, {"type": "worker", "index": 2}))
     for function in (rs.rank, rs.size):
         with pytest.raises(ValueError, match="`task.index`"):

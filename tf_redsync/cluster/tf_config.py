@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import socket
 from typing import Any
 
@@ -29,14 +30,28 @@ class Cluster:
 
     @classmethod
     def of(cls, resolver: Any) -> Cluster | None:
-        """Return the cluster of a `ClusterResolver`; `None` if this process trains alone."""
+        """Return the cluster of a `ClusterResolver`; `None` if this process trains alone.
+
+        Raises:
+            ValueError: this process is an evaluator outside of the cluster, or the cluster has
+                parameter servers.
+        """
         spec = resolver.cluster_spec()
+        if resolver.task_type == "evaluator" and spec.jobs and "evaluator" not in spec.jobs:
+            raise ValueError(
+                "an evaluator outside of the cluster works alone: use no strategy in this task."
+            )
         trains = [job for job in _TRAINS if job in spec.jobs]
         if resolver.task_type not in trains:  # an evaluator
             return None
         tasks = [(job, index) for job in trains for index in spec.task_indices(job)]
         if len(tasks) == 1:
             return None
+        if "ps" in spec.jobs:  # TensorFlow's workers would wait for ps:0 to coordinate them
+            raise ValueError(
+                "MultiWorkerMirroredStrategy uses no parameter servers: remove `ps` from the "
+                f"cluster. Received: ps={spec.job_tasks('ps')}"
+            )
         return cls(
             tuple(spec.task_address(*task) for task in tasks),
             tuple(f"{job}:{index}" for job, index in tasks),
@@ -125,25 +140,40 @@ def check_tf_config(text: str | None, serves: bool = False) -> None:
         raise _bad_config(f"`cluster` must map some of {_TASK_TYPES} to lists of addresses", text)
     for task_type, addresses in cluster.items():
         if not isinstance(addresses, list) or not all(_is_address(a) for a in addresses):
-            raise _bad_config(f"`cluster.{task_type}` must be a list of 'host:port'", text)
+            raise _bad_config(
+                f"`cluster.{task_type}` must be a list of 'host:port'. With an IPv6 address, write "
+                "'[addr]:port'",
+                text,
+            )
     everyone = [address for addresses in cluster.values() for address in addresses]
     if len(set(everyone)) != len(everyone):
         raise _bad_config("an address appears twice in `cluster`", text)
-    task = config.get("task")
-    if not isinstance(task, dict) or task.get("type") not in list(cluster):  # may be a list
+    address = _own_address(config.get("task"), cluster, text)
+    if address and len(everyone) > 1 and not serves:
+        _check_port_is_free(address)
+
+
+def _own_address(task: Any, cluster: dict[str, list[str]], text: str) -> str | None:
+    """Return the address of this process's task; `None` for an evaluator outside of `cluster`.
+
+    Raises:
+        ValueError: the task is malformed.
+    """
+    if not isinstance(task, dict) or task.get("type") not in [*cluster, "evaluator"]:
         raise _bad_config(f"`task.type` must be one of {sorted(cluster)}", text)
-    index, addresses = task.get("index"), cluster[task["type"]]
+    index, addresses = task.get("index"), cluster.get(task["type"], [None])
     if isinstance(index, str) and index.isdecimal():
         index = int(index)
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(addresses):
         raise _bad_config(f"`task.index` must be in 0..{len(addresses) - 1}", text)
-    if len(everyone) > 1 and not serves:
-        _check_port_is_free(addresses[index])
+    return addresses[index]
 
 
 def _is_address(address: Any) -> bool:
-    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+    if not isinstance(address, str):
+        return False
+    match = re.fullmatch(r"(?:\[[^\[\]]+\]|[^:]+):([0-9]{1,5})", address)
+    return match is not None and 0 < int(match[1]) < 65536
 
 
 def _bad_config(problem: str, text: str) -> ValueError:
