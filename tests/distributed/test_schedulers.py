@@ -312,8 +312,11 @@ def steps(folder, rank):
 
 
 @pytest.mark.parametrize("name", [Slurm.recipe, ElasticSlurm.recipe])
-@pytest.mark.parametrize("code", [0, 1, 75, 138])
-def test_slurm_job_is_requeued_after_the_signal(name, code, tmp_path):
+@pytest.mark.parametrize(
+    ("code", "restarts", "requeued"),
+    [(0, 0, False), (1, 0, False), (75, 9, True), (138, "", True), (138, 2, True), (138, 3, False)],
+)
+def test_slurm_job_is_requeued_after_the_signal(name, code, restarts, requeued, tmp_path):
     """Before and after `fit` the signal ends the workers: 138."""
     for tool, text in {"scontrol": SCONTROL, "srun": f"#!/bin/sh\nexit {code}\n"}.items():
         (tmp_path / tool).write_text(text)
@@ -321,8 +324,9 @@ def test_slurm_job_is_requeued_after_the_signal(name, code, tmp_path):
     (tmp_path / "job.sh").write_text(recipe(name))
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
     env |= {"SLURM_JOB_NODELIST": "node1", "SLURM_NNODES": "1", "ADDRESSES": "node1"}
+    env |= {"SLURM_RESTART_COUNT": str(restarts)}
     assert subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=env, check=False).returncode == code
-    assert (tmp_path / "requeued").exists() == (code in (75, 138))
+    assert (tmp_path / "requeued").exists() == requeued
 
 
 deep = pytest.mark.deep

@@ -21,7 +21,11 @@ import numpy as np
 WORKERS, ARRAYS, KEEP = 2, 3, 2
 JOB = 32 * "0"
 OPERATIONS = ("fsync", "replace", "unlink", "rmdir", "mkdir")
-SUBJECT = {"kind": {"method": "RedSync"}, "variables": {"model": [["w", "float32", [50]]]}}
+SUBJECT = {
+    "kind": {"method": "RedSync"},
+    "variables": {"model": [["w", "float32", [50]]]},
+    "options": [],
+}
 
 
 def load_store():

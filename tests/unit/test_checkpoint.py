@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import hashlib
 import itertools
-import json
 import os
 import re
 import shutil
@@ -673,12 +672,6 @@ def test_changed_options_warn_once_and_are_used(tmp_path):
     (text,) = texts(2, 0.2)
     assert "RedSync.density: saved 0.1, now 0.2" in text and text.count("now") == 1
     assert not texts(3, 0.2)
-    for path in tmp_path.glob("*/manifest.json"):  # of an older version
-        subject = json.loads(path.read_text())["subject"]
-        del subject["options"]
-        checkpoint_saves.rewrite(path, "subject", subject)
-    assert not texts(4, 0.1)
-    assert len(texts(5, 0.3)) == 1
 
 
 def test_less_data_than_before_raises(tmp_path):

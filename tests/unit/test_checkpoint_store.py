@@ -305,6 +305,15 @@ def test_checkpoint_that_cannot_be_looked_at_is_listed_and_rejected(memory, monk
     assert saves.newest(store) == 1
 
 
+def test_stale_listing_removes_no_checkpoint(memory, monkeypatch):
+    store, listed = saved(memory), os.listdir
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda p: [n for n in listed(p) if n != "manifest.json"])
+        assert store.remove_leftovers() == []
+    assert store.numbers() == [2, 1]
+    store.verify(2, store.manifest(2).parts)
+
+
 def test_link_to_a_missing_disk_is_listed_and_rejected(memory):
     store = saved(memory)
     store.path(2).rename(memory.parent / "moved")
@@ -381,7 +390,7 @@ def test_old_checkpoints_are_removed_and_foreign_files_kept(memory):
     assert store.numbers() == [3, 2]
     path = store.path(7)
     path.mkdir()
-    other = Manifest(1, 1, 0, (), {"kind": {"method": "DGC"}, "variables": {}}, {})
+    other = Manifest(1, 1, 0, (), saves.SUBJECT | {"kind": {"method": "DGC"}, "variables": {}}, {})
     store.commit(7, other)
     store.remove_old(1, saves.SUBJECT)
     assert store.numbers() == [7, 3]
@@ -541,7 +550,6 @@ def options(*policies, warm_up=None):
 @pytest.mark.parametrize(
     ("now", "saved", "texts"),
     [
-        (options(policy(0.1)), {}, []),
         (options(policy(0.1)), {"options": []}, []),
         (options(policy(0.1), policy(0.2)), options(policy(0.1), policy(0.2)), []),
         (
@@ -560,6 +568,12 @@ def options(*policies, warm_up=None):
             [".", "."],
         ),
         (options(policy(0.1)), {"options": [7]}, ["saved 7"]),
+        (options(), {"options": []}, []),
+        (
+            {"options": [{"warm_up": None}]},
+            {"options": [{"warm_up": None, "\x1b[2J\n" + "k" * 10**6: 1}]},
+            [r"^\\x1b\[2J\\nk{1,200}: saved 1, now None$"],
+        ),
     ],
 )
 def test_changed_options_are_named_with_both_values(now, saved, texts):

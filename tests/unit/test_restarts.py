@@ -334,6 +334,14 @@ OUTPUTS = {
         FRAMES + "ValueError: bad batch:\nworker 1: full\n" + IGNORED + "worker 2: not of it\n",
         "ValueError: bad batch: worker 1: full; worker 2: not of it (/home/me/train.py:31)",
     ),
+    "before_an_ignored_chain": (
+        FRAMES
+        + "ValueError: bad\n"
+        + IGNORED
+        + "\nDuring handling of the above exception, another "
+        f"exception occurred:\n\n{FRAMES}TypeError: no\n",
+        "ValueError: bad (/home/me/train.py:31)",
+    ),
     "an_ignored_exception_alone": ("one\n" + IGNORED, "exit code 1; its last line: one"),
     "after_a_progress_bar": (
         "40/200 - loss: 2.3" + FRAMES + "ValueError: bad batch",

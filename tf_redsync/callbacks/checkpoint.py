@@ -290,7 +290,7 @@ class Checkpoint(OfBothKeras):
                 f"the run in {self.directory} continues with other options: "
                 f"{shortened(changes, '; ', '; and')}. To continue as before, pass the saved "
                 "values, also where a default has changed since tf_redsync "
-                f"{described.versions.get('tf_redsync')}.",
+                f"{described.versions.get('tf_redsync', ''):.20}.",
                 stacklevel=4,
             )
 

@@ -84,7 +84,7 @@ def run(
         workers: Number of workers, at least 1. `None` starts the one worker that this process's
             TF_CONFIG names, and other launchers start the others.
         env: Variables added to this process's environment, for all workers.
-        timeout: Seconds until SIGTERM and then `stop_grace`; `None` for no limit.
+        timeout: Seconds until SIGTERM; SIGKILL follows after `stop_grace`. `None`: no limit.
         grace: Seconds between the failure of a worker and SIGKILL for the others.
         threads: Intra-op and inter-op threads per worker. Default: the variables in
             `THREAD_VARIABLES` if they are set, else cores // workers.

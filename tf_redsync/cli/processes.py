@@ -188,10 +188,11 @@ class Worker:
             # A progress bar rewrites its line with "\r": only the last state is kept.
             kept = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines[:-1].split(b"\n")]
             lines = b"\n".join([*kept, b""])
-            self._lines.extend(lines[:-1].decode("utf-8", "replace").split("\n"))
+            text = lines.decode("utf-8", "replace")
+            self._lines.extend(text[:-1].split("\n"))
             while len(self._lines) > 1 and sum(map(len, self._lines)) > _KEPT_CHARACTERS:
                 self._lines.popleft()
-            if root_cause.TRACEBACK.encode() in lines:
+            if root_cause.TRACEBACK in root_cause.plain(text):
                 self.failed_at = time.monotonic()
             if self._printer:
                 self._printer(self._before_errors(lines) if self._interrupted else lines)
@@ -264,7 +265,8 @@ class LaunchResult:
         exit_code: 0, or the first failing worker's code (128 + s if signal `s` ended it), 124 after
             the timeout, 128 + s if signal `s` interrupted the launcher (0 if all workers finished
             after SIGTERM or SIGUSR1), or 75 if they stopped with a checkpoint on request.
-        message: The error, with the failing worker's last lines; empty after success.
+        message: The error, with the failing worker's last lines, or why the job ended early.
+            Empty after success.
         restarts: Number of restarts.
         first_failed: Position in `workers` of the worker that failed first; `None` if no worker has
             failed, or only after the launcher began to end the job.

@@ -23,7 +23,9 @@ _MAX_TEXT = 300
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")  # in tracebacks of Python 3.13 with FORCE_COLOR
 # Errors in destructors and exit handlers do not end a program.
-_IGNORED = re.compile(r"Exception ignored .*\n" + re.escape(TRACEBACK) + r"\n(?:[ \t].*\n)*.*\n?")
+_BLOCK = re.escape(TRACEBACK) + r"\n(?:[ \t].*\n)*.*"
+_CHAINED = rf"\n\n(?:During handling|The above exception) .*\n\n{_BLOCK}"
+_IGNORED = re.compile(rf"Exception ignored .*\n{_BLOCK}(?:{_CHAINED})*\n?")
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)')
 _ERROR = re.compile(r"^([A-Za-z_][\w.<>]*)(?:: (.*))?$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|__autograph_generated_file")

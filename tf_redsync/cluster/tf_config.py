@@ -45,13 +45,13 @@ class Cluster:
         if resolver.task_type not in trains:  # an evaluator
             return None
         tasks = [(job, index) for job in trains for index in spec.task_indices(job)]
-        if len(tasks) == 1:
-            return None
         if "ps" in spec.jobs:  # TensorFlow's workers would wait for ps:0 to coordinate them
             raise ValueError(
                 "MultiWorkerMirroredStrategy uses no parameter servers: remove `ps` from the "
                 f"cluster. Received: ps={spec.job_tasks('ps')}"
             )
+        if len(tasks) == 1:
+            return None
         return cls(
             tuple(spec.task_address(*task) for task in tasks),
             tuple(f"{job}:{index}" for job, index in tasks),

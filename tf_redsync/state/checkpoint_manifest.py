@@ -168,7 +168,7 @@ def _objections(values: dict[str, Any]) -> Iterator[str]:
         if not _is_part(part, rank):
             yield f"parts[{rank}] must be a part of rank {rank}. Received: {part!r:.200}"
     if not _is_subject(values["subject"]):
-        yield "subject must have kind, variables and, unless it is older, a list of options"
+        yield "subject must have kind, variables and a list of options"
 
 
 def _is_count(value: Any) -> bool:
@@ -196,8 +196,8 @@ def _is_part(value: Any, rank: int) -> bool:
 def _is_subject(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and value.keys() - {"options"} == {"kind", "variables"}
-        and isinstance(value.get("options", []), list)
+        and value.keys() == {"kind", "variables", "options"}
+        and isinstance(value["options"], list)
         and _is_texts(value["kind"])
         and isinstance(value["variables"], dict)
         and all(isinstance(listed, list) for listed in value["variables"].values())
@@ -247,9 +247,9 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
 def changed_options(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     """Return the options that differ between this run's subject and a checkpoint's, as text.
 
-    A subject's `"options"` are serialized arguments of each optimizer. Older ones have none.
+    A subject's `"options"` are serialized arguments of each optimizer.
     """
-    pairs = zip(ours["options"], theirs.get("options", []), strict=False)
+    pairs = zip(ours["options"], theirs["options"], strict=False)
     return [text for now, saved in pairs for text in _changes(now, saved, ())]
 
 
@@ -263,4 +263,5 @@ def _changes(now: Any, saved: Any, path: tuple[str, ...]) -> Iterator[str]:
         for i, (value, other) in enumerate(zip(now, saved, strict=True)):
             yield from _changes(value, other, (*path, str(i)))
     elif now != saved:
-        yield f"{'.'.join(path)}: saved {reprlib.repr(saved)}, now {reprlib.repr(now)}"
+        name = ".".join(path).encode("unicode_escape").decode()
+        yield f"{name:.200}: saved {reprlib.repr(saved)}, now {reprlib.repr(now)}"

@@ -209,7 +209,9 @@ class Store:
                 names = os.listdir(directory)
             except OSError:  # a checkpoint may be in it
                 continue
-            if checkpoint_manifest.NAME not in names:
+            # A stale listing may lack a file.
+            manifest = directory / checkpoint_manifest.NAME
+            if manifest.name not in names and _is_missing(manifest):
                 removed += [directory.name] if self.remove(number) else []
             elif not directory.is_symlink():
                 paths = (directory / name for name in names)

@@ -276,7 +276,7 @@ class _Restoration:
         different += [name for name in common if arrays[name].shape != expected[name].shape]
         dropped = bool(different) and auto_decision(self.exchange) is not None
         if different and not dropped:
-            version = str(snapshot.about.get("version", ""))
+            version = f"{snapshot.about.get('version')!r:.20}"
             raise IncompatibleState(
                 incompatible_message(owner, different, expected, arrays, version)
             )

@@ -399,7 +399,7 @@ def incompatible_message(
         different: Names of arrays that are missing, unexpected, or of another shape.
         expected: The exchange's entries.
         received: One worker's arrays in the snapshot.
-        version: The version of tf_redsync that saved it; "" if unknown.
+        version: `repr` of the version of tf_redsync that saved it.
     """
 
     def shapes(name: str) -> str:
@@ -410,10 +410,10 @@ def incompatible_message(
     listed = shortened([shapes(name) for name in different], "; ", "; and")
     apart = any(name.startswith(("optimizer/", "consensus/own/")) for name in received)
     remedy = " With local steps the workers' files differ: load the same one on all workers."
-    other = version not in ("", __version__)
+    other = version != repr(__version__)
     return (
         f"{owner} belongs to another model or method"
-        + (f", or is of tf_redsync {version} and not {__version__}" if other else "")
+        + (f", or is of tf_redsync {version} and not {__version__!r}" if other else "")
         + f": {listed}. Use the model, the method and the `bucket_bytes` that were saved"
         + (f" with tf_redsync {version}" if other else "")
         + ", or load with compile=False and compile again."
