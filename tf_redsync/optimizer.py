@@ -72,8 +72,8 @@ class DistributedOptimizer(Wrapper, abc.ABC):
         on_drift: Reaction to weights that differ. `"error"`: all workers raise an error that names
             the worker and the variable. `"restore"`: all workers copy worker 0's weights, slots
             and those floating-point states of the exchange that are equal on all workers, and
-            warn. Streaming methods keep those states. At the end of `fit` they only warn. Other
-            differences always raise.
+            worker 0 warns the 1st, 2nd, 4th, 8th ... time. Streaming methods keep those states. At
+            the end of `fit` it only warns. Other differences always raise.
 
     Raises:
         TypeError: `optimizer` is not an optimizer.

@@ -121,8 +121,11 @@ def test_in_place_build_that_is_older_than_a_source(fresh_library, caplog, monke
     monkeypatch.setattr(native, "LIBRARY", built)
     monkeypatch.setattr(libraries, "sources", lambda: tmp_path)
     source, script = tmp_path / "custom_ops" / "core" / "a.cc", tmp_path / "custom_ops" / "a.py"
+    preload = tmp_path / "custom_ops" / "preload" / "a.cc"  # goes into another library
     source.parent.mkdir(parents=True)
-    for path, time in ((source, 1), (built, 2), (script, 3)):
+    preload.parent.mkdir()
+    (source.parent / ".#a.cc").symlink_to("me@host.1:2")  # Emacs's lock of a changed file
+    for path, time in ((source, 1), (built, 2), (script, 3), (preload, 3)):
         path.touch()
         os.utime(path, (time, time))
     assert native.library() == built and not caplog.records

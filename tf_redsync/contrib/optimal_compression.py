@@ -36,7 +36,7 @@ TINY = float(np.finfo(np.float32).tiny)  # smaller norms are too imprecise for t
 
 # Spherical compression.
 MOST_INDEX_BITS = 16
-MOST_BLOCK_SIZE = 2**14  # `index_cost` is inaccurate above
+MOST_BLOCK_SIZE = 2**20  # the integral of `index_cost` underflows far above
 FACTOR_BITS = 5  # bits of a factor
 # Factors are rounded to these multiples of the largest one; BOUNDS separates them.
 FACTORS = np.concatenate([[0.0], 2.0 ** (np.arange(2 - 2**FACTOR_BITS, 1) / 4)]).astype("f4")
@@ -248,7 +248,7 @@ class SphericalCompression(Quantizer):
     Args:
         alpha: Squared error relative to the squared norm of a block below which a vector is close
             enough, in (0, 1).
-        block_size: d, elements per block, from 2 to 2^14.
+        block_size: d, elements per block, from 2 to 2^20.
         index_bits: b, where the codebook has 2^b vectors; at most 16 and at least
             `index_cost(alpha, block_size)`.
         nearest: Whether every block takes the nearest vector of the codebook instead of the first

@@ -61,8 +61,8 @@ class Context:
         scale: float32 scalar factor for the gradients, from `Clipping.clip_scale`, or `None`.
         rounding: Rounding of all-reduced values; `None`: float32. Set by wrappers such as
             `HalfPrecision`.
-        coding: Coding of selected elements, a `codings.MessageCoding`; `None`: plain words, rounded
-            by `rounding`. Set by wrappers such as `Coded`.
+        coding: Coding of selected elements, a `codings.message.MessageCoding`; `None`: plain words,
+            rounded by `rounding`. Set by wrappers such as `Coded`.
     """
 
     layout: BucketLayout

@@ -320,7 +320,7 @@ class Adapter:
         """
         if self.exchange.consensus is not None:
             raise ValueError(
-                "a LossScaleOptimizer of tf_keras needs equal sums on all workers in every step. "
+                "a LossScaleOptimizer of tf_keras needs equal totals on all workers in every step. "
                 f"Received: method={type(self.policy.default).__name__}. Use another method, the "
                 "dtype policy 'mixed_bfloat16', or Keras 3."
             )
@@ -433,7 +433,7 @@ def _check_unwrapped(inner: Any) -> None:
 
 
 class UpdateGuard:
-    """Prevents weight decay, constraints and averages in skipped steps of one optimizer.
+    """Prevents weight decay, constraints, averages and early changes in skipped steps.
 
     Attributes:
         finite: Whether the current step is finite: a bool scalar, equal on all workers, or `None`

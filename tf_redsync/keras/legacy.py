@@ -77,14 +77,14 @@ class LegacyOptimizer(Wrapper, tf_keras.optimizers.legacy.Optimizer):
         self.wrap(inner_optimizer, method, options, access)
         self._track_trackable(inner_optimizer, "inner_optimizer")
         scaled = applies is not inner_optimizer
-        self._applies_sums = applies._distributed_apply
+        self._applies_totals = applies._distributed_apply
         self._intercept(applies, scaled)
 
     def _intercept(self, applies: Any, scaled: bool) -> None:
         adapter = self._adapter
         applies._aggregate_gradients = adapter.aggregate_or_nan if scaled else adapter.aggregate
         result = {"result": tf.no_op} if scaled else {}  # like the other branch
-        applies._distributed_apply = adapter.guard_update(self._applies_sums, **result)
+        applies._distributed_apply = adapter.guard_update(self._applies_totals, **result)
 
     def adopt_scaler(self, scaler: Any) -> None:
         """Move an outer `LossScaleOptimizer` inside this wrapper; see `TfKerasOptimizer`.

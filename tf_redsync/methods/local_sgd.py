@@ -38,9 +38,9 @@ class LocalSGD(Method):
     Differences from the papers
 
     * All workers take part in every round, with the same number of steps.
-    * Any Keras optimizer can take the local steps, except those that compute weights from their
-      slots: Ftrl, ScheduleFreeAdamW, and with `use_ema`. Each worker has its own optimizer slots,
-      which are never averaged.
+    * Each worker has its own optimizer slots, which are never averaged. So optimizers whose weights
+      follow from slots or averages cannot take the local steps: Ftrl, ScheduleFreeAdamW, Addons'
+      MovingAverage and SWA, and any with `use_ema`. All others can.
     * Constraints of layers hold after each local step. Common weights, a mean with or without a
       step of the outer optimizer, may violate them: the mean of unit vectors is shorter.
 

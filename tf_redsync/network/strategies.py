@@ -1,4 +1,4 @@
-"""Queries about a strategy: its processes, replicas and collectives.
+"""Checks and queries of a strategy, and sums outside of a step.
 
 Private names of TensorFlow: the launchers of a strategy's collectives, which `supports_direct`
 checks, and the number and rank of its processes.

@@ -23,7 +23,7 @@ from tf_redsync.building import BuildError, libraries
 LIBRARY = pathlib.Path(__file__).with_name("_redsync_ops.so")  # built in place
 _log = logging.getLogger("tf_redsync")
 BACKENDS = ("native", "tensorflow")
-_COMPILED = {".cc", ".h", ".cu", ".cuh"}
+_FOLDERS, _COMPILED = ("core", "kernels", "ops"), {".cc", ".h", ".cu", ".cuh"}  # of sources
 _ACCEPT = "TF_REDSYNC_BACKEND=tensorflow accepts the pure-TensorFlow ops without this line."
 REBUILD = "python setup.py build_ext --inplace"  # builds `LIBRARY`
 # A marker in the library file, so that its TensorFlow version can be read before it is loaded.
@@ -77,9 +77,10 @@ def is_in_place() -> bool:
 
 def _warn_of_newer_source() -> None:
     built = LIBRARY.stat().st_mtime
-    for path in (libraries.sources() / "custom_ops").rglob("*"):
+    folder = libraries.sources() / "custom_ops"
+    for path in (p for name in _FOLDERS for p in (folder / name).rglob("*")):
         # A digest of the sources is exact, but it takes ten times as long.
-        if path.suffix in _COMPILED and path.stat().st_mtime > built:
+        if path.suffix in _COMPILED and path.is_file() and path.stat().st_mtime > built:
             _log.warning("%s is older than %s. Build it again: %s.", LIBRARY, path, REBUILD)
             return
 

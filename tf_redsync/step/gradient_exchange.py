@@ -188,8 +188,8 @@ class GradientExchange(tf.Module):
             positions: For every gradient, the position of its variable in `build`'s list.
 
         Returns:
-            The sums over workers, in the order of `grads`, and a bool scalar that is equal on all
-            workers. If it is false, the caller must not apply the step. Sums have the dtypes and
+            The totals, in the order of `grads`, and a bool scalar that is equal on all workers. If
+            it is false, the caller must not apply the step. Totals have the dtypes and
             shapes of their variables. With `sparse_totals` of `build` some are sparse,
             float32.
 
