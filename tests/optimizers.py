@@ -5,6 +5,8 @@ Tests therefore include the new optimizers of a new Keras version.
 
 import functools
 
+import pytest
+
 FAMILIES = ("keras3", "tf_keras", "legacy", "addons")
 
 # Required constructor arguments; all other optimizers are built with their defaults.
@@ -19,6 +21,21 @@ _ADDONS = {
 }
 # Optimizers that contain optimizers for parts of the model, and names that are no optimizers.
 NOT_WRAPPED = {"Optimizer", "MultiOptimizer", "KerasLegacyOptimizer", "AveragedOptimizerWrapper"}
+
+
+def needs(name):
+    """Returns a mark that skips a test if this Keras has no optimizer of a name."""
+    import keras
+
+    reason = f"Keras {keras.__version__} has no {name}"
+    return pytest.mark.skipif(not hasattr(keras.optimizers, name), reason=reason)
+
+
+def has_muon():
+    """Whether `keras.optimizers.Muon` works on TensorFlow, as since Keras 3.13."""
+    import keras
+
+    return hasattr(keras.optimizers.Muon, "lr_adjust")
 
 
 def library_of(family):
@@ -50,4 +67,6 @@ def all_of(family):
     }
     for name, make in special.items():
         makers[name] = functools.partial(make, module, *arguments)
+    if not has_muon():
+        makers.pop("Muon", None)
     return makers

@@ -189,8 +189,7 @@ def _prepare() -> None:
     importlib.import_module("tf_redsync.autograph")
     importlib.import_module("tf_redsync.keras.keras3")
     importlib.import_module("tf_redsync.keras.amsgrad")
-    if hasattr(keras.optimizers, "Muon"):  # since Keras 3.11
-        importlib.import_module("tf_redsync.keras.muon")
+    importlib.import_module("tf_redsync.keras.muon")
     importlib.import_module("tf_redsync.keras").patch_tf_keras()
 
 

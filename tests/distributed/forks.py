@@ -232,8 +232,7 @@ def _import():
     import tf_redsync
 
     for name in tf_redsync.__all__:  # imported lazily
-        with contextlib.suppress(ImportError):  # `Muon` needs a newer Keras than the others
-            getattr(tf_redsync, name)
+        getattr(tf_redsync, name)
     freeze_garbage()
 
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import tf_redsync as rs
+from tests.optimizers import has_muon
 
+pytestmark = pytest.mark.skipif(not has_muon(), reason="rs.Muon needs Keras 3.13")
 WIDTH, HEADS, SIZE, STEPS = 12, 3, 4, 4
 # Kernels of attention, and their matrices [inputs, outputs].
 KERNELS = {

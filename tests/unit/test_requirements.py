@@ -11,6 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+import tf_redsync as rs
 from tf_redsync import requirements
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -52,6 +53,12 @@ def test_old_keras(monkeypatch, version):
             requirements.check_keras()
     else:
         requirements.check_keras()
+
+
+def test_muon_of_old_keras(monkeypatch):
+    monkeypatch.delattr(keras.optimizers.Muon, "lr_adjust", raising=False)
+    with pytest.raises(ImportError, match=f"3.13 or later. Received: Keras {keras.__version__}"):
+        rs.Muon(0.1)
 
 
 @pytest.mark.parametrize("version", ["2.16.0", "2.21.0-rc1", "3.0.0", "2.22.0-dev20260101"])

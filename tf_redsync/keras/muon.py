@@ -16,12 +16,6 @@ from keras import ops
 
 from tf_redsync import checks
 
-if not hasattr(keras.optimizers, "Muon"):
-    raise ImportError(
-        "rs.Muon needs `keras.optimizers.Muon`. "
-        f"Received: Keras {keras.__version__}. Install a newer Keras 3."
-    )
-
 # Kernels of `MultiHeadAttention` and `GroupedQueryAttention`, and the number of leading axes that
 # are inputs. Shapes: [width, heads, size] of the projections, [heads, size, width] of the output.
 _INPUT_AXES = {"query": 1, "key": 1, "value": 1, "attention_output": 2}
@@ -40,6 +34,7 @@ class Muon(keras.optimizers.Muon):
     `exclude_layers`.
 
     Raises:
+        ImportError: Keras is older than 3.13. Its Muon then fails on TensorFlow.
         ValueError: `momentum`, `adam_beta_1`, `adam_beta_2` or `ns_steps` is out of range.
 
     Example:
@@ -54,6 +49,11 @@ class Muon(keras.optimizers.Muon):
 
     @functools.wraps(keras.optimizers.Muon.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(self, "lr_adjust"):
+            raise ImportError(
+                f"rs.Muon needs Keras 3.13 or later. Received: Keras {keras.__version__}. Run "
+                "pip install 'keras>=3.13'."
+            )
         super().__init__(*args, **kwargs)
         for name in ("momentum", "adam_beta_1", "adam_beta_2"):
             checks.real(name, getattr(self, name), low=0.0, high=1.0, high_open=True)
