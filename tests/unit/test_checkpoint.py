@@ -219,6 +219,27 @@ def test_resume_after_the_last_batch_of_unknown_size(family, at_once, tmp_path_f
     assert seen.epochs == all_seen.epochs
 
 
+class OfKeras310(rs.callbacks.Checkpoint):
+    """Receives an execution's first batch at its end, as Keras 3.10 passes it."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.first = batch
+        super().on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(self.first, logs)
+
+
+@loop("kind", [rs.callbacks.Checkpoint, OfKeras310])
+def test_steps_of_an_execution_are_counted(kind, tmp_path_factory):
+    """Of ten steps an epoch, in executions of five: a checkpoint after each epoch."""
+    folder = tmp_path_factory.mktemp(kind.__name__)
+    model = build_model("keras3", steps_per_execution=5)
+    callback = kind(folder, every=STEPS, keep=9)
+    model.fit(*arrays(), batch_size=BATCH, epochs=3, verbose=0, callbacks=[callback])
+    assert len(list(folder.glob("checkpoint-*"))) == 3
+
+
 def test_other_callbacks_are_saved_and_a_finished_run_stays_finished(tmp_path):
     """Keras callbacks in any order; then a finished run, one more epoch, and other callbacks."""
     data = DATA["shuffled anew"][0]

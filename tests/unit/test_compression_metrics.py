@@ -124,6 +124,25 @@ def test_step_ms_is_the_mean_without_the_first_batch(monkeypatch, tmp_path, fami
     assert {round(s["step_ms"], 6) for s in lines(folder, "sample")} == {20.0}
 
 
+class OfKeras310(CompressionMetrics):
+    """Receives an execution's first batch at its end, as Keras 3.10 passes it."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.first = batch
+        super().on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(self.first, logs)
+
+
+@loop("kind", [CompressionMetrics, OfKeras310])
+def test_steps_of_an_execution_are_counted(tmp_path_factory, kind):
+    folder = tmp_path_factory.mktemp(kind.__name__)
+    model = build_model(ALONE, keras, TOPK, steps_per_execution=3)
+    fit_model(model, kind(folder, every=6, time_split=False), epochs=1)
+    assert [s["step"] for s in lines(folder, "sample")] == [6, 12]
+
+
 def unknown_length():
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
     return data.filter(lambda x, y: True)

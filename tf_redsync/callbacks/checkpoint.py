@@ -164,7 +164,7 @@ class Checkpoint(OfBothKeras):
         self._in_the_middle = restored is not None and restored.manifest.batch > 0
         self._rate: float | None = None  # of an epoch that resumes in the middle
         self._warn_of_order()
-        self._epoch, self._batch = 0, 0
+        self._epoch = 0
         self._due, self._trained, self._signalled, self._stops = "", False, False, False
         self._requests: list[str] = []  # the user's reasons for the checkpoint that is due
         self._chief = strategies.process_rank(strategy) == 0
@@ -187,22 +187,21 @@ class Checkpoint(OfBothKeras):
             rate = getattr(model.optimizer, "learning_rate", None)
             if hasattr(rate, "assign"):  # otherwise a schedule of the steps
                 self._rate = float(tf.convert_to_tensor(rate))
-        self._epoch, self._batch = epoch, 0
+        self._epoch = epoch
         self._save_if_due(epoch, 0)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Save if the end of the last step requested it."""
         self._restore_rate()
-        if self._batch == 0:
-            self._batch = batch  # not 0 in a resumed epoch
         self._save_if_due(self._epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Report a save that has ended, and decide with all workers whether one is due."""
         assert self._at is not None
         self._files.finish(wait=False)
-        self._steps += batch + 1 - self._batch
-        self._batch, self._trained = batch + 1, True
+        # `batch` is an execution's first step in Keras 3.10, and the last one in other versions.
+        self._steps += models.steps_per_execution(self.model)
+        self._trained = True
         if isinstance(self.every, int) and self._steps >= self.every:
             self._due = self._due or f"{self.every} steps"
         if self._chief and time.monotonic() >= self._next_time:

@@ -14,7 +14,7 @@ import keras
 from typing_extensions import override
 
 from tf_redsync import checks
-from tf_redsync.keras import closing, fit_hook, training_state
+from tf_redsync.keras import closing, fit_hook, models, training_state
 from tf_redsync.keras.fit_hook import ForTfKeras, OfBothKeras, exchange_of
 from tf_redsync.metrics.outputs import Outputs, bytes_before, mean_logs
 from tf_redsync.metrics.profiler import NoProfile, Profiles
@@ -136,15 +136,17 @@ class CompressionMetrics(OfBothKeras):
                 )
             except NoProfile as error:
                 self._give_up_profiles(error)
+        self._next_batch = batch  # not 0 in a resumed epoch
         self._begun = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stop the clock, and take a sample if one is due."""
         seconds = time.perf_counter() - self._begun
-        # With `steps_per_execution`, `batch` is the index of the last of several steps.
-        steps, self._next_batch = max(batch + 1 - self._next_batch, 1), batch + 1
-        # With `steps_per_execution`, the last index may lie behind the epoch's end.
-        is_last = batch + 1 >= (self.params.get("steps") or math.inf)
+        # `batch` is an execution's first step in Keras 3.10, and the last one in other versions.
+        steps = models.steps_per_execution(self.model)
+        self._next_batch += steps
+        # With `steps_per_execution`, the next index may lie behind the epoch's end.
+        is_last = self._next_batch >= (self.params.get("steps") or math.inf)
         self._profiles.batch_ends(steps, is_last)
         self._batches += 1
         self._since += steps

@@ -6,7 +6,7 @@ call. The patch inserts a `FitHook` before the user's callbacks of every model t
 strategy or with a wrapped optimizer.
 
 Names of Keras used here: `CallbackList.set_model(model)` and its list `callbacks`, both public, and
-of tf_keras's models the public `autotune_steps_per_execution` and `_steps_per_execution`.
+of tf_keras's models the public `autotune_steps_per_execution`.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class FitHook(ForTfKeras):
         note_model(self.model)  # `compile` may have run before it was patched
         _check_execution(self.model)
         epochs = self.params.get("epochs")
-        per = _steps_per_execution(self.model)
+        per = models.steps_per_execution(self.model)
         action = f"begin `fit` of {epochs} epochs with steps_per_execution={per}"
         self._restores = backups.check(self.model, self.callbacks, self._with_step(action))
         consistency.compare_compile(self.model)
@@ -290,14 +290,6 @@ class FitHook(ForTfKeras):
         if exchange is not None and exchange.built:
             action += f" at step {int(exchange.step.numpy())}"
         return action
-
-
-def _steps_per_execution(model: Any) -> int:
-    """Return `steps_per_execution` of a model; in tf_keras a variable, or absent."""
-    value = getattr(model, "steps_per_execution", None)
-    if value is None:
-        value = getattr(model, "_steps_per_execution", None)
-    return 1 if value is None else int(value.numpy() if hasattr(value, "numpy") else value)
 
 
 def _check_execution(model: Any) -> None:

@@ -1,8 +1,8 @@
 """The exchanges of Keras models, and detection of running Keras methods such as loading.
 
 Names of Keras used here: the function `load_model`, and `compile_from_config` of `Model`, both
-public; and in the frames of `fit`, `evaluate` and `predict` the variable `epoch_iterator` of Keras
-3 and `data_handler` of tf_keras.
+public; of tf_keras's models `_steps_per_execution`; and in the frames of `fit`, `evaluate` and
+`predict` the variable `epoch_iterator` of Keras 3 and `data_handler` of tf_keras.
 """
 
 from __future__ import annotations
@@ -67,6 +67,14 @@ def skipped_steps(model: Any) -> int:
     """
     skipped = (int(e.skipped.numpy()) for e in exchanges_of(model) if e.built)
     return max(skipped, default=0)
+
+
+def steps_per_execution(model: Any) -> int:
+    """Return `steps_per_execution` of a model; in tf_keras a variable, or absent."""
+    value = getattr(model, "steps_per_execution", None)
+    if value is None:
+        value = getattr(model, "_steps_per_execution", None)
+    return 1 if value is None else int(value.numpy() if hasattr(value, "numpy") else value)
 
 
 _REBUILDS = ("load_model", "compile_from_config")
