@@ -10,7 +10,7 @@ import pytest
 
 from tests.deep import DEEP
 from tests.distributed.cluster import LEGACY, run_workers
-from tests.optimizers import FAMILIES, all_of, library_of
+from tests.optimizers import FAMILIES, all_of, library_of, needs
 
 STEPS = 300 if DEEP else 12
 pytestmark = pytest.mark.timeout(1600 if DEEP else 300)
@@ -49,6 +49,7 @@ def optimizers(family):
 
 def train_each(families, steps):
     """Train with each optimizer of some families; returns weight hashes and non-finite names."""
+    import keras
     import tensorflow as tf
 
     import tf_redsync as rs
@@ -72,7 +73,8 @@ def train_each(families, steps):
             results[f"{key}/weights"] = problems.digest(model)
             results[f"{key}/moved"] = results[f"{key}/weights"] != start
             results[f"{key}/not_finite"] = bad
-    results.update(several_optimizers(strategy, problems.rank()))
+    if hasattr(keras.optimizers, "OptimizerMap"):
+        results.update(several_optimizers(strategy, problems.rank()))
     if DEEP:
         results.update(several_of_addons(strategy, problems.rank()))
     return results
@@ -210,7 +212,7 @@ def trained():
 def test_weights_stay_finite_and_equal(trained):
     first, second = trained
     names = [key.removesuffix("/error") for key in first if key.endswith("/error")]
-    assert len(names) >= (45 if DEEP else 7)
+    assert len(names) >= (45 if DEEP else 5)
     wrong = {}
     for name in names:
         found = [first[f"{name}/error"], first[f"{name}/not_finite"]]
@@ -223,6 +225,7 @@ def test_weights_stay_finite_and_equal(trained):
     assert wrong == {}
 
 
+@needs("OptimizerMap")
 def test_multi_optimizer(trained):
     """Wrapping a `MultiOptimizer` raises; a `MultiOptimizer` of wrapped optimizers trains."""
     for make_multi_optimizer in ("multi", "multi_addons") if DEEP else ("multi",):

@@ -10,8 +10,13 @@ import tf_keras
 from tests.loops import loop
 from tf_redsync.keras import backups
 
+# Keras before 3.14 has none.
+OrbaxCheckpoint = getattr(keras.callbacks, "OrbaxCheckpoint", None) or type(
+    "OrbaxCheckpoint", (keras.callbacks.Callback,), {"__module__": "keras.callbacks"}
+)
 
-class Orbax(keras.callbacks.OrbaxCheckpoint):
+
+class Orbax(OrbaxCheckpoint):
     """A user's subclass without the package that Keras's constructor requires."""
 
     def __init__(self, directory):

@@ -8,6 +8,7 @@ import tf_keras
 
 import tf_redsync as rs
 from tests import total_state
+from tests.optimizers import needs
 from tests.unit.test_mirrored import per_replica, weights
 from tf_redsync.network import collectives
 from tf_redsync.step import workers
@@ -112,6 +113,7 @@ def test_one_worker_of_another_launcher(variables, named, monkeypatch):
     assert ("own model" in str(found[0].message)) == bool(named)
 
 
+@needs("OptimizerMap")
 @pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
 def test_multi_optimizer_builds_its_optimizers():
     """Keras builds a `MultiOptimizer` within the traced step if there is no strategy."""

@@ -13,6 +13,7 @@ import tf_keras
 
 import tf_redsync as rs
 from tests.loops import loop
+from tests.optimizers import needs
 
 FAMILIES = {
     "keras": keras.optimizers,
@@ -170,6 +171,7 @@ def test_momentum_inside_a_wrapper_is_detected():
     )
 
 
+@needs("OptimizerMap")
 @loop("method", [rs.Dense(), rs.CodedGMC(), None])
 @loop("scaled", [False, True])
 def test_several_optimizers_in_one_are_rejected(scaled, method):
@@ -517,6 +519,7 @@ def several(inside=False, **options):
     return keras.optimizers.MultiOptimizer(choice, **options)
 
 
+@needs("OptimizerMap")
 def test_loss_scale_of_several_optimizers_in_one(tmp_path):
     """A `LossScaleOptimizer` raises in `compile`; a constant scale trains, and its model loads."""
     x, y, path = np.ones((4, 3)), np.ones((4, 2)), str(tmp_path / "model.keras")

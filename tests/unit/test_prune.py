@@ -13,6 +13,7 @@ import tf_redsync as rs
 from tests import total_state
 from tests.distributed import problems
 from tests.loops import loop
+from tests.optimizers import has_muon
 from tests.oracle.pactrain import capacity, masks_by_magnitude
 from tests.unit.test_optimizer_errors import assert_raises
 from tf_redsync.keras.pruning import magnitude_masks
@@ -63,6 +64,8 @@ OPTIMIZERS = {
     "legacy adam": lambda: tf_keras.optimizers.legacy.Adam(0.1),
     "legacy sgd": lambda: tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9),
 }
+if not has_muon():
+    del OPTIMIZERS["muon"]
 # The number of slots of each variable that have its shape and stay 0 where its weights are 0.
 SLOTS = {"sgd": 1, "adam": 3, "adam_ema": 3, "rmsprop": 3, "ftrl": 2, "lion": 1, "scaled": 2,
          "amsgrad": 3, "tf_keras adam": 2, "tf_keras sgd": 2, "legacy adam": 2,

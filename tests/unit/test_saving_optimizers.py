@@ -8,7 +8,7 @@ import pytest
 
 import tf_redsync as rs
 from tests.loops import loop
-from tests.optimizers import FAMILIES, all_of, library_of
+from tests.optimizers import FAMILIES, all_of, library_of, needs
 from tf_redsync.keras import momentum
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # one worker, accuracy
@@ -47,6 +47,7 @@ def test_round_trip_of_every_optimizer(tmp_path, family, name):
     loaded.train_on_batch(np.ones([4, 3], "float32"), np.ones([4, 2], "float32"))
 
 
+@needs("OptimizerMap")
 def test_round_trip_of_several_optimizers_in_one(tmp_path):
     choice = keras.optimizers.OptimizerMap(
         rs.DistributedOptimizer(keras.optimizers.SGD(0.1), METHOD),

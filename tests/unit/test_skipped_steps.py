@@ -11,6 +11,7 @@ import tf_keras
 import tf_redsync as rs
 from tests import total_state
 from tests.loops import loop
+from tests.optimizers import has_muon
 from tf_redsync.network.collectives import Alone
 from tf_redsync.step.nonfinite import NonFiniteCounter
 
@@ -51,13 +52,22 @@ OPTIMIZERS = {
     "addons average": lambda: _addons("MovingAverage", LEGACY.SGD(0.1, momentum=0.9)),
     "addons lookahead": lambda: _addons("Lookahead", LEGACY.Nadam(0.1), 2),
 }
+if not has_muon():
+    del OPTIMIZERS["keras muon"]
+
+
+class Shrink(keras.constraints.Constraint):
+    """Shrinks weights."""
+
+    def __call__(self, w):
+        return w * SHRINK
 
 
 class Training:
     """Two variables with a constraint and a wrapped optimizer; steps with given gradients."""
 
     def __init__(self, name, strategy, method=None):
-        shrink = lambda w: w * SHRINK  # noqa: E731
+        shrink = Shrink()
         with strategy.scope(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             rng = np.random.default_rng(1)

@@ -7,6 +7,7 @@ import re
 import warnings
 import zipfile
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -423,8 +424,6 @@ def test_saved_choice_with_another_momentum_is_not_kept(mirrored):
 
 
 def network(strategy, method=METHODS["redsync"]):
-    import keras
-
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((30,)), keras.layers.Dense(20)])
         optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), method)
@@ -455,14 +454,17 @@ def test_parts_are_read_from_files(mirrored, tmp_path):
     model.save_weights(tmp_path / "a.weights.json", max_shard_size=5e-6)  # GB
     assert len(list(tmp_path.glob("a_*.weights.h5"))) > 1
     prefix = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
-    for path in (*(tmp_path / f"a.{s}" for s in ("keras", "weights.h5", "weights.json")), prefix):
+    files = [tmp_path / f"a.{suffix}" for suffix in ("keras", "weights.h5", "weights.json")]
+    if keras.__version__.startswith("3.10."):  # it lists only the first of a layer's shards
+        files.pop()
+    for path in (*files, prefix):
         assert_equal_parts(
             rs.read_worker_state(path), model.optimizer.exchange.worker_state(), passing=()
         )
     again = network(strategy)
     for copy in strategy.experimental_local_results(first_residual(again.optimizer.exchange)):
         copy.assign(tf.zeros(copy.shape))
-    again.load_weights(tmp_path / "a.weights.json")
+    again.load_weights(files[-1])
     np.testing.assert_array_equal(residual(again), residual(model))
     model.compile("sgd", "mse")
     model.save(tmp_path / "b.keras")
