@@ -143,6 +143,20 @@ def test_steps_of_an_execution_are_counted(tmp_path_factory, kind):
     assert [s["step"] for s in lines(folder, "sample")] == [6, 12]
 
 
+def test_skipped_batches_of_a_resumed_epoch_are_no_steps(tmp_path):
+    """As of the ten that `Checkpoint` skips here; two steps are too few for a sample."""
+    model, metrics = build_model(ALONE, keras, TOPK), CompressionMetrics(tmp_path, every=6)
+    callbacks = keras.callbacks.CallbackList([metrics], model=model, epochs=1, steps=STEPS)
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    for batch in (STEPS - 2, STEPS - 1):
+        callbacks.on_train_batch_begin(batch)
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+        callbacks.on_train_batch_end(batch)
+    assert not list(tmp_path.iterdir())
+    callbacks.on_train_end()
+
+
 def unknown_length():
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
     return data.filter(lambda x, y: True)
