@@ -14,6 +14,7 @@ from benchmarks.accuracy import command_line, data, local_training, report
 from benchmarks.accuracy.tasks import TASKS, Rows
 from benchmarks.accuracy.training import Training
 from benchmarks.method_expressions import exchanged
+from tests.optimizers import has_muon
 
 SPARSE = "RedSync(density=0.02, momentum=0.9, dense_below=4096)"
 
@@ -406,7 +407,7 @@ def test_local_steps():
 def test_optimizers():
     flags = ["--steps", "1", "--evaluations", "1", "--learning_rate", "0.01", "--optimizer"]
     kinds = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "amsgrad": "AMSGrad"}
-    kinds |= {"adam_amsgrad": "Adam", "muon": "Muon"}
+    kinds |= {"adam_amsgrad": "Adam"} | ({"muon": "Muon"} if has_muon() else {})
     for name, kind in kinds.items():
         assert type(settings(*flags, name).inner_optimizer(0.0)).__name__ == kind
     assert settings(*flags[:4]).inner_optimizer(0.0).momentum == 0.9
