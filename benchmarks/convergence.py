@@ -140,8 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _versions() -> dict[str, str]:
+    distributions = importlib.metadata.packages_distributions()  # of TensorFlow also tensorflow-cpu
     names = ("tensorflow", "keras", "numpy")
-    return {name: importlib.metadata.version(name) for name in names}
+    return {name: importlib.metadata.version(distributions[name][0]) for name in names}
 
 
 def _device() -> str:

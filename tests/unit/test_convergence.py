@@ -1,5 +1,6 @@
 """benchmarks/convergence.py: command line, data, resuming and accuracy."""
 
+import importlib.metadata
 import json
 import pickle
 import shlex
@@ -402,6 +403,15 @@ def test_local_steps():
     sparse = train_digits("SparseLoCo(steps=3, top_k=16)", *flags)
     assert 0 < sparse.results()["bits"] < 1
     assert np.isfinite(weights(sparse)).all()
+
+
+def test_versions_of_tensorflow_cpu(monkeypatch):
+    provided = {"tensorflow": ["tensorflow-cpu"], "keras": ["keras"], "numpy": ["numpy"]}
+    installed = {"tensorflow-cpu": "2.20.0", "keras": "3.15.1", "numpy": "2.4.6"}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: provided)
+    monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
+    expected = {"tensorflow": "2.20.0", "keras": "3.15.1", "numpy": "2.4.6"}
+    assert convergence._versions() == expected
 
 
 def test_optimizers():
