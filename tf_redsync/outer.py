@@ -161,7 +161,7 @@ class SGD(Outer):
     Args:
         learning_rate: eta, see `Outer`.
         momentum: In [0, 1).
-        nesterov: Whether to use Nesterov momentum; needs a momentum.
+        nesterov: Whether to use Nesterov momentum. Without momentum it changes nothing.
 
     Example:
         >>> SGD(learning_rate=0.5).slots
@@ -174,7 +174,8 @@ class SGD(Outer):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.momentum(self.momentum, self.nesterov)
+        checks.real("momentum", self.momentum, low=0.0, high=1.0, high_open=True)
+        checks.boolean("nesterov", self.nesterov)
 
     @property
     @override

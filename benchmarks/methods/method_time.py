@@ -62,7 +62,8 @@ def replay(method, layout: BucketLayout, requests: int | None) -> Callable:
             if len(made) == requests:
                 break
             try:
-                made.append(dict(vars(exchange.send(reply))))
+                fields = vars(exchange.send(reply))
+                made.append({name: field for name, field in fields.items() if name != "sent"})
             except StopIteration as stop:
                 return made, stop.value
         return made, ()
