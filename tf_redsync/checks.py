@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-_NUMBERS = (int, float, np.integer, np.floating)  # JSON has no fractions
+_NUMBERS = (int, float, np.integer, np.floating)  # JSON stores no Fraction or Decimal
 
 
 def to_python(value: Any) -> Any:

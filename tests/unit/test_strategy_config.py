@@ -77,7 +77,7 @@ MALFORMED = {
     "no_type": (config({"worker": TWO}, {"index": 0}), "`task.type` must be one of"),
     "role_not_there": (
         config({"worker": TWO}, {"type": "chief", "index": 0}),
-        "`task.type` must be one of ['worker']",
+        "`task.type` must be one of ['evaluator', 'worker']",
     ),
     "no_index": (config({"worker": TWO}, {"type": "worker"}), "`task.index` must be in 0..1"),
     "index_too_large": (

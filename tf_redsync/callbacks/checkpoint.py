@@ -199,7 +199,6 @@ class Checkpoint(OfBothKeras):
         """Report a save that has ended, and decide with all workers whether one is due."""
         assert self._at is not None
         self._files.finish(wait=False)
-        # `batch` is an execution's first step in Keras 3.10, and the last one in other versions.
         self._steps += models.steps_per_execution(self.model)
         self._trained = True
         if isinstance(self.every, int) and self._steps >= self.every:

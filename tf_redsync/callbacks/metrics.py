@@ -142,7 +142,6 @@ class CompressionMetrics(OfBothKeras):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Stop the clock, and take a sample if one is due."""
         seconds = time.perf_counter() - self._begun
-        # `batch` is an execution's first step in Keras 3.10, and the last one in other versions.
         steps = models.steps_per_execution(self.model)
         self._next_batch += steps
         # With `steps_per_execution`, the next index may lie behind the epoch's end.

@@ -99,7 +99,7 @@ def run(
         max_restarts: Maximum number of restarts of the job after failures.
         min_workers: Minimum number of workers for a restart; default: all. See `Restarts`.
         start_timeout: Default of the strategy's `start_timeout`, in seconds.
-        stop_grace: Seconds between SIGTERM or SIGUSR1 and SIGKILL, for a checkpoint.
+        stop_grace: Seconds for a checkpoint after SIGTERM, SIGUSR1 or the timeout, then SIGKILL.
         cores_per_worker: Number of cores reserved for each worker, and of its threads unless
             `threads` is given. Default: workers share all cores.
         verbose: Whether to print TensorFlow's start-up messages; log files always have them.

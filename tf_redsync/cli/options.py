@@ -121,8 +121,8 @@ _ENDS: tuple[Flag, ...] = (
     ),
     (
         ("--stop-grace",),
-        {"type": float, "default": 120.0, "metavar": "SECONDS", "help": "between SIGTERM, also "
-         "of the timeout, or SIGUSR1 and SIGKILL, for a checkpoint (120)"},
+        {"type": float, "default": 120.0, "metavar": "SECONDS", "help": "for a checkpoint after "
+         "SIGTERM, SIGUSR1 or the timeout, then SIGKILL (120)"},
     ),
 )  # fmt: skip
 _EACH: tuple[Flag, ...] = (

@@ -92,7 +92,8 @@ class Worker:
     """A worker process in its own session, and its output.
 
     The constructor uses `process`, or starts a new one. `printer` receives complete lines, and
-    `stream` all output as it arrives. `log` is appended to; `attempt` counts the restarts before.
+    `stream` all output as it arrives. The worker appends to `log`; `attempt`
+    is the number of restarts so far.
 
     Attributes:
         where: "" on this machine, else " on HOST", for messages.
@@ -262,9 +263,9 @@ class LaunchResult:
     Attributes:
         workers: One `WorkerResult` per worker, in task order; empty if the job was cancelled before
             they began.
-        exit_code: 0, or the first failing worker's code (128 + s if signal `s` ended it), 124 after
-            the timeout, 128 + s if signal `s` interrupted the launcher (0 if all workers finished
-            after SIGTERM or SIGUSR1), or 75 if they stopped with a checkpoint on request.
+        exit_code: 0 if all workers finished, also after SIGTERM or SIGUSR1. 75 if they stopped with
+            a checkpoint on request, 124 after the timeout, 128 + s if signal `s` interrupted the
+            launcher. Else the code of the first failing worker (128 + s if signal `s` ended it).
         message: The error, with the failing worker's last lines, or why the job ended early.
             Empty after success.
         restarts: Number of restarts.
@@ -295,7 +296,7 @@ class TimeLimits:
     Attributes:
         timeout: Seconds from `start` until the job is ended; `None` for no limit.
         grace: Seconds between the failure of a worker and SIGKILL for the others.
-        stop_grace: Seconds between SIGTERM (also of the timeout) or SIGUSR1 and SIGKILL.
+        stop_grace: Seconds for a checkpoint after SIGTERM, SIGUSR1 or the timeout, then SIGKILL.
         start: Start of the timeout, by `time.monotonic()`.
     """
 

@@ -231,7 +231,10 @@ def without_numbers(text: str) -> str:
 
 
 def _wait_for(key: str, worker: str, repeat: float) -> str:
-    """Return a text of the store when `worker` has published it; warn every `repeat` seconds."""
+    """Return a text of the store once `worker` has published it.
+
+    Warn after 20 s, and then every `repeat` seconds.
+    """
     store, started = coordination.key_value_store(), time.monotonic()
     warn_after = float(_WARN_SECONDS)
     while True:

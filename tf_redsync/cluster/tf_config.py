@@ -160,7 +160,7 @@ def _own_address(task: Any, cluster: dict[str, list[str]], text: str) -> str | N
         ValueError: the task is malformed.
     """
     if not isinstance(task, dict) or task.get("type") not in [*cluster, "evaluator"]:
-        raise _bad_config(f"`task.type` must be one of {sorted(cluster)}", text)
+        raise _bad_config(f"`task.type` must be one of {sorted({*cluster, 'evaluator'})}", text)
     index, addresses = task.get("index"), cluster.get(task["type"], [None])
     if isinstance(index, str) and index.isdecimal():
         index = int(index)

@@ -209,7 +209,7 @@ def defined_in(package: str, function: Any) -> bool:
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer inside all wrappers."""
+    """Return the optimizer inside this package's wrappers; compare `momentum.innermost`."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer

@@ -407,9 +407,9 @@ def _overwriting(inner: Any) -> Callable[..., None]:
     """Return a function that overwrites weights by their averages, also in a branch.
 
     With `ema_overwrite_frequency` Keras 3 overwrites them in a branch, where TensorFlow forbids the
-    merge call of its own function. The averages are equal on all replicas, so each replica can
-    assign its own. That function also pairs weights and averages by position, which is wrong if
-    layers were frozen after `build`.
+    merge call of Keras's function. That function also pairs weights and averages by position, which
+    is wrong if layers were frozen after `build`. Averages are equal on all replicas, so each can
+    assign its own.
     """
 
     def overwrite(variables: Sequence[Any]) -> None:

@@ -70,7 +70,11 @@ def skipped_steps(model: Any) -> int:
 
 
 def steps_per_execution(model: Any) -> int:
-    """Return `steps_per_execution` of a model; in tf_keras a variable, or absent."""
+    """Return `steps_per_execution` of a model; in tf_keras a variable, or absent.
+
+    Callbacks count steps by it: Keras 3.10 passes `on_train_batch_end` the index of an execution's
+    first step, other versions that of its last step.
+    """
     value = getattr(model, "steps_per_execution", None)
     if value is None:
         value = getattr(model, "_steps_per_execution", None)

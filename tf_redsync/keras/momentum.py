@@ -226,9 +226,8 @@ def nested(optimizer: Any) -> Iterator[Any]:
 
 def innermost(optimizer: Any) -> Any:
     """Return the innermost optimizer, also inside wrappers of TensorFlow Addons."""
-    while (inside := _inside(optimizer)) is not None:
-        optimizer = inside
-    return optimizer
+    *_, inside = nested(optimizer)
+    return inside
 
 
 def _inside(optimizer: Any) -> Any:

@@ -34,7 +34,7 @@ class Muon(keras.optimizers.Muon):
     `exclude_layers`.
 
     Raises:
-        ImportError: Keras is older than 3.13. Its Muon then fails on TensorFlow.
+        ImportError: Keras is older than 3.13. The Muon of those versions fails on TensorFlow.
         ValueError: `momentum`, `adam_beta_1`, `adam_beta_2` or `ns_steps` is out of range.
 
     Example:
@@ -49,7 +49,7 @@ class Muon(keras.optimizers.Muon):
 
     @functools.wraps(keras.optimizers.Muon.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if not hasattr(self, "lr_adjust"):
+        if not hasattr(self, "lr_adjust"):  # a method of Keras's Muon since 3.13
             raise ImportError(
                 f"rs.Muon needs Keras 3.13 or later. Received: Keras {keras.__version__}. Run "
                 "pip install 'keras>=3.13'."

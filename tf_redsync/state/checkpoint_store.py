@@ -7,7 +7,7 @@
 
 A checkpoint without a manifest does not exist. A removal deletes the manifest first. So a process
 may be killed at any moment, and the next run recognizes the leftovers by their missing manifest.
-A checkpoint that cannot be looked at (permissions, a stale mount) exists, and reading it fails.
+An inaccessible checkpoint (permissions, a stale mount) counts as existing; reading it fails.
 Of several jobs in one directory, only the one that has created a folder writes and removes there.
 
 Only files that this package wrote are removed. The directory may also hold foreign files under
@@ -292,18 +292,16 @@ def explained(error: OSError, path: Path) -> OSError:
 
 
 def _is_missing(path: Path) -> bool:
-    """Return whether a path does not exist; one that cannot be looked at may exist."""
+    """Return whether a path does not exist; an inaccessible one may exist."""
     try:
         os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        pass
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
     return False
 
 
 def _may_be_checkpoint(directory: Path) -> bool:
-    """Return whether a folder has a manifest or cannot be looked at, as on a missing disk."""
+    """Return whether a folder has a manifest or is inaccessible, as on a missing disk."""
     dangling = os.path.islink(directory) and not os.path.exists(directory)
     return dangling or not _is_missing(directory / checkpoint_manifest.NAME)
 

@@ -182,7 +182,7 @@ class DriftDetector:
         )
 
     def _warn(self, text: str, step: int | None) -> None:
-        """Log differences on worker 0: 1, 2, 4, 8, ... restorations, and the end of a `fit`."""
+        """Warn on worker 0: of restoration 1, 2, 4, 8 ..., or at the end of a `fit` (no step)."""
         if step is None:
             restored = "The next `fit` begins with a comparison, which restores the weights."
         else:
