@@ -226,8 +226,9 @@ def nested(optimizer: Any) -> Iterator[Any]:
 
 def innermost(optimizer: Any) -> Any:
     """Return the innermost optimizer, also inside wrappers of TensorFlow Addons."""
-    *_, inside = nested(optimizer)
-    return inside
+    while (inside := _inside(optimizer)) is not None:
+        optimizer = inside
+    return optimizer
 
 
 def _inside(optimizer: Any) -> Any:
