@@ -159,7 +159,7 @@ class CoreBuild:
         compiler += [platform.machine(), *platform.libc_ver()]  # which the version may omit
         extra = os.environ.get("CXXFLAGS", "")
         self._flags = [*LISTS["FLAGS"], *LISTS["QUIET"], *shlex.split(extra)]
-        machine = platform.node() if re.search(HOST_FLAG, extra) else ""
+        machine = platform.node() if re.search(HOST_FLAG, " ".join([*self._cxx, extra])) else ""
         self._made_with = [compiler, self._cxx, machine]
         self._objects = Objects(fallback=folder)
 

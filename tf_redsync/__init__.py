@@ -199,7 +199,8 @@ def _is_command_line(words: Sequence[str]) -> bool:
     Args:
         words: Its command line, the interpreter first.
     """
-    script = next((w for w in words[1:] if not w.startswith("-")), "")
+    others = {0, *(i + 1 for i, w in enumerate(words) if w in ("-W", "-X"))}  # have a value
+    script = next((w for i, w in enumerate(words) if i not in others and w[:1] != "-"), "")
     module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
     if module and script == module[0]:
         return module[0].partition(".")[0] == __name__

@@ -19,6 +19,8 @@ die() {
   exit 1
 }
 
+[ "$(uname -s)" = Linux ] || die "tf_redsync needs Linux. This is $(uname -s)."
+
 make_venv() {
   command -v "$python" >/dev/null || die "\`$python\` not found. Install Python 3.10 to 3.13 (Debian," \
     "Ubuntu: apt-get install python3 python3-venv) or name an interpreter: PYTHON=/path/to/python3."

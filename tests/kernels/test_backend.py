@@ -96,12 +96,14 @@ def fresh_library():
         function.cache_clear()
 
 
-def test_in_place_build_for_another_tensorflow_is_ignored(
-    fresh_library, caplog, monkeypatch, tmp_path
+@pytest.mark.parametrize("machine, version", [(243, tf.__version__), (None, "9.9.9")])  # RISC-V
+def test_in_place_build_that_does_not_fit_is_ignored(
+    machine, version, fresh_library, caplog, monkeypatch, tmp_path
 ):
     """A new build starts and fails without a compiler: one line with reason and remedy."""
     other = tmp_path / "_redsync_ops.so"
-    other.write_bytes(b"REDSYNC_BUILT_FOR_TENSORFLOW=9.9.9;")
+    head = b"\x7fELF".ljust(18, b"\0") + machine.to_bytes(2, "little") if machine else b""
+    other.write_bytes(head + f"REDSYNC_BUILT_FOR_TENSORFLOW={version};".encode())
     monkeypatch.setattr(native, "LIBRARY", other)
     monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -170,6 +170,8 @@ def test_objects_depend_on_the_host_only_by_flags_that_do(setup_sources, monkeyp
     assert len(folders("-g -march=x86-64")) == 1
     for flag in ("-march=native", "-mcpu=native", "-mtune=native"):
         assert len(folders(f"-g {flag}")) == 2
+    monkeypatch.setenv("CXX", "g++ -march=native")
+    assert len(folders("-g")) == 2
 
 
 def test_headers_of_tensorflow_precede_those_of_the_flags(setup_sources, monkeypatch, tmp_path):

@@ -281,6 +281,7 @@ def test_command_line_of_this_process():
     for words in (
         ["python", "-m", "tf_redsync", "doctor"],
         ["python", "-u", "-m", "tf_redsync.launch", "-n", "2", "train.py"],
+        ["python", "-W", "ignore", "-X", "dev", "-m", "tf_redsync", "launch"],
         ["python", "/usr/bin/tf-redsync", "launch", "-m", "package.train"],
     ):
         assert rs._is_command_line(words), words

@@ -153,13 +153,19 @@ def test_open_ports_warn_once(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err == ""
 
 
-def test_installed_package_builds_the_library_at_first_use(monkeypatch, tmp_path):
-    monkeypatch.setattr(isolation, "LIBRARY", tmp_path / "_loopback_only.so")
+@pytest.mark.parametrize("foreign", [False, True])
+def test_library_is_built_at_first_use(foreign, monkeypatch, tmp_path):
+    """Without one in place, or with one that another kind of processor built in a shared tree."""
+    in_place = tmp_path / "_loopback_only.so"
+    if foreign:
+        in_place.write_bytes(b"\x7fELF".ljust(18, b"\0") + b"\xf3\0")  # RISC-V
+    monkeypatch.setattr(isolation, "LIBRARY", in_place)
     monkeypatch.setenv("TF_REDSYNC_CACHE", str(tmp_path))
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("there is no C++ compiler")
     library = isolation.loopback_only()[0]["LD_PRELOAD"]
     assert Path(library).is_file() and library.startswith(str(tmp_path))
+    assert library != str(in_place)
     assert isolation.loopback_only() == ({"LD_PRELOAD": library}, "")
 
 

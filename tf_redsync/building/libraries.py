@@ -71,6 +71,13 @@ def has_gpu_kernels(library: Path) -> bool:
     return library.name.startswith("cuda-") and _CUDA_FAILED not in library.read_bytes()
 
 
+def is_foreign(library: Path) -> bool:
+    """Return whether a library is for another kind of processor, as in a tree that hosts share."""
+    with open(library, "rb") as file, open("/proc/self/exe", "rb") as own:
+        head, expected = file.read(20), own.read(20)
+    return head[:4] == b"\x7fELF" and head[18:] != expected[18:]  # e_machine
+
+
 def loopback_only() -> Path:
     """Return the library that the launcher preloads into workers; see `op_library`."""
     compiler = _version_of_compiler()
@@ -97,7 +104,8 @@ def _folder(name: str, made_for: Mapping[str, Any]) -> Path:
     places = ("include", "link_flags")  # paths, which depend on the environment
     properties = {key: value for key, value in made_for.items() if key not in places}
     flags = os.environ.get("CXXFLAGS", "")
-    host = platform.node() if re.search(_HOST_FLAG, flags) else ""
+    compiler = os.environ.get("CXX", "")  # it may have flags, too
+    host = platform.node() if re.search(_HOST_FLAG, f"{compiler} {flags}") else ""
     system = [platform.machine(), *platform.libc_ver(), flags, host]
     digest = _digest([properties, system, digest_of_sources()])
     return cache() / "libraries" / f"{name}-{digest}"

@@ -64,7 +64,7 @@ def isolate(choice: str, env: Mapping[str, str] = os.environ) -> dict[str, str]:
 def loopback_only(env: Mapping[str, str] = os.environ) -> tuple[dict[str, str], str]:
     """Return variables that bind workers to the loopback interface, and why there are none."""
     library = LIBRARY
-    if not library.is_file() or not _can_be_preloaded(library):
+    if not library.is_file() or not _can_be_preloaded(library) or libraries.is_foreign(library):
         try:
             library = libraries.loopback_only()
         except BuildError as error:

@@ -70,9 +70,10 @@ def library() -> pathlib.Path:
 
 
 def is_in_place() -> bool:
-    """Return whether a library for this TensorFlow was built in place; it takes precedence."""
+    """Return whether a library that fits was built in place; it takes precedence."""
     exists = LIBRARY.is_file() and LIBRARY.stat().st_size > 0
-    return exists and built_for(LIBRARY) == tf.__version__
+    fits = exists and built_for(LIBRARY) == tf.__version__
+    return fits and not libraries.is_foreign(LIBRARY)
 
 
 def _warn_of_newer_source() -> None:

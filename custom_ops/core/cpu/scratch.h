@@ -79,7 +79,8 @@ class Scratch {
   void AssignParts(const Plan& plan, char* memory) {
     bytes_ = 0;
     auto take = [this, memory](auto** pointer, int64_t count) {
-      *pointer = reinterpret_cast<std::decay_t<decltype(*pointer)>>(memory + bytes_);
+      *pointer =
+          reinterpret_cast<std::decay_t<decltype(*pointer)>>(memory ? memory + bytes_ : nullptr);
       bytes_ += CeilDiv(count * static_cast<int64_t>(sizeof(**pointer)), 64) * 64;
     };
     take(&stats, plan.blocks);
