@@ -64,7 +64,8 @@ def test_defaults_fit_rounds_of_any_length():
 def test_patterns_select_fragments():
     method = rs.StreamingDiLoCo(fragments=("block_1", "mlp", "."))
     assert fragments(method) == [2, 2, 2, 1, 0, 0, 2]
-    assert "fragment 1 of 3" in method.describe(Policy(default=method).assign(SPECS)[4].spec)
+    spec = Policy(default=method).assign(SPECS)[4].spec
+    assert "fragment 1 of 3, every 100 steps from step 100" in method.describe(spec)
 
 
 @pytest.mark.parametrize(

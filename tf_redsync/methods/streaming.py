@@ -190,7 +190,7 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
     def describe(self, spec: TensorSpec) -> str:
         late = f", {self.late} steps late" if self.late else ""
         then = "" if self.outer is None else f"; then {self.outer!r}"
-        start = self.sync_schedule.offset(spec.fragment)
+        start = self.sync_schedule.offset(spec.fragment) or self.steps
         return (
             f"{self.value_bits} bits in fragment {spec.fragment + 1} of {self.count}, every "
             f"{self.steps} steps from step {start}{late}{then}"
