@@ -84,7 +84,8 @@ def main(argv):
             losses = loss_of(labels, model(images, training=True))
             # By the global batch: the exchange adds up the workers' gradients.
             loss = tf.nn.compute_average_loss(losses)
-        gradients = tape.gradient(loss, model.trainable_variables)
+            scaled = optimizer.scale_loss(loss)  # another value only with a loss scale (float16)
+        gradients = tape.gradient(scaled, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 

@@ -106,9 +106,12 @@ class GAN(keras.Model):
             # By the global batch: the exchange adds up the workers' gradients.
             d_loss = tf.nn.compute_average_loss(d_losses)
             g_loss = tf.nn.compute_average_loss(g_losses)
+            # Other values only with a loss scale (float16).
+            d_scaled = self.d_optimizer.scale_loss(d_loss)
+            g_scaled = self.optimizer.scale_loss(g_loss)
         for model, optimizer, loss in (
-            (self.discriminator, self.d_optimizer, d_loss),
-            (self.generator, self.optimizer, g_loss),
+            (self.discriminator, self.d_optimizer, d_scaled),
+            (self.generator, self.optimizer, g_scaled),
         ):
             variables = model.trainable_variables
             gradients = tape.gradient(loss, variables)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.deep import DEEP
-from tests.examples.running import run_example
+from tests.examples.running import ROOT, run_example
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(250)]
 NO_ADDONS = importlib.util.find_spec("tensorflow_addons") is None
@@ -28,6 +28,26 @@ def test_custom_loop(tmp_path):
     assert len(losses(first)) == 1 and not losses(second)  # worker 0 prints progress
     assert numbers(r"compression_ratio: ([\d.]+)", first)[-1] > 10
     assert (tmp_path / "worker-1.jsonl").exists()
+
+
+HALF = """
+import sys
+import keras
+from absl import app
+sys.path.insert(0, {folder!r})
+import {name}
+
+keras.mixed_precision.set_global_policy("mixed_float16")
+app.run({name}.main)
+"""
+
+
+@pytest.mark.parametrize("name", ["custom_loop", "gan"])
+def test_loss_is_scaled_in_float16(tmp_path, name):
+    (tmp_path / "half.py").write_text(HALF.format(folder=str(ROOT / "examples"), name=name))
+    flags = [f"--run_dir={tmp_path}", "--epochs=1", "--batch_size=256"]
+    (output,) = run_example(tmp_path / "half", *flags, workers=1)
+    assert "loss: " in output and "scale_loss" not in output
 
 
 @pytest.mark.deep

@@ -508,6 +508,22 @@ def test_loss_scale_around_a_wrapper_moves_inside():
     )
 
 
+def test_loss_scale_without_scale_loss_warns():
+    for calls in (False, True):
+        variable = keras.Variable(np.ones(3, "float32"))
+        optimizer = rs.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(sgd()), rs.Dense())
+        optimizer.build([variable])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                scale = optimizer.scale_loss(1.0) if calls else 1.0
+                optimizer.apply([scale * tf.ones(3)], [variable])
+            optimizer.flush()
+        assert sum("scale_loss" in str(w.message) for w in caught) == (not calls)
+    loss = tf.ones([])
+    assert rs.DistributedOptimizer(sgd(), rs.Dense()).scale_loss(loss) is loss
+
+
 def several(inside=False, **options):
     """Returns a `MultiOptimizer` of wrapped optimizers, optionally with scales inside of them."""
 

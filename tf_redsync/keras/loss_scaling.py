@@ -15,6 +15,7 @@ list `_model_variables_moving_average` of Keras 3's optimizers with `use_ema`.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -124,6 +125,31 @@ def agree(scaler: Any, adapter: Any, finishes: bool) -> None:
     scaler.check_finite, scaler.apply = check_everywhere, apply_alone
     if finishes:
         adapter.exchanges_in_branch, scaler.inner_optimizer.apply = True, update_and_finish
+    _warn_unless_scaled(scaler, adapter)
+
+
+def _warn_unless_scaled(scaler: Any, adapter: Any) -> None:
+    """Make a `LossScaleOptimizer` of Keras 3 warn in a first step without `scale_loss`."""
+    scale, apply, checked = scaler.scale_loss, scaler.apply, False
+
+    def scale_loss(loss: Any) -> Any:
+        nonlocal checked
+        checked = True
+        return scale(loss)
+
+    def apply_or_warn(grads: Any, trainable_variables: Any = None) -> None:
+        nonlocal checked
+        if not checked and adapter.exchange.replacement is None:  # `flush` has no loss
+            checked = True
+            warnings.warn(
+                "a LossScaleOptimizer divides gradients by its loss scale, but `scale_loss` was "
+                "not called, so the updates may be too small by that factor. Compute the gradients "
+                "of optimizer.scale_loss(loss).",
+                stacklevel=2,
+            )
+        apply(grads, trainable_variables)
+
+    scaler.scale_loss, scaler.apply = scale_loss, apply_or_warn
 
 
 def _nan_if_infinite(grad: Any) -> Any:
