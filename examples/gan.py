@@ -93,7 +93,8 @@ class GAN(keras.Model):
         rows = tf.shape(real)[0]
         # Other noise on each worker and in each step, and the same again after a restart.
         step = tf.cast(self.optimizer.iterations, tf.int32)
-        seed = tf.stack([step, context.replica_id_in_sync_group])
+        seed = tf.stack([FLAGS.seed, context.replica_id_in_sync_group])
+        seed = tf.random.experimental.stateless_fold_in(seed, step)
         noise = tf.random.stateless_normal([rows, LATENT], seed)
 
         with tf.GradientTape(persistent=True) as tape:
