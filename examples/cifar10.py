@@ -1,8 +1,9 @@
-"""Trains ResNet-20 or VGG-16 on CIFAR-10, with augmentation and a cosine schedule.
+r"""Trains ResNet-20 or VGG-16 on CIFAR-10, with augmentation and a cosine schedule.
 
     python -m tf_redsync launch -n 2 examples/cifar10.py               # minutes, data at hand
-    python -m tf_redsync launch -n 4 examples/cifar10.py --data_dir=cifar-10-batches-py
-    ... --model=vgg16 --exchange="RedSync(momentum=0.9), warm_up=DenseWarmUp(fraction=0.05)"
+    ... --data_dir=cifar-10-batches-py --run_dir=runs/resnet20
+    ... --model=vgg16 --exchange="RedSync(momentum=0.9), warm_up=DenseWarmUp(fraction=0.05)" \
+        --run_dir=runs/vgg16
 
 Without --data_dir it trains on scikit-learn's digits in colours. Started again, it goes on from its
 last checkpoint.

@@ -1,7 +1,7 @@
 """Fine-tunes a network of Keras Applications: first a new head alone, then the rest or LoRA.
 
     python -m tf_redsync launch -n 2 examples/finetune.py
-    python -m tf_redsync launch -n 2 examples/finetune.py --lora=4
+    ... --lora=4 --run_dir=runs/lora
     ... --weights=imagenet --data_dir=flowers --run_dir=runs/flowers
 
 --data_dir is a folder with a folder of images for each class. Without it, nothing is downloaded:

@@ -1,7 +1,7 @@
 """Trains an LSTM on words: truncated backpropagation through time, and clipping on each worker.
 
     python -m tf_redsync launch -n 2 examples/language_model.py
-    python -m tf_redsync launch -n 4 examples/language_model.py --data_dir=ptb --width=650
+    ... --data_dir=ptb --width=650 --run_dir=runs/ptb
 
 `ptb` holds ptb.train.txt and ptb.valid.txt; without --data_dir it reads the topics of Python's own
 help. Each worker reads streams of text of its own, and the LSTM's state goes on from one batch to

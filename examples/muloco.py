@@ -1,7 +1,7 @@
 """MuLoCo: the transformer of transformer.py by Muon, in local steps, exchanged in a few bits.
 
     python -m tf_redsync launch -n 2 examples/muloco.py
-    python -m tf_redsync launch -n 2 examples/muloco.py --data_dir=tinyshakespeare.txt --epochs=20
+    ... --data_dir=tinyshakespeare.txt --epochs=20 --run_dir=runs/muloco20
 
 Thérien et al. (2025), "MuLoCo: Muon is a Practical Inner Optimizer for DiLoCo", arXiv 2505.23725.
 Each worker takes 30 steps of Muon; then the changes of the weights are exchanged with 4 bits an

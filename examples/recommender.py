@@ -1,7 +1,8 @@
 """Trains a recommender of KerasRS on ratings: two large embeddings and a deep and cross network.
 
     python -m tf_redsync launch -n 2 examples/recommender.py
-    ... --data_dir=ml-100k      ... --exchange=Dense --beta_1=0.9
+    ... --data_dir=ml-100k --run_dir=runs/ml-100k
+    ... --exchange=Dense --beta_1=0.9 --run_dir=runs/dense
 
 --data_dir is a folder of MovieLens with u.data or ratings.dat. Without it, the ratings are made up
 of the moods of users and the fames of movies. Started again, it goes on from its last checkpoint.

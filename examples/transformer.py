@@ -1,7 +1,7 @@
 """Trains a small causal transformer on characters with AdamW.
 
     python -m tf_redsync launch -n 2 examples/transformer.py
-    python -m tf_redsync launch -n 2 examples/transformer.py --data_dir=tinyshakespeare.txt
+    ... --data_dir=tinyshakespeare.txt --run_dir=runs/shakespeare
     ... --exchange=ACPSGD --beta_1=0.9 --run_dir=runs/acpsgd
     ... --exchange="DiLoCo(steps=20)" --beta_1=0.9 --run_dir=runs/diloco
 

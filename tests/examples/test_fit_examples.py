@@ -1,5 +1,6 @@
 """The examples that use `fit`, on two worker processes, with little data and few steps."""
 
+import ast
 import importlib.util
 import pickle
 import re
@@ -244,6 +245,16 @@ def test_list_contains_every_example():
     others = {"datasets.py", "quickstart.py"}
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")} - others
     assert {name for name in scripts if f"[{name}]({name})" not in page} == set()
+
+
+def test_commands_of_docstrings_have_run_dirs_of_their_own():
+    """A second command with one run_dir would resume the first one's training."""
+    command = re.compile(r"^    (?:\.\.\. |python -m tf_redsync launch )(.*)", re.MULTILINE)
+    for path in (ROOT / "examples").glob("*.py"):
+        page = ast.get_docstring(ast.parse(path.read_text())).replace("\\\n", "")
+        folders = [re.findall(r"--run_dir=\S+", flags) for flags in command.findall(page)]
+        if path.stem != "train_digits":  # without checkpoints
+            assert len({*map(tuple, folders)}) == len(folders), path
 
 
 @pytest.mark.deep
