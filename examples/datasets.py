@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import pathlib
 import pickle
 import tarfile
@@ -10,6 +13,20 @@ import numpy as np
 
 TEST_SHARE = 5  # one example of five
 _PTB = "ptb.{}.txt"
+
+
+@contextlib.contextmanager
+def one_at_a_time():
+    """Context for one process of a user at a time, such as for a download.
+
+    Keras and KerasHub write a download in place, where another worker would read a part of it.
+    Build no model in a strategy's scope in it: there the workers wait for each other.
+    """
+    folder = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "download.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed, or the process ends
+        yield
 
 
 def digits(data_dir: str | None = None):

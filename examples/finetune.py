@@ -138,6 +138,9 @@ def main(argv):
     keras.utils.set_random_seed(FLAGS.seed)
     weights = None if FLAGS.weights == "none" else FLAGS.weights
     shape = [FLAGS.image_size, FLAGS.image_size, 3]
+    if weights == "imagenet":
+        with datasets.one_at_a_time():  # one worker downloads, and the others find the file
+            keras.applications.MobileNet(shape, FLAGS.alpha, include_top=False, weights=weights)
     with strategy.scope():
         backbone = keras.applications.MobileNet(
             shape, FLAGS.alpha, include_top=False, weights=weights

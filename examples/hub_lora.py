@@ -104,6 +104,9 @@ def main(argv):
     keras.utils.set_random_seed(FLAGS.seed)
     text, _ = datasets.text(FLAGS.data_dir)
     alphabet = sorted(set(text))
+    if FLAGS.preset:
+        with datasets.one_at_a_time():  # one worker downloads, and the others find the files
+            keras_hub.models.CausalLM.from_preset(FLAGS.preset)
     with strategy.scope():
         model = build_model(alphabet)
     if FLAGS.preset:

@@ -6,6 +6,7 @@ import pickle
 import re
 import sys
 import tarfile
+import threading
 
 import numpy as np
 import pytest
@@ -255,6 +256,23 @@ def test_commands_of_docstrings_have_run_dirs_of_their_own():
         folders = [re.findall(r"--run_dir=\S+", flags) for flags in command.findall(page)]
         if path.stem != "train_digits":  # without checkpoints
             assert len({*map(tuple, folders)}) == len(folders), path
+
+
+def test_one_at_a_time(tmp_path, monkeypatch, datasets):
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "home"))
+    entered = []
+
+    def enter():
+        with datasets.one_at_a_time():
+            entered.append("second")
+
+    with datasets.one_at_a_time():
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join(0.2)
+        entered.append("first")
+    thread.join()
+    assert entered == ["first", "second"]
 
 
 @pytest.mark.deep
