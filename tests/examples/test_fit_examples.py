@@ -140,13 +140,25 @@ def test_short_text_raises_before_training(tmp_path, name, window):
     assert not (tmp_path / "run").exists()
 
 
+LOAD = f"""
+import sys
+import keras
+sys.path.insert(0, {str(ROOT / "examples")!r})
+import vae
+
+print("loaded", keras.saving.load_model(sys.argv[1]).output_shape)
+"""
+
+
 def test_vae(tmp_path):
     mnist_at(tmp_path)
     flags = [f"--data_dir={tmp_path}", f"--run_dir={tmp_path / 'run'}", "--width=16"]
     first, _ = run_example("vae", *flags, "--batch_size=8", "--epochs=2", "--learning_rate=0.01")
     found = [float(loss) for loss in re.findall(r" - loss: ([\d.]+)", first)]
     assert len(found) == 2 and found[1] < found[0] and "compression_ratio" in first
-    assert (tmp_path / "run" / "vae.keras").is_file()
+    (tmp_path / "load.py").write_text(LOAD)
+    (output,) = run_example(tmp_path / "load", tmp_path / "run" / "vae.keras", workers=1)
+    assert "loaded (None, 64)" in output
 
 
 def test_recommender(tmp_path):
