@@ -22,7 +22,11 @@ tf_redsync.flags.define(exchange="CodedGMC(momentum=0.9)", run_dir="runs/custom_
 flags.DEFINE_string("data_dir", None, "Folder with mnist.npz. Default: scikit-learn's digits.")
 flags.DEFINE_integer("epochs", 12, "Passes over the training set, in all.")
 flags.DEFINE_integer("batch_size", 32, "Examples per worker and step.")
-flags.DEFINE_float("learning_rate", 0.01, "Of SGD, per worker: it grows with the batch.")
+flags.DEFINE_float(
+    "learning_rate",
+    0.01,
+    "Of SGD, per worker: it grows with the batch. A resumed run keeps its saved rate.",
+)
 flags.DEFINE_integer("seed", 1, "Of the weights and the order of the examples.")
 
 
