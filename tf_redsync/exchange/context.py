@@ -57,7 +57,8 @@ class Context:
             workers: for random streams per worker and for the block that a worker sums, never for
             a branch around a collective.
         step: int64 scalar tensor, the number of exchanges before this one. Non-finite ones count;
-            a dense warm-up of all methods does not.
+            a dense warm-up of all methods does not. Python's `if` cannot read it; use `phases` or
+            `dense_every` of `SyncSchedule`.
         scale: float32 scalar factor for the gradients, from `Clipping.clip_scale`, or `None`.
         rounding: Rounding of all-reduced values; `None`: float32. Set by wrappers such as
             `HalfPrecision`.

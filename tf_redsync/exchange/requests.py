@@ -1,9 +1,12 @@
 """Requests that an exchange sends to the network.
 
 A method's `exchange` is a generator. It *yields* a request and is resumed with the answer. The
-answer comes from other workers, from a loopback in one process or from a dry run. The shapes of a
-request are equal on all workers. Data whose length varies by worker is sent in a message of fixed
-capacity with a count inside.
+answer comes from other workers, from a loopback in one process or from a dry run.
+
+The requests of all workers must have the same types, order and shapes. Otherwise training waits
+forever, without an error. `loopback.py` detects only differences that come from `ctx.rank`,
+gradients or states, not those from the environment of a process. Data whose length varies by worker
+is sent in a message of fixed capacity with a count inside.
 """
 
 from __future__ import annotations

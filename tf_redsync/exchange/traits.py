@@ -18,7 +18,10 @@ class Traits:
         bits: Formula for the bits that a worker contributes per element and step, for `table()`.
         exchanges: Whether workers exchange gradients at all, so that their weights stay equal.
         state_kinds: By name in the state, its kind: `"sum"`, `"mean"` or `"shared"`; see
-            `step/state_variables.py`. A name has no `.` and no `/`.
+            `step/state_variables.py`. A name has no `.` and no `/`. Gradients that are not
+            delivered yet must be named `"residual"`, of kind `"sum"`, with one tensor for each
+            gradient in its shape: only these does `flush()` deliver. The name `"pending"` belongs
+            to delayed exchanges.
         period: Number of steps after which collectives and sizes repeat, such as 2 for a method
             that sends its two factors in turn. Times and bytes are means over whole periods.
         rounds_values: Whether a wrapper may round all values that it sends, because its residual
