@@ -133,4 +133,4 @@ def explain(
 
 def dense_bytes(specs: Sequence[TensorSpec], workers: int) -> float:
     """Return the bytes per worker of a ring all-reduce of `specs` in float32."""
-    return driver.sent_factor(AllReduce, workers) * sum(s.bytes for s in specs)
+    return driver.COLLECTIVES[AllReduce].factor(workers) * sum(s.bytes for s in specs)

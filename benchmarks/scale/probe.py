@@ -99,9 +99,8 @@ def software(cluster: Cluster) -> dict[str, Any]:
     large = collective_seconds(cluster, LARGE_WORDS, 1)
     payload = 4 * LARGE_WORDS
     workers = cluster.workers
-    sent = {
-        name: payload * driver.sent_factor(kind, workers) for kind, name in traffic.KINDS.items()
-    }
+    factors = {name: driver.COLLECTIVES[kind].factor for kind, name in traffic.KINDS.items()}
+    sent = {name: payload * factor(workers) for name, factor in factors.items()}
     per_byte = {kind: max(large[kind] - small[kind], 0.0) / sent[kind] for kind in small}
     return {"collective_s": small, "per_byte_s": per_byte}
 

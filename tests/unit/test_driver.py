@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_redsync.exchange.driver import drive
-from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll
+import tf_redsync as rs
+from tests.loops import loop
+from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.driver import checked, drive
+from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather
 from tf_redsync.exchange.traffic import DryRun
 
 
@@ -90,13 +94,31 @@ def test_all_to_all():
     assert network.log == [("to_all", [[1, 2], [1, 3]])]
 
 
-@pytest.mark.parametrize("yielded", [None, "message", [1, 2]])
-def test_unknown_requests_are_rejected(yielded):
-    def wrong():
+FLOATS = tf.zeros([2, 3])
+
+
+@loop(
+    ("yielded", "named"),
+    [
+        (None, "AllGather, .* Received: NoneType"),
+        ([FLOATS], r"AllGather, .* Received: \[float32 \(2, 3\)\]"),
+        (AllGather(FLOATS), "AllGather .*int32 .* Received: .*float32"),
+        (AllToAll(FLOATS), "AllToAll .*int32 .* Received: .*float32"),
+        (PairGather([1, 2], 1), "PairGather .*int32 .* Received: .*int"),
+        (AllReduce(FLOATS), "AllReduce .*list .* Received: float32"),
+        (AllReduce([tf.constant(1)]), "AllReduce .*floating-point .* Received: .*int32"),
+    ],
+)
+def test_bad_requests_are_rejected_before_they_are_sealed(yielded, named):
+    def start(grads, state, ctx):
         yield yielded
 
-    with pytest.raises(TypeError, match=f"AllGather.*Received: {type(yielded).__name__}"):
-        drive([wrong()], Recorder())
+    network = Recorder()
+    network.checked = True
+    ctx = Context(BucketLayout((), 2), 0, tf.constant(0, tf.int64))
+    with pytest.raises(TypeError, match=f"Dense must yield {named}"):
+        drive([checked(rs.Dense(), start, [], {}, ctx)], network)
+    assert not network.log
 
 
 def test_dry_run_has_the_right_shapes():

@@ -145,6 +145,38 @@ def test_equals_the_oracle(mirrored, name, workers, options):
         np.testing.assert_allclose(residuals, expected, rtol=1e-3, atol=1e-3)
 
 
+def own_method(end):
+    """Returns a TopK whose exchange returns `end(totals, old state, new state)`."""
+
+    class Own(rs.TopK):
+        def exchange(self, grads, state, ctx):
+            totals, new = yield from super().exchange(grads, state, ctx)
+            return end(totals, state, new)
+
+    return Own(density=0.1, dense_below=0)
+
+
+def test_state_changed_in_place_is_stored(mirrored):
+    def end(totals, old, new):
+        old["residual"][0] = new["residual"][0]
+        old["residual"][1:] = new["residual"][1:]
+        return totals, old
+
+    steps = [
+        make_step(mirrored(2), build(mirrored(2), method))
+        for method in (own_method(end), rs.TopK(density=0.1, dense_below=0))
+    ]
+    for number in range(2):
+        found, expected = (step(gradients(number, 2)) for step in steps)
+        tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def test_wrong_result_of_an_exchange_raises(mirrored):
+    step = make_step(mirrored(2), build(mirrored(2), own_method(lambda t, old, new: (t, {}))))
+    with pytest.raises(ValueError, match="Own must return .*'residual'.*Received"):
+        step(gradients(0, 2))
+
+
 def test_missing_gradients_are_zeros_and_order_is_kept(mirrored):
     strategy = mirrored(2)
     exchange = build(strategy, rs.Dense())

@@ -24,10 +24,10 @@ class Scripted:
 
     script: object
 
-    traits = Traits(totals_may_overflow=False)
+    traits = Traits(totals_may_overflow=False, state_kinds={"seen": "sum"})
 
     def init(self, layout):
-        return {"seen": []}
+        return {"seen": [tf.zeros([2])]}
 
     def exchange(self, grads, state, ctx):
         return self.script(int(grads[0][0]), grads)
@@ -40,16 +40,20 @@ def run(script):
 
 
 def test_gather_reduce_and_all_to_all():
+    seen = []
+
     def script(rank, grads):
         gathered = yield AllGather(tf.constant([1, rank]))
         (total,) = yield AllReduce(grads)
         swapped = yield AllToAll(tf.constant([[1, 10 * rank + to] for to in range(3)]))
-        return [total], {"seen": [gathered, swapped]}
+        seen.append((gathered, swapped))
+        return [total], {"seen": [total + rank]}
 
     step = run(script)
     for rank in range(3):
         np.testing.assert_array_equal(step.totals[rank][0], [3.0, 30.0])
-        gathered, swapped = step.states[rank]["seen"]
+        np.testing.assert_array_equal(step.states[rank]["seen"], [[3.0 + rank, 30.0 + rank]])
+        gathered, swapped = seen[rank]
         np.testing.assert_array_equal(gathered, [[1, 0], [1, 1], [1, 2]])
         np.testing.assert_array_equal(swapped[:, 1], [rank, 10 + rank, 20 + rank])
     assert [type(r) for r in step.requests] == [AllGather, AllReduce, AllToAll]
@@ -60,11 +64,11 @@ def test_gather_reduce_and_all_to_all():
 def test_nonfinite_step_keeps_the_states():
     def script(rank, grads):
         yield AllGather(tf.constant([0 if rank == 1 else 1, 0]))
-        return grads, {"seen": ["new"]}
+        return grads, {"seen": grads}
 
     step = run(script)
     assert not step.finite
-    assert step.states == [{"seen": []}] * 3
+    assert not np.any([state["seen"] for state in step.states])
 
 
 def different_lengths(rank, grads):
@@ -83,7 +87,7 @@ def different_rounds(rank, grads):
     yield AllReduce(grads)
     if rank == 2:
         yield AllReduce(grads)
-    return grads, {}
+    return grads, {"seen": grads}
 
 
 @pytest.mark.parametrize(
@@ -102,12 +106,60 @@ def no_generator(rank, grads):
     return grads, {}
 
 
-@pytest.mark.parametrize(
-    ("script", "names"), [(float_message, "int32.*float32"), (no_generator, "yield from")]
+def returning(change):
+    """A script that returns `change(total, state)`."""
+
+    def script(rank, grads):
+        yield AllReduce(grads)
+        return change(grads[0], {"seen": [grads[0]]})
+
+    return script
+
+
+@loop(
+    ("script", "error", "named"),
+    [
+        (float_message, TypeError, "int32.*float32"),
+        (no_generator, TypeError, "yield from"),
+        (returning(lambda t, s: None), TypeError, "pair.*NoneType"),
+        (returning(lambda t, s: [t]), TypeError, "pair.*float32"),
+        (returning(lambda t, s: ([t], [t])), TypeError, "pair.*float32"),
+        (returning(lambda t, s: (t, s)), ValueError, "totals .*Received: float32"),
+        (returning(lambda t, s: ([], s)), ValueError, r"totals .*Received: \[\]"),
+        (returning(lambda t, s: ([t[0]], s)), ValueError, r"totals\[0\].*'v'.*\(2,\).*\(\)"),
+        (returning(lambda t, s: ([t[tf.newaxis]], s)), ValueError, r"totals\[0\].*\(1, 2\)"),
+        (returning(lambda t, s: ([tf.cast(t, tf.int32)], s)), ValueError, "float32.*int32"),
+        (returning(lambda t, s: ([[0.0, 1.0]], s)), ValueError, "float32.*float"),
+        (returning(lambda t, s: ([t], {})), ValueError, r"'seen'.*Received: \[\]"),
+        (returning(lambda t, s: ([t], {**s, "u": [t]})), ValueError, "Received: .*'u'"),
+        (returning(lambda t, s: ([t], {"seen": t})), ValueError, "'seen'.*Received: float32"),
+        (returning(lambda t, s: ([t], {"seen": [t, t]})), ValueError, "'seen'.*, float32"),
+        (returning(lambda t, s: ([t], {"seen": [t[0]]})), ValueError, r"'seen'.*\(2,\).*\(\)"),
+        (
+            returning(lambda t, s: ([t], {"seen": [tf.cast(t, tf.float64)]})),
+            ValueError,
+            "'seen'.*float32.*float64",
+        ),
+    ],
 )
-def test_mistakes_in_an_exchange_are_named(script, names):
-    with pytest.raises(TypeError, match=names):
+def test_mistakes_in_an_exchange_are_named(script, error, named):
+    with pytest.raises(error, match=f"Scripted must .*{named}"):
         run(script)
+
+
+def test_state_may_be_changed_in_place():
+    class InPlace(rs.TopK):
+        def exchange(self, grads, state, ctx):
+            totals, new = yield from super().exchange(grads, dict(state), ctx)
+            for n, values in new.items():
+                state[n][:] = values
+            return totals, state
+
+    grads = [[tf.constant([1.0, 2.0])]] * 3
+    states = loopback.initial_states(InPlace(density=0.5), LAYOUT)
+    for method in (InPlace(density=0.5), rs.TopK(density=0.5)):
+        step = loopback.traced_step(method, LAYOUT)(grads, states, 0)
+        np.testing.assert_array_equal(step.states[0]["residual"], [[1.0, 0.0]])
 
 
 def test_number_of_gradients_must_match_states():
@@ -120,7 +172,7 @@ def test_number_of_gradients_must_match_states():
 class Rotating:
     """Sends the step number around a ring; a worker with a negative gradient is not finite."""
 
-    traits = Traits()
+    traits = Traits(state_kinds={"sent": "shared"})
 
     def init(self, layout):
         return {"sent": [tf.constant(-1, tf.int64)]}

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_redsync as rs
+from tests.loops import loop
 from tf_redsync.config import registered
 from tf_redsync.exchange.capabilities import (
     Waiting,
@@ -20,6 +21,7 @@ from tf_redsync.exchange.capabilities import (
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.loopback import run_step
+from tf_redsync.exchange.method import initial_state
 from tf_redsync.methods import SyncSchedule, Traits, from_config, serialize
 from tf_redsync.methods.common.random_numbers import stream, uniform
 
@@ -44,6 +46,45 @@ def test_defaults():
         method.dense()
     with pytest.raises(NotImplementedError):
         method.exchange([], {}, Context(BucketLayout((SPEC,), 2), 0, tf.constant(0, tf.int64)))
+
+
+@loop(
+    ("traits", "init", "named"),
+    [
+        ({"state_kinds": {}}, {"u": []}, r"`init` .*\[\].*'u'"),
+        ({"state_kinds": {"u": "sum"}}, {}, r"`init` .*'u'.*\[\]"),
+        ({"state_kinds": {"u": "max"}}, {"u": []}, "state_kinds.*'sum'.*'u'.*'max'"),
+        ({"state_kinds": {"u": "sum"}}, {"u": tf.zeros([2])}, "lists.*'u'"),
+        ({"momentum_in_exchange": 0.5}, {}, "`dense_exchange`.*momentum_in_exchange=0.5"),
+    ],
+)
+def test_declarations_are_checked_when_the_state_is_created(traits, init, named):
+    class Bad(Plain):
+        pass
+
+    Bad.traits, Bad.init = Traits(**traits), lambda self, layout: init
+    with pytest.raises(ValueError, match=named) as raised:
+        initial_state(Bad(), BucketLayout((SPEC,), 2))
+    assert "Bad" in str(raised.value)
+
+
+def test_momentum_of_a_wrapped_method_is_checked():
+    class Bad(Plain):
+        traits = Traits(momentum_in_exchange=0.5, rounds_values=True)
+
+    with pytest.raises(ValueError, match="Bad .*`dense_exchange`"):
+        initial_state(rs.HalfPrecision(method=Bad()), BucketLayout((SPEC,), 2))
+
+
+def test_initial_state_consists_of_tensors():
+    class Numpy(Plain):
+        traits = Traits(state_kinds={"u": "sum"})
+
+        def init(self, layout):
+            return {"u": (np.ones(2, np.float32),)}
+
+    (u,) = initial_state(Numpy(), BucketLayout((SPEC,), 2))["u"]
+    assert tf.is_tensor(u) and u.dtype == tf.float32 and u.shape == [2]
 
 
 def test_base_class_is_small():

@@ -17,7 +17,7 @@ from tf_redsync.exchange.traits import Traits
 from tf_redsync.network.collectives import Alone, PublicCollectives
 from tf_redsync.ops import wire
 
-SPEC = TensorSpec("w", (1,))
+SPEC = TensorSpec("w", (2, 2))
 ABSENT = [1, 0]
 
 
@@ -35,7 +35,7 @@ class Pairs(rs.Method):
 
     def exchange(self, grads, state, ctx):
         rows = yield PairGather(tf.stack([1, 10 + ctx.rank]), self.distance)
-        return [rows], state
+        return [tf.cast(rows, tf.float32)], state
 
 
 def with_distance(distance):
@@ -47,7 +47,7 @@ def with_distance(distance):
 @loop("distance", [1, 2, 4, 8])
 @loop("workers", [1, 2, 5, 8])
 def test_loopback(workers, distance):
-    layout, grads = BucketLayout((SPEC,), workers), [[tf.zeros([1])]] * workers
+    layout, grads = BucketLayout((SPEC,), workers), [[tf.zeros([2, 2])]] * workers
     method, states = with_distance(distance), [{}] * workers
     for run in (
         lambda: loopback.run_step(method, layout, grads, states, 0),
@@ -68,7 +68,7 @@ def test_loopback_detects_mismatched_partners():
 
     layout = BucketLayout((SPEC,), 2)
     with pytest.raises(ValueError, match="different collectives"):
-        loopback.run_step(Mixed(), layout, [[tf.zeros([1])]] * 2, [{}, {}], 0)
+        loopback.run_step(Mixed(), layout, [[tf.zeros([2, 2])]] * 2, [{}, {}], 0)
 
 
 @pytest.mark.parametrize(

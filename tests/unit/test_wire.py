@@ -93,4 +93,4 @@ def test_is_finite(request_, reply, finite):
         reply = [tf.constant(r, tf.float32) for r in reply]
     else:
         reply = tf.constant(reply)
-    assert bool(driver.is_finite(request_, reply)) == finite
+    assert bool(driver.COLLECTIVES[type(request_)].finite(reply)) == finite

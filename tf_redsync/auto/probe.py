@@ -14,9 +14,9 @@ import tensorflow as tf
 from tf_redsync.auto.cost import Line, Link, Work, hops
 from tf_redsync.exchange import driver
 from tf_redsync.exchange.context import Context
-from tf_redsync.exchange.driver import Network, drive
+from tf_redsync.exchange.driver import Network, checked, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.method import Method
+from tf_redsync.exchange.method import Method, initial_state
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, Request
 from tf_redsync.exchange.traffic import KINDS, DryRun
 from tf_redsync.ops.sparse import SparseTotal, descended
@@ -91,7 +91,7 @@ def _line(kind: type[Request], timer: _Timer, workers: int) -> Line:
     small = timer(SMALL_BYTES, 2 * REPEATS, min)  # min: other load only adds time
     size = next((n for n in LARGE_BYTES[:-1] if timer(n, 1) >= LONG_SECONDS), LARGE_BYTES[-1])
     large = timer(size, REPEATS)
-    factor = driver.sent_factor(kind, workers)
+    factor = driver.COLLECTIVES[kind].factor(workers)
     seconds = max(large - small, 1e-6)  # may be negative by noise
     rate = factor * (size - SMALL_BYTES) / seconds
     latency = max(small - factor * SMALL_BYTES / rate, 0.0) / hops(KINDS[kind], workers)
@@ -140,7 +140,8 @@ def _exchange_seconds(
     def run(grads: Any, state: Any, step: tf.Tensor, rate: tf.Tensor) -> Any:
         nonlocal in_coordinates
         network = DryRun(workers)
-        exchange = method.exchange(list(grads), state, Context(layout, network.rank(), step))
+        ctx = Context(layout, network.rank(), step)
+        exchange = checked(method, method.exchange, list(grads), state, ctx)
         ((total,), state), *_ = drive([exchange], network).results
         in_coordinates = isinstance(total, SparseTotal)
         if in_coordinates:
@@ -148,7 +149,7 @@ def _exchange_seconds(
         return total, state
 
     grads = [_gradient(shape)]
-    state = method.init(layout)
+    state = initial_state(method, layout)
     times = []
     for i in range(2 + REPEATS * method.traits.period):
         start = time.perf_counter()

@@ -1,7 +1,7 @@
 """Drives exchanges: sends the requests that generators yield and resumes them with the answers.
 
-All requests of all methods pass through this module, on every network. It therefore counts bytes,
-agrees on finiteness and adds checksums to messages.
+All requests of all methods pass through this module, on every network. It therefore checks what
+methods yield and return, counts bytes, agrees on finiteness and adds checksums to messages.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tf_redsync.exchange.context import Context
+from tf_redsync.exchange.layout import BucketLayout
+from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 from tf_redsync.ops import wire
+from tf_redsync.ops.sparse import SparseTotal
 from tf_redsync.ops.wire import map_words
 
+_LISTS = (list, tuple)
+_SHOWN = 8  # tensors of a list that an error shows
 # Name scopes of the ops before and after an exchange's first answer. A profile shows them apart
 # from the rest of a step.
 SELECTING, DECODING = "redsync_select", "redsync_decode"
@@ -50,6 +56,58 @@ class Network(Protocol):
         """Gather int32 `[words]` of both partners into `[2, words]`; see `PairGather`."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+    """The collective that a kind of request asks for.
+
+    Attributes:
+        contents: The tensors that a request must have, for errors.
+        tensors: Returns the list of the tensors of a request.
+        dtypes: The dtypes that they may have.
+        send: Returns the network's answer to a request.
+        finite: Returns, from the answer, whether all workers sent finite values: a bool scalar,
+            equal on all workers. Messages carry a flag, and a sum is non-finite on all workers if
+            one summand is. After an all-to-all or a pair gather the result is equal only once later
+            messages have forwarded the flag.
+        factor: Returns the bytes sent per byte of a worker's payload, for a number of workers; see
+            `sent_bytes`.
+    """
+
+    contents: str = "an int32 message: `wire.message` bit-casts floats and adds the finite flag"
+    tensors: Callable[[Any], Any]
+    dtypes: frozenset[tf.DType] = frozenset([tf.int32])
+    send: Callable[[Network, Any], Any]
+    finite: Callable[[Any], tf.Tensor] = wire.flags_are_set
+    factor: Callable[[int], float]
+
+
+COLLECTIVES: dict[type, Collective] = {
+    AllGather: Collective(
+        tensors=lambda request: [request.message],
+        send=lambda network, request: network.all_gather(request.message),
+        factor=lambda workers: workers - 1.0,
+    ),
+    AllReduce: Collective(
+        contents="a list of floating-point tensors",
+        tensors=lambda request: request.tensors,
+        dtypes=frozenset([tf.float32, tf.float64, tf.float16, tf.bfloat16]),
+        send=lambda network, request: network.all_reduce(list(request.tensors)),
+        finite=wire.all_finite,
+        factor=lambda workers: 2.0 * (workers - 1) / workers,
+    ),
+    AllToAll: Collective(
+        tensors=lambda request: [request.messages],
+        send=lambda network, request: network.all_to_all(request.messages),
+        factor=lambda workers: (workers - 1.0) / workers,
+    ),
+    PairGather: Collective(
+        tensors=lambda request: [request.message],
+        send=lambda network, request: network.pair_gather(request.message, request.distance),
+        factor=lambda workers: min(1.0, workers - 1.0),
+    ),
+}
+
+
 @dataclasses.dataclass
 class Outcome:
     """The outcome of a step's exchanges.
@@ -70,6 +128,94 @@ class Outcome:
     elements: Sequence[Callable[[], tf.Tensor] | None] = ()
 
 
+def checked(method: Any, start: Any, grads: Any, state: State, ctx: Context) -> Exchange:
+    """Run the exchange of one bucket, and check what it yields and returns.
+
+    Args:
+        method: The method, which errors name.
+        start: Starts the exchange: `Method.exchange`, or another generator function with its
+            arguments. It receives copies of the state's dict and lists, which it may change.
+        grads: See `Method.exchange`.
+        state: The state before the step.
+        ctx: See `Method.exchange`.
+
+    Raises:
+        TypeError: If `start` is no generator function, or if the exchange yields an object that is
+            no request, yields other tensors than its request takes, or returns no pair.
+        ValueError: If the totals do not fit the bucket, or the new state does not fit the old one.
+    """
+    exchange: Any = start(grads, {n: list(v) for n, v in state.items()}, ctx)
+    if not isinstance(exchange, Generator):
+        rule = "be a generator: `yield` its requests, or `yield from ()` without any"
+        raise TypeError(_broken(method, rule, exchange))
+    reply = None
+    while True:
+        try:
+            request = exchange.send(reply)
+        except StopIteration as stop:
+            _check_result(method, ctx.layout, state, stop.value)
+            return stop.value
+        _check_request(method, request)
+        reply = yield request
+
+
+def _check_request(method: Any, request: Any) -> None:
+    kind: Any = COLLECTIVES.get(type(request))
+    sent = kind.tensors(request) if kind else None
+    if not isinstance(sent, _LISTS) or not {getattr(t, "dtype", 0) for t in sent} <= kind.dtypes:
+        raise _bad_request(method, request)
+
+
+def _bad_request(method: Any, request: Any) -> TypeError:
+    kind = COLLECTIVES.get(type(request))
+    if kind is None:
+        rule = "yield AllGather, AllReduce, AllToAll or PairGather"
+        return TypeError(_broken(method, rule, request))
+    rule = f"yield {type(request).__name__} with {kind.contents}"
+    return TypeError(_broken(method, rule, kind.tensors(request)))
+
+
+def _check_result(method: Any, layout: BucketLayout, old: State, result: Any) -> None:
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise TypeError(_broken(method, "return a pair: totals, new state", result)) from None
+    totals, new = result
+    if new.keys() != old.keys():
+        raise ValueError(_broken(method, f"return state names {list(old)}", list(new))) from None
+    rows = [("totals", [tf.TensorSpec(s.shape) for s in layout.specs], totals)]
+    rows += [(f"state[{n!r}]", old[n], new[n]) for n in old]
+    for name, wanted, got in rows:
+        if not isinstance(got, _LISTS) or len(got) != len(wanted):
+            raise ValueError(_broken(method, f"return {name} as {_form(wanted)}", got)) from None
+        for i, (spec, t) in enumerate(zip(wanted, got, strict=True)):
+            same = tf.is_tensor(t) and t.dtype == spec.dtype
+            if not (isinstance(t, SparseTotal) or same and t.shape.is_compatible_with(spec.shape)):
+                raise _bad_tensor(method, layout, name, i, wanted, got) from None
+
+
+def _bad_tensor(
+    method: Any, layout: BucketLayout, name: str, i: int, wanted: Any, got: Any
+) -> ValueError:
+    of = f" (of {layout.specs[i].name!r})" if len(wanted) == len(layout.specs) else ""
+    rule = f"return {name}[{i}]{of} as {_form(wanted[i])}"
+    return ValueError(_broken(method, rule, got[i]))
+
+
+def _broken(method: Any, rule: str, received: Any) -> str:
+    """Return the message of an error: the exchange of `method` breaks a rule."""
+    return f"the exchange of {type(method).__name__} must {rule}. Received: {_form(received)}"
+
+
+def _form(value: Any) -> str:
+    """Return the form of a value for errors: of a tensor, its dtype and shape."""
+    if isinstance(value, _LISTS):
+        forms = [_form(v) for v in value[:_SHOWN]] + ["..."] * (len(value) > _SHOWN)
+        return f"[{', '.join(forms)}]"
+    if isinstance(value, str):
+        return repr(value)
+    is_tensor = tf.is_tensor(value) or isinstance(value, tf.TensorSpec)
+    return f"{value.dtype.name} {value.shape}" if is_tensor else type(value).__name__
+
+
 def drive(exchanges: Sequence[Generator[Request, Any, Any]], network: Network) -> Outcome:
     """Run generators to their ends, with one collective per generator and round.
 
@@ -77,34 +223,28 @@ def drive(exchanges: Sequence[Generator[Request, Any, Any]], network: Network) -
     same collectives in the same order, and no exchange waits for the second round of another one.
 
     Args:
-        exchanges: Generators of `Method.exchange`, one for each bucket.
+        exchanges: Generators of `checked`, one for each bucket.
         network: The network that answers their requests.
-
-    Raises:
-        TypeError: If a generator yields an object that is not a request.
     """
     results: list[Any] = [None] * len(exchanges)
     elements: list[Callable[[], tf.Tensor] | None] = [None] * len(exchanges)
     finite: list[tf.Tensor] = []
     bytes_sent: Any = 0.0
     replies: list[Any] = [None] * len(exchanges)
-    waiting = list(enumerate(exchanges))
+    waiting = dict(enumerate(exchanges))
     while waiting:
-        next_round = []
-        for i, exchange in waiting:
+        for i, exchange in list(waiting.items()):
             try:
                 with tf.name_scope(SELECTING if replies[i] is None else DECODING):
                     request = exchange.send(replies[i])
             except StopIteration as stop:
                 results[i] = stop.value
+                del waiting[i]
                 continue
-            if isinstance(request, AllGather) and request.sent is not None:
-                elements[i] = request.sent
+            elements[i] = getattr(request, "sent", None) or elements[i]
             replies[i] = ask(network, request)
-            finite.append(is_finite(request, replies[i]))
+            finite.append(COLLECTIVES[type(request)].finite(replies[i]))
             bytes_sent = bytes_sent + sent_bytes(request, network.workers)
-            next_round.append((i, exchange))
-        waiting = next_round
     agreed = tf.reduce_all(finite) if finite else tf.constant(True)
     return Outcome(results, agreed, bytes_sent, elements)
 
@@ -118,39 +258,19 @@ def ask(network: Network, request: Request) -> Any:
         tf.errors.InvalidArgumentError: At execution, on a worker that receives a corrupted message;
             the error names the sender. That worker does not update its weights, and the other
             workers cannot continue without it.
-        TypeError: If `request` is not a request.
     """
+    send = COLLECTIVES[type(request)].send
     if not network.checked or isinstance(request, AllReduce):
-        return _send(network, request)
+        return send(network, request)
     with tf.name_scope(SELECTING):
         sealed = sealed_request(request)
-    answer = _send(network, sealed)
+    answer = send(network, sealed)
     with tf.name_scope(DECODING):
         return opened_reply(request, answer, network.workers, network.rank())
 
 
-def _send(network: Network, request: Request) -> Any:
-    if isinstance(request, AllGather):
-        return network.all_gather(request.message)
-    if isinstance(request, AllReduce):
-        return network.all_reduce(list(request.tensors))
-    if isinstance(request, AllToAll):
-        return network.all_to_all(request.messages)
-    if isinstance(request, PairGather):
-        return network.pair_gather(request.message, request.distance)
-    raise _unknown(request)
-
-
-def _unknown(request: Any) -> TypeError:
-    return TypeError(
-        "an exchange must yield AllGather, AllReduce, AllToAll or PairGather. "
-        f"Received: {type(request).__name__}"
-    )
-
-
-def sealed_request(request: Request) -> Request:
-    """Return a copy of a request in which every message carries a checksum."""
-    assert not isinstance(request, AllReduce)
+def sealed_request(request: Any) -> Any:
+    """Return a copy of a request in which every message carries a checksum; not of `AllReduce`."""
     if isinstance(request, AllToAll):
         return dataclasses.replace(request, messages=wire.sealed(request.messages))
     message = wire.only_row(wire.sealed(wire.as_row(request.message)))
@@ -180,28 +300,14 @@ def opened_reply(request: Request, reply: Any, workers: int, rank: tf.Tensor) ->
     return wire.opened(reply, senders, rank)
 
 
-def is_finite(request: Request, reply: Any) -> tf.Tensor:
-    """Return whether all workers sent finite values: a bool scalar, equal on all workers.
-
-    Messages carry a flag, and a sum is non-finite on all workers if one summand is. After an
-    all-to-all or a pair gather the result is equal only once later messages have forwarded the
-    flag.
-    """
-    return wire.all_finite(reply) if isinstance(request, AllReduce) else wire.flags_are_set(reply)
-
-
 def payload_bytes(request: Request) -> int | tf.Tensor:
     """Return the bytes of one worker's own payload in `request`.
 
     Returns:
         A Python int if the shape is static, else an int64 scalar tensor.
     """
-    if isinstance(request, AllReduce):
-        tensors = request.tensors
-    else:
-        tensors = [request.messages if isinstance(request, AllToAll) else request.message]
     payload: Any = 0
-    for t in tensors:
+    for t in COLLECTIVES[type(request)].tensors(request):
         elements = t.shape.num_elements()
         elements = tf.reduce_prod(wire.shape_of(t)) if elements is None else elements
         payload += elements * t.dtype.size
@@ -223,19 +329,8 @@ def sent_bytes(request: Request, workers: int) -> float | tf.Tensor:
         request: The request.
         workers: P, the number of workers.
     """
-    factor, payload = sent_factor(type(request), workers), payload_bytes(request)
+    factor, payload = COLLECTIVES[type(request)].factor(workers), payload_bytes(request)
     return factor * (payload if isinstance(payload, int) else tf.cast(payload, tf.float64))
-
-
-def sent_factor(kind: type[Request], workers: int) -> float:
-    """Return the bytes sent per byte of a worker's payload; see `sent_bytes`."""
-    if kind is AllGather:
-        return workers - 1.0
-    if kind is PairGather:
-        return min(1.0, workers - 1.0)
-    if kind is AllReduce:
-        return 2.0 * (workers - 1) / workers
-    return (workers - 1.0) / workers
 
 
 def gather(network: Network, words: tf.Tensor) -> tf.Tensor:

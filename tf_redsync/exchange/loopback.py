@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ from tf_redsync.exchange import driver
 from tf_redsync.exchange.capabilities import at_step
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
-from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
+from tf_redsync.exchange.method import initial_state
+from tf_redsync.exchange.requests import AllGather, AllReduce, PairGather, Request
 from tf_redsync.ops import wire
 
 # A step after any warm-up, and a multiple of all small numbers. A method with a period is therefore
@@ -51,8 +51,7 @@ class LoopbackStep:
 
 def initial_states(method: Any, layout: BucketLayout) -> list[Any]:
     """Return initial states, one for each of `layout.workers` workers, all equal."""
-    state = method.init(layout)
-    return [{name: list(tensors) for name, tensors in state.items()} for _ in range(layout.workers)]
+    return [initial_state(method, layout) for _ in range(layout.workers)]
 
 
 def run_step(
@@ -77,7 +76,7 @@ def run_step(
 
     Raises:
         ValueError: If workers request different collectives, shapes, or numbers of collectives.
-        TypeError: If the exchange is no generator, or a message is not int32.
+        TypeError, ValueError: As `driver.checked`.
         tf.errors.InvalidArgumentError: If a message is corrupted.
     """
     outcome = _exchange(method, layout, grads, states, tf.constant(step, tf.int64), phase, fault)
@@ -136,15 +135,11 @@ def _exchange(
     fault: Fault | None = None,
 ) -> tuple[Any, ...]:
     """Return all workers' totals and new states, finiteness and bytes as tensors, and requests."""
+    start = getattr(method, phase)
     workers = [
-        getattr(method, phase)(list(g), s, Context(layout, tf.constant(rank), step))
+        driver.checked(method, start, list(g), s, Context(layout, tf.constant(rank), step))
         for rank, (g, s) in enumerate(zip(grads, states, strict=True))
     ]
-    if not inspect.isgenerator(workers[0]):
-        raise TypeError(
-            f"`{phase}` of {type(method).__name__} must be a generator: it yields its requests, or "
-            "`yield from ()` without any"
-        )
     replies: list[Any] = [None] * len(workers)
     finite: tf.Tensor = tf.constant(True)
     bytes_sent: Any = 0.0
@@ -155,7 +150,7 @@ def _exchange(
             break
         _check_same(requests)
         replies = _deliver(requests, len(log), fault)
-        finite &= driver.is_finite(requests[0], replies[0])
+        finite &= driver.COLLECTIVES[type(requests[0])].finite(replies[0])
         bytes_sent += driver.sent_bytes(requests[0], layout.workers)
         log.append(requests[0])
     if method.traits.totals_may_overflow and phase != "dense_exchange":
@@ -207,22 +202,12 @@ def _deliver(requests: Sequence[Request], number: int, fault: Fault | None) -> l
     if isinstance(requests[0], AllReduce):  # without checksums
         answers = _answer(requests)
         return [fault(number, rank, a) if fault else a for rank, a in enumerate(answers)]
-    _check_words(requests[0])
     answers = _answer([driver.sealed_request(r) for r in requests])
     if fault is not None:
         answers = [fault(number, rank, answer) for rank, answer in enumerate(answers)]
     elif isinstance(requests[0], AllGather):  # equal for all workers
         return [_open(requests, answers[0], 0)] * len(requests)
     return [_open(requests, answer, rank) for rank, answer in enumerate(answers)]
-
-
-def _check_words(request: Any) -> None:
-    words = request.messages if isinstance(request, AllToAll) else request.message
-    if words.dtype != tf.int32:
-        raise TypeError(
-            f"a message of {type(request).__name__} must be int32; `wire.message` bit-casts floats "
-            f"and adds the finite flag. Received: dtype={words.dtype.name}"
-        )
 
 
 def _open(requests: Sequence[Request], answer: Any, rank: int) -> Any:

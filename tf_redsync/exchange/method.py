@@ -17,6 +17,7 @@ from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.exchange.traits import Traits
 
 State = dict[str, list[tf.Tensor]]
+KINDS = ("sum", "mean", "shared")  # of state; see `Traits.state_kinds`
 Payloads = list[tuple[type[Request], int]]
 Exchange = Generator[Request, Any, tuple[list[tf.Tensor], State]]
 
@@ -85,7 +86,7 @@ class Method(Configurable):
             grads: This worker's float32 gradients, one for each of `ctx.layout.specs` and in its
                 shape. The loss is already divided by the number of workers. With
                 `SyncSchedule.local_steps`: weight changes, divided by the number of workers.
-            state: This worker's state.
+            state: This worker's state, in the form of `init`.
             ctx: The bucket, this worker's rank, the step, and a factor for the gradients. Unless a
                 native op takes it as `scale`, apply it first:
                 `grads = feedback.scaled(grads, ctx.scale)`.
@@ -94,12 +95,52 @@ class Method(Configurable):
             Requests to the network.
 
         Returns:
-            The totals, one float32 tensor for each gradient: the SUM over workers of the delivered
-            parts. And the new state, which holds the parts that were not delivered.
+            The totals, one float32 tensor for each gradient and in its shape: the SUM over workers
+            of the delivered parts. And the new state, which holds the parts that were not
+            delivered: all names, with the shapes and dtypes of `state`.
         """
         raise NotImplementedError
 
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """Exchange one bucket densely, in warm-ups and with one worker; see `exchange`."""
+        """Exchange one bucket densely, in warm-ups and with one worker; see `exchange`.
+
+        By default it sums the gradients and leaves the state unchanged, so a method with
+        `Traits.momentum_in_exchange` must override it and apply the momentum here, too.
+        """
         totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
         return totals, state
+
+
+def initial_state(method: Any, layout: BucketLayout) -> State:
+    """Return `method.init(layout)` as lists of tensors, after a check of what the method declares.
+
+    Raises:
+        ValueError: If the state and `Traits.state_kinds` have other names, a kind is unknown, a
+            value is no list, or `dense_exchange` lacks the momentum of the traits.
+    """
+    name, kinds, state = type(method).__name__, method.traits.state_kinds, method.init(layout)
+    if set(state) != set(kinds):
+        raise ValueError(
+            f"`init` of {name} must return the names of `Traits.state_kinds`, {sorted(kinds)}. "
+            f"Received: {sorted(state)}"
+        )
+    for n, tensors in state.items():
+        if kinds[n] not in KINDS:
+            raise ValueError(
+                f"`Traits.state_kinds` of {name} must have kinds in {KINDS}. "
+                f"Received: {n!r} of kind {kinds[n]!r}"
+            )
+        if not isinstance(tensors, (list, tuple)):
+            raise ValueError(
+                f"`init` of {name} must return lists of tensors. "
+                f"Received: {n!r}, a {type(tensors).__name__}"
+            )
+    while isinstance(wrapped := getattr(method, "method", None), Method):
+        method = wrapped
+    momentum = method.traits.momentum_in_exchange
+    if momentum and type(method).dense_exchange is Method.dense_exchange:
+        raise ValueError(
+            f"{type(method).__name__} must override `dense_exchange`, and apply its momentum there "
+            f"as well. Received: traits with momentum_in_exchange={momentum}"
+        )
+    return {n: list(map(tf.convert_to_tensor, tensors)) for n, tensors in state.items()}

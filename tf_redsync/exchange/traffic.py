@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_redsync.exchange import driver
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
-from tf_redsync.exchange.method import Exchange
+from tf_redsync.exchange.method import Exchange, initial_state
 from tf_redsync.exchange.requests import AllGather, AllReduce, AllToAll, PairGather, Request
 from tf_redsync.ops import wire
 
@@ -71,9 +71,9 @@ def _messages(method: Any, layout: BucketLayout, phase: str) -> Steps:
     formulas = [payloads for payloads in known if payloads is not None]
     if len(formulas) < len(numbers):
         return dry_run(method, layout, numbers, phase)
-    factor = functools.partial(driver.sent_factor, workers=layout.workers)
+    factors = {kind: driver.COLLECTIVES[kind].factor(layout.workers) for kind in KINDS}
     return tuple(
-        tuple(Message(KINDS[kind], factor(kind) * size) for kind, size in payloads)
+        tuple(Message(KINDS[kind], factors[kind] * size) for kind, size in payloads)
         for payloads in formulas
     )
 
@@ -101,7 +101,8 @@ def dry_run(
             network, seen = DryRun(layout.workers), list[Message]()
             grads = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
             ctx = Context(layout, network.rank(), tf.constant(number, tf.int64))
-            exchange = getattr(method, phase)(grads, method.init(layout), ctx)
+            state = initial_state(method, layout)
+            exchange = driver.checked(method, getattr(method, phase), grads, state, ctx)
             driver.drive([_recorded(exchange, layout.workers, seen)], network)
             steps.append(tuple(seen))
     return tuple(steps)

@@ -16,9 +16,9 @@ import tensorflow as tf
 from tf_redsync.exchange import traffic
 from tf_redsync.exchange.capabilities import always_dense, at_step
 from tf_redsync.exchange.context import Context
-from tf_redsync.exchange.driver import Network, Outcome, drive
+from tf_redsync.exchange.driver import Network, Outcome, checked, drive
 from tf_redsync.exchange.layout import Bucket
-from tf_redsync.exchange.method import Exchange, Method, State
+from tf_redsync.exchange.method import Exchange, Method, State, initial_state
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.ops import wire
 from tf_redsync.ops.wire import widened
@@ -104,17 +104,15 @@ class Plan:
         (`wire.before_cast`).
         """
         rank = inputs.network.rank()
-        started = [
-            e.start(widened(grads), old, Context(e.bucket.layout, rank, inputs.step, inputs.scale))
-            for e, grads, old in zip(self.exchanges, inputs.grads, inputs.states, strict=True)
-        ]
+        started = []
+        for e, grads, old in zip(self.exchanges, inputs.grads, inputs.states, strict=True):
+            ctx = Context(e.bucket.layout, rank, inputs.step, inputs.scale)
+            started.append(checked(e.bucket.method, e.start, widened(grads), old, ctx))
         outcome = drive(started, inputs.network)
         if inputs.meter is not None:
-            buckets = [e.bucket for e in self.exchanges]
-            sends_all = [e.sends_all for e in self.exchanges]
-            inputs.meter.note(buckets, outcome.elements, sends_all)
-        checked = itertools.compress(outcome.results, [e.may_overflow for e in self.exchanges])
-        totals = [total for totals, _ in checked for total in totals]
+            inputs.meter.note(self.exchanges, outcome.elements)
+        overflowing = itertools.compress(outcome.results, [e.may_overflow for e in self.exchanges])
+        totals = [total for totals, _ in overflowing for total in totals]
         if self.float16_totals:
             totals += self.in_float16([totals for totals, _ in outcome.results])
         if totals:
@@ -199,7 +197,7 @@ class ExchangeSchedule:
 
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
         """Return a bucket's initial state, and the kind of each name in it."""
-        return bucket.method.init(bucket.layout), bucket.method.traits.state_kinds
+        return initial_state(bucket.method, bucket.layout), bucket.method.traits.state_kinds
 
     def read(self, states: Sequence[StateVariables]) -> list[State]:
         """Return the states that `run` reads and may change, by bucket."""
@@ -247,8 +245,6 @@ class ExchangeSchedule:
             present: The positions of all variables that the step updates.
         """
         for bucket, old, (_, new) in zip(self.buckets, states, outcome.results, strict=True):
-            if new is old:
-                continue
             absent = [s.position not in present for s in bucket.layout.specs]
             for name in set(old) - set(self.always_stored):
                 values = old[name]

@@ -8,6 +8,7 @@ not report them, such as those that send partial sums, are unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -34,25 +35,22 @@ class Meter:
         }
 
     def note(
-        self,
-        buckets: Sequence[Bucket],
-        elements: Sequence[Callable[[], tf.Tensor] | None],
-        full: Sequence[bool],
+        self, exchanges: Sequence[Any], elements: Sequence[Callable[[], tf.Tensor] | None]
     ) -> None:
         """Store the number of elements that a plan has sent.
 
         Args:
-            buckets: The buckets of the plan.
-            elements: For each bucket, the elements sent; see `Outcome`.
-            full: For each bucket, whether its exchange sends all elements.
+            exchanges: The `BucketExchange`s of the plan.
+            elements: For each of them, the elements sent; see `Outcome`.
         """
-        for bucket, sent, everything in zip(buckets, elements, full, strict=True):
-            variable = self.elements.get(bucket.layout.index)
+        for exchange, sent in zip(exchanges, elements, strict=True):
+            layout = exchange.bucket.layout
+            variable = self.elements.get(layout.index)
             if variable is None:
                 continue
             if sent is not None:
                 count = sent()
             else:
-                sizes = [float(s.size) if everything else -1.0 for s in bucket.layout.specs]
+                sizes = [float(s.size) if exchange.sends_all else -1.0 for s in layout.specs]
                 count = tf.constant(sizes)
             variable.assign(tf.cast(count, tf.float32), read_value=False)

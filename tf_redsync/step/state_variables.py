@@ -88,17 +88,12 @@ class StateVariables(tf.Module):
         If the others are not written, later reads and writes in the step do not depend on this one.
 
         Args:
-            state: The new values, in the structure of `read`; some names may be absent.
+            state: The new values, in the structure of `old`.
             old: The result of `read`. Tensors that are the same objects in `state` are unchanged.
         """
-        return [
-            (variable, value)
-            for name, values in state.items()
-            for variable, value, was in zip(
-                self.variables_by_name[name], values, old[name], strict=True
-            )
-            if value is not was
-        ]
+        names, groups = self.variables_by_name, state.items()
+        rows = (row for n, v in groups for row in zip(names[n], v, old[n], strict=True))
+        return [(variable, value) for variable, value, was in rows if value is not was]
 
 
 class Consensus(tf.Module):
