@@ -1,6 +1,7 @@
 """GradientExchange on replicas of one process: gradients in, totals and state out."""
 
 import contextlib
+import math
 import types
 import warnings
 
@@ -15,11 +16,12 @@ from tests import total_state
 from tests.loops import loop
 from tests.oracle import redsync as oracle
 from tf_redsync.cluster import agreement
+from tf_redsync.exchange.driver import Outcome
 from tf_redsync.exchange.layout import Bucket, BucketLayout, TensorSpec
 from tf_redsync.ops import native
 from tf_redsync.state.saveable_exchange import SaveableExchange
 from tf_redsync.step.builder import ExchangeBuilder
-from tf_redsync.step.exchange_schedule import Inputs
+from tf_redsync.step.exchange_schedule import ExchangeSchedule, Inputs
 from tf_redsync.step.gradient_exchange import moves_without_gradients
 from tf_redsync.step.local_steps import LocalSteps
 from tf_redsync.step.nonfinite import NonFiniteCounter
@@ -196,17 +198,18 @@ def test_missing_gradients_are_zeros_and_order_is_kept(mirrored):
         np.testing.assert_array_equal(bias[replica], np.full((20,), 1.0))
 
 
-def test_partial_steps_keep_other_residuals(mirrored):
-    """Two functions train parts of a model in turn; residuals must not be lost."""
+@pytest.mark.parametrize("method", [SPARSE, rs.TopK(density=0.02, scope="model")])
+def test_partial_steps_keep_other_residuals(mirrored, method):
+    """Two functions train parts of a model in turn; residuals are neither lost nor sent."""
     strategy = mirrored(2)
-    exchange = build(strategy, SPARSE)
+    exchange = build(strategy, method)
     full = make_step(strategy, exchange)
     full(gradients(0, 2))
 
     @tf.function
     def partly():
         def replica():
-            return exchange([tf.ones(SHAPES["out"])], [4])[0]
+            return exchange([tf.fill(SHAPES["out"], 0.01)], [4])[0]
 
         return strategy.run(replica)
 
@@ -215,8 +218,22 @@ def test_partial_steps_keep_other_residuals(mirrored):
     before = state[name]
     assert before.any()
     for _ in range(3):
-        partly()
+        total = strategy.experimental_local_results(partly())[0][0]
+        if method is not SPARSE:  # the selection from all variables has only elements of this one
+            sizes = [math.prod(shape) for shape in SHAPES.values()]
+            assert np.count_nonzero(total) >= round(0.02 * sum(sizes))
     np.testing.assert_array_equal(total_state.total(exchange)[name], before)
+
+
+def test_counters_of_a_bucket_run_on_without_its_gradients():
+    layout = BucketLayout((TensorSpec("kernel", (30, 20), position=0),), 2)
+    schedule = ExchangeSchedule([Bucket(rs.contrib.PacTrain(sparsity=0.5), layout)])
+    old, _ = schedule.init(schedule.buckets[0])
+    new = {"mask": [tf.zeros((30, 20), tf.bool)], "stable": [tf.constant(1, tf.int64)]}
+    outcome = Outcome([([], {**old, **new})], tf.constant(True), 0.0)
+    schedule.keep_absent(outcome, [old], set())
+    kept = outcome.results[0][1]
+    assert kept["mask"][0] is old["mask"][0] and kept["stable"] is new["stable"]
 
 
 def test_indexed_slices_with_duplicates(mirrored):

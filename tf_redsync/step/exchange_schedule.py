@@ -164,6 +164,11 @@ def _sum_residuals(zeros: Grads, state: State, ctx: Context) -> Exchange:
     return totals, {**state, **{name: list(zeros) for name in names}}
 
 
+def _counts(values: Sequence[tf.Tensor]) -> bool:
+    """Return whether values of a state count the exchanges of the bucket."""
+    return len(values) == 1 and values[0].shape.rank == 0 and values[0].dtype.is_integer
+
+
 class ExchangeSchedule:
     """Base class of the sync schedules; runs the same exchange in every step.
 
@@ -236,6 +241,24 @@ class ExchangeSchedule:
         zeros = [[tf.zeros(s.shape, tf.float32) for s in b.layout.specs] for b in self.buckets]
         return plan.run(Inputs(zeros, states, None, tf.constant(0, tf.int64), network))
 
+    def hide_absent(self, states: Sequence[State], present: Set[int]) -> list[State]:
+        """Return the states with residuals of 0 for variables whose totals are not applied.
+
+        In a selection from a whole bucket they would displace elements of the other variables.
+
+        Args:
+            states: For every bucket, its state before the step.
+            present: The positions of all variables that the step updates.
+        """
+        hidden = []
+        for bucket, state in zip(self.buckets, states, strict=True):
+            present_here = [s.position in present for s in bucket.layout.specs]
+            if residuals := state.get("residual"):
+                pairs = zip(residuals, present_here, strict=True)
+                state = {**state, "residual": [r if p else tf.zeros_like(r) for r, p in pairs]}
+            hidden.append(state)
+        return hidden
+
     def keep_absent(self, outcome: Outcome, states: Sequence[State], present: Set[int]) -> None:
         """Keep the state of variables whose totals are not applied.
 
@@ -248,7 +271,7 @@ class ExchangeSchedule:
             absent = [s.position not in present for s in bucket.layout.specs]
             for name in set(old) - set(self.always_stored):
                 values = old[name]
-                if len(values) == len(absent):  # one for each variable
+                if len(values) == len(absent) and not _counts(values):  # one for each variable
                     new[name] = [
                         o if keep else n
                         for o, n, keep in zip(values, new[name], absent, strict=True)

@@ -232,7 +232,8 @@ class GradientExchange(tf.Module):
         with tf.control_dependencies(checks):
             states = schedule.read(self.states)
         scale = None if self._clipping is None else self._clipping.clip_scale(grads, self.workers)
-        outcome = schedule.run(Inputs(by_bucket, states, scale, step, self.network, schedule.meter))
+        sent = states if whole else schedule.hide_absent(states, set(positions))
+        outcome = schedule.run(Inputs(by_bucket, sent, scale, step, self.network, schedule.meter))
         if not schedule.skips_locally:
             step_counters.note_exchange(outcome.finite)
         if not whole:
