@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
+import types
 import warnings
 
 import keras
@@ -23,7 +25,7 @@ from tests.deep import DEEP
 from tests.loops import loop
 from tests.unit import checkpoint_saves
 from tf_redsync import stopping
-from tf_redsync.keras import training_state
+from tf_redsync.keras import fit_resume, training_state
 from tf_redsync.state import checkpoint_files as saved_arrays
 from tf_redsync.state.checkpoint_manifest import Manifest
 from tf_redsync.state.checkpoint_store import Store
@@ -51,6 +53,8 @@ def dataset():
 # `fit`'s data, as a function, and its other arguments.
 DATA = {
     "shuffled anew": (lambda: dataset().shuffle(20, seed=3).batch(BATCH), {}),
+    "cached": (lambda: dataset().shuffle(20, seed=3).cache().batch(BATCH), {}),
+    "shuffled twice": (lambda: dataset().shuffle(20, seed=3).shuffle(9, seed=4).batch(BATCH), {}),
     "shuffled once": (
         lambda: dataset().shuffle(20, seed=3, reshuffle_each_iteration=False).batch(BATCH),
         {},
@@ -60,7 +64,7 @@ DATA = {
         {"steps_per_epoch": STEPS},
     ),
     "of unknown size": (
-        lambda: dataset().shuffle(20, seed=3).filter(lambda x, y: True).batch(BATCH),
+        lambda: dataset().shuffle(20, seed=3).filter(lambda x, y: True).cache().batch(BATCH),
         {},
     ),
     "several steps at once": (
@@ -135,8 +139,8 @@ def equal_weights(one, other):
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-# In keras3, "shuffled anew" is tested with other callbacks, below.
-SHORT = [("keras3", "repeated"), ("tf_keras", "shuffled anew")]
+# In keras3, "shuffled twice" is tested with other callbacks, below.
+SHORT = [("keras3", "repeated"), ("keras3", "of unknown size"), ("tf_keras", "cached")]
 CASES = [case for case in itertools.product(FAMILIES, DATA) if case in SHORT or DEEP]
 
 
@@ -202,6 +206,48 @@ def test_resume_is_bitwise_equal(family, kind, tmp_path_factory):
     assert list(seen.epochs) == [1, 2] and seen.epochs[2] == all_seen.epochs[2]
 
 
+def numbers():
+    return tf.data.Dataset.range(20)
+
+
+PIPELINES = {  # and the number of batches to draw from two earlier epochs
+    "shuffled": (lambda: numbers().shuffle(20, 3).map(abs, 2).batch(4).prefetch(2), [0, 0]),
+    "twice": (lambda: numbers().shuffle(20, 3).shuffle(5, 4).batch(4).prefetch(2), [1, 1]),
+    "files": (
+        lambda: numbers().shuffle(20, 3).interleave(lambda i: numbers().take(2)).shuffle(5, 4),
+        [1, 1],
+    ),
+    "before the cache": (lambda: numbers().shuffle(20, 3).cache().batch(4), [sys.maxsize, 0]),
+    "around the cache": (
+        lambda: numbers().shuffle(20, 3).cache().shuffle(5, 4),
+        [sys.maxsize, 1],
+    ),
+    "after the cache": (lambda: numbers().cache().shuffle(20, 3).batch(4), [0, 0]),
+    "two passes": (lambda: numbers().shuffle(20, 3).repeat(2), [sys.maxsize] * 2),
+    "in turn": (
+        lambda: numbers().shuffle(20, 3).concatenate(numbers().shuffle(20, 4)),
+        [sys.maxsize] * 2,
+    ),
+    "endless": (lambda: numbers().shuffle(20, 3).cache().repeat().shuffle(5, 4), [0, 0]),
+}
+
+
+@loop("name", PIPELINES)
+def test_drawing_from_earlier_epochs_keeps_the_order(name):
+    make, expected = PIPELINES[name]
+
+    def order(draws):
+        tf.random.set_seed(1)
+        data = make()
+        for number in draws:
+            list(itertools.islice(data, number))
+        return [x.numpy().tolist() for x in itertools.islice(data, 40)]
+
+    draws = fit_resume.batches_of_past(types.SimpleNamespace(_dataset=make()), 2)
+    assert draws == expected
+    assert name == "endless" or order(draws) == order([sys.maxsize] * 2)
+
+
 AT_ONCE = [("keras3", 1), ("tf_keras", 1), *([("legacy", 1), ("keras3", 3)] if DEEP else [])]
 
 
@@ -242,7 +288,7 @@ def test_steps_of_an_execution_are_counted(kind, tmp_path_factory):
 
 def test_other_callbacks_are_saved_and_a_finished_run_stays_finished(tmp_path):
     """Keras callbacks in any order; then a finished run, one more epoch, and other callbacks."""
-    data = DATA["shuffled anew"][0]
+    data = DATA["shuffled twice"][0]
 
     def others(folder):
         folder.mkdir(exist_ok=True)
@@ -624,8 +670,6 @@ WORDS = {
 
 def order_warning(family, model, *data):
     """The warning about the order of batches when `fit` begins."""
-    from tf_redsync.keras import fit_resume
-
     library, warnings = FAMILIES[family][0], []
 
     class Look(library.callbacks.Callback):

@@ -3,20 +3,23 @@
 Neither Keras 3 nor tf_keras can begin in the middle of an epoch. The batches before the position
 are therefore drawn from the data and dropped, without callbacks. The order of data that are
 reshuffled in every epoch depends on the number of earlier iterators. Iterators of earlier epochs
-are therefore created, too, without drawing from them.
+are therefore created, too. Batches are drawn from them only where that changes the order
+(`batches_of_past`), or if all epochs share an iterator.
 
 `fit` keeps its state in local variables, which are read from its frame. Names used here: of Keras 3
 the variable `epoch_iterator` with `_enumerate_iterator`, `_get_iterator`, `_num_batches` and
 `_current_iterator`, and a model's `_initial_epoch` and `_symbolic_build`; of tf_keras the variables
-`data_handler` with `_dataset`, `_adapter` and `_inferred_steps`, and `iterator`, and a model's
-`_training_state`, which gives the first epoch and batch; of both `callbacks` and `initial_epoch`,
-and a model's `train_function`. A data adapter's `_shuffle`, `_inputs` and `_seed` of a shuffled
-`tf.data`, and `_datasets`, `_original_dataset` and `_strategy` of a distributed dataset.
+`data_handler` with `enumerate_epochs`, `_initial_epoch`, `_adapter` and `_inferred_steps`, and
+`iterator`, and a model's `_training_state`, which gives the first epoch and batch; of both
+`callbacks` and `initial_epoch`, and a model's `train_function`. A data adapter's `_shuffle` and
+`_dataset`, `_inputs` and `_seed` of a shuffled `tf.data`, and `_datasets`, `_original_dataset` and
+`_strategy` of a distributed dataset.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,10 +75,8 @@ class Position:
             self._then = lambda ended: self._begin_keras3(batch, past, ended)
         elif self._tf_keras is not None:
             self._model._training_state = _Counters(epoch, batch)
-            self._then = lambda ended: self._begin_tf_keras(batch, past, ended)
-            if self._tf_keras._adapter.should_recreate_iterator():
-                for _ in range(past):
-                    iter(self._tf_keras._dataset)
+            self._then = lambda ended: self._begin_tf_keras(batch, ended)
+            _pass_epochs_tf_keras(self._tf_keras, past)
         else:
             raise ValueError(
                 "`Checkpoint` cannot find the epochs and batches of Keras's `fit`. Call "
@@ -114,12 +115,9 @@ class Position:
         if batch and self._keras3.num_batches is None:
             _handle_end_of_epoch(self._model, build_and_end)
 
-    def _begin_tf_keras(self, batch: int, past: int, ended: Callable[[], None]) -> None:
-        handler, iterator = self._tf_keras, models.running_locals(self._model, "fit")["iterator"]
-        if not handler._adapter.should_recreate_iterator():  # one iterator for all epochs
-            batch += past * handler._inferred_steps
-        _drop(iterator, batch, least=batch)
-        if batch and handler._inferred_steps is None:
+    def _begin_tf_keras(self, batch: int, ended: Callable[[], None]) -> None:
+        _drop(models.running_locals(self._model, "fit")["iterator"], batch, least=batch)
+        if batch and self._tf_keras._inferred_steps is None:
             _handle_end_of_epoch(self._model, ended)
 
 
@@ -206,8 +204,8 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int, dropped: list[Any]
 
     def rest() -> Iterator[Any]:
         del epoch_iterator._enumerate_iterator  # for this epoch only
-        for _ in range(past):
-            _pass_epoch(epoch_iterator, enumerate_epoch)
+        for draws in batches_of_past(epoch_iterator.data_adapter, past):
+            _pass_epoch(epoch_iterator, enumerate_epoch, draws)
         left = False
         for execution in enumerate_epoch():  # first step, last step since Keras 3.11, iterator
             begin, iterator = execution[0], execution[-1]
@@ -224,20 +222,69 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int, dropped: list[Any]
         epoch_iterator._enumerate_iterator = rest
 
 
-def _pass_epoch(epoch_iterator: Any, enumerate_epoch: Callable[[], Iterator[Any]]) -> None:
-    """Advance the data by an epoch, without drawing from the epoch's own iterator."""
+def _pass_epoch(
+    epoch_iterator: Any, enumerate_epoch: Callable[[], Iterator[Any]], draws: int
+) -> None:
+    """Advance the data by an epoch; draw `draws` batches if the epoch has its own iterator."""
     one_for_all = epoch_iterator.steps_per_epoch is not None
     if not one_for_all and epoch_iterator._num_batches is None:  # may be infinite
-        iter(epoch_iterator._get_iterator())
+        _drop(iter(epoch_iterator._get_iterator()), draws, least=0)
         return
     for *_, iterator in enumerate_epoch():
-        if one_for_all:
-            try:
-                for _ in range(epoch_iterator.steps_per_execution):
-                    next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                epoch_iterator._current_iterator = None
-                return
+        if not one_for_all:
+            _drop(iterator, draws, least=0)
+            draws = 0
+            continue
+        try:
+            for _ in range(epoch_iterator.steps_per_execution):
+                next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            epoch_iterator._current_iterator = None
+            return
+
+
+def _pass_epochs_tf_keras(handler: Any, past: int) -> None:
+    """Make a data handler advance the data by `past` epochs before its first epoch."""
+    enumerate_epochs = handler.enumerate_epochs
+
+    def rest() -> Iterator[Any]:
+        handler._initial_epoch -= past
+        epochs = enumerate_epochs()
+        for draws in batches_of_past(handler._adapter, past):
+            _, iterator = next(epochs)
+            if handler._adapter.should_recreate_iterator():
+                _drop(iterator, draws, least=0)
+            else:  # one iterator for all epochs
+                _drop(iterator, handler._inferred_steps, least=handler._inferred_steps)
+        yield from epochs
+
+    if past:
+        handler.enumerate_epochs = rest
+
+
+def batches_of_past(adapter: Any, past: int) -> list[int]:
+    """Return the number of batches to draw from each of the earlier epochs' iterators.
+
+    The order of a shuffle changes with each of its iterators. Under another shuffle, the first
+    batch creates this iterator; under `repeat` and `concatenate`, later batches create others. A
+    cache over a shuffle keeps the order of the first epoch.
+
+    Args:
+        adapter: A data adapter of Keras 3 or tf_keras.
+        past: Number of earlier epochs.
+    """
+    datasets = _own_datasets(getattr(adapter, "_dataset", None))
+    over_shuffles = " ".join(
+        type(stage).__name__
+        for dataset in datasets
+        if int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY
+        for stage in first_batch.with_inputs(dataset)
+        if any("Shuffle" in type(s).__name__ for s in first_batch.with_inputs(stage)[1:])
+    )
+    if "Repeat" in over_shuffles or "Concatenate" in over_shuffles:
+        return [sys.maxsize] * past
+    draws = 1 if "Shuffle" in over_shuffles else 0
+    return [sys.maxsize if "Cache" in over_shuffles else draws, *[draws] * (past - 1)][:past]
 
 
 def _drop(iterator: Any, batches: int, least: int) -> Any:
@@ -267,16 +314,20 @@ def _too_few_batches_error() -> ValueError:
 
 def _shuffled_without_seed(dataset: Any) -> bool:
     """Return whether a dataset, which may be distributed, has a shuffle without a seed."""
-    if isinstance(dataset, tf.distribute.DistributedDataset):
-        return any(map(_shuffled_without_seed, datasets_of(dataset)))
-    if not isinstance(dataset, tf.data.Dataset):
-        return False
-    return any(map(_shuffles_without_seed, first_batch.with_inputs(dataset)))
+    stages = (s for d in _own_datasets(dataset) for s in first_batch.with_inputs(d))
+    return any(map(_shuffles_without_seed, stages))
 
 
 def _shuffles_without_seed(dataset: Any) -> bool:
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     return "Shuffle" in type(dataset).__name__ and all(s is not None and not int(s) for s in seeds)
+
+
+def _own_datasets(dataset: Any) -> list[tf.data.Dataset]:
+    """Return the datasets of this process in data that may be distributed; of other data none."""
+    distributed = isinstance(dataset, tf.distribute.DistributedDataset)
+    found = datasets_of(dataset) if distributed else [dataset]
+    return [d for d in found if isinstance(d, tf.data.Dataset)]
 
 
 def datasets_of(dataset: Any) -> list[Any]:
