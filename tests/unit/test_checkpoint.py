@@ -739,10 +739,12 @@ def test_changed_options_warn_once_and_are_used(tmp_path):
     assert not texts(3, 0.2)
 
 
-def test_less_data_than_before_raises(tmp_path):
+def test_less_data_or_executions_across_the_position_raise(tmp_path):
     train("keras3", DATA["shuffled once"][0], tmp_path, at=9, every=4)
     with pytest.raises(ValueError, match="fewer batches than .* `Checkpoint`"):
         train("keras3", lambda: dataset().take(12).batch(BATCH), tmp_path)
+    with pytest.raises(ValueError, match="batch 8 .* steps_per_execution=3"):
+        train("keras3", DATA["shuffled once"][0], tmp_path, steps_per_execution=3)
 
 
 @loop(

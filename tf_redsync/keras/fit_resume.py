@@ -68,9 +68,18 @@ class Position:
             past: Number of earlier epochs.
 
         Raises:
-            ValueError: the model's `fit` does not call Keras's.
+            ValueError: the model's `fit` does not call Keras's, or no execution of Keras 3 begins
+                at `batch`.
         """
         if self._keras3 is not None:
+            at_once = self._keras3.steps_per_execution
+            if batch % at_once:
+                raise ValueError(
+                    f"`Checkpoint` cannot resume at batch {batch} of an epoch in executions of "
+                    f"{at_once} batches. Compile the model with the `steps_per_execution` of the "
+                    f"saved run, or another divisor of {batch}. Received: "
+                    f"steps_per_execution={at_once}"
+                )
             self._model._initial_epoch = epoch
             self._then = lambda ended: self._begin_keras3(batch, past, ended)
         elif self._tf_keras is not None:
