@@ -305,7 +305,8 @@ def test_other_callbacks_are_saved_and_a_finished_run_stays_finished(tmp_path):
 
     whole, _ = fit("whole", every="epoch", epochs=2)
     fit("part", every="epoch", epochs=2, at=STEPS + 3)
-    rest, seen = fit("part", every="epoch", epochs=2)
+    with pytest.warns(UserWarning, match="EarlyStopping and ReduceLROnPlateau"):
+        rest, seen = fit("part", every="epoch", epochs=2)
     assert list(seen.epochs) == [1] and equal_weights(whole, rest)
     rates = [float(m.optimizer.learning_rate.numpy()) for m in (whole, rest)]
     assert rates == pytest.approx([0.0004, 0.004])  # `Reduce...` forgets its earlier state

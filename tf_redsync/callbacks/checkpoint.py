@@ -280,6 +280,19 @@ class Checkpoint(OfBothKeras):
                 stacklevel=3,
             )
 
+    def _warn_of_callbacks(self) -> None:
+        """Warn of other callbacks that change the training by what they saw in earlier epochs."""
+        listed = getattr(models.running_locals(self.model, "fit").get("callbacks"), "callbacks", [])
+        classes = {kind.__name__ for callback in listed for kind in type(callback).__mro__}
+        names = " and ".join(sorted(classes & {"EarlyStopping", "ReduceLROnPlateau"}))
+        if names:
+            warnings.warn(
+                f"`Checkpoint` does not restore {names}: the best value and the patience begin "
+                "anew, so the final weights may differ from those of an uninterrupted run. For a "
+                "reproducible run use a learning-rate schedule and a fixed number of epochs.",
+                stacklevel=4,
+            )
+
     def _warn_of_options(self, described: Manifest) -> None:
         """Warn if the optimizer has other options than in the saved run."""
         changes = changed_options(self._subject, described.subject)
@@ -372,6 +385,8 @@ class Checkpoint(OfBothKeras):
         self._warn_of_options(described)
         self._first_epoch = described.first_epoch
         past = epoch - described.first_epoch if epoch < epochs else 0
+        if past and self._files.leads:
+            self._warn_of_callbacks()
         self._position.resume_at(epoch, described.batch, past)
 
 
