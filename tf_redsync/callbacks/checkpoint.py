@@ -40,13 +40,13 @@ _EVERY = (
 class Checkpoint(OfBothKeras):
     """Saves checkpoints of all workers, and resumes `fit` from the newest one.
 
-    A resumed training continues bit by bit. A checkpoint holds the weights, the optimizer's
-    variables, each worker's state of the exchange, moving statistics, seeds, metrics, and the next
-    epoch and batch. Each worker copies its part to host memory between two steps, and a thread
-    writes it while training continues. When all parts are on disk, the chief writes a manifest with
-    their SHA-256 sums, which makes the checkpoint valid. An interrupted save therefore leaves the
-    previous checkpoint in place. At most one save is in flight: the next one, the end of `fit`, and
-    an error that ends it wait for it.
+    A resumed training continues bit by bit, except with `Auto`, which decides by timing. A
+    checkpoint holds the weights, the optimizer's variables, each worker's state of the exchange,
+    moving statistics, seeds, metrics, and the next epoch and batch. Each worker copies its part to
+    host memory between two steps, and a thread writes it while training continues. When all parts
+    are on disk, the chief writes a manifest with their SHA-256 sums, which makes the checkpoint
+    valid. An interrupted save therefore leaves the previous checkpoint in place. At most one save
+    is in flight: the next one, the end of `fit`, and an error that ends it wait for it.
 
     `fit` resumes from the newest checkpoint in `directory` that all workers can use. It warns about
     checkpoints that are damaged or belong to another model. See docs/checkpoints.md for data
