@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # tests/unit/test_exports.py compares these with the public n
     from tf_redsync.methods.block_quantized import BlockQuantized as BlockQuantized
     from tf_redsync.methods.cd_sgd import CDSGD as CDSGD
     from tf_redsync.methods.coded import Coded as Coded
+    from tf_redsync.methods.coded_adam import CodedAdam as CodedAdam
     from tf_redsync.methods.coded_topk import CodedTopK as CodedTopK
     from tf_redsync.methods.demo import DeMo as DeMo
     from tf_redsync.methods.dense import Dense as Dense

@@ -218,8 +218,8 @@ def check_together(methods: Sequence[Method]) -> None:
     """Check that `methods`, the default first, can be combined in one model.
 
     Raises:
-        ValueError: the methods differ in momentum, local steps, delay, interval or fragments, or a
-            method other than the default clips the gradient.
+        ValueError: the methods differ in momentum, adaptation, local steps, delay, interval or
+            fragments, or a method other than the default clips the gradient.
     """
     check_clip_norms(methods)
     momenta = {m.traits.momentum_in_exchange for m in methods}
@@ -229,6 +229,13 @@ def check_together(methods: Sequence[Method]) -> None:
             "all methods of a policy must apply the same momentum. Received: momentum of "
             f"{received}. Set the same momentum in all of them, as in Dense(momentum=0.9), or set "
             "it in the optimizer only."
+        )
+    if len({m.traits.needs_sgd for m in methods}) > 1:
+        received = ", ".join(type(m).__name__ for m in methods)
+        raise ValueError(
+            "all methods of a policy must leave the adaptation to the optimizer, or none, as "
+            f"CodedAdam. Received: {received}. Use CodedAdam for all variables, with another "
+            "density where you want more accuracy."
         )
     schedules = {(m.sync_schedule.local_steps, m.sync_schedule.delay) for m in methods}
     if len(schedules) > 1:

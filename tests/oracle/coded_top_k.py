@@ -248,3 +248,38 @@ class CodedGMCOracle:
         own = [[self.share * b + g for g, b in zip(gs, self.before, strict=True)] for gs in grads]
         self.before = self.top_k.step(own)
         return self.before
+
+
+class CodedAdamOracle:
+    """Workers that send their own Adam updates in coded top-k messages and keep the rest.
+
+    Chen, Shen, Huang, Liu (2021), "Quantized Adam with Error Feedback", without momentum and in
+    units of the learning rate; Kingma, Ba (2015), "Adam", algorithm 1, for the correction of the
+    bias. The squared gradients have the factor `workers`.
+    """
+
+    def __init__(self, shapes, workers, density, value_bits, beta_2, epsilon):
+        self.top_k = CodedTopKOracle(shapes, workers, density, value_bits)
+        self.beta_2, self.epsilon, self.workers, self.t = beta_2, epsilon, workers, 0
+        self.moments = [[np.zeros(s) for s in shapes] for _ in range(workers)]
+
+    @property
+    def residuals(self):
+        return self.top_k.residuals
+
+    def follow(self, states) -> None:
+        """Continues from the state of float32 workers, where near ties round differently."""
+        self.top_k.residuals = [[np.array(r) for r in s["residual"]] for s in states]
+
+    def step(self, grads) -> list[np.ndarray]:
+        """Runs one step on `grads[worker][tensor]`, which are g / K; returns the totals."""
+        self.t += 1
+        updates = []
+        for own, moments in zip(grads, self.moments, strict=True):
+            updates.append([])
+            for g, s in zip(own, moments, strict=True):
+                s *= self.beta_2
+                s += (1 - self.beta_2) * self.workers * np.float64(g) ** 2
+                root = np.sqrt(s / (1 - self.beta_2**self.t))
+                updates[-1].append(np.float32(g / (root + self.epsilon)))
+        return self.top_k.step(updates)

@@ -14,7 +14,7 @@ from tf_redsync import config, expressions
 SOURCE = Path(rs.__file__).read_text(encoding="utf-8")
 CHOICES = (
     "Dense NoExchange HalfPrecision BlockQuantized RedSync DGC TopK RandomK RandomBlock GMC "
-    "CodedGMC CodedTopK Coded Scheduled SBC CDSGD PowerSGD ACPSGD SignSGD EFSignSGD QSGD "
+    "CodedGMC CodedTopK CodedAdam Coded Scheduled SBC CDSGD PowerSGD ACPSGD SignSGD EFSignSGD QSGD "
     "TernGrad LocalSGD DiLoCo StreamingDiLoCo SparseLoCo DeMo"
 ).split()
 

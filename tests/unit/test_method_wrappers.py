@@ -44,6 +44,7 @@ OTHER = Traits(
     sends_selected=True,
     density_changes=True,
     needs_amsgrad=True,
+    needs_sgd=True,
     momentum_in_exchange=0.5,
     notes=("its own",),
 )

@@ -113,6 +113,14 @@ def _name(method: Method, others: Sequence[Method]) -> str:
     return type(method).__name__ + (f"({arguments})" if arguments else "")
 
 
+def _check_adaptation(method: Method) -> None:
+    if method.traits.needs_sgd:
+        raise ValueError(
+            "`candidates` must leave the adaptation to the optimizer, as the all-reduce does. "
+            f"Received: {method!r} in candidates. Use it without Auto."
+        )
+
+
 def check_candidate(method: Method, momentum: float, alone: bool) -> None:
     """Check a candidate.
 
@@ -129,6 +137,7 @@ def check_candidate(method: Method, momentum: float, alone: bool) -> None:
             f"`candidates` must be tf_redsync methods. Received: {method!r} in candidates"
             f"{checks.class_hint(method)}"
         )
+    _check_adaptation(method)
     schedule = method.sync_schedule
     phases = schedule.warm_up_steps or schedule.dense_every or schedule.changes
     begins = phases or dense_start(method) is not None

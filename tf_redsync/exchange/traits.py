@@ -42,6 +42,8 @@ class Traits:
             can encode.
         density_changes: Whether the number of elements that are sent depends on the step.
         needs_amsgrad: Whether the method is made for AMSGrad as the inner optimizer.
+        needs_sgd: Whether totals are updates that the exchange has adapted to each element, so that
+            the inner optimizer must be SGD without momentum.
         momentum_in_exchange: Momentum that the exchange applies; the inner optimizer must then have
             none.
         notes: Differences between these hyper-parameters and what the method's name promises.
@@ -64,5 +66,6 @@ class Traits:
     sends_selected: bool = False
     density_changes: bool = False
     needs_amsgrad: bool = False
+    needs_sgd: bool = False
     momentum_in_exchange: float = 0.0
     notes: tuple[str, ...] = ()

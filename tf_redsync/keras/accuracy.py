@@ -41,13 +41,14 @@ def suited(inner: Any, policy: Policy | Auto, warn: Callable[[str], None]) -> Po
         warn: Called with the text of each warning.
 
     Raises:
-        ValueError: see `check_momentum`, `check_per_worker_weights` and `check_adam` of
-            `conflicts`.
+        ValueError: see `check_momentum`, `check_per_worker_weights`, `check_adam` and `check_sgd`
+            of `conflicts`.
     """
     conflicts.check_momentum(inner, policy)
     if not (isinstance(policy, Auto) and policy.candidates is None):
         conflicts.check_per_worker_weights(inner, policy)
     conflicts.check_adam(inner, policy)
+    conflicts.check_sgd(inner, policy)
     if isinstance(policy, Auto):
         return policy.suited(
             lambda m: _objection(inner, m, policy.max_overhead is None),

@@ -163,6 +163,25 @@ def check_adam(inner: Any, policy: Policy | Auto) -> None:
                 )
 
 
+def check_sgd(inner: Any, policy: Policy | Auto) -> None:
+    """Check that a method whose totals are adapted updates is used with SGD.
+
+    Raises:
+        ValueError: the optimizer is not SGD, or has momentum.
+    """
+    adapting = next((m for m in policy.methods if m.traits.needs_sgd), None)
+    if adapting is None:
+        return
+    label, found, values = type(adapting).__name__, innermost(inner), momentum.of(inner).values
+    if not any(kind.__name__ == "SGD" for kind in type(found).__mro__) or values:
+        received = ", ".join(f"{name}={value}" for name, value in values.items())
+        raise ValueError(
+            f"{label} adapts the step of each element as Adam does, so the optimizer must be SGD "
+            f"without momentum. Received: {type(found).__name__}({received}). Use "
+            "SGD(learning_rate, weight_decay=...) with the values of Adam or AdamW."
+        )
+
+
 def warm_up(policy: Policy | Auto, requested: Any) -> Any:
     """Return the dense warm-up of all methods: the user's, or the dense start of a method.
 

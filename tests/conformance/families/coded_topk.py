@@ -2,7 +2,12 @@
 
 import tf_redsync as rs
 from tests.conformance.descriptor import Descriptor
-from tests.oracle.coded_top_k import CodedGMCOracle, CodedTopKOracle, message_words
+from tests.oracle.coded_top_k import (
+    CodedAdamOracle,
+    CodedGMCOracle,
+    CodedTopKOracle,
+    message_words,
+)
 from tests.oracle.sparse import count
 from tf_redsync.exchange.requests import AllGather
 
@@ -47,7 +52,22 @@ def _gmc(**options):
     return Descriptor(method, None, True, (AllGather,), payload, gmc_oracle, **forms)
 
 
+def adam_oracle(method, specs, workers):
+    return CodedAdamOracle(
+        [s.shape for s in specs], workers, densities(method, specs), method.value_bits,
+        method.beta_2, method.epsilon,
+    )  # fmt: skip
+
+
+def _adam(**options):
+    # With a small epsilon all first updates have the same magnitude, up to rounding.
+    method = rs.CodedAdam(epsilon=0.1, **options)
+    return Descriptor(method, None, True, (AllGather,), payload, adam_oracle, tolerance=1e-4)
+
+
 TABLE = {
+    "coded_adam": _adam(density=0.05, small_density=0.3, dense_below=256),
+    "coded_adam_bfloat16": _adam(density=0.2, beta_2=0.9, value_bits=16),
     "coded_topk": _coded(density=0.05, small_density=0.3, dense_below=256),
     "coded_topk_nesterov": _coded(
         density=0.03, momentum=0.9, nesterov=True, value_bits=4, warm_up=rs.DenseWarmUp(2)

@@ -1,0 +1,109 @@
+"""CodedAdam: Adam itself with one worker and in dense steps, its scale, and bad arguments."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_redsync as rs
+from tf_redsync.exchange import loopback
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+
+SPECS = (TensorSpec("a/kernel", (60, 50), position=0), TensorSpec("b/kernel", (30, 7), position=1))
+STEPS = 12
+
+
+def gradients(number, workers):
+    rng = np.random.default_rng([number, workers])
+    return [
+        [tf.constant(rng.standard_t(4, s.shape) / workers, tf.float32) for s in SPECS]
+        for _ in range(workers)
+    ]
+
+
+def adam_weights(totals_of_steps, rate=1e-2):
+    """Returns the weights after Keras's AdamW without momentum, from 1."""
+    variables = [keras.Variable(np.ones(s.shape), name=f"v{s.position}") for s in SPECS]
+    adam = keras.optimizers.AdamW(rate, beta_1=0.0, epsilon=0.0, weight_decay=0.1)
+    for totals in totals_of_steps:
+        adam.apply(totals, variables)
+    return [v.numpy() for v in variables]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_dense_steps_are_those_of_adam(workers):
+    """One worker, a warm-up, or disabled compression: AdamW with beta_1 = 0."""
+    method, layout = rs.CodedAdam(epsilon=0.0), BucketLayout(SPECS, workers)
+    states, sums = loopback.initial_states(method, layout), []
+    variables = [keras.Variable(np.ones(s.shape), name=f"w{s.position}") for s in SPECS]
+    sgd = keras.optimizers.SGD(1e-2, weight_decay=0.1)
+    for number in range(STEPS):
+        grads = gradients(number, workers)
+        sums.append([tf.add_n(list(parts)) for parts in zip(*grads, strict=True)])
+        step = loopback.run_step(method, layout, grads, states, number, phase="dense_exchange")
+        states = step.states
+        sgd.apply(step.totals[0], variables)
+    for found, expected in zip(variables, adam_weights(sums), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_totals_do_not_depend_on_the_scale_of_the_gradients(factor):
+    method, layout = rs.CodedAdam(density=0.2, epsilon=0.0), BucketLayout(SPECS, 2)
+    totals = []
+    for scale in (1.0, factor):
+        states = loopback.initial_states(method, layout)
+        for number in range(STEPS):
+            grads = [[scale * g for g in own] for own in gradients(number, 2)]
+            step = loopback.run_step(method, layout, grads, states, number)
+            states = step.states
+        totals.append(np.concatenate([np.ravel(t) for t in states[0]["residual"]]))
+    # All first updates have magnitude 1 / sqrt(2) up to rounding, so the first selections differ.
+    assert abs(np.linalg.norm(totals[0]) / np.linalg.norm(totals[1]) - 1.0) < 0.02
+
+
+def test_noise_moves_weights_as_far_as_dense_adam():
+    """The factor K: with noise the second moment of one worker is K times that of the mean."""
+    workers, lengths = 4, []
+    for phase in ("dense_exchange", "exchange"):
+        method = rs.CodedAdam(density=1.0, value_bits=16, beta_2=0.9)
+        layout = BucketLayout(SPECS, workers)
+        states = loopback.initial_states(method, layout)
+        for number in range(30):
+            step = loopback.run_step(
+                method, layout, gradients(number, workers), states, number, phase=phase
+            )
+            states = step.states
+        lengths.append(np.linalg.norm(np.ravel(step.totals[0][0])))
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("inner", "received"),
+    [
+        (keras.optimizers.AdamW(1e-3, beta_1=0.0), "AdamW"),
+        (keras.optimizers.SGD(0.1, momentum=0.9), "momentum=0.9"),
+    ],
+)
+def test_other_optimizers_are_rejected(inner, received):
+    with pytest.raises(ValueError, match=f"must be SGD without momentum.*{received}"):
+        rs.DistributedOptimizer(inner, rs.CodedAdam())
+
+
+def test_mixtures_with_unadapted_methods_are_rejected():
+    rule = rs.Rule(pattern="embedding", method=rs.Dense())
+    with pytest.raises(ValueError, match="Received: CodedAdam, Dense"):
+        rs.Policy(default=rs.CodedAdam(), rules=[rule])
+    with pytest.raises(ValueError, match="adaptation.*Received: CodedAdam"):
+        rs.Auto(candidates=(rs.CodedAdam(),))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"density": 0.0}, {"beta_2": 1.0}, {"epsilon": -1.0}, {"value_bits": 7},
+     {"small_density": None}],
+)  # fmt: skip
+def test_bad_input(options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
+        rs.CodedAdam(**options)
