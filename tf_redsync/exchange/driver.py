@@ -20,6 +20,7 @@ from tf_redsync.ops import wire
 from tf_redsync.ops.sparse import SparseTotal
 from tf_redsync.ops.wire import map_words
 
+_GENERATOR = "be a generator: `yield` its requests, or `yield from ()` without any"
 _LISTS = (list, tuple)
 _SHOWN = 8  # tensors of a list that an error shows
 # Name scopes of the ops before and after an exchange's first answer. A profile shows them apart
@@ -146,8 +147,7 @@ def checked(method: Any, start: Any, grads: Any, state: State, ctx: Context) -> 
     """
     exchange: Any = start(grads, {n: list(v) for n, v in state.items()}, ctx)
     if not isinstance(exchange, Generator):
-        rule = "be a generator: `yield` its requests, or `yield from ()` without any"
-        raise TypeError(_broken(method, rule, exchange))
+        raise TypeError(_broken(method, _GENERATOR, exchange))
     reply = None
     while True:
         try:
