@@ -191,6 +191,7 @@ POWER = Arm("powersgd4", "PowerSGD(rank=4)")
 PYTORCH = tuple(Arm(f"pytorch_{name}", name) for name in ("dense", "fp16", "powersgd"))
 TOPK3 = Arm("codedtopk3", "CodedTopK(density=0.03)", ("--momentum", "0"))
 TOPK3_BITS4 = Arm("codedtopk3bits4", "CodedTopK(density=0.03, value_bits=4)", ("--momentum", "0"))
+CODEDADAM = Arm("codedadam", "CodedAdam()")
 
 _IMAGES = (
     "--task", "cifar10", "--augment", "--schedule", "warm_cosine", "--weight_decay", "0.005",
@@ -215,7 +216,7 @@ SETUPS = (
     Setup(
         "gpt",
         ("--task", "charlm", "--model", "gpt", "--schedule", "warm_cosine", "--batch", "4"),
-        "steps", 2001, 12, (3e-4, 1e-3, 3e-3), (DENSE, HALF, TOPK3, TOPK3_BITS4),
+        "steps", 2001, 12, (3e-4, 1e-3, 3e-3), (DENSE, HALF, TOPK3, TOPK3_BITS4, CODEDADAM),
         0.5, metric="perplexity",
     ),
     Setup(
@@ -226,7 +227,7 @@ SETUPS = (
     Setup(
         "multi30k",
         ("--task", "multi30k", "--schedule", "warm_cosine"),
-        "epochs", 12, 6, (3e-4, 1e-3, 3e-3), (DENSE, HALF, TOPK3, TOPK3_BITS4),
+        "epochs", 12, 6, (3e-4, 1e-3, 3e-3), (DENSE, HALF, TOPK3, TOPK3_BITS4, CODEDADAM),
         1.4, seeds=1, metric="BLEU",
     ),
     _resnet9(8, 1, (DENSE, GMC3, GMC10, POWER)),

@@ -16,6 +16,8 @@ from benchmarks.accuracy.data import Data
 if TYPE_CHECKING:
     import keras
 
+    from tf_redsync.exchange.traits import Traits
+
 Network = Callable[[tuple[int, ...], int], "keras.Model"]
 SCHEDULES = ("constant", "cosine", "warm_cosine", "steps")
 WARM_UP = 0.1  # part of the steps in which the rate of "warm_cosine" rises
@@ -162,13 +164,14 @@ class Settings:
         return self.learning_rate
 
     def inner_optimizer(
-        self, momentum_in_exchange: float, clipping: bool = False, rate_first: bool = False
+        self, traits: Traits, clipping: bool = False, rate_first: bool = False
     ) -> keras.optimizers.Optimizer:
         """Returns the inner optimizer.
 
         Args:
-            momentum_in_exchange: If the exchange applies momentum, SGD has none, and Adam and its
-                variants have a beta_1 of 0.
+            traits: Those of the method. If the exchange applies momentum, SGD has none, and Adam
+                and its variants have a beta_1 of 0. If it needs SGD, it gets that, without
+                momentum.
             clipping: Whether it clips gradients.
             rate_first: Whether gradients have been multiplied by the learning rate already.
         """
@@ -180,8 +183,8 @@ class Settings:
         clip = None
         if clipping and self.clip_norm is not None:
             clip = self.clip_norm * self.workers**-0.5
-        momentum = 0.0 if momentum_in_exchange else self.momentum
-        if self.optimizer == "sgd":
+        momentum = 0.0 if traits.momentum_in_exchange or traits.needs_sgd else self.momentum
+        if self.optimizer == "sgd" or traits.needs_sgd:
             decay = self.weight_decay or None
             return keras.optimizers.SGD(
                 rate, momentum=momentum, weight_decay=decay, global_clipnorm=clip

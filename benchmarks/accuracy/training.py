@@ -108,14 +108,14 @@ class Training:
         self.model = settings.network(found, seed)
         self.variables = list(self.model.trainable_variables)
         self.statistics = list(self.model.non_trainable_variables)
-        in_exchange = self.policy.default.traits.momentum_in_exchange
         rate_first = what.options.get("rate_first", False)
         if rate_first and settings.optimizer != "sgd":
             raise ValueError(f"`rate_first` is for SGD. Received: {settings.optimizer}")
-        self.optimizer = settings.inner_optimizer(in_exchange, rate_first=rate_first)
+        self.optimizer = settings.inner_optimizer(self.policy.default.traits, rate_first=rate_first)
         self._rate = settings.rate() if rate_first else 1.0
         conflicts.check_momentum(self.optimizer, self.policy)
         conflicts.check_adam(self.optimizer, self.policy)
+        conflicts.check_sgd(self.optimizer, self.policy)
         self.optimizer.build(self.variables)
         specs = [tensor_spec(v, i) for i, v in enumerate(self.variables)]
         begins = what.options.get("warm_up") or dense_start(self.policy.default)

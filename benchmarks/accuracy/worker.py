@@ -87,7 +87,7 @@ def train(
     strategy = strategy or rs.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = settings.network(found, row["seed"])
-        inner = settings.inner_optimizer(policy.default.traits.momentum_in_exchange, clipping=True)
+        inner = settings.inner_optimizer(policy.default.traits, clipping=True)
         optimizer = rs.DistributedOptimizer(inner, what.method, **options)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=optimizer, loss=loss)

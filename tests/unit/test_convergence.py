@@ -16,6 +16,7 @@ from benchmarks.accuracy.tasks import TASKS, Rows
 from benchmarks.accuracy.training import Training
 from benchmarks.method_expressions import exchanged
 from tests.optimizers import has_muon
+from tf_redsync.exchange.traits import Traits
 
 SPARSE = "RedSync(density=0.02, momentum=0.9, dense_below=4096)"
 
@@ -364,9 +365,10 @@ def test_learning_rate_warm_up_and_weight_decay():
     found = settings(*flags, "--weight_decay", "0.01")
     rates = [float(found.rate()(step)) for step in (0, 2, 4, 22, 40)]
     np.testing.assert_allclose(rates, [0.0, 0.05, 0.1, 0.05, 0.0], atol=1e-6)
-    optimizer = found.inner_optimizer(0.9)
+    optimizer = found.inner_optimizer(Traits(momentum_in_exchange=0.9))
     assert (
-        optimizer.weight_decay == 0.01 and settings(*flags).inner_optimizer(0).weight_decay is None
+        optimizer.weight_decay == 0.01
+        and settings(*flags).inner_optimizer(Traits()).weight_decay is None
     )
 
 
@@ -419,12 +421,15 @@ def test_optimizers():
     kinds = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "amsgrad": "AMSGrad"}
     kinds |= {"adam_amsgrad": "Adam"} | ({"muon": "Muon"} if has_muon() else {})
     for name, kind in kinds.items():
-        assert type(settings(*flags, name).inner_optimizer(0.0)).__name__ == kind
-    assert settings(*flags[:4]).inner_optimizer(0.0).momentum == 0.9
-    assert settings(*flags[:4]).inner_optimizer(0.9).momentum == 0.0
-    assert settings(*flags, "adam_amsgrad").inner_optimizer(0.0).amsgrad
+        own = settings(*flags, name)
+        assert type(own.inner_optimizer(Traits())).__name__ == kind
+        assert type(own.inner_optimizer(Traits(needs_sgd=True))).__name__ == "SGD"
+    assert settings(*flags[:4]).inner_optimizer(Traits()).momentum == 0.9
+    assert settings(*flags[:4]).inner_optimizer(Traits(momentum_in_exchange=0.9)).momentum == 0.0
+    assert settings(*flags, "adam_amsgrad").inner_optimizer(Traits()).amsgrad
     for name in ("adam", "adamw", "amsgrad"):
-        betas = [settings(*flags, name).inner_optimizer(m).beta_1 for m in (0.0, 0.9)]
+        given = (Traits(), Traits(momentum_in_exchange=0.9))
+        betas = [settings(*flags, name).inner_optimizer(traits).beta_1 for traits in given]
         assert betas == [0.9, 0.0]
 
 
