@@ -233,8 +233,8 @@ def check_together(methods: Sequence[Method]) -> None:
     if len({m.traits.needs_sgd for m in methods}) > 1:
         received = ", ".join(type(m).__name__ for m in methods)
         raise ValueError(
-            "all methods of a policy must leave the adaptation to the optimizer, or none, as "
-            f"CodedAdam. Received: {received}. Use CodedAdam for all variables, with another "
+            "CodedAdam sends updates of Adam and cannot be combined with methods that send "
+            f"gradients. Received: {received}. Use CodedAdam for all variables, with a higher "
             "density where you want more accuracy."
         )
     schedules = {(m.sync_schedule.local_steps, m.sync_schedule.delay) for m in methods}

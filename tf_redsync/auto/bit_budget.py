@@ -129,12 +129,12 @@ class BitBudget(Policy):
                 f"for each of a few steps. Received: {type(self.gradients).__name__}"
             )
         super().__post_init__()
-        local = [m for m in self.methods if m.sync_schedule.per_worker_weights]
-        if local:
-            raise ValueError(
-                "the methods of a BitBudget must exchange gradients in every step. Received: "
-                f"{local[0]!r}"
-            )
+        for method in self.methods:
+            if method.sync_schedule.per_worker_weights or method.traits.needs_sgd:
+                raise ValueError(
+                    "the methods of a BitBudget must exchange gradients in every step. Received: "
+                    f"{method!r}"
+                )
 
     @property
     def options(self) -> tuple[Method, ...]:

@@ -116,7 +116,7 @@ def _name(method: Method, others: Sequence[Method]) -> str:
 def _check_adaptation(method: Method) -> None:
     if method.traits.needs_sgd:
         raise ValueError(
-            "`candidates` must leave the adaptation to the optimizer, as the all-reduce does. "
+            "`candidates` must send gradients, as the all-reduce does, not updates of Adam. "
             f"Received: {method!r} in candidates. Use it without Auto."
         )
 

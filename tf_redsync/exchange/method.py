@@ -135,12 +135,12 @@ def initial_state(method: Any, layout: BucketLayout) -> State:
                 f"`init` of {name} must return lists of tensors. "
                 f"Received: {n!r}, a {type(tensors).__name__}"
             )
-    while isinstance(wrapped := getattr(method, "method", None), Method):
-        method = wrapped
-    momentum = method.traits.momentum_in_exchange
-    if momentum and type(method).dense_exchange is Method.dense_exchange:
-        raise ValueError(
-            f"{type(method).__name__} must override `dense_exchange`, and apply its momentum there "
-            f"as well. Received: traits with momentum_in_exchange={momentum}"
-        )
+    while isinstance(method, Method):  # a wrapper, then the method inside it
+        momentum = method.traits.momentum_in_exchange
+        if momentum and type(method).dense_exchange is Method.dense_exchange:
+            raise ValueError(
+                f"{type(method).__name__} must override `dense_exchange`, and apply its momentum "
+                f"there as well. Received: traits with momentum_in_exchange={momentum}"
+            )
+        method = getattr(method, "method", None)
     return {n: list(map(tf.convert_to_tensor, tensors)) for n, tensors in state.items()}

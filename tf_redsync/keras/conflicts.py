@@ -167,7 +167,7 @@ def check_sgd(inner: Any, policy: Policy | Auto) -> None:
     """Check that a method whose totals are adapted updates is used with SGD.
 
     Raises:
-        ValueError: the optimizer is not SGD, or has momentum.
+        ValueError: the optimizer is not SGD, has momentum, or clips totals.
     """
     adapting = next((m for m in policy.methods if m.traits.needs_sgd), None)
     if adapting is None:
@@ -180,6 +180,9 @@ def check_sgd(inner: Any, policy: Policy | Auto) -> None:
             f"without momentum. Received: {type(found).__name__}({received}). Use "
             "SGD(learning_rate, weight_decay=...) with the values of Adam or AdamW."
         )
+    conflict = _clipping(inner, label, "which are updates, not gradients")
+    if conflict is not None:
+        raise ValueError(conflict)
 
 
 def warm_up(policy: Policy | Auto, requested: Any) -> Any:

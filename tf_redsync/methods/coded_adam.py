@@ -51,8 +51,8 @@ class CodedAdam(CodedSelection):
     sent, so the second moment is that of sums of about 1 / density gradients. Here the second
     moment is that of gradients, and the largest updates are sent, not the largest gradients.
 
-    In dense steps, such as a warm-up, and with one worker, s is the second moment of the total
-    gradient G, and the total is G / (sqrt(s / (1 - beta_2^t)) + epsilon), Adam with a beta_1 of 0.
+    In dense steps, such as a warm-up, the updates of all workers are summed, and the residual
+    stays. With one worker this is Adam with a beta_1 of 0.
 
     Differences from the papers
 
@@ -68,7 +68,7 @@ class CodedAdam(CodedSelection):
         small_density: Density of small tensors: biases, norms, and tensors of fewer than
             `dense_below` bytes. At least `density` is used.
         beta_2: Decay of the second moment, in (0, 1).
-        epsilon: epsilon of Adam's paper, at least 0. Keras's Adam adds it before the correction of
+        epsilon: epsilon of Adam's paper, above 0. Keras's Adam adds it before the correction of
             the bias, so there it has a larger effect in the first steps.
         value_bits: Bits per value. 1 is a sign, 2 to 4 add one of 2, 4 or 8 magnitudes, and 16 is
             bfloat16.
@@ -93,7 +93,7 @@ class CodedAdam(CodedSelection):
         super().__post_init__()
         checks.real("small_density", self.small_density, low=0.0, high=1.0, low_open=True)
         checks.real("beta_2", self.beta_2, low=0.0, high=1.0, low_open=True, high_open=True)
-        checks.real("epsilon", self.epsilon, low=0.0, high=1.0)
+        checks.real("epsilon", self.epsilon, low=0.0, high=1.0, low_open=True)
 
     @property
     @override
@@ -117,42 +117,37 @@ class CodedAdam(CodedSelection):
 
     @override
     def init(self, layout: BucketLayout) -> State:
-        """Return zeros; `variance` is the second moment with its bias corrected."""
-        return {**super().init(layout), "updates": [tf.zeros([])]}
+        """Return zeros; `variance` is s with its bias corrected, `updates` t of each tensor."""
+        return {**super().init(layout), "updates": [tf.zeros([]) for _ in layout.specs]}
 
     @override
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
         return self.message_payloads(layout)
 
     def adapted(
-        self, grads: list[tf.Tensor], state: State, workers: int
+        self, grads: list[tf.Tensor], state: State, ctx: Context
     ) -> tuple[list[tf.Tensor], State]:
-        """Return Adam's updates, and the state with the new second moments.
-
-        Args:
-            grads: Gradients.
-            state: The state before the step.
-            workers: Factor of the squared gradients.
-        """
-        (updates,) = state["updates"]
-        weight = (1.0 - self.beta_2) / (1.0 - self.beta_2 ** (updates + 1.0))
+        """Return this worker's updates, and the state with the new second moments."""
+        workers, grads = float(ctx.layout.workers), feedback.scaled(grads, ctx.scale)
+        updates = [t + 1.0 for t in state["updates"]]
+        weights = [(1.0 - self.beta_2) / (1.0 - self.beta_2**t) for t in updates]
         variances = [
-            s + weight * (float(workers) * g * g - s)
-            for s, g in zip(state["variance"], grads, strict=True)
+            s + weight * (workers * g * g - s)
+            for s, g, weight in zip(state["variance"], grads, weights, strict=True)
         ]
         adapted = [g / (tf.sqrt(s) + self.epsilon) for g, s in zip(grads, variances, strict=True)]
-        return adapted, {**state, "variance": variances, "updates": [updates + 1.0]}
+        return adapted, {**state, "variance": variances, "updates": updates}
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        """All-reduce the gradients, and adapt the total; the residual stays."""
-        totals = yield AllReduce(feedback.scaled(grads, ctx.scale))
-        return self.adapted(totals, state, 1)
+        """All-reduce the updates; the residual stays."""
+        adapted, state = self.adapted(grads, state, ctx)
+        totals = yield AllReduce(adapted)
+        return totals, state
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        grads = feedback.scaled(grads, ctx.scale)
-        adapted, state = self.adapted(grads, state, ctx.layout.workers)
+        adapted, state = self.adapted(grads, state, ctx)
         totals, selected = yield from self.select_and_deliver(
             adapted, state["residual"], [], dataclasses.replace(ctx, scale=None)
         )

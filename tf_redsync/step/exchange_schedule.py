@@ -253,7 +253,8 @@ class ExchangeSchedule:
         hidden = []
         for bucket, state in zip(self.buckets, states, strict=True):
             present_here = [s.position in present for s in bucket.layout.specs]
-            if residuals := state.get("residual"):
+            residuals = state.get("residual", ())
+            if len(residuals) == len(present_here):  # one for each variable
                 pairs = zip(residuals, present_here, strict=True)
                 state = {**state, "residual": [r if p else tf.zeros_like(r) for r, p in pairs]}
             hidden.append(state)
