@@ -23,9 +23,11 @@ def one_at_a_time():
     Build no model in a strategy's scope in it: there the workers wait for each other.
     """
     folder = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "download.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed, or the process ends
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a folder that Keras cannot use either
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(folder / "download.lock", "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed, or the process ends
         yield
 
 

@@ -71,6 +71,7 @@ METHODS = {
     "CodedTopK(density=0.05)": True,
     "CodedTopK(density=0.05, value_bits=16)": True,
     "CodedGMC(density=0.05)": True,
+    "CodedAdam(density=0.05)": True,
     "DeepReduce()": True,
     f"{TOP_K} indices=rs.codings.Golomb())": True,
     f"{TOP_K} indices=rs.codings.Bitmap())": True,

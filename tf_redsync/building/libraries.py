@@ -73,8 +73,11 @@ def has_gpu_kernels(library: Path) -> bool:
 
 def is_foreign(library: Path) -> bool:
     """Return whether a library is for another kind of processor, as in a tree that hosts share."""
-    with open(library, "rb") as file, open("/proc/self/exe", "rb") as own:
-        head, expected = file.read(20), own.read(20)
+    try:
+        with open(library, "rb") as file, open("/proc/self/exe", "rb") as own:
+            head, expected = file.read(20), own.read(20)
+    except OSError:  # such as no /proc: the loader will tell
+        return False
     return head[:4] == b"\x7fELF" and head[18:] != expected[18:]  # e_machine
 
 

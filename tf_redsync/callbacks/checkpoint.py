@@ -384,10 +384,11 @@ class Checkpoint(OfBothKeras):
             )
         self._warn_of_options(described)
         self._first_epoch = described.first_epoch
-        past = epoch - described.first_epoch if epoch < epochs else 0
+        left = epoch < epochs
+        past = epoch - described.first_epoch if left else 0
         if past and self._files.leads:
             self._warn_of_callbacks()
-        self._position.resume_at(epoch, described.batch, past)
+        self._position.resume_at(epoch, described.batch if left else 0, past)
 
 
 class _AtTheEnd(ForTfKeras, keras.callbacks.Callback):

@@ -142,9 +142,10 @@ def _warn_unless_scaled(scaler: Any, adapter: Any) -> None:
         if not checked and adapter.exchange.replacement is None:  # `flush` has no loss
             checked = True
             warnings.warn(
-                "a LossScaleOptimizer divides gradients by its loss scale, but `scale_loss` was "
-                "not called, so the updates may be too small by that factor. Compute the gradients "
-                "of optimizer.scale_loss(loss).",
+                f"the LossScaleOptimizer of {scaler.inner_optimizer.name!r} divides gradients by "
+                "its loss scale, but `scale_loss` was not called, so the updates may be too small "
+                "by that factor. Compute the gradients of optimizer.scale_loss(loss), unless you "
+                "scale the loss yourself.",
                 stacklevel=2,
             )
         apply(grads, trainable_variables)
