@@ -28,7 +28,7 @@ class Setting:
         steps: Hyper-parameters for measuring steps, or functions that return them.
         votes: Whether it uses the learning rate for votes, on small tasks.
         threshold: Whether it uses the threshold for gradients, on small tasks.
-        inner: Name of the inner optimizer, if it is not SGD.
+        inner: Name of the inner optimizer, if it is not that of the model.
         learning_rate: Rate of the inner optimizer for measuring steps, if it is not SGD; `None` for
             the common rate.
     """
@@ -38,7 +38,7 @@ class Setting:
     steps: dict[str, Any] = dataclasses.field(default_factory=dict)
     votes: bool = False
     threshold: bool = False
-    inner: str = "SGD"
+    inner: str | None = None
     learning_rate: float | None = None
 
     @property
@@ -51,6 +51,12 @@ _VOTES = Setting(
     "totals are -1, 0 or 1: a weight moves by the learning rate, however small its gradient, so at "
     "the rate of the others the loss of a large model would overflow",
     votes=True,
+    learning_rate=1e-5,
+)
+_ADAPTED = Setting(
+    "totals are updates of Adam: a weight moves by about the learning rate of SGD",
+    votes=True,
+    inner="SGD",
     learning_rate=1e-5,
 )
 _THRESHOLD = Setting("the threshold is for gradients: each task needs its own", threshold=True)
@@ -108,7 +114,8 @@ def setting_of(name: str) -> Setting:
     """Returns a method's settings; defaults for methods without exceptions."""
     if name in EXCEPTIONS or name not in names():
         return EXCEPTIONS.get(name, Setting())
-    return _VOTES if _class_of(name)().traits.votes else Setting()
+    traits = _class_of(name)().traits
+    return _VOTES if traits.votes else _ADAPTED if traits.needs_sgd else Setting()
 
 
 def make(
@@ -165,9 +172,9 @@ def learning_rate(method: rs.Method, dense: float, votes: float) -> float:
     Args:
         method: The method.
         dense: The rate for `Dense`.
-        votes: The rate for methods whose totals are votes.
+        votes: The rate for methods whose totals are votes, or updates of Adam.
     """
-    if method.traits.votes:
+    if method.traits.votes or method.traits.needs_sgd:
         return votes
     return dense * (1.0 - method.traits.momentum_in_exchange)
 

@@ -166,7 +166,7 @@ def optimizer_for(
 
     kinds["AMSGrad"] = rs.AMSGrad
     setting = method_settings.setting_of(name.partition("(")[0])
-    kind = kinds[inner if setting.inner == "SGD" else setting.inner]
+    kind = kinds[setting.inner or inner]
     wrapped = kind(setting.learning_rate or LEARNING_RATE)
     options = {} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
     if "(" in name:
