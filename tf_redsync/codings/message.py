@@ -28,7 +28,7 @@ from tf_redsync.codings.base import Capacity, CodedPositions, IndexCoding, Value
 from tf_redsync.codings.plain import Float32, RawIndices
 from tf_redsync.ops import wire
 from tf_redsync.ops.message_layout import MessageLayout, Parts, unsigned
-from tf_redsync.ops.wire import all_ones, cut, joined
+from tf_redsync.ops.wire import all_ones, as_column, cut, joined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +186,5 @@ def _add(tensor: tf.Tensor, at: tf.Tensor, values: tf.Tensor, count: tf.Tensor) 
     """Add values to the elements at the first `count` positions of a tensor."""
     flat = tf.reshape(tensor, [-1])
     if tensor.shape.num_elements() != 0:
-        places = unsigned(at[:count])[:, tf.newaxis]
-        flat = tf.tensor_scatter_nd_add(flat, places, values[:count])
+        flat = tf.tensor_scatter_nd_add(flat, unsigned(as_column(at, count)), values[:count])
     return tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)

@@ -188,8 +188,7 @@ def _check_result(method: Any, layout: BucketLayout, old: State, result: Any) ->
             raise ValueError(_broken(method, f"return {name} as {_form(wanted)}", got)) from None
         for i, (spec, t) in enumerate(zip(wanted, got, strict=True)):
             same = tf.is_tensor(t) and t.dtype == spec.dtype
-            sparse = name == "totals" and isinstance(t, SparseTotal)
-            if not (sparse or same and t.shape.is_compatible_with(spec.shape)):
+            if not (isinstance(t, SparseTotal) or same and t.shape.is_compatible_with(spec.shape)):
                 raise _bad_tensor(method, layout, name, i, wanted, got) from None
 
 
