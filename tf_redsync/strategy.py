@@ -245,8 +245,20 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if not self.reduces_locally and step_counters.is_request(value, axis):
             step_counters.note_request(value)
             if hasattr(self, "known_batches"):
-                return self.known_batches.with_batch(value, reduced)
+                eager = tf.executing_eagerly()
+                ask = (lambda: self._requested(value)) if eager else reduced
+                return self.known_batches.with_batch(value, ask)
         return reduced()
+
+    def _requested(self, own: tf.Tensor) -> tf.Tensor:
+        """Return the sum of `own`, one eager int64, over the workers, without a collective.
+
+        TensorFlow never frees the key of an eager collective, and a loop requests every batch.
+        """
+        method = fit_hook.running_method()
+        action = f"request a batch in `{method}`" if method else "request a batch"
+        texts = agreement.gather_texts(self, action, str(int(tf.reduce_sum(own))))
+        return tf.fill(own.shape, tf.constant(sum(map(int, texts)), tf.int64))
 
     def gather(self, value: Any, axis: Any) -> Any:
         """Concatenate `value` of all replicas along `axis`, by rank; accepts strings and bools.

@@ -94,7 +94,7 @@ def test_missing_worker_is_named_after_timeout():
     assert "worker 0, exit code 1" in text
     assert "worker 1 did not reach the others within 4 s" in text
     assert "worker 1 is at step 2" in text
-    assert "worker 0 is at step 2 and waits for all workers to: reduce int64 by SUM" in text
+    assert "worker 0 is at step 2 and waits for all workers to: request a batch" in text
 
 
 def disagree():

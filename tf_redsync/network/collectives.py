@@ -332,7 +332,7 @@ class KeysOfLauncher:
     collective's group, purpose, kind, dtype and shape, the name of its function, and the number of
     equal collectives before it in that function. Two collectives with the same key never run at the
     same time: functions with collectives of one purpose share resources, so TensorFlow runs them
-    one after another. In a loop, the step computes the key of a dynamic shape from its sizes.
+    one after another. The function computes the key of a dynamic shape from its sizes.
     """
 
     def __init__(self, launcher: Any):
@@ -360,9 +360,7 @@ class KeysOfLauncher:
         if tf.executing_eagerly() or self._described is None:
             return self._new_key_each_call()
         kind, value = self._described
-        if value.shape.is_fully_defined() or _called_in_control_flow():
-            return _key(self._launcher, kind, value, purpose=0)
-        return self._new_key_each_call()
+        return _key(self._launcher, kind, value, purpose=0)
 
 
 def new_purpose(strategy: tf.distribute.Strategy) -> int:
@@ -426,13 +424,3 @@ def _graphs_being_traced() -> list[Any]:
     while getattr(graphs[-1], "is_control_flow_graph", False):
         graphs.append(graphs[-1].outer_graph)
     return graphs
-
-
-def _called_in_control_flow() -> bool:
-    """Return whether the function being traced is called from a loop or a branch."""
-    graph = getattr(_graphs_being_traced()[-1], "outer_graph", None)
-    while graph is not None:
-        if getattr(graph, "is_control_flow_graph", False):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
