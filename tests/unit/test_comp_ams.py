@@ -197,6 +197,13 @@ def test_warns_if_delays_exceed_the_second_moments_memory(adam):
     assert messages(adam(0.01, beta_2=0.9), policy)
 
 
+def test_warnings_are_about_the_optimizer_inside_one_of_addons():
+    lookahead = rs.addons.load().optimizers.Lookahead
+    assert not messages(lookahead(LEGACY.Adam(0.01, amsgrad=True)), rs.TopK(density=0.001))
+    (text,) = messages(lookahead(LEGACY.Adam(0.01)), rs.TopK(density=0.001))
+    assert "second moment of Adam decays" in text
+
+
 @pytest.mark.parametrize(
     "inner",
     [

@@ -120,7 +120,7 @@ def _second_moment_warning(inner: Any, method: Method) -> str | None:
     The decayed moment makes an element's next step too long. With local steps the optimizer
     receives its worker's gradient in every step, so the moment does not decay.
     """
-    adaptive, label = conflicts.innermost(inner), type(method).__name__
+    adaptive, label = momentum.innermost(inner), type(method).__name__
     if getattr(adaptive, "amsgrad", False):
         return None
     name = type(adaptive).__name__
