@@ -218,8 +218,8 @@ def check_together(methods: Sequence[Method]) -> None:
     """Check that `methods`, the default first, can be combined in one model.
 
     Raises:
-        ValueError: the methods differ in momentum, adaptation, local steps, delay, interval or
-            fragments, or a method other than the default clips the gradient.
+        ValueError: the methods differ in momentum, adaptation, dense steps, local steps, delay,
+            interval or fragments, or a method other than the default clips the gradient.
     """
     check_clip_norms(methods)
     momenta = {m.traits.momentum_in_exchange for m in methods}
@@ -237,6 +237,16 @@ def check_together(methods: Sequence[Method]) -> None:
             f"gradients. Received: {received}. Use CodedAdam for all variables, with a higher "
             "density where you want more accuracy."
         )
+    _check_schedules(methods)
+
+
+def _check_schedules(methods: Sequence[Method]) -> None:
+    for name in ("warm_up_steps", "dense_every"):
+        if len(values := {getattr(m.sync_schedule, name) for m in methods} - {0}) > 1:
+            raise ValueError(
+                f"all methods of a policy must have the same `{name}`, or none. Received: "
+                f"{name} of {sorted(values)}"
+            )
     schedules = {(m.sync_schedule.local_steps, m.sync_schedule.delay) for m in methods}
     if len(schedules) > 1:
         raise ValueError(

@@ -196,6 +196,20 @@ def test_lists_are_converted_to_tuples(made):
             ),
             ["the same growing intervals", "LocalSGD None", "ZeroOneAdam Intervals("],
         ),
+        (
+            lambda: rs.Policy(
+                default=rs.RedSync(warm_up=rs.DenseWarmUp(3)),
+                rules=(rs.Rule(pattern="x", method=rs.RedSync(warm_up=rs.DenseWarmUp(5))),),
+            ),
+            ["the same `warm_up_steps`", "[3, 5]"],
+        ),
+        (
+            lambda: rs.Policy(
+                default=rs.CDSGD(full_every=3),
+                rules=(rs.Rule(pattern="x", method=rs.CDSGD(full_every=5)),),
+            ),
+            ["the same `dense_every`", "[3, 5]"],
+        ),
         (  # momentum correction, and a quantizer without a residual to correct
             lambda: rs.Policy(default=rs.DGC(), rules=(rs.Rule(pattern="x", method=rs.QSGD()),)),
             ["the same momentum", "DGC 0.9, QSGD 0.0"],

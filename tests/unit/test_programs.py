@@ -21,7 +21,7 @@ SPECS = [TensorSpec("a", (20, 30), position=0), TensorSpec("b", (40, 50), positi
 class Echo:
     """A network of equal workers that records the names of its requests."""
 
-    checked = False
+    checksums = False
 
     def __init__(self, workers, in_branches=True):
         self.workers, self.in_branches, self.log = workers, in_branches, []
@@ -139,13 +139,6 @@ def test_total_forms_inside_a_warm_up():
     for step in range(5):
         found = [int(n) for n in step_fn(tf.constant(step, tf.int64))]
         assert found == ([1, 600, 0] if step < 3 else [0, 0, 12])
-
-
-def test_warm_ups_of_different_lengths():
-    assert program(rs.RedSync(), rs.Dense()).warm_up_steps == 0
-    mixed = program(rs.RedSync(warm_up=rs.DenseWarmUp(3)), rs.RedSync(warm_up=rs.DenseWarmUp(5)))
-    with pytest.raises(ValueError, match=r"`DenseWarmUp.steps` must be the same.*\[3, 5\]"):
-        run(mixed, Echo(2), 0)
 
 
 @pytest.mark.parametrize(

@@ -237,30 +237,10 @@ class ChangingSteps(ExchangeSchedule):
 
     @property
     def warm_up_steps(self) -> int:
-        """Length of the methods' dense warm-up in steps; 0 for none.
-
-        Raises:
-            ValueError: If methods declare dense warm-ups of different lengths.
-        """
-        steps = [b.method.sync_schedule.warm_up_steps for b in self.buckets]
-        return self._common("DenseWarmUp.steps", steps)
+        """Length of the methods' dense warm-up in steps; 0 for none."""
+        return max((b.method.sync_schedule.warm_up_steps for b in self.buckets), default=0)
 
     @property
     def dense_every(self) -> int:
-        """The interval of dense steps, in steps; 0 for never.
-
-        Raises:
-            ValueError: If methods declare different intervals.
-        """
-        return self._common(
-            "full_every", [b.method.sync_schedule.dense_every for b in self.buckets]
-        )
-
-    def _common(self, name: str, values: Sequence[int]) -> int:
-        different = set(values) - {0}
-        if len(different) > 1:
-            raise ValueError(
-                f"`{name}` must be the same in all methods. Received: {sorted(different)}. "
-                "Pass one value to all of them."
-            )
-        return different.pop() if different else 0
+        """The interval of dense steps, in steps; 0 for never."""
+        return max((b.method.sync_schedule.dense_every for b in self.buckets), default=0)
