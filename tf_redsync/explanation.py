@@ -88,22 +88,14 @@ def explain(
     buckets: Sequence[Bucket],
     workers: int,
     sent: float,
-    decision: str = "",
-    replicas: int = 1,
-    warm_up: str = "",
-    carrier: str = "",
 ) -> Explanation:
-    """Build the table.
+    """Build the table; the caller adds decision, replicas, warm-up and carrier.
 
     Args:
         assignments: The assignments, in the model's order.
         buckets: All buckets.
         workers: Number of workers.
         sent: Bytes per worker and step.
-        decision: See `Explanation`.
-        replicas: See `Explanation`.
-        warm_up: See `Explanation`.
-        carrier: See `Explanation`.
     """
     rows = {
         spec.position: Row(
@@ -123,10 +115,6 @@ def explain(
         workers=workers,
         dense_bytes=dense_bytes([a.spec for a in assignments], workers),
         bytes_per_step=sent,
-        decision=decision,
-        replicas=replicas,
-        warm_up=warm_up,
-        carrier=carrier,
         notes=tuple(dict.fromkeys(note for b in buckets for note in b.method.traits.notes)),
     )
 

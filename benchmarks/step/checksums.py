@@ -3,9 +3,9 @@
     python benchmarks/step/checksums.py --width 900 --json checksums.json
 
 Two workers train an MLP of six hidden layers with RedSync. The library has no switch for checksums,
-so the step is traced with `DirectCollectives.checked` set to False, and a second time as a control.
-Blocks of steps alternate. The result is the median of the ratios in each round, if that of the
-control is near 0. The ops alone are also timed on messages of the same sizes.
+so the step is traced with `DirectCollectives.checksums` set to False, and a second time as a
+control. Blocks of steps alternate. The result is the median of the ratios in each round, if that of
+the control is near 0. The ops alone are also timed on messages of the same sizes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def worker(args: argparse.Namespace) -> dict[str, Any]:
     wire.sealed = noted
     steps = {}
     for kind in KINDS:
-        collectives.DirectCollectives.checked = kind == "checked"
+        collectives.DirectCollectives.checksums = kind == "checked"
         traced = len(sizes)
         strategy = job.model.distribute_strategy
         steps[kind] = training.make_step(strategy, job.model, job.optimizer, {})

@@ -22,7 +22,7 @@ def train(kind, victim, sender, checked):
     rank, network = problems.rank(), collectives.DirectCollectives
     strategy = rs.MultiWorkerMirroredStrategy()
     flips = tf.Variable(0)
-    original, network.checked = getattr(network, kind), checked
+    original, network.checksums = getattr(network, kind), checked
 
     def faulty(self, messages, *distance):
         rows = original(self, messages, *distance)

@@ -17,7 +17,7 @@ class Recorder:
     """A network of two equal workers that records its requests."""
 
     workers = 2
-    checked = False
+    checksums = False
 
     def __init__(self):
         self.log = []
@@ -114,7 +114,7 @@ def test_bad_requests_are_rejected_before_they_are_sealed(yielded, named):
         yield yielded
 
     network = Recorder()
-    network.checked = True
+    network.checksums = True
     ctx = Context(BucketLayout((), 2), 0, tf.constant(0, tf.int64))
     with pytest.raises(TypeError, match=f"Dense must yield {named}"):
         drive([checked(rs.Dense(), start, [], {}, ctx)], network)

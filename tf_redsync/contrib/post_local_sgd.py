@@ -50,12 +50,7 @@ class PostLocalSGD(DenseStart, LocalSGD):
     @property
     @override
     def traits(self) -> Traits:
-        return dataclasses.replace(
-            super().traits,
-            paper="Lin, Stich, Patel, Jaggi 2020",
-            requests="all-reduce of weights' changes",
-            bits="32 / steps",
-        )
+        return dataclasses.replace(super().traits, paper="Lin, Stich, Patel, Jaggi 2020")
 
     @property
     @override

@@ -11,7 +11,7 @@ from tf_redsync import checks
 from tf_redsync.config import register
 from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Exchange, State
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.random_numbers import stream, uniform, worker_seed
@@ -82,24 +82,18 @@ class Wangni(Sparsifier):
             paper="Wangni, Wang, Liu, Zhang 2018",
             requests="all-gather of indices and values",
             bits="64 density",
-            state_kinds={},
+            state_kinds={},  # `Coded` adds a residual
             # No residual for rounding errors
             rounds_values=False,
             # Unbiased, but not conserved in each step
             conserves=False,
             # No element is delayed
             waiting_steps=1.0,
-            sends_selected=True,
         )
 
     @override
     def describe(self, spec: TensorSpec) -> str:
         return f"{self.k(spec)} random elements"
-
-    @override
-    def init(self, layout: BucketLayout) -> State:
-        """Return an empty state; `Coded` adds a residual."""
-        return {}
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

@@ -34,12 +34,12 @@ class Network(Protocol):
     Attributes:
         workers: Number of workers.
         in_branches: Whether collectives can run in a branch of a `tf.cond`.
-        checked: Whether messages carry checksums.
+        checksums: Whether messages carry checksums.
     """
 
     workers: int
     in_branches: bool
-    checked: bool
+    checksums: bool
 
     def rank(self) -> tf.Tensor:
         """Return this worker's rank, int32 scalar in [0, workers)."""
@@ -260,7 +260,7 @@ def ask(network: Network, request: Request) -> Any:
             workers cannot continue without it.
     """
     send = COLLECTIVES[type(request)].send
-    if not network.checked or isinstance(request, AllReduce):
+    if not network.checksums or isinstance(request, AllReduce):
         return send(network, request)
     with tf.name_scope(SELECTING):
         sealed = sealed_request(request)

@@ -135,12 +135,12 @@ class DryRun:
     Attributes:
         workers: Number of workers to simulate.
         in_branches: See `Network`.
-        checked: See `Network`.
+        checksums: See `Network`.
     """
 
     workers: int
     in_branches: bool = True
-    checked: bool = False
+    checksums: bool = False
 
     def rank(self) -> tf.Tensor:
         """Return 0, since bytes do not depend on the rank."""

@@ -258,10 +258,6 @@ class CodedGMC(_GlobalMomentum, CodedSelection):
         )
 
     @override
-    def init(self, layout: BucketLayout) -> State:
-        return {"residual": [tf.zeros(s.shape, tf.float32) for s in layout.specs]}
-
-    @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """All-reduce gradients and residuals; only the momentum stays."""
         scaled = feedback.scaled(grads, ctx.scale)

@@ -131,9 +131,4 @@ class DiLoCo(LocalSGD):
     @property
     @override
     def traits(self) -> Traits:
-        return dataclasses.replace(
-            super().traits,
-            paper="Douillard et al. 2023",
-            requests="all-reduce of weights' changes",
-            bits="32 / steps",
-        )
+        return dataclasses.replace(super().traits, paper="Douillard et al. 2023")

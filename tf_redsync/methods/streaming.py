@@ -21,6 +21,7 @@ from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common import rounded_all_reduce, small_floats
+from tf_redsync.methods.common.sparsifier import flat, split
 from tf_redsync.methods.local_sgd import DiLoCo
 
 _VALUE_BITS = (4, 8, 16, 32)
@@ -216,11 +217,8 @@ class StreamingDiLoCo(Fragmented, DiLoCo):
             rounded = dataclasses.replace(ctx, rounding=_HALF)
             totals, _ = yield from rounded_all_reduce.all_reduce(rounded, grads)
             return totals, state
-        sizes = [s.size for s in ctx.layout.specs]
-        vector = tf.concat([tf.reshape(g, [-1]) for g in grads], axis=0)
-        sums = yield from small_floats.all_reduce(ctx, vector, self.value_bits)
-        parts = tf.split(sums, sizes)
-        return [tf.reshape(p, s.shape) for p, s in zip(parts, ctx.layout.specs, strict=True)], state
+        sums = yield from small_floats.all_reduce(ctx, flat(grads), self.value_bits)
+        return split(sums, ctx.layout.specs), state
 
 
 def _layer(spec: TensorSpec) -> str:

@@ -58,7 +58,7 @@ class Alone:
 
     workers = 1
     in_branches = True
-    checked = False
+    checksums = False
 
     def rank(self) -> tf.Tensor:
         """Return 0."""
@@ -91,11 +91,11 @@ class PublicCollectives:
         workers: Number of replicas.
         in_branches: Whether collectives may stand in a branch of a conditional. Public collectives
             may not, because they synchronize the threads of the replicas.
-        checked: Whether messages carry checksums.
+        checksums: Whether messages carry checksums.
     """
 
     in_branches = False
-    checked = True
+    checksums = True
 
     def __init__(self, workers: int):
         self.workers = workers

@@ -120,7 +120,7 @@ def accumulate_and_select(
     """
     n = len(grads)
     selectors = (selectors,) * n if isinstance(selectors, str) else tuple(selectors)
-    grads, residuals, velocities = checked(grads, residuals, velocities, selectors, momentum)
+    grads, residuals, velocities = validated(grads, residuals, velocities, selectors, momentum)
     layout = MessageLayout.of(k, quantized)
     kept = len(velocities) * (keep_velocities or nesterov)
     arguments = {
@@ -243,7 +243,7 @@ def chunked_top_k(chunks: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
     return reference_selection.chunked_top_k(chunks, k)
 
 
-def checked(
+def validated(
     grads: Sequence[tf.Tensor],
     residuals: Sequence[tf.Tensor],
     velocities: Sequence[tf.Tensor],

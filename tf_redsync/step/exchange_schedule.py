@@ -25,7 +25,7 @@ from tf_redsync.ops.wire import widened
 from tf_redsync.step.meter import Meter
 from tf_redsync.step.state_variables import Consensus, StateVariables
 
-WAITING = ("residual", "pending")  # state names of gradients that are not delivered yet
+UNDELIVERED = ("residual", "pending")  # state names of gradients that are not delivered yet
 Grads = list[tf.Tensor]
 
 
@@ -156,7 +156,7 @@ def plan_at(buckets: Sequence[Bucket], dense: bool, start: int) -> Plan:
 
 def _sum_residuals(zeros: Grads, state: State, ctx: Context) -> Exchange:
     """Return the sum over workers of the residuals; `zeros` if the state has no residuals."""
-    names = [name for name in WAITING if state.get(name)]
+    names = [name for name in UNDELIVERED if state.get(name)]
     if not names:
         return zeros, state
     contributions = [tf.add_n(list(parts)) for parts in zip(*map(state.get, names), strict=True)]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_redsync.exchange.capabilities import AdamMoments, capability
 from tf_redsync.exchange.method import Method
-from tf_redsync.step.exchange_schedule import WAITING
+from tf_redsync.step.exchange_schedule import UNDELIVERED
 from tf_redsync.step.gradient_exchange import GradientExchange
 from tf_redsync.step.local_steps import LocalSteps
 
@@ -81,7 +81,7 @@ def check(methods: Sequence[Method], caller: str) -> None:
 
 def may_hold_residuals(states: Sequence[Mapping[str, Sequence[Any]]]) -> list[bool]:
     """Return for each bucket whether its state has residuals."""
-    return [any(state.get(name) for name in WAITING) for state in states]
+    return [any(state.get(name) for name in UNDELIVERED) for state in states]
 
 
 def _totals(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -232,8 +233,8 @@ class GradientExchange(tf.Module):
         with tf.control_dependencies(checks):
             states = schedule.read(self.states)
         scale = None if self._clipping is None else self._clipping.clip_scale(grads, self.workers)
-        sent = states if whole else schedule.hide_absent(states, set(positions))
-        outcome = schedule.run(Inputs(by_bucket, sent, scale, step, self.network, schedule.meter))
+        read = states if whole else schedule.hide_absent(states, set(positions))
+        outcome = schedule.run(Inputs(by_bucket, read, scale, step, self.network, schedule.meter))
         if not schedule.skips_locally:
             step_counters.note_exchange(outcome.finite)
         if not whole:
@@ -547,15 +548,14 @@ class GradientExchange(tf.Module):
         """Return a table of the variables, their methods and their bytes per step."""
         begins = self.warm_up.describe() if self.warm_up else ""
         off = "dense until `enable()`: compression is disabled"
-        return explanation.explain(
-            self.assignments,
-            self.schedule.buckets,
-            self.workers,
-            self.bytes_per_step(),
-            "" if self.resolved is self.policy else str(self.resolved),
-            self.worker.replicas,
-            off if self.schedule.off else begins,
-            groups.carrier(self.strategy),
+        return dataclasses.replace(
+            explanation.explain(
+                self.assignments, self.schedule.buckets, self.workers, self.bytes_per_step()
+            ),
+            decision="" if self.resolved is self.policy else str(self.resolved),
+            replicas=self.worker.replicas,
+            warm_up=off if self.schedule.off else begins,
+            carrier=groups.carrier(self.strategy),
         )
 
     def bytes_per_step(self) -> float:

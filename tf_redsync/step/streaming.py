@@ -38,9 +38,7 @@ from tf_redsync.step.background import Background
 from tf_redsync.step.branches import rarely
 from tf_redsync.step.changing_steps import plan_of
 from tf_redsync.step.exchange_schedule import ExchangeSchedule, Inputs
-from tf_redsync.step.fit_steps import WarmUp
 from tf_redsync.step.local_steps import LocalSteps, Sent, nothing_sent, outer_step
-from tf_redsync.step.nonfinite import NonFiniteCounter
 from tf_redsync.step.state_variables import Consensus, StateVariables
 
 _MOVING = "moving"  # state name of the changes in flight
@@ -57,15 +55,7 @@ class Streaming(LocalSteps):
         warm_up: A dense warm-up, or `None`.
     """
 
-    def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        steps: int,
-        nonfinite: NonFiniteCounter,
-        warm_up: WarmUp | None = None,
-    ):
-        super().__init__(buckets, steps, nonfinite, warm_up)
-        self._background: Background | None = None  # from the first trace on
+    _background: Background | None = None  # from the first trace on
 
     @override
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:

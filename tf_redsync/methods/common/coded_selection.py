@@ -30,7 +30,7 @@ from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, sum_
 from tf_redsync.ops import native, wire
 from tf_redsync.ops.message_layout import MessageLayout
 from tf_redsync.ops.native import runs_natively
-from tf_redsync.ops.selection import checked, sparse_totals
+from tf_redsync.ops.selection import sparse_totals, validated
 from tf_redsync.ops.sparse import descended
 
 HALF_BITS = 16
@@ -223,7 +223,7 @@ def select_and_code(
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
     layout = MessageLayout.of(k)
     selectors = ["exact"] * len(grads)
-    grads, residuals, velocities = checked(grads, residuals, velocities, selectors, momentum)
+    grads, residuals, velocities = validated(grads, residuals, velocities, selectors, momentum)
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
     if runs_natively(grads):
