@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import skip_without_namespaces
 from tf_redsync.building import BuildError, libraries
 from tf_redsync.cli import isolation, launch
 
@@ -56,7 +57,7 @@ def run_server(tmp_path, choice) -> tuple[dict, str]:
     command = [sys.executable, "-m", "tf_redsync.launch", "-n", "1", *choice, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if "isolate='yes'" in done.stderr:
-        pytest.skip(done.stderr.splitlines()[-1])
+        skip_without_namespaces()
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.removeprefix("[worker 0] ")), done.stderr
 
