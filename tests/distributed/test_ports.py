@@ -34,8 +34,9 @@ print("total", total)
 
 
 def reachable_addresses():
-    """Addresses at which the servers of both workers accept connections."""
+    """Addresses at which the servers of both workers accept connections; threads of this one."""
     import socket
+    import threading
 
     import tensorflow as tf
 
@@ -50,7 +51,8 @@ def reachable_addresses():
                 if client.connect_ex((host, int(address.rpartition(":")[2]))) == 0:
                     found.append(host)
     strategy.reduce("SUM", tf.constant(1.0), axis=None)  # keeps all servers running until then
-    return {"found": json.dumps(found)}
+    threads = [thread.name for thread in threading.enumerate()]
+    return {"found": json.dumps(found), "threads": json.dumps(threads)}
 
 
 @pytest.mark.skipif(
@@ -59,6 +61,7 @@ def reachable_addresses():
 def test_preloaded_library_binds_servers_to_own_address():
     for worker in run_workers(reachable_addresses, env=isolation.loopback_only()[0]):
         assert json.loads(worker["found"]) == ["127.0.0.1"] * 2
+        assert "tf_redsync_connections" in worker["threads"]  # of `tcp_timeout.keep`
 
 
 @pytest.mark.deep  # via the launcher; tests/unit/test_isolation.py tests it without TensorFlow

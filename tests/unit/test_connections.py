@@ -3,6 +3,8 @@
 import contextlib
 import os
 import socket
+import threading
+import time
 
 import pytest
 
@@ -43,3 +45,25 @@ def test_only_grpc_timeouts_on_the_servers_port_are_replaced(pair):
     assert len(os.listdir("/proc/self/fd")) == files and accepted.getblocking()
     client.sendall(b"x")
     assert accepted.recv(1) == b"x"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_keep_raises_the_timeouts_until_the_process_ends(pair, monkeypatch):
+    server, _, accepted = pair
+    monkeypatch.setattr(tcp_timeout, "_EVERY_SECONDS", 0.01)
+    before = {*threading.enumerate()}
+    tcp_timeout.keep(server.getsockname()[1], 240)
+    (thread,) = {*threading.enumerate()} - before
+    for _ in range(2):  # and on a connection that gRPC accepts later
+        deadline = time.monotonic() + 10
+        while timeout(accepted) != 240_000:
+            assert time.monotonic() < deadline, timeout(accepted)
+            time.sleep(0.01)
+        accepted.setsockopt(socket.IPPROTO_TCP, USER_TIMEOUT, 20_000)
+
+    def end(*arguments):
+        raise SystemExit  # ends only the thread
+
+    monkeypatch.setattr(tcp_timeout, "extend", end)
+    thread.join(10)
+    assert not thread.is_alive()
