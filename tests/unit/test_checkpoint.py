@@ -355,6 +355,25 @@ def test_save_schedule(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@loop(
+    "every, days, saves",
+    [(datetime.timedelta(microseconds=1), -1, STEPS), (datetime.timedelta(hours=1), 1, 1)],
+)
+def test_wall_clock_that_jumps_does_not_move_saves(every, days, saves, tmp_path_factory):
+    """Back, while a save is due after every step; forward, while none is due before the end."""
+    folder, clock = tmp_path_factory.mktemp("clock"), time.time
+    with pytest.MonkeyPatch.context() as patch:
+
+        def step(done):
+            if done == 4:
+                patch.setattr(time, "time", lambda: clock() + 86_400 * days)
+
+        checkpoint = rs.callbacks.Checkpoint(folder, every=every, keep=99)
+        callbacks = [checkpoint, at_the_end_of_steps(step)]
+        build_model("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=callbacks)
+    assert len(Store(folder).numbers()) == saves
+
+
 def test_full_disk_warns_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     from tf_redsync.state import checkpoint_files
 
