@@ -105,10 +105,10 @@ CLAIMS = {
     "32 r (n + m) / (n m)": lambda m: 32 * m.rank * 2 * SIDE / N,
     "16 r (n + m) / (n m)": lambda m: 16 * m.rank * 2 * SIDE / N,
     "2; shared scaler 32 / floor(log(2^25) / log(2 K + 1))": (
-        lambda m: 32 / math.floor(25 / math.log2(2 * K + 1)) if m.shared_scaler else 2
+        lambda m: 32 / ternary_digits() if m.shared_scaler else 2
     ),
     "32 (1 - s); ternary 32 (1 - s) / floor(log(2^25) / log(2 K + 1))": (
-        lambda m: 32 * (1 - m.sparsity)
+        lambda m: 32 * (1 - m.sparsity) / (ternary_digits() if m.ternary else 1)
     ),
     "r + 1 + 2^-r / sqrt(alpha), r = 1 at 0.1": lambda m: 2 + 0.5 / math.sqrt(m.alpha),
     "density (8 + 4 / 3 bits of an index)": (
@@ -133,15 +133,34 @@ def levels(s: int) -> int:
     return math.ceil(math.log2(s + 1)) + 1
 
 
-FIRST = {type(d.method): d for d in reversed(TABLE.values())}
+def ternary_digits() -> int:
+    """Number of ternary codes in a float32 that K workers sum."""
+    return math.floor(25 / math.log2(2 * K + 1))
 
 
-@pytest.mark.parametrize("name", [c.__name__ for c in FIRST])
-def test_bits(name):
-    cls = next(c for c in FIRST if c.__name__ == name)
+def default(descriptor):
+    """The method with its defaults; that of the table if it needs arguments."""
     try:
-        method = cls()
+        return type(descriptor.method)()
     except TypeError:
-        method = FIRST[cls].method
+        return descriptor.method
+
+
+FIRST = {type(d.method): d for d in reversed(TABLE.values())}
+# For the second halves of claims.
+OPTIONS = [
+    rs.RedSync(quantized=True),
+    rs.GMC(selection="random_block"),
+    rs.TernGrad(shared_scaler=True),
+    rs.contrib.CompAMS(compressor="block_sign"),
+    rs.contrib.PacTrain(ternary=True),
+]
+CASES = {c.__name__: default(d) for c, d in FIRST.items()}
+CASES |= {f"{type(m).__name__} with an option": m for m in OPTIONS}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits(name):
+    method = CASES[name]
     assert method.traits.bits in CLAIMS, "add this `bits` to `CLAIMS` of your family"
     assert payload_bits(method) == pytest.approx(CLAIMS[method.traits.bits](method), rel=0.01)
