@@ -233,8 +233,10 @@ def test_no_restart_after_a_signal_or_the_timeout(tmp_path):
     path.write_text(HEAD + "print('ready', flush=True)\nif index: sys.exit(3)\ntime.sleep(60)")
     args = [*CLI, "-n", "2", "--grace", "20", "--max-restarts", "3", str(path)]
     with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        while "SIGKILL in 20 s" not in run.stderr.readline():
-            pass
+        read = [""]
+        while "SIGKILL in 20 s" not in read[-1]:
+            read.append(run.stderr.readline())
+            assert read[-1], f"the launcher ended: {''.join(read)}"
         run.send_signal(signal.SIGTERM)
         _, err = run.communicate(timeout=20)
     assert run.returncode == 3 and "restart" not in err
