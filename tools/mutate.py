@@ -177,7 +177,7 @@ MUTATIONS = (
     Mutation(
         "checkpoint: a resumed run skips earlier shuffles",
         "keras/fit_resume.py",
-        "        for draws in batches_of_past(epoch_iterator.data_adapter, past):\n",
+        "        for draws in batches_of_past(epoch_iterator.data_adapter, past, one_for_all):\n",
         "        for draws in ():\n",
         ("tests/unit/test_checkpoint.py", "-k", "resume_is_bitwise_equal"),
     ),

@@ -52,6 +52,7 @@ def dataset():
 
 # `fit`'s data, as a function, and its other arguments.
 DATA = {
+    "in order": (lambda: dataset().batch(BATCH), {}),
     "shuffled anew": (lambda: dataset().shuffle(20, seed=3).batch(BATCH), {}),
     "cached": (lambda: dataset().shuffle(20, seed=3).cache().batch(BATCH), {}),
     "shuffled twice": (lambda: dataset().shuffle(20, seed=3).shuffle(9, seed=4).batch(BATCH), {}),
@@ -140,7 +141,12 @@ def equal_weights(one, other):
 
 
 # In keras3, "shuffled twice" is tested with other callbacks, below.
-SHORT = [("keras3", "repeated"), ("keras3", "of unknown size"), ("tf_keras", "cached")]
+SHORT = [
+    ("keras3", "repeated"),
+    ("keras3", "of unknown size"),
+    ("tf_keras", "cached"),
+    ("tf_keras", "in order"),
+]
 CASES = [case for case in itertools.product(FAMILIES, DATA) if case in SHORT or DEEP]
 
 
@@ -211,6 +217,13 @@ def numbers():
 
 
 PIPELINES = {  # and the number of batches to draw from two earlier epochs
+    "in order": (
+        lambda: (
+            numbers().map(abs, 2).filter(lambda i: i > 3).cache().batch(4).prefetch(2).repeat(2)
+        ),
+        [],
+    ),
+    "in a function": (lambda: numbers().flat_map(lambda i: numbers().shuffle(20, 3)), [0, 0]),
     "shuffled": (lambda: numbers().shuffle(20, 3).map(abs, 2).batch(4).prefetch(2), [0, 0]),
     "twice": (lambda: numbers().shuffle(20, 3).shuffle(5, 4).batch(4).prefetch(2), [1, 1]),
     "files": (
@@ -243,9 +256,17 @@ def test_drawing_from_earlier_epochs_keeps_the_order(name):
             list(itertools.islice(data, number))
         return [x.numpy().tolist() for x in itertools.islice(data, 40)]
 
-    draws = fit_resume.batches_of_past(types.SimpleNamespace(_dataset=make()), 2)
+    adapter = types.SimpleNamespace(_dataset=make())
+    draws = fit_resume.batches_of_past(adapter, 2, one_for_all=False)
     assert draws == expected
+    assert len(fit_resume.batches_of_past(adapter, 2, one_for_all=True)) == 2
     assert name == "endless" or order(draws) == order([sys.maxsize] * 2)
+
+
+@loop("shuffle, draws", [(False, []), (True, [0, 0]), ("batch", [0, 0])])
+def test_arrays_need_earlier_iterators_only_if_fit_shuffles(shuffle, draws):
+    adapter = types.SimpleNamespace(_shuffle=shuffle)
+    assert fit_resume.batches_of_past(adapter, 2, one_for_all=False) == draws
 
 
 AT_ONCE = [("keras3", 1), ("tf_keras", 1), *([("legacy", 1), ("keras3", 3)] if DEEP else [])]

@@ -2,9 +2,9 @@
 
 Neither Keras 3 nor tf_keras can begin in the middle of an epoch. The batches before the position
 are therefore drawn from the data and dropped, without callbacks. The order of data that are
-reshuffled in every epoch depends on the number of earlier iterators. Iterators of earlier epochs
-are therefore created, too. Batches are drawn from them only where that changes the order
-(`batches_of_past`), or if all epochs share an iterator.
+reshuffled in every epoch depends on the number of earlier iterators. Unless the data are known not
+to shuffle, iterators of earlier epochs are therefore created, too. Batches are drawn from them only
+where that changes the order (`batches_of_past`), or if all epochs share an iterator.
 
 `fit` keeps its state in local variables, which are read from its frame. Names used here: of Keras 3
 the variable `epoch_iterator` with `_enumerate_iterator`, `_get_iterator`, `_num_batches` and
@@ -19,6 +19,7 @@ the variable `epoch_iterator` with `_enumerate_iterator`, `_get_iterator`, `_num
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.keras import first_batch, models
+
+# Stages whose order does not depend on earlier iterators. Others may, such as a `flat_map` whose
+# function captures a shuffle.
+_KEEPS_ORDER = re.compile(
+    "_?(Tensor|TensorSlice|Range|TFRecord|TextLine|FixedLengthRecord|Zip|Concatenate|Repeat|Take|"
+    "Skip|Shard|Cache|Filter|(Parallel)?(Map|Batch)|PaddedBatch|Unbatch|Prefetch|Options)"
+    "Dataset(V2)?"
+)
 
 
 class Position:
@@ -210,10 +219,11 @@ def _begin_keras3(epoch_iterator: Any, batch: int, past: int, dropped: list[Any]
     """
     enumerate_epoch = epoch_iterator._enumerate_iterator
     at_once = epoch_iterator.steps_per_execution
+    one_for_all = epoch_iterator.steps_per_epoch is not None
 
     def rest() -> Iterator[Any]:
         del epoch_iterator._enumerate_iterator  # for this epoch only
-        for draws in batches_of_past(epoch_iterator.data_adapter, past):
+        for draws in batches_of_past(epoch_iterator.data_adapter, past, one_for_all):
             _pass_epoch(epoch_iterator, enumerate_epoch, draws)
         left = False
         for execution in enumerate_epoch():  # first step, last step since Keras 3.11, iterator
@@ -257,22 +267,26 @@ def _pass_epochs_tf_keras(handler: Any, past: int) -> None:
     enumerate_epochs = handler.enumerate_epochs
 
     def rest() -> Iterator[Any]:
-        handler._initial_epoch -= past
+        one_for_all = not handler._adapter.should_recreate_iterator()
+        passed = batches_of_past(handler._adapter, past, one_for_all)
+        handler._initial_epoch -= len(passed)
         epochs = enumerate_epochs()
-        for draws in batches_of_past(handler._adapter, past):
+        for draws in passed:
             _, iterator = next(epochs)
-            if handler._adapter.should_recreate_iterator():
-                _drop(iterator, draws, least=0)
-            else:  # one iterator for all epochs
+            if one_for_all:
                 _drop(iterator, handler._inferred_steps, least=handler._inferred_steps)
+            else:
+                _drop(iterator, draws, least=0)
         yield from epochs
 
     if past:
         handler.enumerate_epochs = rest
 
 
-def batches_of_past(adapter: Any, past: int) -> list[int]:
+def batches_of_past(adapter: Any, past: int, one_for_all: bool) -> list[int]:
     """Return the number of batches to draw from each of the earlier epochs' iterators.
+
+    Data in a fixed order need no earlier iterators, of which each takes tens of milliseconds.
 
     The order of a shuffle changes with each of its iterators. Under another shuffle, the first
     batch creates this iterator; under `repeat` and `concatenate`, later batches create others. A
@@ -281,8 +295,13 @@ def batches_of_past(adapter: Any, past: int) -> list[int]:
     Args:
         adapter: A data adapter of Keras 3 or tf_keras.
         past: Number of earlier epochs.
+        one_for_all: Whether all epochs share an iterator, which has to pass them.
     """
     datasets = _own_datasets(getattr(adapter, "_dataset", None))
+    kinds = [type(stage).__name__ for d in datasets for stage in first_batch.with_inputs(d)]
+    ordered = bool(kinds) and all(map(_KEEPS_ORDER.fullmatch, kinds))
+    if not one_for_all and (ordered or not getattr(adapter, "_shuffle", True)):
+        return []
     over_shuffles = " ".join(
         type(stage).__name__
         for dataset in datasets
