@@ -338,6 +338,21 @@ def test_bytes_before_a_resume_at_any_step(step, sent, tmp_path_factory):
     assert outputs._bytes_before(folder, 0, step) == sent
 
 
+def test_resume_reads_only_the_end_of_a_long_file(tmp_path, monkeypatch):
+    """After days, a worker's file may be larger than its memory."""
+    layers = {"density": [0.001] * 100, "residual": [1.0] * 100}
+    found = [{"record": "sample", "step": s, "bytes_sent": s, "layers": layers} for s in range(999)]
+    path = tmp_path / "worker-0.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in found) + '{"record": "sample", "st')
+    monkeypatch.setattr(records, "_BLOCK", 999)  # less than a line
+    assert list(records.newest_first(path)) == found[::-1]
+    parsed = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda line: parsed.append(line) or loads(line))
+    assert outputs._bytes_before(tmp_path, 0, 990) == 990
+    assert len(parsed) < 20
+
+
 def test_times_are_those_of_the_model_in_fit(tmp_path):
     metrics = CompressionMetrics(tmp_path)
     first, second = (build_model(ALONE, keras, TOPK) for _ in range(2))

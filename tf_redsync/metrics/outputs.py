@@ -188,19 +188,17 @@ def _bytes_before(run_dir: str | os.PathLike[str], rank: int, step: int) -> floa
     if not step:
         return 0.0
     try:
-        lines = records.read_file(rank, records.path_of(run_dir, rank))
+        for record in records.newest_first(records.path_of(run_dir, rank)):
+            if record["record"] == "run" and not record.get("step"):  # the training's beginning
+                return float(round((record.get("expected_bytes") or 0.0) * step))
+            if record["record"] in ("sample", "epoch") and record.get("step", math.inf) <= step:
+                values = record if record["record"] == "sample" else record.get("logs") or {}
+                if values.get("bytes_sent") is not None:
+                    per_step = values.get("bytes_per_step") or 0.0
+                    return float(round(values["bytes_sent"] + per_step * (step - record["step"])))
     except OSError:
-        return 0.0
-    sent, last, per_step = 0.0, step, 0.0
-    for record in lines.records:
-        if record["record"] == "run" and not record.get("step"):  # a new training
-            sent, last, per_step = 0.0, 0, record.get("expected_bytes") or 0.0
-        elif record["record"] in ("sample", "epoch") and record.get("step", math.inf) <= step:
-            values = record if record["record"] == "sample" else record.get("logs") or {}
-            if values.get("bytes_sent") is not None:
-                sent, last = values["bytes_sent"], record["step"]
-                per_step = values.get("bytes_per_step") or 0.0
-    return float(round(sent + per_step * (step - last)))
+        pass
+    return 0.0
 
 
 FOLDER = "tensorboard"

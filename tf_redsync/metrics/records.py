@@ -24,11 +24,12 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 FORMAT = 1
+_BLOCK = 1 << 20  # bytes that `newest_first` reads at once
 _FILE = re.compile(r"worker-(\d+)\.jsonl")
 
 
@@ -164,15 +165,36 @@ def read_file(rank: int, path: Path) -> Lines:
     """Return the contents of a worker's file; see `read`."""
     records, damaged = [], 0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except (RecursionError, ValueError):
-            record = None
-        if _is_record(record):
+        record = _record(line)
+        if record is not None:
             records.append(record)
         elif line.strip():
             damaged += 1
     return Lines(rank, tuple(records), damaged)
+
+
+def newest_first(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a worker's file from its end, without reading all of a long file."""
+    with path.open("rb") as file:
+        end, head = file.seek(0, os.SEEK_END), b""
+        while end:
+            begin = max(0, end - _BLOCK)
+            file.seek(begin)
+            head, *lines = (file.read(end - begin) + head).split(b"\n")
+            end = begin
+            for line in reversed(lines if begin else [head, *lines]):
+                record = _record(line.decode("utf-8", "replace"))
+                if record is not None:
+                    yield record
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """Return the record of a line; `None` if it is malformed."""
+    try:
+        record = json.loads(line)
+    except (RecursionError, ValueError):
+        return None
+    return record if _is_record(record) else None
 
 
 def _is_record(value: Any) -> bool:
