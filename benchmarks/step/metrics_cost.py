@@ -4,8 +4,8 @@
 
 trains by `fit`, alternately without and with the callback at its defaults and a run directory.
 Worker 0 prints the medians of the pairs, and the time inside of the callback, which is nearly free
-of noise: per step with its share of a sample, and once per `fit`, mostly for the first sample, the
-first profile and the histograms.
+of noise: per step with its share of a sample, and the rest of a `fit` of one epoch, mostly for the
+first sample, the first profile and the epoch's histograms.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def timed_class():
             self.seconds = {name: [] for name in HOOKS}
 
         def per_step(self):
-            """Seconds per step without one-time work; and seconds of one-time work."""
+            """Seconds per step, and seconds of the other work in a `fit` of one epoch."""
             begins, ends = self.seconds["on_train_batch_begin"], self.seconds["on_train_batch_end"]
             # The longest one is the first sample, which sets up.
             samples = sorted(ends)[-(len(ends) // self.every) - 1 : -1]
@@ -116,7 +116,7 @@ def main() -> None:
             f"{args.model}: {medians['without']:.2f} ms a step without, {medians['with']:.2f} ms "
             f"with; median of {args.pairs} pairs {100 * statistics.median(pairs):+.2f} %; inside "
             f"of the callback {steady:.4f} ms a step, {100 * steady / medians['without']:.2f} %, "
-            f"and {once:.0f} ms once in a `fit`",
+            f"and {once:.0f} ms besides in a `fit` of one epoch",
             flush=True,
         )
 
