@@ -275,8 +275,12 @@ def test_two_dashes_may_precede_the_script(tmp_path):
 
 
 def test_last_line_without_newline_and_progress_bar(tmp_path):
-    path = script(tmp_path, r"sys.stdout.write('1/2\r2/2\nlast')")
-    assert launch.run([sys.executable, path], 1, timeout=20).workers[0].output == "2/2\nlast"
+    """The log file, too, has only a bar's last state: in days, all states would fill a disk."""
+    body = r"sys.stdout.write('1/2\r2/2\nlast'); sys.stdout.flush(); os.kill(os.getpid(), 9)"
+    command = [sys.executable, script(tmp_path, body)]
+    result = launch.run(command, 1, timeout=20, log_dir=tmp_path)
+    assert result.workers[0].output == "2/2\nlast"
+    assert (tmp_path / "worker_0.log").read_text() == "2/2\nlast\n"
 
 
 def test_progress_bar_in_a_pipe(tmp_path):

@@ -92,8 +92,8 @@ class Worker:
     """A worker process in its own session, and its output.
 
     The constructor uses `process`, or starts a new one. `printer` receives complete lines, and
-    `stream` all output as it arrives. The worker appends to `log`; `attempt`
-    is the number of restarts so far.
+    `stream` all output as it arrives. The worker appends its lines to `log`; `attempt` is the
+    number of restarts so far.
 
     Attributes:
         where: "" on this machine, else " on HOST", for messages.
@@ -174,8 +174,7 @@ class Worker:
             self._log = None
 
     def received(self, data: bytes) -> None:
-        """Write output to the log file and pass complete lines on."""
-        self._write_to_log(data)
+        """Write complete lines to the log file and pass them on."""
         if self._stream and data:
             self._stream(data)
         head, newline, self._partial = (self._partial + data).rpartition(b"\n")
@@ -189,6 +188,7 @@ class Worker:
             # A progress bar rewrites its line with "\r": only the last state is kept.
             kept = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines[:-1].split(b"\n")]
             lines = b"\n".join([*kept, b""])
+            self._write_to_log(lines)
             text = lines.decode("utf-8", "replace")
             self._lines.extend(text[:-1].split("\n"))
             while len(self._lines) > 1 and sum(map(len, self._lines)) > _KEPT_CHARACTERS:
