@@ -34,3 +34,13 @@ class LossyStore:
             if not self._changed.wait_for(lambda: key in self._texts, timeout_in_ms / 1000):
                 raise tf.errors.DeadlineExceededError(None, None, key)
             return self._texts[key]
+
+    def delete_config_key_value(self, key):
+        with self._changed:
+            below = [k for k in self._texts if k == key or k.startswith(f"{key}/")]
+            for one in below:
+                del self._texts[one]
+
+    def keys(self):
+        with self._changed:
+            return sorted(self._texts)

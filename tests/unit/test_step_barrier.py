@@ -34,27 +34,59 @@ def barriers(request, monkeypatch):
         assert not thread.is_alive()
 
 
-def test_simultaneous_requests_of_all_workers_count_once(barriers):
-    """Also if several are served before a worker sees that its own was not the first."""
-    for barrier in barriers:
-        for reason in ("a", "b", "c"):
-            barrier.ask(reason)
-    acted = [[], []]
+def train_together(barriers):
+    """Trains until some steps after the third request; returns the requests' reasons."""
+    acted, together = [[], []], threading.Barrier(WORKERS)
 
     def train(rank):
-        for _ in range(400):
+        left = 100
+        while left:
             if reason := barriers[rank].step():
                 acted[rank].append(reason)
+            left -= len(acted[rank]) >= 3
             time.sleep(0.01)
             together.wait(SECONDS)
 
-    together = threading.Barrier(WORKERS)
     threads = [threading.Thread(target=train, args=(r,), daemon=True) for r in range(WORKERS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
-    assert acted[0] == acted[1] and sorted(acted[0]) == ["a", "b", "c"]
+    assert acted[0] == acted[1]
+    return acted[0]
+
+
+def test_simultaneous_requests_of_all_workers_count_once(barriers):
+    """Also if several are served before a worker sees that its own was not the first."""
+    for barrier in barriers:
+        for reason in ("a", "b", "c"):
+            barrier.ask(reason)
+    assert sorted(train_together(barriers)) == ["a", "b", "c"]
+    last = barriers[0]._store.keys()  # otherwise a training of days would leave many
+    assert last and all(key.startswith(f"{barriers[0]._prefix}/2/") for key in last)
+
+
+def test_request_is_not_lost_if_its_key_has_been_deleted(barriers, monkeypatch):
+    """A thread that publishes may sleep while all workers act on two other requests."""
+    store, publish, deleted = barriers[0]._store, barriers[1]._set, threading.Event()
+    delete = store.delete_config_key_value
+
+    def late(key, value):
+        if (key, value) == ("0/request", "late"):
+            assert deleted.wait(SECONDS)
+        return publish(key, value)
+
+    def deleting(key):
+        delete(key)
+        if key == f"{barriers[0]._prefix}/0":
+            deleted.set()
+
+    monkeypatch.setattr(barriers[1], "_set", late)
+    monkeypatch.setattr(store, "delete_config_key_value", deleting)
+    barriers[1].ask("late")
+    for reason in ("a", "b"):
+        barriers[0].ask(reason)
+    assert sorted(train_together(barriers)) == ["a", "b", "late"]
 
 
 def test_workers_act_at_the_same_step_although_requests_fail(barriers):

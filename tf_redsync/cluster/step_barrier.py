@@ -19,6 +19,7 @@ import logging
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 
 import tensorflow as tf
 
@@ -107,13 +108,14 @@ class StepBarrier:
 
     def _end(self) -> None:
         """End the threads of all workers, by an empty request unless another one came first."""
-        self._set(f"request/{self._number}", "")
+        self._set(f"{self._number}/request", "")
         self._over.set()
 
     def _publish(self, reason: str) -> None:
         while not self._over.is_set():
             number = self._number
-            if self._set(f"request/{number}", reason):
+            # Otherwise all have acted on this number, and its key may have been deleted.
+            if self._set(f"{number}/request", reason) and self._number == number:
                 return
             while self._number == number and not self._over.is_set():  # another request came first
                 time.sleep(_RETRY_SECONDS)
@@ -123,17 +125,22 @@ class StepBarrier:
     def _listen(self) -> None:
         while not self._over.is_set():
             number = self._number
-            reason = self._get(f"request/{number}", _REQUEST_SECONDS)
+            reason = self._get(f"{number}/request", _REQUEST_SECONDS)
             if not reason:
                 return
             with self._changed:
                 self._reason, ended = reason, self._steps
-            self._set(f"ended/{number}/{self._rank}", str(ended))
+            self._set(f"{number}/ended/{self._rank}", str(ended))
             if self._rank == 0:
-                steps = [self._get(f"ended/{number}/{r}") for r in range(self._workers)]
-                last = max((int(s) for s in steps if s is not None), default=0)
-                self._set(f"target/{number}", str(1 + last))
-            target = self._get(f"target/{number}")
+                steps = [self._get(f"{number}/ended/{r}") for r in range(self._workers)]
+                if None in steps:
+                    return
+                last = max(int(s) for s in steps if s is not None)
+                self._set(f"{number}/target", str(1 + last))
+                # A thread answers after it has left the previous request: none reads its keys now.
+                with suppress(tf.errors.OpError):
+                    self._store.delete_config_key_value(f"{self._prefix}/{number - 1}")
+            target = self._get(f"{number}/target")
             if target is None:
                 return
             with self._changed:
