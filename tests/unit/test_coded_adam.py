@@ -76,6 +76,18 @@ def test_residuals_do_not_depend_on_the_scale_of_the_gradients(factor):
     assert abs(np.linalg.norm(residuals[0]) / np.linalg.norm(residuals[1]) - 1.0) < 0.02
 
 
+@pytest.mark.parametrize("phase", ["exchange", "dense_exchange"])
+def test_gradients_whose_squares_overflow_are_not_finite(phase):
+    """So the step is skipped, and the second moment keeps its value."""
+    method, layout = rs.CodedAdam(density=0.05), BucketLayout(SPECS, 2)
+    states = loopback.initial_states(method, layout)
+    grads = gradients(0, 2)
+    for large, finite in ((1e18, True), (2e19, False)):
+        grads[1][0] = tf.tensor_scatter_nd_update(grads[1][0], [[3, 4]], [large])
+        step = loopback.run_step(method, layout, grads, states, 0, phase=phase)
+        assert bool(step.finite) == finite
+
+
 def test_noise_moves_weights_as_far_as_dense_adam():
     """The factor K: with noise the second moment of one worker is K times that of the mean."""
     workers, lengths = 4, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import tensorflow as tf
 from typing_extensions import override
@@ -45,7 +46,8 @@ class CodedAdam(CodedSelection):
     g is the gradient that the exchange receives, already divided by K. The inner optimizer is SGD
     without momentum, with the learning rate and the weight decay of Adam. With gradients of small
     batches, which are mostly noise, K g^2 is about the square of the mean gradient, so the learning
-    rate is that of dense Adam.
+    rate is that of dense Adam. Where the gradients of all workers agree, as in the first steps, the
+    total is up to sqrt(K) times Adam's update.
 
     Adam over the totals of a sparsifier, such as `CodedTopK`, sees an element only when it is
     sent, so the second moment is that of sums of about 1 / density gradients. Here the second
@@ -57,9 +59,10 @@ class CodedAdam(CodedSelection):
     Differences from the papers
 
     * Quantized Adam quantizes all elements. It also has a momentum, and the learning rate is in the
-      residual. Here the residual acts as momentum, as it sums the updates since an element was last
-      sent, and the inner optimizer applies the rate.
-    * Every worker sums the messages of all workers, without a server that compresses the sum again.
+      residual; weights are quantized, too. Here the residual acts as momentum, as it sums the
+      updates since an element was last sent, and the inner optimizer applies the rate.
+    * Sparse ternary compression has a server that compresses the sum again. Here every worker sums
+      the messages of all workers.
     * The factor K.
 
     Args:
@@ -135,7 +138,11 @@ class CodedAdam(CodedSelection):
             s + weight * (workers * g * g - s)
             for s, g, weight in zip(state["variance"], grads, weights, strict=True)
         ]
-        adapted = [g / (tf.sqrt(s) + self.epsilon) for g, s in zip(grads, variances, strict=True)]
+        adapted = [
+            # Where the square overflows, so that the step is skipped
+            tf.where(tf.math.is_finite(s), g, math.nan) / (tf.sqrt(s) + self.epsilon)
+            for g, s in zip(grads, variances, strict=True)
+        ]
         return adapted, {**state, "variance": variances, "updates": updates}
 
     @override

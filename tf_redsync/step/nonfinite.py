@@ -260,7 +260,7 @@ class NonFiniteCounter:
             if position != NONE
         ]
         if not places:
-            return "Each worker's own gradients are finite, but their sum overflows."
+            return "Each worker's own gradients are finite, but their sum or square overflows."
         return f"First seen {', '.join(places)}."
 
 
