@@ -57,3 +57,33 @@ def fit_gathering_model(direct):
 def test_gathers_of_any_rows_in_a_loop(direct):
     first, second = run_workers(fit_gathering_model, args=(direct,), timeout=120)
     assert first["digest"] == second["digest"]
+
+
+def gather_rows_of_unequal_width():
+    import tensorflow as tf
+
+    import tf_redsync as rs
+    from tests.distributed import problems
+
+    strategy = rs.MultiWorkerMirroredStrategy()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    def gather(x):
+        def everywhere(x):
+            return tf.distribute.get_replica_context().all_gather(tf.identity(x), axis=0)
+
+        return strategy.run(everywhere, args=(x,))
+
+    rows = [gather(tf.zeros([2 + problems.rank(), width])).shape[0] for width in (3, 4)]
+    try:
+        gather(tf.zeros([2, 3 + problems.rank()]))
+    except tf.errors.OpError as error:
+        return {"rows": rows, "error": error.message}
+    return {"rows": rows, "error": ""}
+
+
+def test_gather_of_unequal_widths_raises():
+    """It does not wait forever, though each worker's key depends on sizes."""
+    for worker in run_workers(gather_rows_of_unequal_width, timeout=60):
+        assert list(worker["rows"]) == [5, 5]
+        assert "Shape mismatch" in str(worker["error"])

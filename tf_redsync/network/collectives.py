@@ -332,13 +332,15 @@ class KeysOfLauncher:
     collective's group, purpose, kind, dtype and shape, the name of its function, and the number of
     equal collectives before it in that function. Two collectives with the same key never run at the
     same time: functions with collectives of one purpose share resources, so TensorFlow runs them
-    one after another. The function computes the key of a dynamic shape from its sizes.
+    one after another. In a loop, and in a gather, which knows the sizes of all workers, the
+    function computes the key of a dynamic shape.
     """
 
     def __init__(self, launcher: Any):
         self._launcher = launcher
         self._new_key_each_call: Callable[[], Any] = launcher._next_instance_key
         self._described: tuple[str, tf.Tensor] | None = None  # kind and input of the next one
+        self._shapes: tf.Tensor | None = None  # result of the last gather if it was of shapes
         launcher.all_reduce = self._describing("reduce", launcher.all_reduce)
         launcher._all_gather = self._describing("gather", launcher._all_gather)
 
@@ -349,9 +351,12 @@ class KeysOfLauncher:
             self._described = kind, value
             try:
                 with after_checks():
-                    return launch(value, *args, **kwargs)
+                    made = launch(value, *args, **kwargs)
             finally:
                 self._described = None
+            of_shapes = value.dtype == tf.int32 and value.shape.rank == 2 and value.shape[0] == 1
+            self._shapes = made if kind == "gather" and of_shapes else None
+            return made
 
         return described_launch
 
@@ -360,7 +365,16 @@ class KeysOfLauncher:
         if tf.executing_eagerly() or self._described is None:
             return self._new_key_each_call()
         kind, value = self._described
-        return _key(self._launcher, kind, value, purpose=0)
+        static, shapes = value.shape.is_fully_defined(), self._shapes
+        here = shapes is not None and shapes.graph is tf.compat.v1.get_default_graph()
+        if kind == "gather" and here and not static:
+            # TensorFlow has gathered the shapes and padded the axis. If other sizes differ, workers
+            # with one key raise an error. With keys of their own sizes they would wait forever.
+            sizes = tf.reduce_max(tf.cast(shapes, tf.int64), axis=0)
+            return _key_of_dynamic_shape(self._launcher, kind, value, 0, sizes)
+        if static or _called_in_control_flow():
+            return _key(self._launcher, kind, value, purpose=0)
+        return self._new_key_each_call()
 
 
 def new_purpose(strategy: tf.distribute.Strategy) -> int:
@@ -378,13 +392,14 @@ def _key(launcher: Any, kind: str, value: tf.Tensor, purpose: int) -> Any:
     which must be equal on all workers, like any collective's.
     """
     if not value.shape.is_fully_defined():
-        return _key_of_dynamic_shape(launcher, kind, value, purpose)
+        return _key_of_dynamic_shape(launcher, kind, value, purpose, wire.shape_of(value))
     return _lasting_key(launcher, (purpose, kind, value.dtype.name, tuple(value.shape)))
 
 
-def _key_of_dynamic_shape(launcher: Any, kind: str, value: tf.Tensor, purpose: int) -> tf.Tensor:
+def _key_of_dynamic_shape(
+    launcher: Any, kind: str, value: tf.Tensor, purpose: int, sizes: tf.Tensor
+) -> tf.Tensor:
     first = _lasting_key(launcher, (purpose, kind, value.dtype.name, "dynamic"))
-    sizes = wire.shape_of(value)
     with tf.device("CPU:0"):
         factors = tf.constant(_STRIDE, tf.int64) ** tf.range(1, tf.size(sizes, tf.int64) + 1)
         number = first - 2**30 + tf.reduce_sum(factors * sizes)
@@ -424,3 +439,13 @@ def _graphs_being_traced() -> list[Any]:
     while getattr(graphs[-1], "is_control_flow_graph", False):
         graphs.append(graphs[-1].outer_graph)
     return graphs
+
+
+def _called_in_control_flow() -> bool:
+    """Return whether the function being traced is called from a loop or a branch."""
+    graph = getattr(_graphs_being_traced()[-1], "outer_graph", None)
+    while graph is not None:
+        if getattr(graph, "is_control_flow_graph", False):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
