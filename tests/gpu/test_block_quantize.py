@@ -108,7 +108,9 @@ def test_arbitrary_words(device):
             assert_same_bits([got], [expected], f"{bits} bits, block {block}, add={add}")
 
 
-@pytest.mark.parametrize(("bits", "block", "size"), [(3, 32, 32), (8, 48, 96), (8, 32, 33)])
+@pytest.mark.parametrize(
+    ("bits", "block", "size"), [(3, 32, 32), (8, 48, 96), (8, 32, 33), (8, 0, 32)]
+)
 def test_arguments_out_of_range(device, bits, block, size):
     with pytest.raises(ValueError, match="invalid"):
         run(

@@ -68,6 +68,13 @@ def test_kernels_unsupported_by_the_gpus_are_not_used(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "tf_redsync"):
         assert native.serves([tf.zeros([3])]) and not native.serves([OnGpu()])
     assert "(the driver is for CUDA 12.2)" in caplog.text
+    choices = []
+    anywhere = tf.function(lambda x: choices.append(native.serves([x + x])) or x)
+    anywhere(tf.zeros([3]))
+    with monkeypatch.context() as visible:
+        visible.setattr(tf.config, "get_visible_devices", lambda kind: [OnGpu()])
+        anywhere(tf.zeros([4]))  # a tensor without a device, which may be placed on the GPU
+    assert choices == [True, False]
     monkeypatch.setattr(native, "gpu_problem", lambda: "")
     assert native.serves([OnGpu()])
 

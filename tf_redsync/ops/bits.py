@@ -146,7 +146,7 @@ def set_bits(words: tf.Tensor, slots: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the positions of set bits.
 
     Args:
-        words: int32 `[rows, words]`, at most 2^26 - 1 words.
+        words: int32 `[rows, words]`, at most 2^26 - 1 words, and on a GPU 65,535 rows.
         slots: Largest number of positions to return.
 
     Returns:

@@ -187,8 +187,7 @@ def serves(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     A tensor on a GPU needs a library with GPU kernels, and a driver and a GPU that run them. If
     they do not run, the pure-TensorFlow ops are used, with one warning.
     """
-    on_gpu = "GPU" in "".join([t.device.upper() for t in tensors])
-    if not on_gpu or not gpu_problem():
+    if are_on_cpus(tensors) or not gpu_problem():
         return True
     _say_no_gpu_kernels()
     return False

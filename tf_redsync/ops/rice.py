@@ -53,7 +53,8 @@ def rice_decode(codes: tf.Tensor, *, rice: int, bitmap_words: int, count: int) -
     """Decode the integers of all workers.
 
     Args:
-        codes: int32 `[P, words]`; row r is the code of the worker of rank r.
+        codes: int32 `[P, words]`; row r is the code of the worker of rank r. P is at most 65,535 on
+            a GPU.
         rice: As given to `rice_encode`.
         bitmap_words: As given to `rice_encode`.
         count: Number of integers of each worker.

@@ -23,7 +23,7 @@ inline Format FormatOf(int64_t bits, int64_t block, int64_t rows, int64_t size) 
   return {block,
           rows,
           size,
-          CeilDiv(size, 2 * block),
+          words < 0 ? 0 : CeilDiv(size, 2 * block),
           words,
           static_cast<int32_t>(bits),
           bits == 4 ? 12 : (1 << (bits - 1)) - 1};
