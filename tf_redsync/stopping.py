@@ -25,6 +25,7 @@ EXIT_CODE = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # A scheduler may signal every process of a job, and the launcher forwards its signals.
 SAME_SECONDS = 5.0
+_HANDLING_SECONDS = 1.0  # the receiving thread may wait for a lock of logging
 _SIGACTION = ctypes.CDLL(None).sigaction
 _logger = logging.getLogger("tf_redsync")
 
@@ -81,6 +82,7 @@ class StopSignals:
         self._action = b""  # C's `struct sigaction` of SIGUSR1
         self._file = -1  # the previous wakeup file descriptor
         self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._thread: threading.Thread | None = None
 
     @property
     def requested(self) -> str | None:
@@ -110,19 +112,23 @@ class StopSignals:
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         _listening.append(self)
         arguments = (read, self._file)
-        threading.Thread(target=self._receive, args=arguments, daemon=True, name="stopping").start()
+        self._thread = threading.Thread(
+            target=self._receive, args=arguments, daemon=True, name="stopping"
+        )
+        self._thread.start()
 
     def close(self) -> None:
-        """Restore the previous handlers."""
-        if self._sockets is None:
+        """Restore the previous handlers, after all signals received so far are handled."""
+        if self._sockets is None or self._thread is None:
             return
         self.restore_handlers()
         signal.set_wakeup_fd(self._file)
         _listening.remove(self)
         _, write = self._sockets
-        self._sockets = None
+        thread, self._sockets, self._thread = self._thread, None, None
         write.shutdown(socket.SHUT_WR)  # ends the thread, also if a child process has a copy
         write.close()
+        thread.join(_HANDLING_SECONDS)
 
     def restore_handlers(self) -> None:
         """Install the handlers that were in place before `listen`.

@@ -25,6 +25,7 @@ from tests.deep import DEEP
 from tests.loops import loop
 from tests.unit import checkpoint_saves
 from tf_redsync import stopping
+from tf_redsync.cluster import agreement
 from tf_redsync.keras import fit_resume, training_state
 from tf_redsync.state import checkpoint_files as saved_arrays
 from tf_redsync.state.checkpoint_manifest import Manifest
@@ -373,6 +374,23 @@ def test_save_schedule(tmp_path):
         model.fit(dataset().repeat().batch(2), steps_per_epoch=5000, verbose=0,
                   callbacks=[signals, checkpoint])  # fmt: skip
     assert raised.value.code == 75 and Store(tmp_path / "c").numbers() == [1]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_signal_after_the_last_agreement_stops_this_worker(tmp_path, monkeypatch):
+    """The other workers end `fit` without it."""
+    gather = agreement.gather_texts
+
+    def gather_before_signal(strategy, action, text):
+        texts = gather(strategy, action, text)
+        if action == "end `Checkpoint`":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return texts
+
+    monkeypatch.setattr(agreement, "gather_texts", gather_before_signal)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(stopping.Stopped):
+        train("keras3", DATA["shuffled once"][0], tmp_path, epochs=1)
     assert signal.getsignal(signal.SIGTERM) is before
 
 

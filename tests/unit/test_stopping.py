@@ -98,6 +98,26 @@ def test_handlers_exist_only_between_listen_and_close():
     wait_for(lambda: set(threading.enumerate()) <= running)
 
 
+def test_close_waits_for_a_signal_that_is_being_handled(requests, monkeypatch):
+    closing, handle, join = threading.Event(), requests._handle_stop, threading.Thread.join
+
+    def handle_late(number):
+        closing.wait(10)
+        handle(number)
+
+    def joining(thread, *limit):
+        closing.set()
+        join(thread, *limit)
+
+    monkeypatch.setattr(requests, "_handle_stop", handle_late)
+    monkeypatch.setattr(threading.Thread, "join", joining)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    requests.close()
+    requested = requests.requested
+    closing.set()
+    assert requested == "SIGUSR1"
+
+
 FORK = """
 read, write = os.pipe()
 child = os.fork()

@@ -232,7 +232,8 @@ class Checkpoint(OfBothKeras):
         """Save the last checkpoint, after other callbacks have changed the model.
 
         Raises:
-            Stopped: a worker received SIGTERM or SIGUSR1 after the last step.
+            Stopped: a worker received SIGTERM or SIGUSR1 after the last step. A signal that arrives
+                after the workers have agreed stops this worker only.
         """
         assert self._at is not None
         strategy = self.model.distribute_strategy
@@ -246,7 +247,7 @@ class Checkpoint(OfBothKeras):
         signal = self._signals.requested or ""
         signals = agreement.gather_texts(strategy, "end `Checkpoint`", signal)
         self.close()
-        if any(signals):
+        if any(signals) or self._signals.requested is not None:
             raise stopping.Stopped
 
     def close(self) -> None:
