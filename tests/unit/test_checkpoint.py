@@ -859,6 +859,48 @@ def test_all_requests_before_fit_are_served(tmp_path):
     assert told == [("first", True), ("second", True)]
 
 
+def test_request_during_the_last_save_is_served_by_the_next_fit(tmp_path, monkeypatch):
+    checkpoint, told = rs.callbacks.Checkpoint(tmp_path, every=100), []
+    checkpoint.when_saved = lambda *args: told.append(args)
+    before_each_part(monkeypatch, lambda number, values: number == 1 and checkpoint.save_now("x"))
+    model, data = build_model("keras3"), DATA["shuffled once"][0]
+    model.fit(data(), verbose=0, callbacks=[checkpoint])
+    assert not told
+    model.fit(data(), epochs=2, verbose=0, callbacks=[checkpoint])
+    assert told == [("x", True)]
+
+
+def test_request_while_fit_begins_is_served(tmp_path):
+    """Its thread has found no `fit` and continues after the beginning."""
+    found, begun = threading.Event(), threading.Event()
+
+    class Delayed(rs.callbacks.Checkpoint):
+        @property
+        def _at(self):
+            barrier = self._barrier
+            if threading.current_thread() is thread and not found.is_set():
+                found.set()
+                assert begun.wait(60)
+            return barrier
+
+        @_at.setter
+        def _at(self, barrier):
+            self._barrier = barrier
+
+    def step(done):
+        begun.set()
+        thread.join(60)
+
+    checkpoint, told = Delayed(tmp_path, every=100), []
+    checkpoint.when_saved = lambda *args: told.append(args)
+    thread = threading.Thread(target=checkpoint.save_now, args=("x",), daemon=True)
+    thread.start()
+    assert found.wait(60)
+    callbacks = [checkpoint, at_the_end_of_steps(step)]
+    build_model("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=callbacks)
+    assert told == [("x", True)]
+
+
 def test_callback_list_needs_the_number_of_epochs(tmp_path):
     """`fit` passes no number to a `CallbackList`; the last checkpoint needs it."""
     model, data = build_model("keras3"), DATA["shuffled once"][0]

@@ -110,7 +110,6 @@ class Checkpoint(OfBothKeras):
         self.directory, self.every, self.keep = os.fspath(directory), every, keep
         self.when_saved: Callable[[str, bool], None] | None = None
         self._at: StepBarrier | None = None  # during `fit`
-        self._early: list[str] = []  # reasons of requests before `fit`
         self._waiting: list[str] = []  # reasons of this worker's requests, until all workers act
         self._signals = stopping.StopSignals()
         self.before_bar = _AtTheEnd(self)
@@ -121,7 +120,7 @@ class Checkpoint(OfBothKeras):
 
         The request of one worker is enough. The method returns immediately and is safe in signal
         handlers and threads. A request before `fit` takes effect when it begins, and one after the
-        last step at the end of `fit`.
+        last step at the end of `fit`; during the last save, when the next `fit` begins.
 
         Args:
             reason: Reason for the checkpoint's manifest and `when_saved`, a non-empty string.
@@ -131,11 +130,9 @@ class Checkpoint(OfBothKeras):
         """
         if not isinstance(reason, str) or not reason:
             raise ValueError(f"`reason` must be a non-empty string. Received: reason={reason!r}")
-        barrier = self._at  # `fit` may end in another thread
-        if barrier is None:
-            self._early.append(reason)
-        else:
-            self._waiting.append(reason)
+        self._waiting.append(reason)  # first: `fit` may begin or end in another thread
+        barrier = self._at
+        if barrier is not None:
             barrier.ask(_USER + reason)
 
     # ---------------------------------------------------------------------------------- the hooks
@@ -170,9 +167,8 @@ class Checkpoint(OfBothKeras):
         self._chief = strategies.process_rank(strategy) == 0
         self._restart_clocks()
         self._at = StepBarrier(strategy)
-        early, self._early, self._waiting = self._early, [], []
-        for reason in dict.fromkeys(early):
-            self.save_now(reason)
+        for reason in dict.fromkeys(self._waiting):
+            self._at.ask(_USER + reason)
         self._signals.listen()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -238,9 +234,9 @@ class Checkpoint(OfBothKeras):
         assert self._at is not None
         strategy = self.model.distribute_strategy
         if self._trained:
-            waiting = agreement.gather_texts(
-                strategy, "save the last checkpoint", json.dumps(self._waiting)
-            )
+            own = list(self._waiting)
+            del self._waiting[: len(own)]  # later requests wait for the next `fit`
+            waiting = agreement.gather_texts(strategy, "save the last checkpoint", json.dumps(own))
             self._requests += dict.fromkeys(itertools.chain(*map(json.loads, waiting)))
             self._due = "".join(self._requests[:1]) or self._due or "the end of `fit`"
             self._save_if_due(self._epoch + 1, 0, finished=self.params["epochs"])
