@@ -43,7 +43,7 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 PERIOD_SECONDS = 2.0
 _NO_ANSWER_SECONDS = 5.0  # without the chief's answer, a worker runs its own detector
 _READ_SECONDS = 0.25  # the chief's wait for a report that should be there
-_LINGER_SECONDS = 2.0  # time for the others to read a verdict before the chief ends
+_LINGER_SECONDS = 2.0  # time for the others to read a last answer before the chief ends
 _FAILURE_SECONDS = 15.0  # time for a report, a verdict, and its delivery to all workers
 _STUCK_SECONDS = 20.0  # time for a step to end by itself after a verdict
 _MAX_TEXT = 300
@@ -259,7 +259,9 @@ class _Thread(threading.Thread):
             over = self._over.is_set()
             own_report = _process.report(over)
             self.detector.hear(0, own_report, self._clock())
-            reports = {r: self._read(r, n) for r, n in numbers.items()}
+            # A worker that does not ask in time would miss the end and report a killed process.
+            ends = time.monotonic() + (_LINGER_SECONDS if over else 0.0)
+            reports = {r: self._read(r, n, ends) for r, n in numbers.items()}
             reason = self.detector.verdict(self._clock())
             for text in self.detector.warnings(self._now).values():
                 _logger.warning("%s", text)
@@ -281,10 +283,10 @@ class _Thread(threading.Thread):
                 return
             self._pause(BROKEN_SECONDS if own_report.broken else PERIOD_SECONDS)
 
-    def _read(self, rank: int, number: int) -> WorkerReport | None:
-        """Return a worker's next report if it has arrived, else `None`."""
+    def _read(self, rank: int, number: int, ends: float) -> WorkerReport | None:
+        """Return a worker's next report if it is there or arrives before `ends`, else `None`."""
         key = f"report/{rank}/{number}"
-        text = self._query(key, _READ_SECONDS)
+        text = self._query(key, max(_READ_SECONDS, ends - time.monotonic()))
         if text is None:
             return None
         self._delete_key(key)
