@@ -62,6 +62,16 @@ def test_stalled_worker_is_named_after_the_limit():
     assert "worker 2 is at step 812, after: begin epoch 1\nworker 0 is at step 813" in found
 
 
+def test_wait_in_the_step_barrier_is_no_other_action():
+    """Worker 2's process pauses for a while; the others have the whole limit."""
+    waits = dataclasses.replace(at_step(7), waits="act at the end of a step")
+    simulation = Simulation(3)
+    simulation.reports = [waits, at_step(8), at_step(7)]
+    found, seconds = simulation.pass_seconds(1000)
+    assert 60 <= seconds <= 62
+    assert found.startswith("workers 0, 2 did not reach the others")
+
+
 def test_limit_starts_with_the_other_workers_step():
     simulation = Simulation(2)
     simulation.reports = [at_step(5), at_step(5)]

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tests.unit.lossy_store import LossyStore
-from tf_redsync.cluster import coordination, step_barrier
+from tf_redsync.cluster import agreement, coordination, step_barrier, watchdog
+from tf_redsync.cluster.stall_detector import StallDetector, WorkerReport
 from tf_redsync.network import strategies
 
 WORKERS = 2
@@ -20,6 +21,7 @@ def barriers(request, monkeypatch):
     before = {*threading.enumerate()}
     store = LossyStore(request.param)
     monkeypatch.setattr(coordination, "key_value_store", lambda: store)
+    monkeypatch.setattr(watchdog, "_process", watchdog._Process())
     monkeypatch.setattr(strategies, "process_rank", lambda rank: rank)
     monkeypatch.setattr(strategies, "process_count", lambda rank: WORKERS)
     made = []
@@ -87,6 +89,38 @@ def test_request_is_not_lost_if_its_key_has_been_deleted(barriers, monkeypatch):
     for reason in ("a", "b"):
         barriers[0].ask(reason)
     assert sorted(train_together(barriers)) == ["a", "b", "late"]
+
+
+def wait_for(condition):
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, "condition not reached"
+        time.sleep(0.01)
+
+
+def test_watchdog_names_a_worker_that_has_left_the_training(barriers, monkeypatch):
+    """It has received the request, and its program continues."""
+    detector, clock = StallDetector(range(WORKERS), 600.0, lambda _: True, lambda _: False), []
+    main = threading.current_thread()
+
+    def verdict():
+        if threading.current_thread() is not main:
+            return None
+        clock.append(400.0 * len(clock))
+        detector.hear(0, watchdog._process.report(False), clock[-1])
+        detector.hear(1, WorkerReport(), clock[-1])
+        return detector.verdict(clock[-1]) or ("no verdict" if len(clock) >= 4 else None)
+
+    barriers[1].stop()
+    barriers[0].ask("SIGTERM")
+    wait_for(lambda: barriers[0]._reason)
+    monkeypatch.setattr(watchdog, "verdict", verdict)
+    monkeypatch.setattr(barriers[0]._changed, "wait", lambda seconds: None)
+    with pytest.raises(agreement.Disagreement, match="worker 1 did not reach the others"):
+        barriers[0].step()
+    assert watchdog._process.waits is None
+    barriers[1]._over.clear()
+    barriers[1]._set("0/ended/1", "0")  # ends the query of the other one's thread
 
 
 def test_workers_act_at_the_same_step_although_requests_fail(barriers):

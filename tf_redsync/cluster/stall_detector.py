@@ -259,8 +259,11 @@ class StallDetector:
         for waiting, other in self._pairs():
             waiter, peer = self._workers[waiting].report, self._workers[other].report
             diverged = waiter.waits is not None and peer.waits is None and peer.place > waiter.place
+            # Not in the step barrier, which counts no agreement and lets others enter a step.
+            another = waiter.broadcasts is not None or waiter.agreements > peer.agreements
             if (
                 diverged
+                and another
                 and self._stopped(waiting, seconds, now)
                 and self._stopped(other, seconds, now)
             ):

@@ -88,16 +88,22 @@ class StepBarrier:
             return self._asked.popleft() if self._asked else None
         with self._changed:
             self._steps += 1
-            while self._reason is not None and self._target is None:
-                self._changed.wait(1.0)
-                if watchdog.verdict() is not None:
-                    raise agreement.Disagreement(watchdog.verdict())
+            if self._reason is not None and self._target is None:
+                self._wait_for_target()
             if self._target is None or self._steps < self._target:
                 return None
             reason, self._reason, self._target = self._reason or "", None, None
             self._acted.append(reason)
             self._changed.notify_all()
             return reason
+
+    def _wait_for_target(self) -> None:
+        # A worker that has left the training does not answer; the watchdog names it.
+        with watchdog.waiting_for_others("act at the end of a step"):
+            while self._target is None:
+                self._changed.wait(1.0)
+                if watchdog.verdict() is not None:
+                    raise agreement.Disagreement(watchdog.verdict())
 
     def stop(self) -> None:
         """End the barrier; call it after the last step, when all workers have synchronized."""

@@ -148,6 +148,13 @@ def lost_after(timeout_seconds: float | None, heartbeat_seconds: float | None) -
 def waiting_for_agreement(action: str) -> Iterator[None]:
     """Context in which this worker waits for all others to agree on `action`."""
     _process.agreements += 1
+    with waiting_for_others(action):
+        yield
+
+
+@contextmanager
+def waiting_for_others(action: str) -> Iterator[None]:
+    """Context in which this worker waits until all can do `action`; not all need to wait."""
     before = _process.waits, _process.broadcasts  # of a variable whose values are compared
     _process.waits, _process.broadcasts = action[:_MAX_TEXT], None
     try:
