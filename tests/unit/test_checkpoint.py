@@ -413,6 +413,21 @@ def test_wall_clock_that_jumps_does_not_move_saves(every, days, saves, tmp_path_
     assert len(Store(folder).numbers()) == saves
 
 
+def test_no_save_is_due_by_the_clock_after_a_requested_one(tmp_path):
+    """Of the same step."""
+    checkpoint = rs.callbacks.Checkpoint(tmp_path, every=datetime.timedelta(hours=1), keep=99)
+
+    def step(done):
+        if done == 4:
+            checkpoint.save_now("now")
+            checkpoint._next_time = time.monotonic()
+
+    callbacks = [checkpoint, at_the_end_of_steps(step)]
+    build_model("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=callbacks)
+    store = Store(tmp_path)
+    assert [store.manifest(n).reason for n in store.numbers()] == ["the end of `fit`", "now"]
+
+
 def test_full_disk_warns_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     from tf_redsync.state import checkpoint_files
 

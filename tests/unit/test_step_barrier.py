@@ -36,6 +36,27 @@ def barriers(request, monkeypatch):
         assert not thread.is_alive()
 
 
+def act_once(barriers):
+    """Trains until all workers have acted; returns each one's step and reason."""
+    acted = {}
+
+    def train(rank):
+        for number in itertools.count(1):
+            reason = barriers[rank].step()
+            if reason is not None:
+                acted[rank] = number, reason
+                return
+            time.sleep(0.01)
+
+    threads = [threading.Thread(target=train, args=(r,), daemon=True) for r in range(WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert len(acted) == WORKERS, f"only {sorted(acted)} of {WORKERS} workers acted"
+    return acted
+
+
 def train_together(barriers):
     """Trains until some steps after the third request; returns the requests' reasons."""
     acted, together = [[], []], threading.Barrier(WORKERS)
@@ -124,22 +145,19 @@ def test_watchdog_names_a_worker_that_has_left_the_training(barriers, monkeypatc
 
 
 def test_workers_act_at_the_same_step_although_requests_fail(barriers):
-    acted = {}
-
-    def train(rank):
-        for number in itertools.count(1):
-            reason = barriers[rank].step()
-            if reason is not None:
-                acted[rank] = number, reason
-                return
-            time.sleep(0.01)
-
-    threads = [threading.Thread(target=train, args=(r,), daemon=True) for r in range(WORKERS)]
-    for thread in threads:
-        thread.start()
     barriers[1].ask("SIGTERM")
-    for thread in threads:
-        thread.join(SECONDS)
-    assert len(acted) == WORKERS, f"only {sorted(acted)} of {WORKERS} workers acted"
+    acted = act_once(barriers)
     assert acted[0] == acted[1]
     assert acted[0][1] == "SIGTERM"
+
+
+def test_request_is_dropped_if_all_act_on_another_one(barriers):
+    barriers[1].ask("first")
+    wait_for(lambda: barriers[0]._reason)
+    before = {*threading.enumerate()}
+    barriers[0].ask("second", unless_acted=True)
+    (publishes,) = {*threading.enumerate()} - before
+    assert act_once(barriers)[0][1] == "first"
+    publishes.join(SECONDS)
+    assert not publishes.is_alive()
+    assert f"{barriers[0]._prefix}/1/request" not in barriers[0]._store.keys()

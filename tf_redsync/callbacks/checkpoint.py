@@ -201,7 +201,7 @@ class Checkpoint(OfBothKeras):
             self._due = self._due or f"{self.every} steps"
         if self._chief and time.monotonic() >= self._next_time:
             self._next_time = math.inf
-            self._at.ask(_TIMER)
+            self._at.ask(_TIMER, unless_acted=True)
         if self._signals.requested is not None and not self._signalled:
             self._signalled = True
             self._at.ask(_SIGNAL + self._signals.requested)

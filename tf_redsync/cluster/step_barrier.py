@@ -66,17 +66,19 @@ class StepBarrier:
         """The number of the next request."""
         return len(self._acted)
 
-    def ask(self, reason: str) -> None:
+    def ask(self, reason: str, unless_acted: bool = False) -> None:
         """Ask all workers to act; returns at once, also in signal handlers and threads.
 
         Args:
             reason: The value that `step` returns on all workers, a non-empty string. Simultaneous
                 requests with the same reason count once.
+            unless_acted: Whether to drop the request if all act on another one first.
         """
-        if self._workers == 1:
+        if self._workers > 1:  # a signal handler may interrupt the holder of the lock
+            arguments = (reason, self._number, unless_acted)
+            threading.Thread(target=self._publish, args=arguments, daemon=True).start()
+        elif not (unless_acted and self._asked):
             self._asked.append(reason)
-        else:  # a signal handler may interrupt the holder of the lock
-            threading.Thread(target=self._publish, args=(reason,), daemon=True).start()
 
     def step(self) -> str | None:
         """Count the end of a step; return the reason if all workers must act now, else `None`.
@@ -117,16 +119,16 @@ class StepBarrier:
         self._set(f"{self._number}/request", "")
         self._over.set()
 
-    def _publish(self, reason: str) -> None:
+    def _publish(self, reason: str, number: int, unless_acted: bool) -> None:
         while not self._over.is_set():
-            number = self._number
             # Otherwise all have acted on this number, and its key may have been deleted.
             if self._set(f"{number}/request", reason) and self._number == number:
                 return
             while self._number == number and not self._over.is_set():  # another request came first
                 time.sleep(_RETRY_SECONDS)
-            if reason in self._acted[number:]:
+            if unless_acted or reason in self._acted[number:]:
                 return
+            number = self._number
 
     def _listen(self) -> None:
         while not self._over.is_set():
