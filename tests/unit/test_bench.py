@@ -218,7 +218,11 @@ def test_known_losses_match_the_documentation():
         ),
         rs.CodedTopK(value_bits=4): (
             "none in characters, 0.6 BLEU in translation (beta_1=0)",
-            "with `rs.CodedTopK(density=0.03, value_bits=4)` | {} |",
+            "with `rs.CodedTopK(density=0.03, value_bits=4)` | 0.34 | {} |",
+        ),
+        rs.CodedAdam(): (
+            "none in characters and translation (SGD at Adam's rate)",
+            "| `SGD(rate)` with `rs.CodedAdam()` | {} |",
         ),
         rs.StreamingDiLoCo(steps=50): (
             "22 to 26 % in perplexity", "| `rs.StreamingDiLoCo(steps=50)` | {} |"
@@ -238,7 +242,7 @@ def test_known_losses_match_the_documentation():
         rs.RedSync(density=0.01), rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(),
         rs.Auto(), rs.HalfPrecision(method=rs.TopK()), rs.CodedTopK(steps=10),
         rs.CodedTopK(value_bits=2), rs.StreamingDiLoCo(), rs.SparseLoCo(), rs.DiLoCo(),
-        rs.CodedTopK(density=0.1),
+        rs.CodedTopK(density=0.1), rs.CodedAdam(value_bits=1), rs.CodedAdam(density=0.01),
     ]  # fmt: skip
     assert all(known_losses.known_loss(m).startswith("not measured") for m in unknown)
 

@@ -22,7 +22,7 @@ METHODS = (
     "HalfPrecision()",
     "BlockQuantized(bits=4)",
     "CodedGMC(momentum=0.9)",
-    "CodedTopK(value_bits=4)",
+    "CodedAdam()",
     "NoExchange()",
 )
 EXAMPLE = "tf_redsync.cli.bench_worker:example"

@@ -230,10 +230,9 @@ def _low_rank_warning(inner: Any, method: Method) -> str | None:
     setting = momentum.of(inner)
     if setting.beta_2 is None:
         return None
-    without = f", and {setting.removal}" if setting.values else ""
     return (
         f"{_name(method)} with an adaptive optimizer: {low_rank(_name(innermost(method)))}"
-        f". Use CodedTopK(density=0.03, value_bits=4){without}; see docs/adaptive.md."
+        ". Use CodedAdam() around SGD; see docs/adaptive.md."
     )
 
 
@@ -246,8 +245,8 @@ def _one_bit_warning(inner: Any, method: Method) -> str | None:
     if setting.beta_2 is None or _stale_momentum_warning(inner, method) is not None:
         return None  # stale momentum costs more, with any values
     return (
-        f"CodedTopK with value_bits=1 and {setting.optimizer}: {_ONE_BIT}. Use value_bits=4; see "
-        "docs/adaptive.md."
+        f"CodedTopK with value_bits=1 and {setting.optimizer}: {_ONE_BIT}. Use value_bits=4, or "
+        "CodedAdam() around SGD; see docs/adaptive.md."
     )
 
 

@@ -286,7 +286,7 @@ def _pass_epochs_tf_keras(handler: Any, past: int) -> None:
 def batches_of_past(adapter: Any, past: int, one_for_all: bool) -> list[int]:
     """Return the number of batches to draw from each of the earlier epochs' iterators.
 
-    Data in a fixed order need no earlier iterators, of which each takes tens of milliseconds.
+    Data in a fixed order need no earlier iterators, of which each takes about 0.1 s.
 
     The order of a shuffle changes with each of its iterators. Under another shuffle, the first
     batch creates this iterator; under `repeat` and `concatenate`, later batches create others. A

@@ -32,6 +32,13 @@ def _coded_top_k_loss(method: Any) -> str:
     return _at_3_percent_density(loss)(method)
 
 
+def _coded_adam_loss(method: Any) -> str:
+    if method.value_bits != 4:
+        return _UNKNOWN
+    loss = "none in characters and translation (SGD at Adam's rate)"
+    return _at_3_percent_density(loss)(method)
+
+
 def _sparse_loco_loss(method: Any) -> str:
     measured = (method.steps, method.top_k) == (15, 128)
     return "26 % in perplexity" if measured else _UNKNOWN
@@ -49,6 +56,7 @@ _LOSSES: dict[str, Callable[[Any], str]] = {
     "BlockQuantized": _block_quantized_loss,
     "CodedGMC": _at_3_percent_density("0.5 to 2.6 points"),  # an independent test
     "CodedTopK": _coded_top_k_loss,
+    "CodedAdam": _coded_adam_loss,
     "RedSync": _redsync_loss,
     "StreamingDiLoCo": lambda m: "22 to 26 % in perplexity" if m.steps == 50 else _UNKNOWN,
     "SparseLoCo": _sparse_loco_loss,

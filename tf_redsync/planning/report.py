@@ -52,6 +52,8 @@ def advise(plan: Plan) -> Advice:
     if _moves_momentum(plan):
         name += ", which applies the optimizer's momentum"
         line += "  # set momentum=0.0 in the optimizer"
+    elif any(method.traits.needs_sgd for method in plan.methods):
+        line += "  # around SGD with Adam's learning rate and weight decay"
     return Advice(True, f"Use {name}: a step is predicted to take {times}.", line)
 
 
