@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import tensorflow as tf
 from typing_extensions import override
@@ -17,6 +16,7 @@ from tf_redsync.exchange.method import Exchange, Method, Payloads, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.coded_selection import CodedSelection
+from tf_redsync.methods.common.sparsifier import propagate_nonfinite
 
 
 @register
@@ -135,14 +135,12 @@ class CodedAdam(CodedSelection):
         updates = [t + 1.0 for t in state["updates"]]
         weights = [(1.0 - self.beta_2) / (1.0 - self.beta_2**t) for t in updates]
         variances = [
-            s + weight * (workers * g * g - s)
+            (1.0 - weight) * s + (workers * weight) * tf.square(g)
             for s, g, weight in zip(state["variance"], grads, weights, strict=True)
         ]
-        adapted = [
-            # Where the square overflows, so that the step is skipped
-            tf.where(tf.math.is_finite(s), g, math.nan) / (tf.sqrt(s) + self.epsilon)
-            for g, s in zip(grads, variances, strict=True)
-        ]
+        adapted = [g / (tf.sqrt(s) + self.epsilon) for g, s in zip(grads, variances, strict=True)]
+        # Where a square overflows, the update would be 0
+        adapted = propagate_nonfinite(adapted, variances)
         return adapted, {**state, "variance": variances, "updates": updates}
 
     @override
