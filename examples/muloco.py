@@ -24,14 +24,12 @@ FLAGS.set_default(
     "outer=outer.Nesterov(learning_rate=0.7, momentum=0.5)), bits=4)",
 )
 FLAGS.set_default("run_dir", "runs/muloco")
-FLAGS.set_default("beta_1", 0.9)
 
 
 def muon(rate) -> rs.Muon:
     """Muon, without weight decay of biases and normalizations."""
     inner = rs.Muon(
         rate,
-        adam_beta_1=FLAGS.beta_1,
         weight_decay=0.1,
         adam_weight_decay=0.1,
         exclude_layers=["positions", "logits"],

@@ -1,9 +1,9 @@
-"""Trains a small causal transformer on characters with AdamW.
+"""Trains a small causal transformer on characters with CodedAdam, or another method and AdamW.
 
     python -m tf_redsync launch -n 2 examples/transformer.py
     ... --data_dir=tinyshakespeare.txt --run_dir=runs/shakespeare
-    ... --exchange=ACPSGD --beta_1=0.9 --run_dir=runs/acpsgd
-    ... --exchange="DiLoCo(steps=20)" --beta_1=0.9 --run_dir=runs/diloco
+    ... --exchange=ACPSGD --run_dir=runs/acpsgd
+    ... --exchange="DiLoCo(steps=20)" --run_dir=runs/diloco
 
 Without --data_dir it reads the topics of Python's own help. Started again, it goes on from its last
 checkpoint.
@@ -22,10 +22,7 @@ import tf_redsync as rs
 import tf_redsync.flags
 
 FLAGS = flags.FLAGS
-# A sparsifier's residual is a momentum of its own: beta_1 is 0 with it, and 0.9 with others.
-tf_redsync.flags.define(
-    exchange="CodedTopK(density=0.03, value_bits=4)", run_dir="runs/transformer"
-)
+tf_redsync.flags.define(exchange="CodedAdam()", run_dir="runs/transformer")
 flags.DEFINE_string("data_dir", None, "A text file, or a folder with one.")
 flags.DEFINE_integer("epochs", 5, "In all; each has --steps steps.")
 flags.DEFINE_integer("steps", 60, "Steps in an epoch.")
@@ -33,8 +30,7 @@ flags.DEFINE_integer("batch_size", 16, "Windows per worker and step.")
 flags.DEFINE_integer("window", 64, "Characters in a window.")
 flags.DEFINE_integer("width", 128, "Of the residual stream.")
 flags.DEFINE_integer("blocks", 2, "Number of blocks.")
-flags.DEFINE_float("learning_rate", 2e-3, "Of AdamW after its warm-up.")
-flags.DEFINE_float("beta_1", 0.0, "Of AdamW.")
+flags.DEFINE_float("learning_rate", 2e-3, "Of AdamW, or CodedAdam, after its warm-up.")
 flags.DEFINE_integer("seed", 1, "Of the weights and the windows.")
 
 
@@ -77,8 +73,13 @@ def windows(text: np.ndarray, seed: int) -> tf.data.Dataset:
 
 
 def adamw(rate) -> keras.optimizers.Optimizer:
-    """AdamW, without weight decay of biases and normalizations."""
-    inner = keras.optimizers.AdamW(rate, weight_decay=0.1, beta_1=FLAGS.beta_1)
+    """AdamW, without weight decay of biases and normalizations.
+
+    CodedAdam exchanges Adam's updates, so the optimizer that applies them is SGD.
+    """
+    adapted = isinstance(tf_redsync.flags.exchange()["method"], rs.CodedAdam)
+    optimizer = keras.optimizers.SGD if adapted else keras.optimizers.AdamW
+    inner = optimizer(rate, weight_decay=0.1)
     inner.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return inner
 
