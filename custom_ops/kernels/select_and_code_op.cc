@@ -38,6 +38,7 @@ tensorflow::Status SelectAndCode(OpKernelContext* context, SelectAndCodeCall& ca
     SelectOptions options;
     SelectBuffers buffers;
     options.k = tensor.slots;
+    options.adam = call.AdamOf(i);
     options.clear_residual = false;  // EncodeTopK() stores the coding errors there.
     tensor.indices = buffers.indices = indices;
     tensor.values = buffers.values = values;

@@ -54,18 +54,19 @@ tensorflow::Status AllocateList(OpKernelContext* context, const std::vector<cons
 
 }  // namespace
 
-tensorflow::Status AccumulateCall::ReadAttributes(OpKernelConstruction* context) {
+tensorflow::Status AccumulateCall::ReadAttributes(OpKernelConstruction* context, bool adam) {
   bool nesterov;
   int kept;
-  TF_RETURN_IF_ERROR(CheckVelocities(context));
+  TF_RETURN_IF_ERROR(CheckVelocities(context, adam));
   TF_RETURN_IF_ERROR(context->GetAttr("U", &kept));
   TF_RETURN_IF_ERROR(context->GetAttr("momentum", &factor));
   TF_RETURN_IF_ERROR(context->GetAttr("nesterov", &nesterov));
   TF_RETURN_IF_ERROR(context->GetAttr("masking", &masking));
-  momentum = factor == 0 ? Momentum::kNone
-             : nesterov  ? Momentum::kNesterov
-             : kept      ? Momentum::kPlain
-                         : Momentum::kUnkept;
+  momentum = adam          ? Momentum::kAdam
+             : factor == 0 ? Momentum::kNone
+             : nesterov    ? Momentum::kNesterov
+             : kept        ? Momentum::kPlain
+                           : Momentum::kUnkept;
   if (std::isfinite(factor) && factor >= 0) return tensorflow::OkStatus();
   return InvalidArgument("`momentum` must be finite and >= 0. Received: momentum=", factor, ".");
 }

@@ -17,10 +17,10 @@ inline bool IsBfloat16(const tensorflow::Tensor& tensor) {
   return tensor.dtype() == tensorflow::DT_BFLOAT16;
 }
 
-// Checks the number of velocities: the inputs `M`, one per gradient with momentum, and the outputs
-// `U`, as many or, without `nesterov`, none. Also in shape functions.
+// Checks the number of velocities: the inputs `M`, one per gradient with momentum or `adam`, and
+// the outputs `U`, as many or, without `nesterov`, none. Also in shape functions.
 template <class Context>
-tensorflow::Status CheckVelocities(Context* context) {
+tensorflow::Status CheckVelocities(Context* context, bool adam = false) {
   int n, velocities, new_velocities;
   float momentum;
   bool nesterov;
@@ -29,7 +29,7 @@ tensorflow::Status CheckVelocities(Context* context) {
   TF_RETURN_IF_ERROR(context->GetAttr("U", &new_velocities));
   TF_RETURN_IF_ERROR(context->GetAttr("momentum", &momentum));
   TF_RETURN_IF_ERROR(context->GetAttr("nesterov", &nesterov));
-  if (velocities != (momentum == 0 ? 0 : n)) {
+  if (velocities != (momentum == 0 && !adam ? 0 : n)) {
     return tensorflow::errors::InvalidArgument(
         "`velocities` must have one tensor per residual if momentum is used, and be empty without. "
         "Received: ",
@@ -53,8 +53,9 @@ struct AccumulateCall {
   const tensorflow::Tensor* scale = nullptr;
   std::vector<tensorflow::Tensor*> new_residuals, new_velocities;
 
-  // Reads `momentum`, `nesterov` and `masking`, and checks the numbers of velocities.
-  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
+  // Reads `momentum`, `nesterov` and `masking`, and checks the numbers of velocities. With `adam`
+  // the velocities are Adam's second moments.
+  tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context, bool adam = false);
   // Reads and checks the inputs, except the value of `scale`, which may be on a device.
   tensorflow::Status ReadInputs(tensorflow::OpKernelContext* context);
   // Allocates `new_residuals` and `new_velocities`, in the buffer of an input if no other op needs

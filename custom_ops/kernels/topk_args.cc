@@ -59,13 +59,17 @@ tensorflow::Status TopKCall::ComputeFormat(const std::vector<int64_t>& sizes) {
 
 tensorflow::Status SelectAndCodeCall::ReadAttributes(OpKernelConstruction* context) {
   int n;
-  TF_RETURN_IF_ERROR(AccumulateCall::ReadAttributes(context));
+  TF_RETURN_IF_ERROR(context->GetAttr("epsilon", &epsilon));
+  TF_RETURN_IF_ERROR(context->GetAttr("workers", &workers));
+  TF_RETURN_IF_ERROR(AccumulateCall::ReadAttributes(context, epsilon != 0));
   TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
   return TopKCall::ReadAttributes(context, n);
 }
 
 tensorflow::Status SelectAndCodeCall::Prepare(OpKernelContext* context) {
   TF_RETURN_IF_ERROR(ReadInputs(context));
+  TF_RETURN_IF_ERROR(context->input("weights", &weights));
+  TF_RETURN_IF_ERROR(CheckVector("weights", *weights, epsilon == 0 ? 0 : grads.size()));
   std::vector<int64_t> sizes;
   for (const Tensor& grad : grads) sizes.push_back(grad.NumElements());
   TF_RETURN_IF_ERROR(ComputeFormat(sizes));
@@ -75,6 +79,12 @@ tensorflow::Status SelectAndCodeCall::Prepare(OpKernelContext* context) {
     tensors[i].residual = new_residuals[i]->flat<float>().data();
   }
   return tensorflow::OkStatus();
+}
+
+AdamFactors SelectAndCodeCall::AdamOf(size_t i) const {
+  if (momentum != Momentum::kAdam) return {};
+  const float weight = weights->flat<float>()(i);
+  return {1.0f - weight, workers * weight, epsilon};
 }
 
 tensorflow::Status DecodeTopKCall::ReadAttributes(OpKernelConstruction* context) {

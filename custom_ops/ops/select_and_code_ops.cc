@@ -46,10 +46,12 @@ tensorflow::Status SelectAndCodeShape(InferenceContext* c) {
   std::vector<ShapeHandle> grads, residuals, velocities;
   std::vector<int64_t> k, streams, rice;
   int64_t bits;
+  float epsilon;
+  TF_RETURN_IF_ERROR(c->GetAttr("epsilon", &epsilon));
   TF_RETURN_IF_ERROR(c->input("grads", &grads));
   TF_RETURN_IF_ERROR(c->input("residuals", &residuals));
   TF_RETURN_IF_ERROR(c->input("velocities", &velocities));
-  TF_RETURN_IF_ERROR(CheckVelocities(c));
+  TF_RETURN_IF_ERROR(CheckVelocities(c, epsilon != 0));
   TF_RETURN_IF_ERROR(c->GetAttr("k", &k));
   TF_RETURN_IF_ERROR(c->GetAttr("streams", &streams));
   TF_RETURN_IF_ERROR(c->GetAttr("rice", &rice));
@@ -65,7 +67,8 @@ tensorflow::Status SelectAndCodeShape(InferenceContext* c) {
     if (!velocities.empty()) TF_RETURN_IF_ERROR(c->Merge(grads[i], velocities[i], &grads[i]));
   }
   ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 0, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 2), 0, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 1, &unused));
   if (bits > kMaxLevelBits && bits != kHalfBits) {
     return InvalidArgument("`value_bits` must be in [1, ", kMaxLevelBits, "] or ", kHalfBits,
                            ". Received: value_bits=", bits, ".");
@@ -106,6 +109,7 @@ REGISTER_OP("RedsyncSelectAndCode")
     .Input("residuals: N * float")
     .Input("velocities: M * float")
     .Input("scale: float")
+    .Input("weights: float")
     .Output("message: int32")
     .Output("new_residuals: N * float")
     .Output("new_velocities: U * float")
@@ -120,6 +124,8 @@ REGISTER_OP("RedsyncSelectAndCode")
     .Attr("momentum: float = 0")
     .Attr("nesterov: bool = false")
     .Attr("masking: bool = true")
+    .Attr("epsilon: float = 0")
+    .Attr("workers: float = 1")
     .SetShapeFn(SelectAndCodeShape)
     .Doc(R"doc(
 Adds gradients to residuals, and moves the largest elements into a coded message.
@@ -127,12 +133,15 @@ Adds gradients to residuals, and moves the largest elements into a coded message
 grads: Gradients, which are first multiplied by `scale` in float32. Buffers of float32 gradients,
   `residuals` and `velocities` are reused if no other op needs them.
 residuals: Unsent sums of earlier steps, in the shapes of `grads`.
-velocities: Velocities, in the shapes of `grads`; none if `momentum` is 0.
+velocities: Velocities, in the shapes of `grads`; none if `momentum` is 0. With `epsilon`, Adam's
+  second moments u, and residuals v get Adam's updates of t = scale grads, on CPUs only:
+  u' = (1 - weight) u + workers weight t^2, v' = v + t / (sqrt(u') + epsilon).
 scale: Factor of the gradients.
+weights: For each tensor the weight of t^2, in (0, 1]; none without `epsilon`.
 message: Flag (1 finite, 0 not), a Golomb code [count, low bits, bitmap] for each stream of
   positions, with capacity for any positions, and values: magnitudes of each tensor and a code of
   `value_bits` bits for each of k values, or, with 16 bits, bfloat16 values of each tensor. All zero
-  if an accumulated element is not finite or has a magnitude of 2^96 or more.
+  if an accumulated element is not finite or has a magnitude of 2^96 or more, or a u' is infinite.
 new_residuals: Accumulated residuals, minus the decoded values where selected.
 new_velocities: Accumulated velocities, zero where selected if `masking`; none to discard them.
 k: Number of elements to select; 1 <= k[i] <= elements of grads[i] (0 if it is empty).

@@ -17,6 +17,7 @@ from tests.loops import loop
 from tests.oracle.coded_top_k import decode_numpy, select_and_code_numpy
 from tf_redsync import ops
 from tf_redsync.methods.common import coded_selection as coded
+from tf_redsync.methods.common.adam_update import AdamUpdate
 from tf_redsync.ops import native
 
 SIZES = (0, 1, 31, 4097, 9000)
@@ -29,10 +30,11 @@ def run(way: str, inputs, k, *, graph=False, momentum=(0.0, False), **options):
     """Runs `select_and_code`; returns numpy arrays."""
     grads, residuals, velocities = inputs
     factor, nesterov = momentum
+    has_velocities = factor or "adam" in options
 
     def call():
         return coded.select_and_code(
-            grads, residuals, velocities if factor else [], [int(n) for n in k],
+            grads, residuals, velocities if has_velocities else [], [int(n) for n in k],
             momentum=factor, nesterov=nesterov, **options,
         )  # fmt: skip
 
@@ -86,6 +88,57 @@ def test_bfloat16_gradients(value_bits):
     for way in WAYS:
         result = run(way, [narrow, *state], k, **options)
         assert_same_bits(result, expected[:3], way)
+
+
+def adam_inputs(kind, sizes=SIZES):
+    """Gradients, residuals and second moments; and an update with a weight for each tensor."""
+    grads, residuals, velocities = make_inputs(kind, sizes)
+    weights = [np.float32(1 / (i + 1)) for i in range(len(sizes))]
+    update = AdamUpdate([tf.constant(w) for w in weights], workers=4.0, epsilon=1e-3)
+    return (grads, residuals, [np.square(u) for u in velocities]), update
+
+
+@needs_native
+@loop("kind", [kind for kind in KINDS if kind != "denormal"])
+def test_adam_updates(kind):
+    """All implementations give equal bits, and the moments and sums of Adam's paper in float64."""
+    inputs, update = adam_inputs(kind)
+    k, scale = make_k(SIZES, first=2), np.float32(0.7)
+    options = {"adam": update, "value_bits": 4, "scale": scale}
+    results = [run(way, inputs, k, **options) for way in WAYS]
+    for way, result in zip(WAYS, results, strict=True):
+        assert_same_bits(result, results[0], way)
+    sums = decode_numpy([results[0].message], [(n,) for n in SIZES], k, 4)
+    for i, (g, v, s) in enumerate(zip(*inputs, strict=True)):
+        weight, t = np.float64(update.weights[i]), np.float64(scale) * g
+        moment = (1 - weight) * s + weight * 4 * t**2
+        accumulated = v + t / (np.sqrt(moment) + 1e-3)
+        np.testing.assert_allclose(results[0].velocities[i], moment, rtol=1e-5)
+        np.testing.assert_allclose(
+            np.float64(results[0].residuals[i]) + sums[i], accumulated, rtol=1e-4, atol=1e-4
+        )
+
+
+@needs_native
+def test_adam_updates_of_bfloat16_gradients():
+    (grads, *state), update = adam_inputs("student_t")
+    narrow, k = [tf.cast(g, tf.bfloat16) for g in grads], make_k(SIZES, first=1)
+    wide = [tf.cast(g, tf.float32).numpy() for g in narrow]
+    expected = run("one op", (wide, *state), k, adam=update, value_bits=1)
+    for way in WAYS:
+        assert_same_bits(run(way, (narrow, *state), k, adam=update, value_bits=1), expected, way)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_infinite_second_moments_are_nonfinite(backend):
+    """Their update would be 0."""
+    way = "one op" if backend == "native" else backend
+    for tensor, at in ((1, 30), (2, 4096)):
+        for large, sent in ((1e18, True), (-2e19, False)):
+            inputs, update = adam_inputs("normal", (0, 31, 4097))
+            inputs[0][tensor][at] = large
+            result = run(way, inputs, [0, 3, 50], adam=update, value_bits=4)
+            assert result.message.any() == sent, (tensor, large)
 
 
 @needs_native
@@ -246,6 +299,8 @@ def test_bad_arguments(change, text):
         ({"value_bits": 5}, "`value_bits` must be in"),
         ({"U": 7}, "`U`.*U=7"),
         ({"momentum": 0.9}, "`velocities` must"),
+        ({"epsilon": 1e-7}, "`velocities` must"),
+        ({"weights": [0.1]}, "`weights` must"),
     ],
 )
 def test_bad_attributes(change, text):
@@ -254,5 +309,5 @@ def test_bad_attributes(change, text):
     arguments = {"k": [2], "streams": [0], "rice": [1], "value_bits": 1, "U": 0, **change}
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
         native.load().redsync_select_and_code(
-            grads=x, residuals=x, velocities=[], scale=1.0, **arguments
+            grads=x, residuals=x, velocities=[], scale=1.0, **{"weights": [], **arguments}
         )

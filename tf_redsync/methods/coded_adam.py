@@ -15,8 +15,8 @@ from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.method import Exchange, Method, Payloads, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.traits import Traits
+from tf_redsync.methods.common.adam_update import AdamUpdate
 from tf_redsync.methods.common.coded_selection import CodedSelection
-from tf_redsync.methods.common.sparsifier import propagate_nonfinite
 
 
 @register
@@ -127,33 +127,26 @@ class CodedAdam(CodedSelection):
     def payloads(self, layout: BucketLayout, step: int) -> Payloads:
         return self.message_payloads(layout)
 
-    def adapted(
-        self, grads: list[tf.Tensor], state: State, ctx: Context
-    ) -> tuple[list[tf.Tensor], State]:
-        """Return this worker's updates, and the state with the new second moments."""
-        workers, grads = float(ctx.layout.workers), feedback.scaled(grads, ctx.scale)
+    def update(self, state: State, ctx: Context) -> tuple[AdamUpdate, State]:
+        """Return the update of the next step, and the state with t of that step."""
         updates = [t + 1.0 for t in state["updates"]]
         weights = [(1.0 - self.beta_2) / (1.0 - self.beta_2**t) for t in updates]
-        variances = [
-            (1.0 - weight) * s + (workers * weight) * tf.square(g)
-            for s, g, weight in zip(state["variance"], grads, weights, strict=True)
-        ]
-        adapted = [g / (tf.sqrt(s) + self.epsilon) for g, s in zip(grads, variances, strict=True)]
-        # Where a square overflows, the update would be 0
-        adapted = propagate_nonfinite(adapted, variances)
-        return adapted, {**state, "variance": variances, "updates": updates}
+        update = AdamUpdate(weights, float(ctx.layout.workers), self.epsilon)
+        return update, {**state, "updates": updates}
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
         """All-reduce the updates; the residual stays."""
-        adapted, state = self.adapted(grads, state, ctx)
-        totals = yield AllReduce(adapted)
-        return totals, state
+        update, state = self.update(state, ctx)
+        grads = feedback.scaled(grads, ctx.scale)
+        updates, variances = update.apply(grads, state["variance"])
+        totals = yield AllReduce(updates)
+        return totals, {**state, "variance": variances}
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:
-        adapted, state = self.adapted(grads, state, ctx)
+        update, state = self.update(state, ctx)
         totals, selected = yield from self.select_and_deliver(
-            adapted, state["residual"], [], dataclasses.replace(ctx, scale=None)
+            grads, state["residual"], state["variance"], ctx, adam=update
         )
-        return totals, {**state, "residual": selected.residuals}
+        return totals, {**state, "residual": selected.residuals, "variance": selected.velocities}

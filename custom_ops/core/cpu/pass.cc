@@ -1,5 +1,6 @@
 #include "custom_ops/core/cpu/pass.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "custom_ops/core/cpu/common.h"
@@ -49,6 +50,14 @@ inline void Stream(float* memory, const Vector& v) {
   std::memcpy(memory, &v, sizeof(v));
 #endif
 }
+template <class Vector>
+inline Vector Sqrt(const Vector& v) {
+#if defined(__SSE2__)
+  return (Vector)_mm_sqrt_ps((__m128)v);
+#else
+  return Vector{std::sqrt(v[0]), std::sqrt(v[1]), std::sqrt(v[2]), std::sqrt(v[3])};
+#endif
+}
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES
 }  // namespace plain
@@ -71,6 +80,10 @@ inline bool AnyAbove(const Vector& v, int32_t threshold) {
 template <class Vector>
 inline void Stream(float* memory, const Vector& v) {
   _mm256_stream_ps(memory, (__m256)v);
+}
+template <class Vector>
+inline Vector Sqrt(const Vector& v) {
+  return (Vector)_mm256_sqrt_ps((__m256)v);
 }
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES
@@ -99,6 +112,10 @@ inline uint32_t MaskAbove(const Vector& v, int32_t threshold) {
 template <class Vector>
 inline void Stream(float* memory, const Vector& v) {
   _mm512_stream_ps(memory, (__m512)v);
+}
+template <class Vector>
+inline Vector Sqrt(const Vector& v) {
+  return (Vector)_mm512_sqrt_ps((__m512)v);
 }
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES

@@ -9,13 +9,19 @@
 
 namespace redsync {
 
-// kUnkept is kPlain without storing the new velocity.
-enum class Momentum { kNone, kPlain, kNesterov, kUnkept };
+// kUnkept is kPlain without storing the new velocity. With kAdam the velocity is Adam's second
+// moment.
+enum class Momentum { kNone, kPlain, kNesterov, kUnkept, kAdam };
 
 // Returns whether the new velocity is stored.
 constexpr bool Keeps(Momentum momentum) {
-  return momentum == Momentum::kPlain || momentum == Momentum::kNesterov;
+  return momentum != Momentum::kNone && momentum != Momentum::kUnkept;
 }
+
+// Of kAdam: u' = keep u + gain t^2 and v' = v + t / (sqrt(u') + epsilon), with t = scale g.
+struct AdamFactors {
+  float keep = 0, gain = 0, epsilon = 0;
+};
 
 // Elements of a block. Sums are taken per block and then over blocks in order, so results do not
 // depend on the assignment of blocks to threads.
@@ -39,7 +45,8 @@ struct PassArgs {
   // Whether stores may bypass the caches, if outputs do not share memory with inputs.
   bool bypass_caches = false;
   float factor = 0;  // Momentum coefficient.
-  float scale = 1;   // Factor of the gradient.
+  AdamFactors adam;
+  float scale = 1;  // Factor of the gradient.
   Magnitude magnitude = Magnitude::Absolute();
   int32_t threshold = 0;  // Candidates have a magnitude > threshold >= 0.
   const float* grad = nullptr;
@@ -56,7 +63,7 @@ inline float Widened(uint16_t bits) { return FloatOf(static_cast<int32_t>(uint32
 struct BlockStats {
   double sum;            // Sum of the magnitudes as floats (signed if one sign is selected).
   int32_t max;           // Maximum of the magnitudes.
-  int32_t max_absolute;  // Maximum of the bits of the absolute values.
+  int32_t max_absolute;  // Maximum of the bits of the absolute values; large if a u' is infinite.
 };
 
 // Accumulates elements [begin, end), fills stats[0 .. blocks) and appends candidates to `pool`.

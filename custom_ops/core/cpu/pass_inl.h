@@ -1,8 +1,8 @@
 // The vector code of pass.cc, which includes this file once per instruction set, each time inside a
 // namespace and with these defined: REDSYNC_LANES (floats in a register) and
 // MaskAbove(vector of int32, int32_t threshold), which sets bit i if lane i is above the threshold,
-// AnyAbove(), which is MaskAbove() != 0, and Stream(float*, vector), an aligned store past the
-// caches.
+// AnyAbove(), which is MaskAbove() != 0, Stream(float*, vector), an aligned store past the caches,
+// and Sqrt(vector).
 //
 // No include guard, no include: pass.cc does that before it switches the instruction set on.
 
@@ -64,6 +64,11 @@ static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& a
       if (kMomentum == Momentum::kNesterov) {
         speed = args.factor * (speed + t);
         value = (value + speed) + t;
+      } else if (kMomentum == Momentum::kAdam) {
+        speed = (args.adam.keep * speed) + (args.adam.gain * (t * t));
+        value = value + t / (Sqrt(speed) + args.adam.epsilon);
+        const F nan_if_infinite = speed - speed;
+        lanes->max_absolute = Max(lanes->max_absolute, Load<I>(&nan_if_infinite) & 0x7fffffff);
       } else {
         speed = (args.factor * speed) + t;
         value = value + speed;
@@ -223,6 +228,7 @@ static void Accumulate(const PassArgs& args, int64_t begin, int64_t end, BlockSt
     REDSYNC_CASE(Momentum::kPlain);
     REDSYNC_CASE(Momentum::kNesterov);
     REDSYNC_CASE(Momentum::kUnkept);
+    REDSYNC_CASE(Momentum::kAdam);
   }
 #undef REDSYNC_CASE
 #undef REDSYNC_RUN

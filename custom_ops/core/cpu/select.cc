@@ -58,6 +58,10 @@ float AccumulateOne(const PassArgs& args, int64_t i) {
       return args.residual[i] + (args.factor * args.velocity[i] + t);
     case Momentum::kNesterov:
       return args.residual[i] + args.factor * (args.velocity[i] + t) + t;
+    case Momentum::kAdam: {
+      const float moment = args.adam.keep * args.velocity[i] + args.adam.gain * (t * t);
+      return args.residual[i] + t / (std::sqrt(moment) + args.adam.epsilon);
+    }
   }
   return 0;
 }
@@ -286,6 +290,7 @@ PassArgs MakeArgs(const SelectOptions& options, const SelectBuffers& buffers) {
       options.selector == Selector::kTrimmed || options.selector == Selector::kThreshold;
   args.need_sum = sums && options.k < options.size;
   args.factor = options.factor;
+  args.adam = options.adam;
   args.scale = options.scale;
   args.magnitude = MagnitudeOf(options);
   args.grad = buffers.grad;

@@ -20,6 +20,7 @@ struct SelectOptions {
   bool quantized = false;
   Momentum momentum = Momentum::kNone;
   float factor = 0;  // Momentum coefficient.
+  AdamFactors adam;
   bool masking = true;
   bool clear_residual = true;  // Whether selected elements of the residual are set to zero.
   float scale = 1;

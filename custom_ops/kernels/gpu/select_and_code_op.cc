@@ -32,6 +32,10 @@ struct GpuTopKFormat {
 
 // Selects into a plain message, and encodes it into the output message.
 tensorflow::Status SelectAndCode(OpKernelContext* context, const SelectAndCodeCall& from) {
+  if (from.momentum == Momentum::kAdam) {
+    return tensorflow::errors::Unimplemented(
+        "`epsilon` must be 0 on a GPU. Received: epsilon=", from.epsilon, ".");
+  }
   GpuSelection selection(from);
   for (size_t i = 0; i < from.tensors.size(); ++i) selection.tensors[i].k = from.tensors[i].slots;
   tensorflow::Tensor plain;

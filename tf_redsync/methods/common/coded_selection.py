@@ -21,11 +21,13 @@ from tf_redsync.codings.golomb import Golomb, stream_groups
 from tf_redsync.codings.message import MessageCoding
 from tf_redsync.codings.plain import Half
 from tf_redsync.codings.signed_levels import MAX_BITS, SignedLevels
+from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import Payloads
 from tf_redsync.exchange.requests import AllGather, Request
 from tf_redsync.exchange.traits import Traits
+from tf_redsync.methods.common.adam_update import AdamUpdate
 from tf_redsync.methods.common.sparsifier import Sparsifier, element_count, sum_messages, too_small
 from tf_redsync.ops import native, wire
 from tf_redsync.ops.message_layout import MessageLayout
@@ -130,11 +132,11 @@ class CodedSelection(Sparsifier):
         Args:
             grads: Gradients.
             residuals: Residuals.
-            velocities: Velocities; empty without momentum.
+            velocities: Velocities; empty without momentum. With `adam` second moments.
             ctx: Context of the exchange.
             total_momentum: Each new residual gains this factor times the sum over workers.
-            **momentum: `momentum`, `nesterov`, `masking` and `keep_velocities` of
-                `ops.accumulate_and_select`.
+            **momentum: `momentum`, `nesterov`, `masking`, `keep_velocities` and `adam` of
+                `select_and_code`.
 
         Returns:
             For each tensor the sum over workers, dense or a `SparseTotal`; and the selection.
@@ -194,6 +196,7 @@ def select_and_code(
     masking: bool = True,
     keep_velocities: bool = True,
     scale: tf.Tensor | float | None = None,
+    adam: AdamUpdate | None = None,
 ) -> Selected:
     """Add gradients to the residuals, and move the k largest elements into a coded message.
 
@@ -208,6 +211,8 @@ def select_and_code(
         masking: As in `ops.accumulate_and_select`.
         keep_velocities: As in `ops.accumulate_and_select`.
         scale: As in `ops.accumulate_and_select`.
+        adam: Adds these updates to the residuals in place of gradients. `velocities` are its second
+            moments, which are kept and not masked.
 
     Returns:
         `Selected`. If an accumulated element is non-finite or has a magnitude of 2^96 or more, the
@@ -221,26 +226,37 @@ def select_and_code(
     """
     if value_bits not in VALUE_BITS:
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
-    layout = MessageLayout.of(k)
-    selectors = ["exact"] * len(grads)
-    grads, residuals, velocities = validated(grads, residuals, velocities, selectors, momentum)
+    if adam and not (runs_natively(grads) and native.are_on_cpus(grads)):
+        return _updates_and_code(grads, residuals, velocities, k, value_bits, scale, adam)
+    layout, selectors = MessageLayout.of(k), ["exact"] * len(grads)
+    grads, residuals, velocities = validated(
+        grads, residuals, velocities, selectors, 1.0 if adam else momentum
+    )
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
     if runs_natively(grads):
         options["U"] = len(velocities) if keep_velocities or nesterov else 0
-        return _native_op(grads, residuals, velocities, layout, scale, value_bits, **options)
-    chosen = ops.accumulate_and_select(
-        grads,
-        residuals,
-        velocities,
-        k,
-        selectors=selectors,
-        scale=scale,
-        keep_velocities=keep_velocities,
-        **options,
-    )
+        return _native_op(grads, residuals, velocities, layout, scale, value_bits, adam, **options)
+    options |= {"selectors": selectors, "scale": scale, "keep_velocities": keep_velocities}
+    chosen = ops.accumulate_and_select(grads, residuals, velocities, k, **options)
     message, new_residuals = coding(value_bits).encode(chosen.message, chosen.residuals, layout)
     return Selected(message, new_residuals, list(chosen.velocities), layout)
+
+
+def _updates_and_code(
+    grads: Sequence[tf.Tensor],
+    residuals: Sequence[tf.Tensor],
+    moments: Sequence[tf.Tensor],
+    k: Sequence[int],
+    value_bits: int,
+    scale: tf.Tensor | float | None,
+    adam: AdamUpdate,
+) -> Selected:
+    """Compose the updates and the selection, where the native op does not do both."""
+    grads = feedback.scaled([tf.cast(g, tf.float32) for g in grads], scale)
+    updates, moments = adam.apply(grads, moments)
+    selected = select_and_code(updates, residuals, [], k, value_bits=value_bits)
+    return Selected(selected.message, selected.residuals, moments, selected.layout)
 
 
 def _native_op(
@@ -250,8 +266,10 @@ def _native_op(
     layout: MessageLayout,
     scale: tf.Tensor,
     value_bits: int,
+    adam: AdamUpdate | None,
     **options: Any,
 ) -> Selected:
+    options |= adam.arguments() if adam else {"weights": tf.zeros([0])}
     k = layout.capacities
     streams, rice = _streams(Capacity(tuple(g.shape.num_elements() for g in grads), k))
     message, new_residuals, new_velocities = native.load().redsync_select_and_code(
