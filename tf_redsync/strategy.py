@@ -215,9 +215,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             The structure of `value` with the reduced tensors.
 
         Raises:
-            TypeError: `value` has strings, bools, ragged or sparse tensors.
-            tf.errors.InvalidArgumentError: a sum of integers overflows its dtype.
+            TypeError: `value` has strings, bools, complex numbers, ragged or sparse tensors.
+            tf.errors.InvalidArgumentError: a sum of integers overflows its dtype. Sums of int32,
+                int64 and uint64 wrap around instead.
         """
+        mean = str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
 
         def reduce_one(item: Any) -> Any:
             if isinstance(item, (*_NUMBERS, keras.Variable)):
@@ -228,11 +230,14 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             scalar = all(getattr(p, "shape", None) is not None and p.shape.rank == 0 for p in parts)
             along = None if scalar else axis
             reduce = super(MultiWorkerMirroredStrategy, self).reduce
-            if self.num_replicas_in_sync == 1:
-                return reduce(reduce_op, item, along)
-            return dtypes.summed(
-                lambda v: reduce(reduce_op, v, along), self._on_replicas, item, parts[0]
-            )
+
+            def over_replicas(value: Any) -> Any:
+                total = reduce(reduce_op, value, along)
+                # TensorFlow returns the integers of a single replica instead of their mean.
+                integers = mean and getattr(getattr(total, "dtype", None), "is_integer", False)
+                return tf.cast(total, tf.float64) if integers else total
+
+            return dtypes.summed(over_replicas, self._on_replicas, item, parts[0])
 
         def reduced() -> Any:
             if not self.reduces_locally:

@@ -255,3 +255,21 @@ def test_port_that_needs_a_privilege_is_named(monkeypatch):
     monkeypatch.setattr(socket, "socket", type("Socket", (socket.socket,), {"bind": denied}))
     with pytest.raises(ValueError, match="may not listen on port 80 .*address=a:80"):
         check_tf_config(config({"worker": ["a:80", "b:80"]}, FIRST))
+
+
+def test_one_worker_reduces_as_several_do():
+    """A script that passes on one worker should not raise on two."""
+    strategy = rs.MultiWorkerMirroredStrategy()
+    rows = tf.constant([100, 100], tf.int8)
+    for value in (True, tf.constant(["a"]), tf.ragged.constant([[1], [2, 3]])):
+        with pytest.raises(TypeError, match="`strategy.reduce`"):
+            strategy.reduce("SUM", value, axis=None)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="overflows int8"):
+        strategy.reduce("SUM", rows, axis=0)
+    for reduce_op in ("MEAN", "mean", tf.distribute.ReduceOp.MEAN):
+        for value in (rows, tf.cast(rows, tf.int32)):
+            mean = strategy.reduce(reduce_op, {"a": value}, axis=None)["a"]
+            assert mean.dtype == tf.float64 and mean.numpy().tolist() == [100, 100]
+    total = strategy.reduce("SUM", rows, axis=None)
+    assert total.dtype == tf.int8 and total.numpy().tolist() == [100, 100]
+    assert strategy.reduce("SUM", [None, 3], axis=None) == [None, 3]
