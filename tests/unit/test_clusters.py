@@ -378,7 +378,7 @@ BAD = {
         ["--hosts", "a", "--isolate", "yes"],
         "cannot be combined with --hosts",
     ),
-    "cores": (["-n", "2", "--cores-per-worker", "0"], "`cores_per_worker` must be at least 1"),
+    "cores": (["-n", "2", "--cores-per-worker", "0"], "Received: cores_per_worker=0"),
     "many": (["-n", "2", "--cores-per-worker", "9999"], "Received: cores_per_worker=9999"),
     "slurm": (["--slurm"], "`--slurm` needs"),
     "kubernetes": (["--kubernetes", "2"], "JOB_COMPLETION_INDEX"),

@@ -519,7 +519,7 @@ def test_api_interrupted_by_an_exception_leaves_no_process(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["-n", "0", "SCRIPT"], "`workers` (-n) must be at least 1. Received: workers=0"),
+        (["-n", "0", "SCRIPT"], "Received: workers=0"),
         (["-n", "2", "missing.py"], "Received: 'missing.py'"),
         (["-n", "2", "python3", "SCRIPT"], "Leave out the interpreter"),
         (["-n", "2"], "the script is missing"),
@@ -527,7 +527,7 @@ def test_api_interrupted_by_an_exception_leaves_no_process(tmp_path, monkeypatch
         (["-n", "2", "--timeout", "0", "SCRIPT"], "`timeout` must be positive"),
         (["-n", "2", "--timeout", "nan", "SCRIPT"], "`timeout` must be positive"),
         (["-n", "2", "--grace", "-1", "SCRIPT"], "`grace` must be at least 0"),
-        (["-n", "2", "--threads", "0", "SCRIPT"], "`threads` must be at least 1"),
+        (["-n", "2", "--threads", "0", "SCRIPT"], "Received: threads=0"),
         (["SCRIPT"], "-n/--workers"),
         (["SCRIPT", "-n", "2"], "come before the script"),
         (["SCRIPT", "--epochs=3", "--workers=2"], "'--workers=2'"),
@@ -542,6 +542,30 @@ def test_bad_arguments(tmp_path, args, words):
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr
     assert "started" not in done.stdout
+
+
+@pytest.mark.parametrize("workers", [2.5, 2.0, True, "2"])
+def test_number_of_workers_is_an_integer(workers):
+    for call in (lambda: launch.run(["true"], workers), lambda: launch.default_threads(workers)):
+        with pytest.raises(ValueError, match="`workers`.*Received: workers="):
+            call()
+
+
+@pytest.mark.parametrize("command", ["true", [], ()])
+def test_command_is_a_list(command):
+    with pytest.raises(ValueError, match="`command`.*Received: command="):
+        launch.run(command, 1)
+
+
+def test_missing_program_raises():
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        launch.run(["no-such-program"], 1)
+
+
+@pytest.mark.parametrize("index", [-1, 2, 1.0, True, None])
+def test_tf_config_names_one_of_the_workers(index):
+    with pytest.raises(ValueError, match="`index`.*Received: index="):
+        launch.tf_config(["a:1", "b:1"], index)
 
 
 def test_other_keras_backends_are_rejected(tmp_path):

@@ -251,6 +251,7 @@ def test_bad_arguments_start_no_process(monkeypatch):
         (TypeError, "`args`", lambda: notebook.notebook_launcher(print, 2, (lock,))),
         (TypeError, "`args`", lambda: notebook.notebook_launcher(print, 2, "text")),
         (ValueError, "`workers`", lambda: notebook.notebook_launcher(print, 0)),
+        (ValueError, "`workers`", lambda: notebook.notebook_launcher(print, 2.0)),
     ):
         with pytest.raises(error, match=name):
             call()

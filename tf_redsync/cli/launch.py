@@ -122,7 +122,13 @@ def run(
         ValueError: an argument is out of range, or TF_CONFIG is set with `workers`, `configs` or
             `remote`, or missing without them.
         HostError: a machine of `remote` cannot be used.
+        OSError: `command` cannot be started, for example because it does not exist.
     """
+    if isinstance(command, str) or not command:
+        raise ValueError(
+            "`command` must be a list of the program and its arguments, such as "
+            f"[sys.executable, 'train.py']. Received: command={command!r}"
+        )
     elsewhere = bool(configs or remote)
     options.check(workers, timeout, grace, threads, stop_grace, start_timeout, elsewhere)
     options.check_cores(cores_per_worker)

@@ -67,7 +67,7 @@ def notebook_launcher(train: Callable[..., Any], workers: int = 2, args: Sequenc
     Raises:
         ImportError: cloudpickle is not installed.
         TypeError: `train`, `args` or the result of rank 0 cannot be pickled.
-        ValueError: `workers` is below 1, or TF_CONFIG is set.
+        ValueError: `workers` is not an integer >= 1, or TF_CONFIG is set.
         DistributedError: a worker was ended by a signal, exited, or its error cannot be restored.
         Exception: the error of the worker that failed first, with its rank and traceback as a note.
     """

@@ -261,8 +261,8 @@ def check(
     Raises:
         ValueError: an argument is out of range or conflicts with TF_CONFIG; the message names it.
     """
-    if workers is not None and workers < 1:
-        raise ValueError(f"`workers` (-n) must be at least 1. Received: workers={workers}.")
+    if workers is not None:
+        worker_environment.check_count("workers", workers)
     if timeout is not None and not timeout > 0:
         raise ValueError(f"`timeout` must be positive seconds. Received: timeout={timeout}.")
     if not grace >= 0:
@@ -275,8 +275,8 @@ def check(
         raise ValueError(
             f"`start_timeout` must be positive seconds. Received: start_timeout={start_timeout}."
         )
-    if threads is not None and threads < 1:
-        raise ValueError(f"`threads` must be at least 1. Received: threads={threads}.")
+    if threads is not None:
+        worker_environment.check_count("threads", threads)
     tf_config = os.environ.get("TF_CONFIG")
     if (workers is not None or elsewhere) and tf_config:
         raise ValueError(
@@ -293,11 +293,9 @@ def check(
 
 
 def check_cores(cores_per_worker: int | None) -> None:
-    """Raise ValueError for a number of cores below 1."""
-    if cores_per_worker is not None and cores_per_worker < 1:
-        raise ValueError(
-            f"`cores_per_worker` must be at least 1. Received: cores_per_worker={cores_per_worker}"
-        )
+    """Raise ValueError for a number of cores that is not an integer >= 1."""
+    if cores_per_worker is not None:
+        worker_environment.check_count("cores_per_worker", cores_per_worker)
 
 
 def check_isolation(isolate: str, all_here: bool) -> None:

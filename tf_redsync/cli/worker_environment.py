@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import numbers
 import os
 import random
 import secrets
@@ -55,14 +56,38 @@ def free_ports(count: int) -> list[int]:
     raise RuntimeError(f"cannot find {count} free TCP ports from {start} to {end} on 127.0.0.1.")
 
 
+def check_count(name: str, value: object) -> None:
+    """Check that an argument is an integer >= 1, without NumPy, which `checks` imports.
+
+    Raises:
+        ValueError: it is not; the message has `name`.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(f"`{name}` must be an integer >= 1. Received: {name}={value!r}")
+
+
 def tf_config(addresses: Sequence[str], index: int) -> str:
-    """Return the TF_CONFIG (JSON) of worker `index` among `addresses` ("host:port")."""
+    """Return the TF_CONFIG (JSON) of worker `index` among `addresses` ("host:port").
+
+    Raises:
+        ValueError: there is no such worker.
+    """
+    if type(index) is not int or index not in range(len(addresses)):
+        raise ValueError(
+            f"`index` must be an integer >= 0 and below the number of addresses, {len(addresses)}. "
+            f"Received: index={index!r}"
+        )
     cluster = {"worker": list(addresses)}
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
 
 
 def default_threads(workers: int) -> int:
-    """Return the number of usable cores divided by the number of workers, at least 1."""
+    """Return the number of usable cores divided by the number of workers, at least 1.
+
+    Raises:
+        ValueError: `workers` is not an integer >= 1.
+    """
+    check_count("workers", workers)
     return max(1, _usable_cores() // workers)
 
 
