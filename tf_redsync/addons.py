@@ -37,12 +37,17 @@ def load() -> ModuleType:
     """
     if "tensorflow_addons" in sys.modules:
         return sys.modules["tensorflow_addons"]
+    if importlib.util.find_spec("tf_keras") is None:
+        raise requirements.no_tf_keras()
+    if importlib.util.find_spec("tensorflow_addons") is None:
+        raise _not_installed("tensorflow_addons is not installed")
+    preset = "TF_USE_LEGACY_KERAS" in os.environ
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     import tensorflow as tf
 
-    if importlib.util.find_spec("tf_keras") is None:
-        raise requirements.no_tf_keras()
     if not tf.keras.Model.__module__.startswith("tf_keras"):
+        if not preset:
+            del os.environ["TF_USE_LEGACY_KERAS"]
         raise ImportError(
             "tensorflow_addons needs Keras 2 (tf_keras) as `tf.keras`, but it is Keras 3. Set "
             "TF_USE_LEGACY_KERAS=1 in the environment, or call "
@@ -52,9 +57,13 @@ def load() -> ModuleType:
         with _keras_2_names():
             return importlib.import_module("tensorflow_addons")
     except ModuleNotFoundError as error:
-        raise ImportError(
-            f"{error}. Install the packages of TensorFlow Addons: pip install 'tf_redsync[addons]'"
-        ) from error
+        raise _not_installed(str(error)) from error
+
+
+def _not_installed(reason: str) -> ImportError:
+    return ImportError(
+        f"{reason}. Install the packages of TensorFlow Addons: pip install 'tf_redsync[addons]'"
+    )
 
 
 @contextlib.contextmanager

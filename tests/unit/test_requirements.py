@@ -1,6 +1,8 @@
 """Errors if TensorFlow or tf_keras is missing or unsupported."""
 
 import importlib.metadata
+import importlib.util
+import os
 import pathlib
 import re
 import subprocess
@@ -117,3 +119,15 @@ def test_legacy_keras_without_tf_keras(monkeypatch, recwarn, wanted, installed):
     warnings = [str(w.message) for w in recwarn if "TF_USE_LEGACY_KERAS" in str(w.message)]
     assert len(warnings) == (wanted == "1" and not installed)
     assert all("pip install 'tf_keras==" in text for text in warnings)
+
+
+@pytest.mark.parametrize("missing", ["tf_keras", "tensorflow_addons", None])
+def test_failed_load_of_addons_leaves_the_environment_unchanged(monkeypatch, missing):
+    """Otherwise later optimizers given by name, and child processes, would be of tf_keras."""
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    monkeypatch.delitem(sys.modules, "tensorflow_addons", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(tf, "keras", keras)
+    with pytest.raises(ImportError, match=missing or "but it is Keras 3"):
+        rs.addons.load()
+    assert "TF_USE_LEGACY_KERAS" not in os.environ
