@@ -164,7 +164,8 @@ class DensityStages(Configurable):
             begins: The first step of each stage, from 0, such as `range(0, 2000, 500)`.
 
         Raises:
-            ValueError: `schedule` is not callable, or a density is not in (0, 1].
+            ValueError: `schedule` is not callable, `begins` is not a sequence of integers from 0,
+                or a density is not in (0, 1].
 
         Example:
             >>> import keras
@@ -177,7 +178,12 @@ class DensityStages(Configurable):
                 "`schedule` must be a function of the step, such as a LearningRateSchedule of "
                 f"Keras. Received: schedule={schedule!r}"
             )
-        steps = tuple(int(begin) for begin in begins)
+        if not isinstance(begins, Iterable):
+            raise ValueError(f"`begins` must be a sequence of steps. Received: begins={begins!r}")
+        begins = tuple(begins)
+        for begin in begins:
+            checks.integer("begins", begin, low=0)
+        steps = tuple(map(int, begins))
         return cls(steps, tuple(float(schedule(step)) for step in steps))
 
     def stages(self, final: float = 0.0) -> tuple[tuple[int, float], ...]:
