@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Iterable, Mapping
 
@@ -68,9 +69,9 @@ def seconds(
             value = float(environ[variable])
         except ValueError:
             value = float("nan")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if value is not None and not (is_number and value > low):
         raise ValueError(
             f"`{name}` must be a number of seconds above {low:g}. Received: {name}={received!r}"
         )
-    return value
+    return None if value is None else float(value)

@@ -2,6 +2,7 @@
 
 import types
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -16,6 +17,13 @@ def test_argument_overrides_the_variable(monkeypatch):
     assert watchdog.heartbeat(None) is None and watchdog.heartbeat(90) == 90
     monkeypatch.setenv("TF_REDSYNC_HEARTBEAT_SECONDS", "240")
     assert watchdog.heartbeat(None) == 240.0 and watchdog.heartbeat(90) == 90
+
+
+def test_seconds_of_numpy():
+    for value in (np.int64(60), np.float32(60)):
+        seconds = watchdog.heartbeat(value)
+        assert seconds == 60 and type(seconds) is float
+        assert environment.seconds("start_timeout", value, environment.START_TIMEOUT) == 60
 
 
 @pytest.mark.parametrize("value", ["5", "nan", "a minute", "-60"])
