@@ -177,6 +177,15 @@ def test_missing_folder_of_the_page_raises(tmp_path):
         rs.report(tmp_path, tmp_path / "nowhere" / "page.html")
 
 
+@pytest.mark.parametrize("value", [None, 3, b"/tmp"])
+def test_bad_path_is_named(tmp_path, value):
+    with pytest.raises(ValueError, match="`run_dir`.*Received: run_dir="):
+        rs.report(value)
+    if value is not None:
+        with pytest.raises(ValueError, match="`output`.*Received: output="):
+            rs.report(tmp_path, value)
+
+
 @pytest.mark.parametrize("output", ["", "folder"])
 def test_page_path_that_is_not_a_file(tmp_path, monkeypatch, capsys, output):
     monkeypatch.chdir(write(tmp_path, TRAINING))

@@ -51,13 +51,17 @@ def report(run_dir: str | os.PathLike[str], output: str | os.PathLike[str] | Non
 
     Raises:
         FileNotFoundError: `run_dir` has no records, or the directory of `output` does not exist.
-        ValueError: `output` is empty, a directory, or a file of `CompressionMetrics`.
+        ValueError: an argument is not a path, or `output` is empty, a directory, or a file of
+            `CompressionMetrics`.
         ReportError: plotly is not installed, or the records cannot be used.
 
     Example:
         >>> import tf_redsync as rs
         >>> # rs.report("/tmp/run1")
     """
+    for name, given in (("run_dir", run_dir), ("output", NAME if output is None else output)):
+        if not isinstance(given, (str, os.PathLike)):
+            raise ValueError(f"`{name}` must be a path. Received: {name}={given!r}")
     try:
         import plotly.graph_objects  # noqa: F401
     except ImportError as error:
