@@ -56,8 +56,9 @@ class Policy(Configurable):
     Args:
         default: Method of variables that no rule matches.
         rules: The rules, by decreasing priority.
-        output_layer: Regular expression for the names of the output layer's weights, which are
-            never quantized. `None`: the last variable that is not a bias or norm.
+        output_layer: Regular expression for the names of the output layer's weights.
+            `RedSync(quantized=True)` and `TernGrad` do not quantize them, `contrib.LGC` sends them
+            dense; other methods ignore it. `None`: the last variable that is not a bias or norm.
 
     Example:
         >>> import tf_redsync as rs

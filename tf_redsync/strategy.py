@@ -118,9 +118,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             workers meanwhile and finally raises an error that names them. May be `float("inf")`.
             Default: the environment variable `TF_REDSYNC_START_TIMEOUT`, else 600.
         heartbeat_seconds: Seconds without a heartbeat after which TensorFlow ends training, above
-            10. The watchdog ends it after half of this time, and names the silent worker.
-            Connections may be interrupted for a quarter of this time. Default: the environment
-            variable `TF_REDSYNC_HEARTBEAT_SECONDS`, else 60; no limit with `timeout_seconds=None`.
+            10. Unless `timeout_seconds=None`, the watchdog ends it after half of this time (default
+            30 s), and names the silent worker. Connections may be interrupted for a quarter of this
+            time. Default: the environment variable `TF_REDSYNC_HEARTBEAT_SECONDS`, else
+            `timeout_seconds + 30`, at most 60; no limit with `timeout_seconds=None`.
 
     Raises:
         ValueError: TF_CONFIG is malformed, or a port is in use. A timeout is out of range or is set
@@ -467,7 +468,7 @@ def already_sharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) 
 
     By default `tf.distribute` splits a dataset, and each of its batches, among the workers. Here
     every worker reads all batches of its own dataset unchanged. The global batch is the sum of the
-    workers' batches, and an epoch is one pass over this dataset. All workers need the same number
+    replicas' batches, and an epoch is one pass over this dataset. All workers need the same number
     of batches. Keras's `class_weight` is not supported; put sample weights into the dataset.
 
     Args:

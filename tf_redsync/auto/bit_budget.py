@@ -84,7 +84,7 @@ class BitBudget(Policy):
             uses the mean of its replicas' gradients. Without `gradients` all variables have
             `default`, until a saved choice is loaded.
         candidates: Methods to choose from, instead of `default` with other settings. They must have
-            the same momentum.
+            the momentum of `default`, so pass that as well.
         relative: Whether errors are relative to the variable's gradients, for optimizers such as
             Adam.
         rules: Rules for variables with a fixed method. Their bits count towards the budget.

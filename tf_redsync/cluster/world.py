@@ -54,7 +54,8 @@ def per_worker_batch(global_batch: int) -> int:
     """Return the examples per worker and step that keep a global batch.
 
     It is for datasets that yield this worker's batches, such as those of `already_sharded`.
-    `fit` divides the batches of other datasets itself: batch those by `global_batch`.
+    `fit` divides the batches of other datasets itself: batch those by `global_batch`. With R GPUs
+    per worker, batch by `per_worker_batch(global_batch) // R`, because every GPU takes a batch.
 
     Args:
         global_batch: Examples of all workers in a step. If it is not divisible by the number of
