@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tf_redsync.exchange import traffic
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.explanation import dense_bytes
 from tf_redsync.tables import aligned
@@ -39,7 +38,7 @@ def lines(
             state_bytes += sum(sizes)
             if len(group) == len(specs):  # one for each variable
                 variable_bytes = [a + b for a, b in zip(variable_bytes, sizes, strict=True)]
-        shares = _shares(bucket, sent(bucket))
+        shares = _shares(bucket, sent)
         for spec, share, size in zip(specs, shares, variable_bytes, strict=True):
             dense = dense_bytes([spec], workers)
             rows[spec.position] = (
@@ -63,15 +62,13 @@ def density_of(method: Any, spec: Any) -> float:
     return 1.0 / float(method.traits.waiting_steps)
 
 
-def _shares(bucket: Bucket, total: float) -> list[float]:
+def _shares(bucket: Bucket, sent: Callable[[Bucket], float]) -> list[float]:
     """Return the bytes of each tensor of a bucket, in proportion to the bytes it needs alone."""
-    layout, specs = bucket.layout, bucket.layout.specs
+    layout, specs, total = bucket.layout, bucket.layout.specs, sent(bucket)
     if len(specs) == 1 or not total:
         return [total / len(specs)] * len(specs)
-    alone = [
-        traffic.bytes_sent(traffic.messages(bucket.method, dataclasses.replace(layout, specs=(s,))))
-        for s in specs
-    ]
+    layouts = [dataclasses.replace(layout, specs=(s,)) for s in specs]
+    alone = [sent(dataclasses.replace(bucket, layout=one)) for one in layouts]
     whole = sum(alone)
     return [total * a / whole for a in alone] if whole else [total / len(specs)] * len(specs)
 
@@ -115,7 +112,7 @@ def of_exchange(exchange: Any, name: str) -> list[str]:
         schedule.buckets,
         exchange.states,
         workers,
-        lambda bucket: schedule.bytes_of(bucket, workers) if workers > 1 else 0.0,
+        lambda bucket: schedule.bytes_in_use(bucket, workers),
     )
     head, *body = aligned([HEAD, *rows], _RIGHT)
     rule = max(map(len, (head, *body)))

@@ -57,6 +57,19 @@ def test_table(mirrored, capsys, kind, inner):
     assert any("2 workers" in line and "ratio" in line for line in lines)
 
 
+@pytest.mark.parametrize("method", [POLICY, rs.PowerSGD(rank=2)], ids=["policy", "bucket"])
+def test_rows_show_the_exchange_in_use(mirrored, method):
+    """After `disable()` all tensors, also those of one bucket, are sent in float32."""
+    optimizer = build_optimizer(mirrored(2), keras.Variable, keras.optimizers.SGD(0.1), method)
+    lines = []
+    optimizer.disable()
+    optimizer.summary(print_fn=lines.append)
+    rows = [[cell.strip() for cell in line.split("  ") if cell] for line in lines[4:8]]
+    sent = [int(row[4].replace(",", "")) for row in rows]
+    assert sent == [4 * np.prod(shape) for shape in SHAPES.values()]
+    assert {row[5] for row in rows} == {"1.0"} and sum(sent) == optimizer.bytes_per_step()
+
+
 def test_one_worker_and_no_exchange(mirrored):
     lines = []
     alone = build_optimizer(tf.distribute.get_strategy(), keras.Variable, keras.optimizers.SGD(0.1))

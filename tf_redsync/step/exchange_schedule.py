@@ -350,18 +350,19 @@ class ExchangeSchedule:
         `dense_every`. While compression is disabled, steps are dense. Bytes are computed by the
         method's formula or from a trace that is never executed; see `traffic.messages`.
         """
+        return sum(self.bytes_in_use(b, workers) for b in self.buckets)
+
+    def bytes_in_use(self, bucket: Bucket, workers: int) -> float:
+        """Return the part of one bucket in `bytes_per_step`."""
         if workers == 1:
             return 0.0
         if not self.off or (self.always_dense and not self.skips_locally):
-            return sum(self.bytes_of(b, workers) for b in self.buckets)
-        layouts = [dataclasses.replace(b.layout, workers=workers) for b in self.buckets]
-        return sum(
-            traffic.bytes_sent(traffic.messages(b.method, layout, "dense_exchange"))
-            for b, layout in zip(self.buckets, layouts, strict=True)
-        )
+            return self.bytes_of(bucket, workers)
+        layout = dataclasses.replace(bucket.layout, workers=workers)
+        return traffic.bytes_sent(traffic.messages(bucket.method, layout, "dense_exchange"))
 
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
-        """Return the bytes per step of one bucket, for two workers or more."""
+        """Return the bytes per step of one bucket, compressed, for two workers or more."""
         method, layout = bucket.method, dataclasses.replace(bucket.layout, workers=workers)
         every = method.sync_schedule.dense_every
         share = 1.0 / every if every else 0.0
