@@ -4,6 +4,7 @@ import pytest
 
 import tf_redsync as rs
 from tf_redsync.auto import probe
+from tf_redsync.exchange.context import Context
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,20 @@ def test_sparse_update_saves_the_dense_update(monkeypatch, method, sparse_totals
     work = probe.work(method, (2,), sparse_totals)
     assert measured == ([probe.SMALL_SHAPE, probe.LARGE_SHAPE] if saves else [])
     assert (work.seconds(2**20, 2) == 0.0) == saves
+
+
+def test_steps_after_the_warm_up_are_measured(monkeypatch):
+    """As `traffic` counts bytes after it."""
+    method, counts = rs.DGC(density=0.01, warm_up=rs.ExponentialWarmUp(100), dense_below=0), []
+
+    def context(layout, rank, step):
+        counts.append(method._k(layout, step))
+        return Context(layout, rank, step)
+
+    monkeypatch.setattr(probe, "Context", context)
+    monkeypatch.setattr(probe.tf, "function", lambda autograph: lambda function: function)
+    probe._exchange_seconds(method, (100, 100), 2, sparse_totals=False)
+    assert counts == [[100]] * (2 + probe.REPEATS)
 
 
 def test_update_takes_time():

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_redsync.auto.cost import Line, Link, Work, hops
-from tf_redsync.exchange import driver
+from tf_redsync.exchange import driver, loopback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.driver import Network, checked, drive
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -152,8 +152,9 @@ def _exchange_seconds(
     state = initial_state(method, layout)
     times = []
     for i in range(2 + REPEATS * method.traits.period):
+        step = tf.constant(loopback.STEADY_STEP + i, tf.int64)
         start = time.perf_counter()
-        total, state = run(grads, state, tf.constant(i, tf.int64), tf.constant(0.01))
+        total, state = run(grads, state, step, tf.constant(0.01))
         wait(total)
         times.append(time.perf_counter() - start)
     steps = times[2:]  # the first step traces, the second finds thresholds
