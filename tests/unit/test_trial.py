@@ -97,8 +97,9 @@ def test_arguments():
     assert_raises(ValueError, lambda: rs.Auto(density=0.0), "`density`", "0.0")
     both = (rs.RedSync(momentum=0.9), rs.ACPSGD())
     assert_raises(ValueError, lambda: rs.Auto(candidates=both, momentum=0.9), "momentum", "ACPSGD")
-    warm = rs.RedSync(warm_up=rs.DenseWarmUp(3))
-    assert_raises(ValueError, lambda: rs.Auto(candidates=(warm,)), "warm-up", "RedSync")
+    for ramp in (rs.DenseWarmUp(3), rs.ExponentialWarmUp(3)):
+        warm = rs.RedSync(warm_up=ramp)
+        assert_raises(ValueError, lambda c=warm: rs.Auto(candidates=(c,)), "warm-up", "RedSync")
 
 
 def test_default_candidates():

@@ -140,7 +140,7 @@ def check_candidate(method: Method, momentum: float, alone: bool) -> None:
     _check_adaptation(method)
     schedule = method.sync_schedule
     phases = schedule.warm_up_steps or schedule.dense_every or schedule.changes
-    begins = phases or dense_start(method) is not None
+    begins = phases or method.traits.density_changes or dense_start(method) is not None
     if alone:
         turns = schedule.fragments or schedule.intervals
         never = isinstance(method, NoExchange)
