@@ -322,7 +322,9 @@ def test_auto_shows_its_candidates_and_its_choice():
     assert [type(la.method) for la in predict(auto, rate=1e12).layers] == [rs.Dense] * 3
 
 
-@pytest.mark.parametrize("method", [rs.CDSGD(), rs.NoExchange(), rs.Scheduled()])
+@pytest.mark.parametrize(
+    "method", [rs.CDSGD(), rs.NoExchange(), rs.Scheduled(), rs.contrib.ZeroOneAdam()]
+)
 def test_methods_with_another_sync_schedule_are_rejected(method):
     with pytest.raises(PlanError, match=f"`--method`.*Received: .*{type(method).__name__}"):
         prediction.check([method])

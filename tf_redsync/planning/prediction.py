@@ -170,18 +170,18 @@ def check(methods: Sequence[Method]) -> None:
     """Check that the cost model covers methods: equal steps, or equal rounds of local steps.
 
     Raises:
-        PlanError: a method delays gradients, exchanges densely in some steps, runs in stages, or
-            never exchanges.
+        PlanError: a method delays gradients, exchanges densely in some steps, runs in stages, has
+            growing intervals, or never exchanges.
     """
     for method in methods:
         schedule = method.sync_schedule
         late = schedule.delay and not schedule.fragments
-        varies = schedule.dense_every or schedule.stages
+        varies = schedule.dense_every or schedule.stages or schedule.intervals
         if late or varies or isinstance(method, NoExchange):
             raise PlanError(
-                "`--method` must exchange in every step or after local steps, which the cost model "
-                f"covers. Received: {method!r}. Measure this method on the cluster with "
-                "`tf-redsync bench`."
+                "`--method` must exchange in every step or after a constant number of local steps, "
+                f"which the cost model covers. Received: {method!r}. Measure this method on the "
+                "cluster with `tf-redsync bench`."
             )
 
 
