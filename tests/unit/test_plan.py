@@ -1,10 +1,12 @@
 """`python -m tf_redsync plan`: model, captured energy, prediction, advice, command line."""
 
+import collections
 import dataclasses
 import functools
 import json
 import os
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -16,7 +18,7 @@ import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync import config
 from tf_redsync.auto import cost, probe
-from tf_redsync.auto.candidates import names
+from tf_redsync.auto.candidates import candidates, names
 from tf_redsync.auto.decision import Measured
 from tf_redsync.cli import plan
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
@@ -589,6 +591,23 @@ def test_method_for_a_budget(module, capsys):
     ]
     assert plan.main([*FLAGS, *flags, "0.01%"]) == 0
     assert "fits 0.01%: rs.SparseLoCo(" in capsys.readouterr().out
+
+
+def test_perplexities_are_those_of_the_measurements():
+    folder = Path(__file__).parents[2] / "docs" / "accuracy"
+    measured = collections.defaultdict(list)
+    parts = {"SGD": "sgd", "beta_1": "without_beta_1"}
+    for part in ("adamw", *parts.values()):
+        file = folder / f"charlm_1000_4_workers_{part}.json"
+        for row in json.loads(file.read_text(encoding="utf-8"))["rows"]:
+            measured[part, subjects.parse_method(row["method"])].append(row["metric"])
+    dense = np.mean(measured["adamw", rs.Dense()])
+    for candidate in candidates():
+        found = [part for word, part in parts.items() if word in candidate.remark]
+        part = found[0] if found else "adamw"
+        values = measured[part, candidate.method]
+        assert len(values) == 3
+        assert candidate.perplexity == round(np.mean(values) / dense, 2), candidate
 
 
 def test_method_that_the_script_registers(module, capsys, monkeypatch):

@@ -44,12 +44,12 @@ def candidates() -> tuple[Candidate, ...]:
     """Return the candidates in the order of their perplexity."""
     short = outer.Nesterov(learning_rate=0.7, momentum=0.5)
     entries = (
-        Candidate(CodedTopK(density=0.03, value_bits=4), 0.93, "beta_1 = 0"),
+        Candidate(CodedTopK(density=0.03, value_bits=4), 0.92, "beta_1 = 0"),
         Candidate(Dense(), 1.0),
         Candidate(HalfPrecision(), 1.0),
         Candidate(BlockQuantized(bits=8), 1.0),
         Candidate(BlockQuantized(bits=4), 1.01),
-        Candidate(DeMo(), 1.04, "SGD, at Adam's learning rate"),
+        Candidate(DeMo(), 1.03, "SGD, at Adam's learning rate"),
         Candidate(DiLoCo(steps=15, outer=short), 1.13),
         Candidate(PowerSGD(), 1.15),
         Candidate(LocalSGD(steps=15), 1.15),
