@@ -593,6 +593,36 @@ def test_method_for_a_budget(module, capsys):
     assert "fits 0.01%: rs.SparseLoCo(" in capsys.readouterr().out
 
 
+COMPILED = """
+def compiled():
+    model = make()
+    model.compile(keras.optimizers.OPTIMIZER, "mse")
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "unsuited", "advice"),
+    [
+        ("SGD(0.1)", [], []),
+        ("SGD(0.1, momentum=0.9)", ["CodedTopK", "DeMo"], ["use SGD(momentum=0.0)"] * 2),
+        ("Adam()", ["CodedTopK", "DeMo", "PowerSGD"], ["use Adam(beta_1=0.0)"] * 2),
+    ],
+)
+def test_proposal_suits_the_optimizer(module, monkeypatch, capsys, optimizer, unsuited, advice):
+    text = MODULE + COMPILED.replace("OPTIMIZER", optimizer)
+    write_module(module, monkeypatch, text)
+    flags = ["--model", "here:compiled", *FLAGS[2:], "--step-ms", "300", "--max-overhead", "1000%"]
+    assert plan.main(flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    left_out = [line.partition("(")[0] for line in lines if line.endswith("  left out")]
+    assert left_out == [f"rs.{name}" for name in unsuited]
+    reasons = [line for line in lines if line.startswith("left out: ")]
+    assert len(reasons) == len(unsuited) and all(map(str.__contains__, reasons, advice))
+    (chosen,) = [line for line in lines if "<- proposed" in line]
+    assert chosen.startswith("rs.BlockQuantized()" if unsuited else "rs.CodedTopK")
+
+
 def test_perplexities_are_those_of_the_measurements():
     folder = Path(__file__).parents[2] / "docs" / "accuracy"
     measured = collections.defaultdict(list)

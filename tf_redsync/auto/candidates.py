@@ -44,7 +44,7 @@ def candidates() -> tuple[Candidate, ...]:
     """Return the candidates in the order of their perplexity."""
     short = outer.Nesterov(learning_rate=0.7, momentum=0.5)
     entries = (
-        Candidate(CodedTopK(density=0.03, value_bits=4), 0.92, "beta_1 = 0"),
+        Candidate(CodedTopK(density=0.03, value_bits=4), 0.92, "no momentum (beta_1 = 0)"),
         Candidate(Dense(), 1.0),
         Candidate(HalfPrecision(), 1.0),
         Candidate(BlockQuantized(bits=8), 1.0),

@@ -166,10 +166,12 @@ def propose(subject: Subject, args: argparse.Namespace) -> str:
     """Return the proposal for the overhead of the command line, as text."""
     from tf_redsync.auto.candidates import candidates
     from tf_redsync.planning import proposals
+    from tf_redsync.planning import subject as subjects
 
     compute = _compute(subject, args)
     measured = _measured([c.method for c in candidates()], args)
-    proposal = proposals.propose(subject.specs, measured, compute)
+    unsuited = subjects.unsuited(subject.optimizer)
+    proposal = proposals.propose(subject.specs, measured, compute, unsuited)
     return proposals.render(proposal, share_of(args.max_overhead), compute)
 
 

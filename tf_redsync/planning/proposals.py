@@ -6,11 +6,12 @@ Their losses of accuracy were measured; see `tf_redsync/auto/candidates.py`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tf_redsync.auto.candidates import Candidate, candidates
 from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.method import Method
 from tf_redsync.planning import prediction, report
 from tf_redsync.tables import aligned
 
@@ -23,15 +24,20 @@ class Proposal:
         candidate: The candidate method.
         sent: Mean bytes that a worker sends per step.
         overhead: Mean time of the exchange per step, as a fraction of the step without it.
+        unsuited: Reason why it does not suit the model's optimizer, or empty.
     """
 
     candidate: Candidate
     sent: float
     overhead: float
+    unsuited: str
 
 
 def propose(
-    specs: Sequence[TensorSpec], measured: Measured, compute: float
+    specs: Sequence[TensorSpec],
+    measured: Measured,
+    compute: float,
+    unsuited: Mapping[Method, str],
 ) -> tuple[Proposal, ...]:
     """Return the predictions for all candidates.
 
@@ -39,9 +45,13 @@ def propose(
         specs: The variables, in the model's order.
         measured: Measurements of the candidates' methods.
         compute: Seconds of a step without an exchange.
+        unsuited: Candidates that do not suit the model's optimizer, with the reasons.
     """
     totals = ((c, prediction.total(c.method, specs, measured, compute)) for c in candidates())
-    return tuple(Proposal(c, t.sent, t.seconds / max(compute, 1e-9)) for c, t in totals)
+    return tuple(
+        Proposal(c, t.sent, t.seconds / max(compute, 1e-9), unsuited.get(c.method, ""))
+        for c, t in totals
+    )
 
 
 def best(proposals: Sequence[Proposal], most: float) -> Proposal | None:
@@ -49,7 +59,7 @@ def best(proposals: Sequence[Proposal], most: float) -> Proposal | None:
 
     Among equal perplexities it has the lowest overhead.
     """
-    fitting = [p for p in proposals if p.overhead <= most]
+    fitting = [p for p in proposals if p.overhead <= most and not p.unsuited]
     return min(fitting, key=lambda p: (p.candidate.perplexity, p.overhead), default=None)
 
 
@@ -61,10 +71,10 @@ def render(proposals: Sequence[Proposal], most: float, compute: float) -> str:
         most: Maximum of `Proposal.overhead`.
         compute: Seconds of a step without an exchange.
     """
-    chosen = best(proposals, most)
+    chosen, left_out = best(proposals, most), [p for p in proposals if p.unsuited]
     rows = [("method", "sent", "overhead", "perplexity", "")]
     for p in proposals:
-        mark = "<- proposed" if p is chosen else p.candidate.remark
+        mark = "<- proposed" if p is chosen else "left out" if p.unsuited else p.candidate.remark
         cells = f"{p.sent:,.0f}", f"{p.overhead:.1%}", f"x {p.candidate.perplexity:.2f}"
         rows.append((report.code(p.candidate.method), *cells, mark))
     lines = [
@@ -74,10 +84,11 @@ def render(proposals: Sequence[Proposal], most: float, compute: float) -> str:
         f"step of {1e3 * compute:,.1f} ms.",
         "perplexity: final perplexity of a small language model relative to dense training; see "
         "docs/plan.md. Your model may differ: compare two of the methods.",
+        *(f"left out: {report.code(p.candidate.method)}: {p.unsuited}" for p in left_out),
         "",
     ]
     if chosen is None:
-        least = min(proposals, key=lambda p: p.overhead)
+        least = min((p for p in proposals if not p.unsuited), key=lambda p: p.overhead)
         lines.append(
             f"No method fits {100 * most:.4g}%: {report.code(least.candidate.method)} is closest, "
             f"with {least.overhead:.1%}. More local steps or a larger batch reduce the overhead."

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_redsync import expressions
 from tf_redsync.auto import Auto, probe
 from tf_redsync.auto.bit_budget import BitBudget
+from tf_redsync.auto.candidates import candidates
 from tf_redsync.config import registered
 from tf_redsync.exchange.capabilities import at_step
 from tf_redsync.exchange.layout import TensorSpec, tensor_spec
@@ -343,6 +344,26 @@ def suited(
         return accuracy.suited(inner, policy, warn)
     except ValueError as error:
         raise PlanError(str(error)) from error
+
+
+def unsuited(optimizer: Any) -> dict[Method, str]:
+    """Return the methods of `candidates` that do not suit a model's optimizer, with the reasons.
+
+    Args:
+        optimizer: The model's optimizer; `None` if it is not compiled.
+    """
+
+    def ignore(_: str) -> None: ...
+
+    auto = suited(Auto(max_overhead=1.0, step_seconds=1.0), optimizer, ignore)
+    assert isinstance(auto, Auto)
+    reasons = {one.method: one.reason for one in auto.left_out}
+    for candidate in candidates():
+        try:
+            suited(candidate.method, optimizer, ignore)
+        except PlanError as error:
+            reasons.setdefault(candidate.method, str(error))
+    return reasons
 
 
 def _last_stages(policy: Policy | Auto, warn: Callable[[str], None]) -> Policy | Auto:
