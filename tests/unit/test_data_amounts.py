@@ -1,5 +1,7 @@
 """Amounts of data that would make one worker wait for another."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from tensorflow.python.framework import random_seed
 import tf_redsync as rs
 from tf_redsync.keras import data_amounts, first_batch, fit_resume
 from tf_redsync.keras.data_amounts import conflict
+from tf_redsync.network import strategies
 
 INFINITE, UNKNOWN = -1, -2
 
@@ -211,6 +214,48 @@ def test_seeds_of_shuffled_datasets():
         assert "seed=1" in first_batch.dataset_warning(differing, "fit")
     assert first_batch.dataset_warning([None, "none"], "fit") is None
     assert first_batch.dataset_seeds(EpochIterator(np.ones((4, 2)), batch_size=2)) is None
+
+
+class Batches(keras.utils.PyDataset):
+    """Two batches of 100 rows; `seen` counts how often Keras or the library loads the first."""
+
+    def __init__(self, last_row=1.0):
+        super().__init__()
+        self.x = np.ones([100, 2], np.float32)
+        self.x[-1], self.seen = last_row, 0
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        self.seen += index == 0
+        return self.x, self.x[:, :1]
+
+
+def test_digest_is_of_the_first_rows():
+    first, last = Batches(), Batches(last_row=2.0)
+    digests = [first_batch.first_digest(EpochIterator(data)) for data in (first, last)]
+    assert digests[0] == digests[1]
+    first.x[0] = 2.0
+    assert first_batch.first_digest(EpochIterator(first)) != digests[0]
+
+
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+def test_only_the_first_validation_of_a_fit_loads_a_batch(monkeypatch):
+    with rs.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(), rs.Dense()), "mse")
+
+    def loads(processes):
+        compared = types.SimpleNamespace(
+            **vars(strategies) | {"process_count": lambda _: processes}
+        )
+        monkeypatch.setattr(data_amounts, "strategies", compared)
+        data = Batches()
+        model.fit(Batches(), validation_data=data, epochs=3, verbose=0)
+        return data.seen
+
+    assert loads(processes=2) == loads(processes=1) + 1
 
 
 @pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")

@@ -28,27 +28,29 @@ _MAX_LINES = 16
 Amount = Sequence[int | None]  # Keras's steps per epoch and the dataset's cardinality, in batches
 
 
-def compare(model: Any, method: str, params: dict[str, Any], in_fit: bool = False) -> None:
+def compare(model: Any, method: str, params: dict[str, Any], validation: int = 0) -> None:
     """Compare the numbers of batches of all workers, which must call it at the same point.
 
     Args:
         model: The model.
         method: Name of the model's method, for the message.
         params: The `params` of Keras's callbacks.
-        in_fit: Whether this is a validation in `fit`, which `params` do not describe.
+        validation: The number of this validation in `fit`, from 1, which `params` do not describe.
+            Later ones skip the hash of the first rows, which loads a batch of a `PyDataset`.
 
     Raises:
         Disagreement: on all workers, if some workers would deadlock.
     """
     strategy = model.distribute_strategy
     data = _running_data(model)
-    steps = _steps(data) if in_fit else params.get("steps")
+    steps = _steps(data) if validation else params.get("steps")
     batches = digest = seed = shuffles = shards = None
     known = known_batches.in_epoch(data) if method == "fit" else 0
     if strategies.is_redsync_strategy(strategy):
         batches = _cardinality(data)
         if strategies.process_count(strategy) > 1:
-            digest, seed = first_batch.first_digest(data), first_batch.shuffle_seed(data)
+            digest = first_batch.first_digest(data) if validation < 2 else None
+            seed = first_batch.shuffle_seed(data)
             shuffles, shards = first_batch.dataset_seeds(data), first_batch.dataset_shards(data)
     if method == "fit" and steps is None and batches == _INFINITE:
         warnings.warn(

@@ -38,7 +38,7 @@ from tf_redsync.network import strategies
 from tf_redsync.patching import patch_once
 
 _NAME = "_maybe_symbolic_build"
-_ROWS = 64  # number of rows of an array that are compared
+_ROWS = 64  # number of rows that are compared
 _NO_SEED = 87654321  # TensorFlow's global seed before `tf.random.set_seed`
 
 
@@ -152,7 +152,7 @@ def first_digest(iterator: Any) -> str | None:
         return None
     digest = hashlib.sha256()
     for part in tf.nest.flatten(batch):
-        array = np.asarray(part)
+        array = np.atleast_1d(np.asarray(part))[:_ROWS]
         if array.dtype != object:  # not a sparse array of SciPy
             digest.update(np.ascontiguousarray(array).tobytes())
     return f"{kind} {digest.hexdigest()}"

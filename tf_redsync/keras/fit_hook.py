@@ -163,6 +163,7 @@ class FitHook(ForTfKeras):
     before_bar: Any  # a callback that runs just before the progress bar
     _restores = False  # whether a callback of Keras restores a backup
     _fits = False  # whether `fit` runs
+    _validation = 0  # the number of its validation, from 1
     _skipped = 0  # steps skipped before this epoch
     _seals: Any = ()  # fingerprints of the weights when an epoch ends
     _to_run: tuple[int, int, float] | None = None  # updates so far, epochs, updates per epoch
@@ -177,7 +178,7 @@ class FitHook(ForTfKeras):
         self._restores = backups.check(self.model, self.callbacks, self._with_step(action))
         consistency.compare_compile(self.model)
         data_amounts.compare(self.model, "fit", self.params)
-        self._fits = True
+        self._fits, self._validation = True, 0
         weight_sync.synchronize(self.model)
         for exchange in models.exchanges_of(self.model):
             if exchange.built and exchange.drift is not None:  # one worker may have loaded weights
@@ -227,7 +228,7 @@ class FitHook(ForTfKeras):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Run after the last epoch, with the final weights."""
-        self._fits = False
+        self._fits, self._validation = False, 0
         self._agree("end `fit`")
         consistency.compare_rate(self.model, "fit ends")
         consistency.compare_seals(self.model, self._seals)
@@ -236,7 +237,8 @@ class FitHook(ForTfKeras):
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before an evaluation, within `fit` or alone."""
         self._agree("evaluate")
-        data_amounts.compare(self.model, "evaluate", self.params, self._fits)
+        self._validation += self._fits
+        data_amounts.compare(self.model, "evaluate", self.params, self._validation)
         weight_sync.synchronize(self.model)
         self._interrupt()
 
