@@ -13,6 +13,7 @@ Additions to TensorFlow's strategy:
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import warnings
@@ -172,6 +173,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         # collection removes those of old models, at different times on each worker.
         self._statistics: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._created = 0  # the number of the next statistic
+        self._collected = 0  # their number when `run` last collected garbage
         # The function of `average_statistics`, and the numbers of the statistics that it averages.
         self._averages: tuple[Callable[[], Any], list[int]] = (lambda: None, [])
         self._reset_step()
@@ -334,6 +336,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if strategies.process_count(self) == 1:
             self.skip_conditions = {}  # nothing is restored
             return super().run(fn, args, kwargs, options)
+        if self._created > self._collected and not tf.executing_eagerly():
+            self._collected = self._created
+            gc.collect()  # the traced graph keeps all statistics, also those of discarded models
         fn = autograph.as_called(fn)
         step_counters.enter_step((args, kwargs))
         try:

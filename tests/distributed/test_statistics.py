@@ -254,6 +254,8 @@ def test_layers_built_by_first_step():
 
 def run_models_in_a_loop():
     """Only the chief keeps finished models, and changes them; returns the trained statistics."""
+    import gc
+
     import keras
     import tensorflow as tf
 
@@ -261,7 +263,7 @@ def run_models_in_a_loop():
     from tests.distributed import problems
 
     strategy, rank = rs.MultiWorkerMirroredStrategy(), problems.rank()
-    data, kept, trained = problems.dataset(64, 16), [], []
+    data, kept, trained, alive = problems.dataset(64, 16), [], [], []
 
     def new_model(method, frozen=False):
         with strategy.scope():
@@ -279,11 +281,13 @@ def run_models_in_a_loop():
         model.fit(data, verbose=0)
         moving = model.layers[1].moving_mean.value
         trained.append(strategy.experimental_local_results(moving)[0].numpy())
+        alive.append(len(strategy._statistics))
         change_on_chief(model)
         kept += [model] if rank == 0 else []
         del model, moving
-        keras.utils.clear_session()
-    result = {"trained": np.stack(trained), "left": len(strategy._statistics), "error": ""}
+    gc.collect()
+    alive.append(len(strategy._statistics))
+    result = {"trained": np.stack(trained), "alive": alive, "error": ""}
 
     model = new_model(rs.TopK(density=0.5), frozen=True)
     model.fit(data, verbose=0)
@@ -296,9 +300,9 @@ def run_models_in_a_loop():
 
 
 def test_models_in_a_loop():
-    """Steps compare only the statistics of their model, and a freed model leaves none."""
+    """Steps compare and keep only the statistics of their model; a freed model leaves none."""
     first, second = run_workers(run_models_in_a_loop)
     np.testing.assert_array_equal(first["trained"], second["trained"])
-    assert (first["left"], second["left"]) == (6, 0)
+    assert [list(worker["alive"]) for worker in (first, second)] == [[2, 4, 6, 6], [2, 2, 2, 0]]
     for worker in (first, second):
         assert "drifted apart" in worker["error"] and "moving_mean" in worker["error"]
