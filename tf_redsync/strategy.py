@@ -186,7 +186,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         initial_values.install(self, functools.partial(agreement.gather_texts, self))
         watchdog.start(self, timeout, heartbeat)
         step_errors.install()
-        self.batch_rows = data_amounts.BatchRows()
+        self.batch_rows = {name: data_amounts.BatchRows() for name in ("fit", "evaluate")}
         self.batch_logs = batch_logs.BatchLogs()
         self.known_batches = known_batches.KnownBatches()
         times = f"timeout_seconds={timeout}, heartbeat_seconds={heartbeat}"
@@ -315,13 +315,13 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._on_every_replica(fn)(*args, **(kwargs or {}))
 
-        in_fit = fit_hook.running_method() == "fit"
-        model = batch_logs.trained_by(fn) if in_fit else None
+        method = fit_hook.running_method()
+        model = batch_logs.trained_by(fn) if method == "fit" else None
 
         def run_and_average(*fn_args: Any, **fn_kwargs: Any) -> Any:
             self._reset_step()
-            if in_fit:
-                self.batch_rows.note((fn_args, fn_kwargs))
+            if method in self.batch_rows:
+                self.batch_rows[method].note((fn_args, fn_kwargs))
             before = statistics.Before(self._statistics.values())
             with self._recording_new_statistics(before):
                 result, used, changed = self._observed(lambda: fn(*fn_args, **fn_kwargs))

@@ -218,28 +218,47 @@ def batch_sizes(strategy):
     import tf_redsync as rs
     from tests.distributed import problems
 
+    def rmse(y, p):  # NaN for no rows
+        return keras.ops.sqrt(keras.ops.mean((y - p) ** 2))
+
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
         optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(0.1), rs.Dense())
-        model.compile(optimizer, "mse")
+        model.compile(optimizer, "mse", metrics=["mae", rmse])
 
-    def fit(rows, batch_size):
-        x, y = np.ones((rows, 3), "float32"), np.ones((rows, 1), "float32")
-        strategy.batch_rows._warned = False
+    def ones(rows):
+        return np.ones((rows, 3), "float32"), np.ones((rows, 1), "float32")
+
+    def run(method, rows, batch_size=16, **options):
+        for noted in strategy.batch_rows.values():
+            noted._warned = False
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            model.fit(x, y, batch_size=batch_size, epochs=2, verbose=0)
+            result = method(*ones(rows), batch_size=batch_size, verbose=0, **options)
         texts = [str(w.message) for w in caught if isinstance(w.message, rs.AccuracyWarning)]
-        return [text for text in texts if "drop_remainder" in text]
+        texts = [text for text in texts if "drop_remainder" in text]
+        assert len(texts) <= 1
+        return "".join(texts), result
 
-    found = {f"{sizes}": fit(*sizes) for sizes in ((48, 16), (40, 16), (45, 16))}
+    def fit(*sizes, **options):
+        return run(model.fit, *sizes, epochs=2, **options)
+
+    found = {f"{sizes}": fit(*sizes)[0] for sizes in ((48, 16), (40, 16), (45, 16))}
     before = int(optimizer.exchange.step.numpy())
-    found["(3, 1)"] = fit(3, 1)
-    assert all(len(texts) <= 1 for texts in found.values())
+    found["(3, 1)"], trained = fit(3, 1)
+    step = (int(optimizer.exchange.step.numpy()) - before) // 2
+    assert np.isnan(trained.history["rmse"]).all() and np.isfinite(trained.history["mae"]).all()
+    found["validation"], trained = fit(48, validation_data=ones(17))
+    assert (
+        np.isnan(trained.history["val_rmse"]).all() and np.isfinite(trained.history["rmse"]).all()
+    )
+    for rows in (32, 19, 17):
+        found[f"evaluate {rows}"], (_, mae, metric) = run(model.evaluate, rows)
+        assert np.isfinite(mae) and np.isnan(metric) == (rows == 17)
     return {
-        "warned": [f"{sizes}: {''.join(texts)}" for sizes, texts in found.items()],
+        "warned": [f"{name}: {text}" for name, text in found.items()],
         "digests": [problems.digest(model)],
-        "step": (int(optimizer.exchange.step.numpy()) - before) // 2,
+        "step": step,
     }
 
 
@@ -584,8 +603,11 @@ def test_overflow_on_one_worker_halves_scale_on_all(workers, name):
 
 def test_uneven_batches_warn(workers):
     for result in workers:
-        even, short, uneven, less_than_workers = result["rows.warned"]
+        even, short, uneven, less_than_workers, validation, *evaluated = result["rows.warned"]
         assert even == "(48, 16): " and short == "(40, 16): ", (even, short)
         assert "worker 0: 7, worker 1: 6" in uneven and "gradient of 0" not in uneven
         assert "worker 0: 1, worker 1: 0" in less_than_workers
-        assert "gradient of 0" in less_than_workers
+        assert "gradient of 0" in less_than_workers and "NaN" in less_than_workers
+        assert evaluated[:2] == ["evaluate 32: ", "evaluate 19: "]
+        for text in (validation, evaluated[2]):
+            assert "`evaluate`" in text and "NaN" in text and "worker 0: 1, worker 1: 0" in text

@@ -117,6 +117,21 @@ def test_different_row_counts_warn_once(recwarn):
 
 
 @pytest.mark.parametrize(
+    ("texts", "metrics", "warns"),
+    [
+        (["1", "0"], {"loss": float("nan")}, True),
+        (["1", "0"], {"own": np.array([1.0, np.nan])}, True),
+        (["1", "0"], {"loss": 0.5, "note": "text"}, False),  # such as a mean over all rows
+        (["1", "0"], {}, False),  # a callback list of a custom loop
+        (["2", "1"], {"loss": float("nan")}, False),
+    ],
+)
+def test_evaluation_warns_if_empty_batches_made_nan(recwarn, texts, metrics, warns):
+    data_amounts.BatchRows().compare(texts, metrics)
+    assert ["`evaluate`" in str(w.message) for w in recwarn] == [True] * warns
+
+
+@pytest.mark.parametrize(
     ("seeds", "warns"),
     [((None, None), False), ((7, 7), False), ((0, 0), False), ((7, 8), True), ((-1, -1), True)],
 )

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement
@@ -154,7 +155,7 @@ _MOST = tf.int64.max
 
 
 class BatchRows:
-    """The number of rows of this worker's smallest batch in `fit`, which workers compare."""
+    """The number of rows of this worker's smallest batch in `fit` or an evaluation."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
@@ -163,11 +164,11 @@ class BatchRows:
         self._warned = False
 
     def begin(self) -> None:
-        """Reset the minimum for a new `fit`."""
+        """Reset the minimum for a new `fit` or evaluation."""
         self._least.assign(_MOST)
 
     def note(self, batch: Any) -> None:
-        """Record the number of rows of a batch, in the step that trains on it."""
+        """Record the number of rows of a batch, in the step that uses it."""
         rows = next(
             (tf.shape(t, tf.int64)[0] for t in tf.nest.flatten(batch) if _has_rows(t)), None
         )
@@ -180,31 +181,52 @@ class BatchRows:
         least = int(self._least.numpy())
         return "" if least == _MOST else str(least)
 
-    def compare(self, texts: Sequence[str]) -> None:
-        """Warn once if the minima differ, given as text by rank; "" disables the comparison."""
+    def compare(self, texts: Sequence[str], metrics: dict[str, Any] | None = None) -> None:
+        """Warn once if the minima differ.
+
+        Args:
+            texts: The minima as text, by rank; "" disables the comparison.
+            metrics: The results of an evaluation, which warns only if empty batches made them NaN;
+                `None` for `fit`.
+        """
         if self._warned or len(set(texts)) < 2 or "" in texts:
             return
+        if metrics is not None and not ("0" in texts and _has_nan(metrics)):
+            return
         self._warned = True
-        warnings.warn(_text([int(rows) for rows in texts]), AccuracyWarning, stacklevel=2)
+        text = _text([int(rows) for rows in texts], trains=metrics is None)
+        warnings.warn(text, AccuracyWarning, stacklevel=2)
 
 
 def _has_rows(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and value.shape.rank is not None and value.shape.rank > 0
 
 
-def _text(rows: Sequence[int]) -> str:
+def _has_nan(metrics: dict[str, Any]) -> bool:
+    return any(np.any(np.not_equal(v, v)) for v in tf.nest.flatten(metrics))
+
+
+def _text(rows: Sequence[int], trains: bool) -> str:
     some = ", ".join(f"worker {rank}: {n}" for rank, n in list(enumerate(rows))[:8])
     without = sum(n == 0 for n in rows)
-    effect = (
-        f"{without} of {len(rows)} workers had no rows. Their gradient of 0 scaled that step by "
-        f"{len(rows) - without}/{len(rows)}, or, in a model with `BatchNormalization`, their NaN "
-        "skipped it."
-        if without
-        else "Each worker's gradient is the mean over its own rows, and workers have equal weight, "
-        "so rows of a worker with fewer rows have more weight."
-    )
+    if without:
+        effect = (
+            f"{without} of {len(rows)} workers had no rows. Losses and metrics that return one "
+            "mean per batch are NaN for no rows, and so is their mean over the workers."
+        )
+        if trains:
+            effect += (
+                f" A gradient of 0 scaled that step by {len(rows) - without}/{len(rows)}, or, in a "
+                "model with `BatchNormalization`, a NaN skipped it."
+            )
+    else:
+        effect = (
+            "Each worker's gradient is the mean over its own rows, and workers have equal weight, "
+            "so rows of a worker with fewer rows have more weight."
+        )
     return (
-        f"workers had different numbers of rows in a batch. {effect} Use batches of a multiple of "
+        f"workers had different numbers of rows in a batch of `{'fit' if trains else 'evaluate'}`. "
+        f"{effect} Use batches of a multiple of "
         f"{len(rows)} rows without a remainder: `dataset.batch(size, drop_remainder=True)`, or "
         "arrays whose length is a multiple of `batch_size`. Received: rows in the smallest batch: "
         f"{some}{', ...' if len(rows) > 8 else ''}"

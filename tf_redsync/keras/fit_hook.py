@@ -183,9 +183,7 @@ class FitHook(ForTfKeras):
         for exchange in models.exchanges_of(self.model):
             if exchange.built and exchange.drift is not None:  # one worker may have loaded weights
                 exchange.drift.compare_in_next_step()
-        rows = self._rows()
-        if rows is not None:
-            rows.begin()
+        self._begin_rows("fit")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Run before the first step of an epoch."""
@@ -214,7 +212,7 @@ class FitHook(ForTfKeras):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Run after an epoch and its validation; add `skipped_steps` to `logs`."""
-        self._compare_rows(f"end epoch {epoch + 1}")
+        self._compare_rows("fit", f"end epoch {epoch + 1}")
         weight_sync.synchronize(self.model)
         # Before other callbacks: one that only some workers have may assign averaged weights.
         self._seals = consistency.seals_of(self.model)
@@ -241,6 +239,11 @@ class FitHook(ForTfKeras):
         data_amounts.compare(self.model, "evaluate", self.params, self._validation)
         weight_sync.synchronize(self.model)
         self._interrupt()
+        self._begin_rows("evaluate")
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Run after an evaluation, within `fit` or alone, with its results."""
+        self._compare_rows("evaluate", "end `evaluate`", logs or {})
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Run before a prediction."""
@@ -274,18 +277,25 @@ class FitHook(ForTfKeras):
             if exchange.built:
                 exchange.schedule.interrupt()
 
-    def _compare_rows(self, action: str) -> None:
+    def _begin_rows(self, method: str) -> None:
+        rows = self._rows(method)
+        if rows is not None:
+            rows.begin()
+
+    def _compare_rows(
+        self, method: str, action: str, metrics: dict[str, Any] | None = None
+    ) -> None:
         """Agree on an action, and under our strategy compare the rows of the workers' batches."""
-        rows = self._rows()
+        rows = self._rows(method)
         text = "" if rows is None else rows.as_text()
         strategy = self.model.distribute_strategy
         texts = agreement.gather_texts(strategy, self._with_step(action), text)
         if rows is not None:
-            rows.compare(texts)
+            rows.compare(texts, metrics)
 
-    def _rows(self) -> Any:
-        """Return the `BatchRows` of our strategy; `None` under another strategy."""
-        return getattr(self.model.distribute_strategy, "batch_rows", None)
+    def _rows(self, method: str) -> Any:
+        """Return the `BatchRows` of our strategy for a method; `None` under another strategy."""
+        return getattr(self.model.distribute_strategy, "batch_rows", {}).get(method)
 
     def _with_step(self, action: str) -> str:
         exchange = models.exchange_of(self.model)
