@@ -143,6 +143,22 @@ def test_density_one_equals_the_plain_optimizer(mirrored, library, name):
     assert optimizer.bytes_per_step() == optimizer.exchange.bytes_sent.numpy() > 0
 
 
+def test_sparse_totals_with_a_schedule(mirrored):
+    """Keras passes each replica's value of a schedule to the update; the first rates differ."""
+    strategy, rates = mirrored(2), [0.05, 0.1]
+
+    def optimizer(rate):
+        return rs.DistributedOptimizer(keras.optimizers.SGD(rate), rs.CodedGMC(momentum=0.9))
+
+    def assign_rate(inner):
+        inner.learning_rate = rates[1]
+
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0], rates)
+    _, _, expected = train(strategy, keras, lambda: optimizer(rates[0]), note=assign_rate)
+    _, _, found = train(strategy, keras, lambda: optimizer(schedule))
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("kind", ["redsync", "dense"])
 def test_momentum_in_the_exchange_equals_momentum_in_the_optimizer(mirrored, kind, nesterov):

@@ -243,7 +243,8 @@ def _with_sparse_descent(update: Callable[..., Any]) -> Any:
         if not either and not any(isinstance(g, SparseTotal) for g, _ in others):
             update(distribution, others, learning_rate)
             return
-        rate = tf.cast(learning_rate, tf.float32)  # read once
+        # Read once. The rate of a schedule has one value per replica, all equal.
+        rate = tf.cast(distribution.experimental_local_results(learning_rate)[0], tf.float32)
         _descend_all(distribution, others, rate)
         together: dict[int, tuple[tf.Tensor, list[Any]]] = {}  # `is_dense` and its pairs
         for total, variable in either:
