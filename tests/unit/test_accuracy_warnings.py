@@ -166,7 +166,9 @@ def test_harmless_settings_do_not_warn(inner, method):
         (0.0, rs.CodedTopK(steps=10), []),
         (0.9, rs.HalfPrecision(), []),
         (0.9, None, []),
-        (0.0, rs.CodedGMC(), []),
+        (0.0, rs.CodedGMC(), ["CodedGMC with value_bits=1 and Adam: 2.1 BLEU"]),
+        (0.0, rs.CodedGMC(momentum=0.0), ["CodedGMC with value_bits=1 and Adam: 24.8 BLEU"]),
+        (0.0, rs.CodedGMC(value_bits=4), []),
     ],
 )
 def test_adaptive_optimizers(beta_1, method, words):

@@ -137,28 +137,29 @@ def test_wrapping_the_same_inner_optimizer_twice_is_rejected(family):
 
 
 BOTH_SIDES = [
-    (lambda o: o.SGD(0.1, momentum=0.8), "momentum=0.8", "SGD"),
-    (lambda o: o.Adam(0.1), "beta_1=0.9", "Adam"),
-    (lambda o: o.RMSprop(0.1, momentum=0.3), "momentum=0.3", "RMSprop"),
-    (lambda o: o.Nadam(0.1, beta_1=0.7), "beta_1=0.7", "Nadam"),
+    (lambda o: o.SGD(0.1, momentum=0.8), "momentum=0.8", "SGD", False),
+    (lambda o: o.Adam(0.1), "beta_1=0.9", "Adam", True),
+    (lambda o: o.RMSprop(0.1, momentum=0.3), "momentum=0.3", "RMSprop", False),
+    (lambda o: o.Nadam(0.1, beta_1=0.7), "beta_1=0.7", "Nadam", True),
 ]
 
 
-@loop(("make", "argument", "name"), BOTH_SIDES)
+@loop(("make", "argument", "name", "adaptive"), BOTH_SIDES)
 @every_family
-def test_momentum_on_both_sides(family, make, argument, name):
-    inner = make(FAMILIES[family])
-    for method, label in (
-        (rs.RedSync(momentum=0.9), "RedSync"),
-        (rs.Dense(momentum=0.9), "Dense"),
-        (rs.Policy(default=rs.Dense(momentum=0.9)), "Dense"),
+def test_momentum_on_both_sides(family, make, argument, name, adaptive):
+    inner, either = make(FAMILIES[family]), f"Either use {name}("
+    sparse = f"Instead of {name} use SGD with CodedAdam()" if adaptive else either
+    for method, label, advice in (
+        (rs.RedSync(momentum=0.9), "RedSync", sparse),
+        (rs.Dense(momentum=0.9), "Dense", either),
+        (rs.Policy(default=rs.Dense(momentum=0.9)), "Dense", either),
     ):
         assert_raises(
             ValueError,
             lambda method=method: rs.DistributedOptimizer(inner, method),
             "momentum is set on both sides",
             f"{argument} in {name}",
-            f"momentum=0.9 in {label}. Either use {name}(",
+            f"momentum=0.9 in {label}. {advice}",
         )
 
 

@@ -69,6 +69,8 @@ def one_side(setting: momentum.Momentum, method: Method) -> str:
     """Return the advice to keep one of an optimizer's and a method's momentum."""
     if not hasattr(innermost_method(method), "momentum"):
         return f"Instead, {setting.removal}."
+    if setting.known and setting.beta_2 is not None and method.traits.waiting_steps > 1.0:
+        return f"Instead of {setting.optimizer} use SGD with CodedAdam(); see docs/adaptive.md."
     return f"Either {setting.removal}, or use momentum=0.0 in the method."
 
 
