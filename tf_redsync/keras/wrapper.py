@@ -365,9 +365,10 @@ class Wrapper(AttributeForwarding):
     def disable(self) -> None:
         """Disable compression from the next step on; steps are those of a dense warm-up.
 
-        Gradients are all-reduced in float32, with the method's momentum if it has one. Residuals
-        are kept until `enable()`; call `flush()` before to deliver them. `CodedGMC` holds its
-        momentum in the residual, so its first dense step delivers both at once, as `flush()` would.
+        Gradients (`CodedAdam`: updates) are all-reduced in float32, with the method's momentum if
+        it has one. Residuals are kept until `enable()`; call `flush()` before to deliver them.
+        `CodedGMC` holds its momentum in the residual, so its first dense step delivers both at
+        once, as `flush()` would.
         Methods with a delay (`CDSGD`) are flushed automatically. Per-worker weights are
         synchronized.
 
