@@ -77,7 +77,8 @@ def adamw(rate) -> keras.optimizers.Optimizer:
 
     CodedAdam exchanges Adam's updates, so the optimizer that applies them is SGD.
     """
-    adapted = isinstance(tf_redsync.flags.exchange()["method"], rs.CodedAdam)
+    method = tf_redsync.flags.exchange()["method"]
+    adapted = any(m.traits.needs_sgd for m in getattr(method, "methods", (method,)))
     optimizer = keras.optimizers.SGD if adapted else keras.optimizers.AdamW
     inner = optimizer(rate, weight_decay=0.1)
     inner.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])

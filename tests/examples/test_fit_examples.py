@@ -131,6 +131,26 @@ def test_transformer(tmp_path):
     assert "8/8" in first and "perplexity" in first.splitlines()[-1], first
 
 
+INNER = f"""
+import sys
+from absl import flags
+sys.path.insert(0, {str(ROOT / "examples")!r})
+import transformer
+
+scheduled = "Scheduled(method={{}}(), stages=DensityStages(begins=(0, 9), densities=(0.1, 0.03)))"
+for exchange in ("CodedAdam()", "Policy(default=CodedAdam())", scheduled.format("CodedAdam"),
+                 "CodedTopK()", "Auto()", scheduled.format("CodedTopK")):
+    flags.FLAGS(["", f"--exchange={{exchange}}"])
+    print(type(transformer.adamw(0.1)).__name__, end=" ")
+"""
+
+
+def test_transformer_takes_sgd_around_coded_adam(tmp_path):
+    (tmp_path / "inner.py").write_text(INNER)
+    (output,) = run_example(tmp_path / "inner", workers=1)
+    assert "SGD SGD SGD AdamW AdamW AdamW" in output
+
+
 @pytest.mark.parametrize(("name", "window"), [("transformer", 200), ("language_model", 60)])
 def test_short_text_raises_before_training(tmp_path, name, window):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 40)
