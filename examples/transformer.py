@@ -31,6 +31,7 @@ flags.DEFINE_integer("window", 64, "Characters in a window.")
 flags.DEFINE_integer("width", 128, "Of the residual stream.")
 flags.DEFINE_integer("blocks", 2, "Number of blocks.")
 flags.DEFINE_float("learning_rate", 2e-3, "Of AdamW, or CodedAdam, after its warm-up.")
+flags.DEFINE_float("beta_1", 0.9, "Of AdamW; 0 with sparsifiers.")
 flags.DEFINE_integer("seed", 1, "Of the weights and the windows.")
 
 
@@ -79,8 +80,10 @@ def adamw(rate) -> keras.optimizers.Optimizer:
     """
     method = tf_redsync.flags.exchange()["method"]
     adapted = any(m.traits.needs_sgd for m in getattr(method, "methods", (method,)))
-    optimizer = keras.optimizers.SGD if adapted else keras.optimizers.AdamW
-    inner = optimizer(rate, weight_decay=0.1)
+    if adapted:
+        inner = keras.optimizers.SGD(rate, weight_decay=0.1)
+    else:
+        inner = keras.optimizers.AdamW(rate, weight_decay=0.1, beta_1=FLAGS.beta_1)
     inner.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return inner
 

@@ -35,11 +35,13 @@ tensorflow::Status CheckVelocities(Context* context, bool adam = false) {
         "Received: ",
         velocities, " velocities, ", n, " residuals, momentum=", momentum, ".");
   }
-  if (new_velocities == velocities || (new_velocities == 0 && !nesterov)) {
+  if (new_velocities == velocities || (new_velocities == 0 && !nesterov && !adam)) {
     return tensorflow::OkStatus();
   }
   return tensorflow::errors::InvalidArgument(
-      "`U`, the number of new velocities, must be that of `velocities`, or 0 without `nesterov`. "
+      "`U`, the number of new velocities, must be that of `velocities`, or 0 without `nesterov` "
+      "and "
+      "`epsilon`. "
       "Received: U=",
       new_velocities, " for ", velocities, " velocities, nesterov=", nesterov, ".");
 }

@@ -300,6 +300,7 @@ def test_bad_arguments(change, text):
         ({"U": 7}, "`U`.*U=7"),
         ({"momentum": 0.9}, "`velocities` must"),
         ({"epsilon": 1e-7}, "`velocities` must"),
+        ({"epsilon": 1e-7, "velocities": [tf.zeros([5])], "weights": [0.1]}, "`U`.*U=0"),
         ({"weights": [0.1]}, "`weights` must"),
     ],
 )
@@ -309,5 +310,5 @@ def test_bad_attributes(change, text):
     arguments = {"k": [2], "streams": [0], "rice": [1], "value_bits": 1, "U": 0, **change}
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
         native.load().redsync_select_and_code(
-            grads=x, residuals=x, velocities=[], scale=1.0, **{"weights": [], **arguments}
+            grads=x, residuals=x, scale=1.0, **{"velocities": [], "weights": [], **arguments}
         )

@@ -221,7 +221,7 @@ def test_known_losses_match_the_documentation():
             "with `rs.CodedTopK(density=0.03, value_bits=4)` | 0.34 | {} |",
         ),
         rs.CodedAdam(): (
-            "none in characters and translation (instead of Adam: SGD at its rate)",
+            "none in characters and translation with 4 workers (instead of Adam: SGD at its rate)",
             "| `SGD(rate)` with `rs.CodedAdam()` | {} |",
         ),
         rs.StreamingDiLoCo(steps=50): (

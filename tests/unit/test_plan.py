@@ -490,6 +490,10 @@ def test_method_that_does_not_suit_the_optimizer():
     ).methods[1:]
     assert late == rs.CodedTopK(density=0.03, value_bits=4)  # one bit loses accuracy with Adam
     assert others == [m for m in rs.Auto().methods[2:] if m != rs.PowerSGD()]
+    with_momentum = rs.Auto(momentum=0.9)
+    adaptive = subjects.suited(with_momentum, keras.optimizers.Adam(beta_1=0.0), warned.append)
+    reasons = {line.name: line.reason for line in adaptive.left_out}
+    assert reasons["CodedGMC"].startswith("one-bit values lose accuracy with Adam")
     averaging = keras.optimizers.Adam(beta_1=0.0, use_ema=True)
     budget = rs.Auto(max_overhead=0.1, step_seconds=1.0)
     (delayed, *_) = subjects.suited(budget, sgd, warned.append).left_out

@@ -90,6 +90,8 @@ def _objection(inner: Any, method: Method, moves_momentum: bool) -> str | None:
         return (
             f"low rank loses accuracy with {setting.optimizer}; {advice}use CodedTopK(value_bits=4)"
         )
+    if _one_bit_warning(inner, method) is not None:
+        return f"one-bit values lose accuracy with {setting.optimizer}; use SGD with CodedAdam()"
     return None
 
 

@@ -35,7 +35,7 @@ def _coded_top_k_loss(method: Any) -> str:
 def _coded_adam_loss(method: Any) -> str:
     if method.value_bits != 4:
         return _UNKNOWN
-    loss = "none in characters and translation (instead of Adam: SGD at its rate)"
+    loss = "none in characters and translation with 4 workers (instead of Adam: SGD at its rate)"
     return _at_3_percent_density(loss)(method)
 
 

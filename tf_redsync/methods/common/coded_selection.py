@@ -226,12 +226,12 @@ def select_and_code(
     """
     if value_bits not in VALUE_BITS:
         raise ValueError(f"`value_bits` must be one of {VALUE_BITS}. Received: {value_bits}.")
-    if adam and not (runs_natively(grads) and native.are_on_cpus(grads)):
-        return _updates_and_code(grads, residuals, velocities, k, value_bits, scale, adam)
     layout, selectors = MessageLayout.of(k), ["exact"] * len(grads)
     grads, residuals, velocities = validated(
         grads, residuals, velocities, selectors, 1.0 if adam else momentum
     )
+    if adam and not (runs_natively(grads) and native.are_on_cpus(grads)):
+        return _updates_and_code(grads, residuals, velocities, k, value_bits, scale, adam)
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
     if runs_natively(grads):
