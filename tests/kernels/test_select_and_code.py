@@ -300,7 +300,7 @@ def test_bad_arguments(change, text):
         ({"U": 7}, "`U`.*U=7"),
         ({"momentum": 0.9}, "`velocities` must"),
         ({"epsilon": 1e-7}, "`velocities` must"),
-        ({"epsilon": 1e-7, "velocities": [tf.zeros([5])], "weights": [0.1]}, "`U`.*U=0"),
+        ({"epsilon": 1e-7, "velocities": [np.zeros(5, np.float32)], "weights": [0.1]}, "`U`.*U=0"),
         ({"weights": [0.1]}, "`weights` must"),
     ],
 )

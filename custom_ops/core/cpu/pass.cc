@@ -113,9 +113,10 @@ template <class Vector>
 inline void Stream(float* memory, const Vector& v) {
   _mm512_stream_ps(memory, (__m512)v);
 }
+// Not _mm512_sqrt_ps(): GCC 12 warns that its undefined operand is not initialized.
 template <class Vector>
 inline Vector Sqrt(const Vector& v) {
-  return (Vector)_mm512_sqrt_ps((__m512)v);
+  return (Vector)_mm512_maskz_sqrt_ps(0xffff, (__m512)v);
 }
 #include "custom_ops/core/cpu/pass_inl.h"
 #undef REDSYNC_LANES
