@@ -173,7 +173,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         # collection removes those of old models, at different times on each worker.
         self._statistics: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._created = 0  # the number of the next statistic
-        self._collected = 0  # their number when `run` last collected garbage
+        self._collected = 0  # their number at the last trace that created some
         # The function of `average_statistics`, and the numbers of the statistics that it averages.
         self._averages: tuple[Callable[[], Any], list[int]] = (lambda: None, [])
         self._reset_step()
@@ -337,8 +337,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             self.skip_conditions = {}  # nothing is restored
             return super().run(fn, args, kwargs, options)
         if self._created > self._collected and not tf.executing_eagerly():
+            if self._collected:  # the graph would keep the statistics of discarded models
+                gc.collect()
             self._collected = self._created
-            gc.collect()  # the traced graph keeps all statistics, also those of discarded models
         fn = autograph.as_called(fn)
         step_counters.enter_step((args, kwargs))
         try:
