@@ -124,6 +124,8 @@ def test_methods_that_the_users_module_registers(tmp_path, monkeypatch):
 def test_bad_methods_and_models_exit_with_one_line(capsys):
     assert run_worker("unused", ["RedSync(densty=0.1)"])["code"] == 2
     assert "Did you mean `density`" in capsys.readouterr().err
+    assert run_worker("unused", ["TopK(), warmup=None"])["code"] == 2
+    assert "--methods: DistributedOptimizer has no argument `warmup`" in capsys.readouterr().err
     argv = ["--model=nowhere:f", "--steps=1", "--rounds=1", "--training-steps=1",
             "--methods", "Dense"]  # fmt: skip
     assert bench_worker.main(argv) == 2

@@ -1,6 +1,7 @@
 """Flags of absl that select the exchange, and their errors."""
 
 import json
+import sys
 
 import pytest
 from absl import flags as absl_flags
@@ -30,6 +31,13 @@ def test_methods():
     }  # fmt: skip
     policy = "Policy(default=RedSync(), rules=(Rule(pattern='embedding', method=Dense()),))"
     assert parse(f"--exchange={policy}")["method"].rules[0].method == rs.Dense()
+
+
+def test_help_of_a_script_lists_them():
+    values = absl_flags.FlagValues()
+    flags.define(values=values)
+    own = {flag.name for flag in values.get_key_flags_for_module(sys.modules[__name__])}
+    assert own == {"exchange", "exchange_config", "density", "run_dir"}
 
 
 @pytest.mark.parametrize("text", ["Mine(density=0.5)", "mine"])

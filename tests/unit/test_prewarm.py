@@ -139,9 +139,8 @@ def test_error_of_a_restarted_script_has_its_line(tmp_path):
     assert result.message.endswith(f"KeyError: 'late' ({path}:{line})")
 
 
-def test_no_spare_without_restarts_or_for_other_programs(tmp_path):
+def test_no_spare_for_other_programs(tmp_path):
     path = write(tmp_path, "time.sleep(1)\nsys.exit(1)")
-    job([path], 1, prewarm=True)
     shell = ["sh", "-c", "sleep 1; exit 1"]
     launch.run(shell, 1, timeout=60, max_restarts=1, prewarm=True)
     job([path], 1, max_restarts=1, prewarm=True, wrappers=[["env"]])

@@ -105,9 +105,8 @@ def test_worker_that_cannot_start_is_excluded(tmp_path):
     result = job(tmp_path, "print(workers)", 2, max_restarts=1, min_workers=1, wrappers=wrappers)
     assert result.exit_code == 0 and result.workers[0].output == "1"
     assert "/no/such/program" in result.message
-    for how in ({"max_restarts": 1}, {"min_workers": 1}):
-        with pytest.raises(OSError, match="/no/such/program"):
-            job(tmp_path, "print(workers)", 2, wrappers=wrappers, **how)
+    with pytest.raises(OSError, match="/no/such/program"):
+        job(tmp_path, "print(workers)", 2, wrappers=wrappers, max_restarts=1)
 
 
 def test_exclusion_rule():
@@ -435,6 +434,8 @@ BAD = {
     "restarts": (["-n", "2", "--max-restarts", "-1"], "`max_restarts` must be at least 0"),
     "no_workers": (["-n", "2", "--min-workers", "0"], "`min_workers` must be from 1 to the number"),
     "more_workers": (["-n", "2", "--min-workers", "3"], "Received: min_workers=3"),
+    "fewer": (["-n", "2", "--min-workers", "1"], "min_workers=1, prewarm=False, max_restarts=0"),
+    "prewarm": (["-n", "2", "--prewarm"], "`prewarm` need `max_restarts`"),
     "grace": (["-n", "2", "--stop-grace", "-1"], "`stop_grace` must be at least 0"),
     "start_timeout": (["-n", "2", "--start-timeout", "0"], "`start_timeout` must be positive"),
     "nothing": ([], "Received: workers=None"),

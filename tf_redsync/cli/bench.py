@@ -69,6 +69,8 @@ def _check(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             flag = name.replace("_", "-")
             raise ValueError(f"`--{flag}` must be at least 1. Received: --{flag}={value}")
+    if args.plot and not args.plot.endswith(".html"):
+        raise ValueError(f"`--plot` must end in .html. Received: --plot={args.plot}")
     if args.plot and importlib.util.find_spec("plotly") is None:
         raise ValueError(
             f"`--plot` needs plotly: pip install 'tf_redsync[report]'. Received: --plot={args.plot}"

@@ -74,6 +74,9 @@ def prepare(strategy: Any, text: str, evaluated: Any, subject: Any) -> Timing:
         text: The method's expression.
         evaluated: The evaluated expression.
         subject: Model, batch and loss.
+
+    Raises:
+        ValueError: `DistributedOptimizer` does not accept the method or an argument.
     """
     import tensorflow as tf
 
@@ -84,7 +87,10 @@ def prepare(strategy: Any, text: str, evaluated: Any, subject: Any) -> Timing:
     variables = subject.model.trainable_variables
     with strategy.scope():
         inner = _library(subject.model).optimizers.SGD(LEARNING_RATE)
-        optimizer = DistributedOptimizer(inner, evaluated.method, **evaluated.options)
+        try:
+            optimizer = DistributedOptimizer(inner, evaluated.method, **evaluated.options)
+        except TypeError as error:
+            raise ValueError(f"--methods: {error} Received: {text!r}") from error
         optimizer.build(variables)
     training_length.forget(optimizer.exchange)  # a measurement has no planned length
     loss_and_gradient = subject.loss_and_gradient_function()

@@ -138,7 +138,7 @@ def run(
     options.check_isolation(isolate, all_here)
     count = remote.workers if remote else len(configs) if configs else workers or 1
     options.check_per_worker(count, addresses=addresses, wrappers=wrappers, worker_env=worker_env)
-    restarts = options.restarts(count, max_restarts, min_workers)
+    restarts = options.restarts(count, max_restarts, min_workers, prewarm)
     logs = _log_folder(log_dir)
     limits = TimeLimits(timeout, grace, stop_grace)
     signals: collections.deque[int] = collections.deque()

@@ -220,11 +220,12 @@ def _check_order(args: argparse.Namespace) -> None:
             )
 
 
-def restarts(workers: int, max_restarts: int, min_workers: int | None) -> Restarts:
+def restarts(workers: int, max_restarts: int, min_workers: int | None, prewarm: bool) -> Restarts:
     """Return the restart policy.
 
     Raises:
-        ValueError: `max_restarts` is negative, or `min_workers` is not in [1, `workers`].
+        ValueError: `max_restarts` is negative, `min_workers` is not in [1, `workers`], or an
+            option needs restarts and there are none.
     """
     if max_restarts < 0:
         raise ValueError(
@@ -234,6 +235,11 @@ def restarts(workers: int, max_restarts: int, min_workers: int | None) -> Restar
         raise ValueError(
             f"`min_workers` must be from 1 to the number of workers, {workers}. Received: "
             f"min_workers={min_workers}"
+        )
+    if not max_restarts and (prewarm or min_workers is not None):
+        raise ValueError(
+            "`min_workers` and `prewarm` need `max_restarts`, since there is no restart without "
+            f"it. Received: min_workers={min_workers}, prewarm={prewarm}, max_restarts=0"
         )
     return Restarts(max_restarts, min_workers or workers, list(range(workers)))
 
