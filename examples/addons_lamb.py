@@ -48,6 +48,8 @@ def build_model(shape, classes: int) -> tf.keras.Model:
 
 def main(argv):
     """Trains, evaluates."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     # That it has ended, and was made for another TensorFlow: docs/addons.md says the same.
     warnings.filterwarnings("ignore", module="tensorflow_addons")
     tfa = rs.addons.load()  # before anything uses `tf.keras`

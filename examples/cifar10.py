@@ -81,6 +81,8 @@ def augmented(image, label):
 
 def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     strategy = rs.MultiWorkerMirroredStrategy()
     first = rs.rank() == 0
     keras.utils.set_random_seed(FLAGS.seed)

@@ -21,7 +21,7 @@ FLAGS = flags.FLAGS
 tf_redsync.flags.define(exchange="CodedGMC(momentum=0.9)", run_dir="runs/custom_loop")
 flags.DEFINE_string("data_dir", None, "Folder with mnist.npz. Default: scikit-learn's digits.")
 flags.DEFINE_integer("epochs", 12, "Passes over the training set, in all.")
-flags.DEFINE_integer("batch_size", 32, "Examples per worker and step.")
+flags.DEFINE_integer("batch_size", 32, "Examples per worker and step.", lower_bound=1)
 flags.DEFINE_float(
     "learning_rate",
     0.01,
@@ -62,6 +62,8 @@ def newest_of_all(strategy, manager: tf.train.CheckpointManager) -> int:
 
 def main(argv):
     """Trains and evaluates."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     strategy = rs.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync
     rank = rs.rank()

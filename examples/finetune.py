@@ -132,6 +132,8 @@ def train_phase(strategy, model, name: str, epochs: int, rate: float, train, tes
 
 def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     if FLAGS.data_dir and FLAGS.weights == "none":
         raise app.UsageError("--data_dir needs --weights=imagenet, or a .weights.h5 file.")
     strategy = rs.MultiWorkerMirroredStrategy()

@@ -22,9 +22,9 @@ FLAGS = flags.FLAGS
 tf_redsync.flags.define(exchange="CodedTopK(density=0.03, value_bits=4)", run_dir="runs/gan")
 flags.DEFINE_string("data_dir", None, "Folder with mnist.npz. Default: scikit-learn's digits.")
 flags.DEFINE_integer("epochs", 150, "Passes over the training set, in all.")
-flags.DEFINE_integer("batch_size", 32, "Examples per worker and step.")
+flags.DEFINE_integer("batch_size", 32, "Examples per worker and step.", lower_bound=1)
 flags.DEFINE_float("learning_rate", 0.0003, "Of Adam, in both models.")
-flags.DEFINE_integer("draw_every", 10, "Epochs between two pictures.")
+flags.DEFINE_integer("draw_every", 10, "Epochs between two pictures.", lower_bound=1)
 flags.DEFINE_integer("seed", 1, "Of the weights, the noise and the order of the examples.")
 LATENT = 32
 
@@ -142,6 +142,8 @@ class Draw(keras.callbacks.Callback):
 
 def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     strategy = rs.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync
     first = rs.rank() == 0

@@ -100,6 +100,8 @@ def train_phase(strategy, model, name: str, tokens: np.ndarray) -> None:
 
 def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     strategy = rs.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(FLAGS.seed)
     text, _ = datasets.text(FLAGS.data_dir)

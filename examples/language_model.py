@@ -116,6 +116,8 @@ def in_turn(words: np.ndarray, context: tf.distribute.InputContext):
 
 def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     strategy = rs.MultiWorkerMirroredStrategy()
     workers, first = strategy.num_replicas_in_sync, rs.rank() == 0
     keras.utils.set_random_seed(FLAGS.seed)

@@ -46,6 +46,8 @@ def load_data():
 
 def main(argv):
     """Trains on the workers of TF_CONFIG; alone without one."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     strategy = rs.MultiWorkerMirroredStrategy()
     workers = strategy.num_replicas_in_sync
     first = rs.rank() == 0

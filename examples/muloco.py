@@ -39,4 +39,5 @@ def muon(rate) -> rs.Muon:
 
 
 if __name__ == "__main__":
-    app.run(lambda argv: transformer.train(muon))
+    flags.adopt_module_key_flags(transformer)  # for `--help`
+    app.run(lambda argv: transformer.train(argv, muon))

@@ -45,6 +45,8 @@ def build_model(shape, classes: int) -> keras.Model:
 
 def main(argv):
     """Trains, evaluates, saves."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     strategy = rs.MultiWorkerMirroredStrategy()
     rank = rs.rank()
     batch = FLAGS.batch_size * strategy.num_replicas_in_sync

@@ -33,7 +33,7 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_float("learning_rate", 0.05, "Learning rate.")
 flags.DEFINE_integer("epochs", 15, "Passes over the training set.")
-flags.DEFINE_integer("batch_size", 32, "Examples per worker and step.")
+flags.DEFINE_integer("batch_size", 32, "Examples per worker and step.", lower_bound=1)
 flags.DEFINE_integer("seed", 1, "Seed of the weights and of the order of the examples.")
 flags.DEFINE_string(
     "data_dir",
@@ -209,7 +209,7 @@ def main(argv):
 
     if is_first:
         result = {
-            "exchange": FLAGS.exchange,
+            "exchange": repr(rs.flags.exchange()["method"]),
             "workers": workers,
             "params": model.count_params(),
             "steps": len(recorder.losses),
@@ -218,7 +218,7 @@ def main(argv):
             "step_ms": recorder.median_step_ms(),
             "fit_seconds": seconds,
             "loss": recorder.losses,
-            "flags": FLAGS.flags_into_string().split(),
+            "flags": FLAGS.flags_into_string().splitlines(),
         }
         report(result)
         if FLAGS.run_dir:

@@ -88,8 +88,10 @@ def adamw(rate) -> keras.optimizers.Optimizer:
     return inner
 
 
-def train(inner) -> None:
+def train(argv, inner) -> None:
     """Trains on the workers of TF_CONFIG, alone without one; `inner(rate)` makes an optimizer."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     strategy = rs.MultiWorkerMirroredStrategy()
     first = rs.rank() == 0
     keras.utils.set_random_seed(FLAGS.seed)
@@ -142,4 +144,4 @@ def train(inner) -> None:
 
 
 if __name__ == "__main__":
-    app.run(lambda argv: train(adamw))
+    app.run(lambda argv: train(argv, adamw))

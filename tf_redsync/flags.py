@@ -33,6 +33,7 @@ from tf_redsync.exchange.method import Method
 from tf_redsync.policy import Policy
 
 _NAMES = ("exchange", "exchange_config", "density")
+flags.disclaim_key_flags()  # so that `--help` lists them among those of the script
 
 
 def define(
