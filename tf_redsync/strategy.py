@@ -199,7 +199,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """Reset the attributes that are set while a step is traced."""
         # By counter, a skip condition and whether workers agree on it.
         self.skip_conditions: dict[Any, tuple[Callable[[], tf.Tensor], bool]] = {}
-        self.checks: dict[Any, Callable[[], None]] = {}  # comparisons after the step
+        self.comparisons: dict[Any, Callable[[], None]] = {}  # after the step
         # Whether to average the statistics in the step; `None`: in every step.
         self.statistics_due: Callable[[], tf.Tensor] | None = None
         # Those that the step uses, an eager one assigns; equal on all workers.
@@ -329,7 +329,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             if model is not None:
                 result = self._averaged_logs(model, result)
             self.used_statistics = used
-            for check in list(self.checks.values()):
+            for check in list(self.comparisons.values()):
                 check()
             return result
 

@@ -41,7 +41,7 @@ def functions(n: int, density: float, workers: list[int]) -> dict:
     import tensorflow as tf
 
     from tf_redsync import ops
-    from tf_redsync.methods.common.coded_selection import decode_messages, select_and_code
+    from tf_redsync.methods.common.coded_selection import select_and_code, uncode_messages
     from tf_redsync.ops import selection, sparse
 
     rng, k = np.random.default_rng(0), max(1, round(density * n))
@@ -61,12 +61,12 @@ def functions(n: int, density: float, workers: list[int]) -> dict:
 
     @tf.function(autograph=False)
     def decoded(received):
-        plain = decode_messages(received, [residual], layout, 1)
+        plain = uncode_messages(received, [residual], layout, 1)
         return ops.decode(plain, layout, [residual])[0][0]
 
     @tf.function(autograph=False)
     def descended(received):
-        plain = decode_messages(received, [residual], layout, 1)
+        plain = uncode_messages(received, [residual], layout, 1)
         (total,) = selection.sparse_totals(plain, layout)
         sparse.descend(weights, total, tf.constant(0.01))
         return weights.read_value()[0]

@@ -211,7 +211,7 @@ def coded_sums(backend, value_bits, sizes, k):
     def sums(messages):
         layout = ops.MessageLayout.of(k)
         return ops.decode(
-            coded_selection.decode_messages(messages, like, layout, value_bits), layout, like
+            coded_selection.uncode_messages(messages, like, layout, value_bits), layout, like
         )
 
     return sums

@@ -155,7 +155,7 @@ def test_decoders_agree(value_bits):
 
 def sums(messages, k, value_bits):
     like, layout = [tf.zeros([n]) for n in SIZES], ops.MessageLayout.of([int(n) for n in k])
-    plain = coded.decode_messages(tf.constant(messages), like, layout, value_bits)
+    plain = coded.uncode_messages(tf.constant(messages), like, layout, value_bits)
     return ops.decode(plain, layout, like)
 
 
@@ -169,7 +169,7 @@ def test_plain_messages_equal_the_composed_ops(value_bits):
     like, layout = [tf.zeros([n]) for n in SIZES], ops.MessageLayout.of([int(n) for n in k])
     expected, _ = coded.coding(value_bits).decode(tf.constant(messages), like, layout)
     got = on(
-        "native", lambda: coded.decode_messages(tf.constant(messages), like, layout, value_bits)
+        "native", lambda: coded.uncode_messages(tf.constant(messages), like, layout, value_bits)
     )
     assert got.shape == (len(messages), layout.words)
     assert_same_bits(got, expected.numpy(), value_bits)
@@ -183,10 +183,10 @@ def test_malformed_position_codes():
         messages = np.stack([good, good])
         messages[1, at] = bad
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"messages.*{text}") as caught:
-            on("native", lambda: coded.decode_messages(tf.constant(messages), like, layout, 2))  # noqa: B023
+            on("native", lambda: coded.uncode_messages(tf.constant(messages), like, layout, 2))  # noqa: B023
         assert "of tensor" not in str(caught.value)  # tensors share streams
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="messages"):
-        on("native", lambda: coded.decode_messages(tf.zeros([2, 3], tf.int32), like, layout, 2))
+        on("native", lambda: coded.uncode_messages(tf.zeros([2, 3], tf.int32), like, layout, 2))
 
 
 @needs_native

@@ -93,7 +93,6 @@ class Adapter:
         self.exchanges_in_branch = False  # whether the inner optimizer calls `finish_in_branch`
         self._finishes_in_branch = False
         self._running = 0  # concurrent steps of this wrapper, one per replica
-        self._has_aggregated = False  # whether the optimizer has ever called `aggregate`
         self.guard = UpdateGuard()
         self._check_every, self._on_drift = check_every or 0, on_drift
         self._drift: Callable[[], None] | None = None  # compares weights when due
@@ -234,7 +233,7 @@ class Adapter:
         strategy: Any = tf.distribute.get_strategy()
         if not strategies.is_redsync_strategy(strategy):
             return check
-        return lambda: strategy.checks.update({check: check})
+        return lambda: strategy.comparisons.update({check: check})
 
     def finish_step(self) -> None:
         """End a step after the optimizer's update, in a replica context.
@@ -242,10 +241,10 @@ class Adapter:
         Raises:
             ValueError: the optimizer has not called `aggregate`.
         """
-        if self._variables and not self._has_aggregated:
+        if self._variables and not self.exchange.called:
             raise conflicts.bypasses_exchange(self._inner)
         if self.exchange.consensus is not None and not self._finishes_in_branch:
-            self.exchange.finish_step()
+            self.exchange.set_own_weights()
         if self._drift is not None:
             self._drift()
 
@@ -255,7 +254,7 @@ class Adapter:
         The point depends on the gradients, which are not accessible outside of the branch.
         """
         if self.exchange.consensus is not None and self._finishes_in_branch:
-            self.exchange.finish_step()
+            self.exchange.set_own_weights()
 
     def aggregate(self, grads_and_vars: Any) -> list[tuple[tf.Tensor, Any]]:
         """Return `(sum over workers, variable)` for every `(gradient, variable)`.
@@ -276,7 +275,6 @@ class Adapter:
         grads, variables = zip(*pairs, strict=True) if pairs else ((), ())
         positions = list(map(self._position, variables))
         totals, finite = self.exchange(grads, positions)
-        self._has_aggregated = True
         self.guard.note(finite)
         if self._adam is not None and not self.exchange.schedule.off:
             totals = self._adam.gradients(totals, positions)

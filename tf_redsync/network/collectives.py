@@ -1,4 +1,4 @@
-"""Networks that answer requests by `tf.distribute`.
+"""Networks that answer requests by `tf.distribute`, their keys, and queries of the traced graph.
 
 Reasons for the private names of TensorFlow:
 

@@ -1,4 +1,4 @@
-"""The wire format of messages: words, the header with the finite flag, and checksums.
+"""The wire format of messages: words, flags and checksums; casts and finiteness of tensors.
 
 A message is a vector of int32 words. Floats are *bit-cast* to words; indices are never cast to
 float, which would round them from 2**24 on. Word 0 is the finite flag; on a network it also carries

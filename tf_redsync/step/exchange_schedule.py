@@ -1,4 +1,4 @@
-"""The sync schedule of most methods: the same exchange of gradients in every step.
+"""The schedule of most methods: the same exchange of gradients in every step.
 
 A `Plan` holds the exchange of each bucket. The schedule chooses it at creation from the methods; a
 step only drives it.
@@ -170,7 +170,7 @@ def _counts(values: Sequence[tf.Tensor]) -> bool:
 
 
 class ExchangeSchedule:
-    """Base class of the sync schedules; runs the same exchange in every step.
+    """Base class of what runs a `SyncSchedule`; runs the same exchange in every step.
 
     Args:
         buckets: The buckets, in the order in which they are exchanged.
@@ -180,7 +180,7 @@ class ExchangeSchedule:
         skips_locally: Whether each worker skips non-finite steps by itself.
         averages_statistics: Whether BatchNormalization's statistics are averaged only in steps that
             `statistics_due` selects, instead of every step.
-        delay: Number of steps by which totals are stale.
+        delay: Number of steps by which totals of gradients are stale.
         always_stored: State names that are stored even if the step is non-finite.
         off: Whether compression is disabled. Tracing reads this flag; see
             `GradientExchange.switch`.

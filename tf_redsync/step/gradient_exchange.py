@@ -471,7 +471,7 @@ class GradientExchange(tf.Module):
                 stacklevel=2,
             )
 
-    def finish_step(self) -> None:
+    def set_own_weights(self) -> None:
         """Set the worker's own weights after the optimizer's update, in a replica context."""
         consensus = self.consensus
         assert consensus is not None and self.rate is not None
@@ -500,8 +500,8 @@ class GradientExchange(tf.Module):
         """End a step of gradient accumulation, which may have no exchange.
 
         Only a step that the exchange has skipped restores BatchNormalization's statistics. With
-        local steps they are averaged after updates only. Call it after `finish_step`, outside of
-        the branch in which `finish_step` is traced.
+        local steps they are averaged after updates only. Call it after `set_own_weights`, outside
+        of the branch in which `set_own_weights` is traced.
 
         Args:
             before: The result of `before_accumulation` when the step began.

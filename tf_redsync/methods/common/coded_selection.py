@@ -2,8 +2,9 @@
 
 `select_and_code` fuses `ops.accumulate_and_select` with `MessageCoding.encode`, for `Golomb`
 positions and few-bit values. Its native op keeps the selected elements in a scratch buffer and adds
-their quantization errors to the residual in place. `decode_messages` is `MessageCoding.decode` as a
-native op. Without the native library both are composed of other ops, with equal bits.
+their quantization errors to the residual in place. `uncode_messages` is `MessageCoding.decode` as a
+native op; `ops.decode` then sums the plain messages. Without the native library both are composed
+of other ops, with equal bits.
 """
 
 from __future__ import annotations
@@ -98,9 +99,8 @@ class CodedSelection(Sparsifier):
         return super().refuses(spec) if self.small_density is None else None
 
     @override
-    def k(self, spec: TensorSpec, density: float | None = None) -> int:
-        """Return the number of elements to send at a density (default: the method's)."""
-        density = self.density if density is None else density
+    def k(self, spec: TensorSpec) -> int:
+        density = self.density
         if self.small_density is not None and too_small(spec, self.dense_below):
             density = max(density, self.small_density)
         return element_count(density, spec.size)
@@ -109,8 +109,8 @@ class CodedSelection(Sparsifier):
     def describe(self, spec: TensorSpec) -> str:
         return f"{self.k(spec)} elements, coded, {self.value_bits}-bit values"
 
-    def message_payloads(self, layout: BucketLayout) -> Payloads:
-        """Return the payload of `select_and_deliver`."""
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
         message_layout = MessageLayout.of(self.capacities(layout))
         capacity = Capacity(tuple(s.size for s in layout.specs), message_layout.capacities)
         words = sum(coding(self.value_bits).lengths(capacity, message_layout))
@@ -123,7 +123,7 @@ class CodedSelection(Sparsifier):
         velocities: list[tf.Tensor],
         ctx: Context,
         total_momentum: float = 0.0,
-        **momentum: Any,
+        **options: Any,
     ) -> Generator[Request, Any, tuple[list[Any], Selected]]:
         """Accumulate, select, all-gather the coded messages, and sum them.
 
@@ -135,8 +135,7 @@ class CodedSelection(Sparsifier):
             velocities: Velocities; empty without momentum. With `adam` second moments.
             ctx: Context of the exchange.
             total_momentum: Each new residual gains this factor times the sum over workers.
-            **momentum: `momentum`, `nesterov`, `masking`, `keep_velocities` and `adam` of
-                `select_and_code`.
+            **options: `momentum`, `nesterov`, `masking` and `adam` of `select_and_code`.
 
         Returns:
             For each tensor the sum over workers, dense or a `SparseTotal`; and the selection.
@@ -148,16 +147,16 @@ class CodedSelection(Sparsifier):
             self.capacities(ctx.layout),
             value_bits=self.value_bits,
             scale=ctx.scale,
-            **momentum,
+            **options,
         )
         messages = yield AllGather(selected.message)
         message_layout, residuals, sums = selected.layout, selected.residuals, None
-        decoded = decode_messages(messages, residuals, message_layout, self.value_bits)
+        plain = uncode_messages(messages, residuals, message_layout, self.value_bits)
         if total_momentum:  # v <- v + total_momentum * total, at the received positions only
-            sums = sparse_totals(decoded, message_layout)
+            sums = sparse_totals(plain, message_layout)
             rate = tf.constant(-total_momentum)  # `descended` subtracts
             residuals = [descended(v, t, rate) for v, t in zip(residuals, sums, strict=True)]
-        totals = sum_messages(ctx.layout, decoded, message_layout, residuals, sums)
+        totals = sum_messages(ctx.layout, plain, message_layout, residuals, sums)
         return totals, Selected(selected.message, residuals, selected.velocities, message_layout)
 
 
@@ -167,7 +166,7 @@ class Selected(NamedTuple):
     Attributes:
         message: This worker's coded message, int32 vector.
         residuals: New residuals, list of float32 tensors.
-        velocities: New velocities, list of float32 tensors; empty if they are not kept.
+        velocities: New velocities, list of float32 tensors; empty without momentum.
         layout: Layout of the message before coding.
     """
 
@@ -194,7 +193,6 @@ def select_and_code(
     momentum: float = 0.0,
     nesterov: bool = False,
     masking: bool = True,
-    keep_velocities: bool = True,
     scale: tf.Tensor | float | None = None,
     adam: AdamUpdate | None = None,
 ) -> Selected:
@@ -209,7 +207,6 @@ def select_and_code(
         momentum: As in `ops.accumulate_and_select`.
         nesterov: As in `ops.accumulate_and_select`.
         masking: As in `ops.accumulate_and_select`.
-        keep_velocities: As in `ops.accumulate_and_select`.
         scale: As in `ops.accumulate_and_select`.
         adam: Adds these updates to the residuals in place of gradients. `velocities` are its second
             moments, which are kept and not masked.
@@ -235,9 +232,9 @@ def select_and_code(
     options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "masking": masking}
     scale = tf.convert_to_tensor(1.0 if scale is None else scale, tf.float32)
     if runs_natively(grads):
-        options["U"] = len(velocities) if keep_velocities or nesterov else 0
+        options["U"] = len(velocities)
         return _native_op(grads, residuals, velocities, layout, scale, value_bits, adam, **options)
-    options |= {"selectors": selectors, "scale": scale, "keep_velocities": keep_velocities}
+    options |= {"selectors": selectors, "scale": scale}
     chosen = ops.accumulate_and_select(grads, residuals, velocities, k, **options)
     message, new_residuals = coding(value_bits).encode(chosen.message, chosen.residuals, layout)
     return Selected(message, new_residuals, list(chosen.velocities), layout)
@@ -286,7 +283,7 @@ def _native_op(
     return Selected(message, new_residuals, new_velocities, layout)
 
 
-def decode_messages(
+def uncode_messages(
     messages: tf.Tensor, like: Sequence[tf.Tensor], layout: MessageLayout, value_bits: int
 ) -> tf.Tensor:
     """Decode the messages of all workers to plain messages, as `ops.decode` takes them.

@@ -11,7 +11,7 @@ from tf_redsync import checks
 from tf_redsync.exchange import feedback
 from tf_redsync.exchange.capabilities import Clipping
 from tf_redsync.exchange.context import Context
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.method import Exchange, Method, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.sync_schedule import SyncSchedule
@@ -101,11 +101,6 @@ class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
         return None if norm is None else feedback.local_clip_scale(grads, norm, workers)
 
     @override
-    def k(self, spec: TensorSpec, density: float | None = None) -> int:
-        """Return the number of elements to send at a density (default: the final one)."""
-        return element_count(self.density if density is None else density, spec.size)
-
-    @override
     def init(self, layout: BucketLayout) -> State:
         zeros = [tf.zeros(s.shape, tf.float32) for s in layout.specs]
         return {"residual": zeros, "velocity": list(zeros) if self.momentum else []}
@@ -129,8 +124,8 @@ class MomentumCorrected(Clipping, MomentumInExchange, Sparsifier):
         stages = ramp.stages(self.density)
         known = tf.get_static_value(step)
         if known is not None:
-            return [self.k(s, density_at(stages, int(known))) for s in layout.specs]
+            return [element_count(density_at(stages, int(known)), s.size) for s in layout.specs]
         # Counts are rounded in Python for each stage, so that all workers have equal integers.
-        counts = [[self.k(s, density) for s in layout.specs] for _, density in stages]
+        counts = [[element_count(density, s.size) for s in layout.specs] for _, density in stages]
         begun = tf.cast(step >= tf.constant([begin for begin, _ in stages], tf.int64), tf.int32)
         return tf.constant(counts, tf.int32)[tf.reduce_sum(begun) - 1]
