@@ -129,6 +129,16 @@ def test_adam_updates_of_bfloat16_gradients():
         assert_same_bits(run(way, (narrow, *state), k, adam=update, value_bits=1), expected, way)
 
 
+@needs_native
+def test_adam_updates_past_the_caches():
+    """The native op stores results of tensors from 2^20 elements past the caches."""
+    inputs, update = adam_inputs("laplace", ((1 << 20) + 5,))
+    options = {"adam": update, "value_bits": 1}
+    expected, *others = (run(way, inputs, [3000], **options) for way in WAYS)
+    for way, result in zip(WAYS[1:], others, strict=True):
+        assert_same_bits(result, expected, way)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_infinite_second_moments_are_nonfinite(backend):
     """Their update would be 0."""
