@@ -1,9 +1,11 @@
 """bfloat16 gradients: ops read them directly where possible and otherwise sum in float32."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_redsync as rs
 from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.ops.wire import before_cast, widened
 from tf_redsync.step.gradient_exchange import as_dense
@@ -55,6 +57,16 @@ def test_embedding_rows_are_summed_in_float32(shape):
     dense = as_dense(rows, TensorSpec("table", (3, 2), "bfloat16"))
     assert dense.dtype == tf.float32
     np.testing.assert_array_equal(dense, [[0, 0], [1_000, 1_000], [0, 0]])
+
+
+@pytest.mark.filterwarnings("ignore:tf_redsync. there is one worker")
+def test_embedding_rows_are_summed_in_float32_with_a_constant_loss_scale():
+    table = keras.Variable(np.zeros((3, 2)), dtype="bfloat16")
+    optimizer = rs.DistributedOptimizer(keras.optimizers.SGD(1.0, loss_scale_factor=1.0))
+    optimizer.build([table])
+    rows = tf.IndexedSlices(tf.ones([1_000, 2], tf.bfloat16), [1] * 1_000, tf.constant([3, 2]))
+    optimizer.apply([rows], [table])
+    np.testing.assert_array_equal(table.numpy(), [[0, 0], [-1_000, -1_000], [0, 0]])
 
 
 @pytest.mark.parametrize(

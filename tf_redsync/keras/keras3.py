@@ -436,15 +436,16 @@ def _overwriting(inner: Any) -> Callable[..., None]:
 def _accept_slices(inner: Any) -> None:
     """Make an optimizer with `loss_scale_factor` accept `IndexedSlices`, which Keras cannot divide.
 
-    Rows that occur more than once are summed in the variable's dtype.
+    Rows that occur more than once are summed in float32. The sums have the variable's dtype.
     """
     apply = inner.apply
 
     def dense(grad: Any, variable: Any) -> Any:
         if not isinstance(grad, tf.IndexedSlices):
             return grad
-        values, shape = tf.cast(grad.values, variable.dtype), tf.constant(list(variable.shape))
-        return tf.convert_to_tensor(tf.IndexedSlices(values, grad.indices, shape))
+        values, shape = tf.cast(grad.values, tf.float32), tf.constant(list(variable.shape))
+        total = tf.convert_to_tensor(tf.IndexedSlices(values, grad.indices, shape))
+        return tf.cast(total, variable.dtype)
 
     def apply_dense(grads: Any, trainable_variables: Any = None) -> None:
         omitted = trainable_variables is None
