@@ -179,6 +179,48 @@ def test_adaptive_optimizers(beta_1, method, words):
         assert re.search(pattern, text)
 
 
+def moved(inner, dtype):
+    """Returns the change of a weight in 30 steps of a plain Keras optimizer."""
+    weight = keras.Variable(np.zeros(2), dtype=dtype)
+    inner.build([weight])
+    for _ in range(30):
+        inner.apply([keras.ops.ones(2, dtype)], [weight])
+    return float(weight[0])
+
+
+@loop(
+    ("name", "options", "dtype", "stops"),
+    [
+        ("Adam", {}, "bfloat16", True),
+        ("AdamW", {"beta_2": 0.9981}, "bfloat16", True),
+        ("Lamb", {}, "bfloat16", True),
+        ("Nadam", {}, "bfloat16", True),
+        ("ScheduleFreeAdamW", {}, "bfloat16", True),
+        ("Muon", {}, "bfloat16", True),
+        ("Adam", {"beta_2": 0.9999}, "float16", True),
+        ("Adam", {"beta_2": 0.998}, "bfloat16", False),
+        ("Muon", {"adam_beta_2": 0.99}, "bfloat16", False),
+        ("Adamax", {}, "bfloat16", False),
+        ("SGD", {}, "bfloat16", False),
+        ("Adam", {}, "float16", False),
+        ("Adam", {}, "float32", False),
+    ],
+)
+def test_adam_that_does_not_move_16_bit_weights(name, options, dtype, stops):
+    """If `moved` differs, Keras has changed: correct docs/mixed-precision.md and the warning."""
+    if not hasattr(keras.optimizers, name):
+        return  # an older Keras
+    kind = getattr(keras.optimizers, name)
+    with np.errstate(all="ignore"):
+        change = moved(kind(0.01, **options), dtype)
+    assert stops == (change == 0.0 or np.isnan(change))
+    optimizer = rs.DistributedOptimizer(kind(0.01, **options), rs.Dense())
+    weight = keras.Variable(np.zeros(2), dtype=dtype)
+    texts = accuracy_warnings(lambda: optimizer.build([weight]))
+    assert tuple(texts) == optimizer.explain().hints and len(texts) == stops
+    assert all(f"rounds to 1 in {dtype}" in text and name in text for text in texts)
+
+
 def test_warns_once_and_honors_filters():
     def several():
         optimizer = rs.DistributedOptimizer(SGD(0.1, momentum=0.9), rs.TopK())

@@ -6,11 +6,15 @@ Each warning cites a measurement; docs/benchmarks.md and docs/momentum.md have t
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import tensorflow as tf
+
 from tf_redsync.auto import Auto
 from tf_redsync.exchange.capabilities import AdamMoments, capability
+from tf_redsync.exchange.layout import TensorSpec
 from tf_redsync.exchange.method import Method
 from tf_redsync.keras import conflicts, momentum
 from tf_redsync.methods.coded_topk import CodedTopK
@@ -24,6 +28,8 @@ from tf_redsync.policy import Assignment, Policy
 SHORT_WAIT = 10  # steps between messages, a density of 10 %; gradients are not stale then
 FEW_STEPS = 10  # local steps, fewer than in any measurement with a loss
 SMALL_OUTER_MOMENTUM = 0.7  # between 0.9, which cost much accuracy, and 0.5, which did not
+# Optimizers that compute the bias correction 1 - beta_2^t in the variable's dtype.
+_CORRECTED = ("Adam", "Lamb", "Nadam", "ScheduleFreeAdamW", "Muon")  # AdamW is an Adam
 
 
 class AccuracyWarning(UserWarning):
@@ -115,6 +121,31 @@ def of_settings(inner: Any, methods: Sequence[Method]) -> tuple[str, ...]:
     ):
         texts.append(next(filter(None, map(check, methods)), None))
     return tuple(dict.fromkeys(filter(None, texts)))
+
+
+def of_dtypes(inner: Any, specs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """Return a warning for each dtype of variables in which an optimizer's `beta_2` rounds to 1.
+
+    Args:
+        inner: The inner optimizer.
+        specs: The trainable variables.
+    """
+    adaptive = momentum.innermost(inner)
+    if not any(kind.__name__ in _CORRECTED for kind in type(adaptive).__mro__):
+        return ()
+    config = momentum.config_of(adaptive)
+    name = "beta_2" if "beta_2" in config else "adam_beta_2"
+    beta_2 = config.get(name)
+    if not isinstance(beta_2, numbers.Real):
+        return ()
+    dtypes = dict.fromkeys(spec.dtype for spec in specs)
+    return tuple(
+        f"{type(adaptive).__name__} with {name}={beta_2:.6g} and {dtype} variables: {name} rounds "
+        f"to 1 in {dtype}, so the bias correction is 0, and its steps are 0 or NaN. Use "
+        f"{name}=0.99, or the policy mixed_{dtype}; see docs/mixed-precision.md."
+        for dtype in dtypes
+        if tf.as_dtype(dtype).as_numpy_dtype(beta_2) == 1
+    )
 
 
 def _second_moment_warning(inner: Any, method: Method) -> str | None:

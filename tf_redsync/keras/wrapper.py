@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
@@ -236,6 +237,8 @@ class Wrapper(AttributeForwarding):
         builder = self.exchange
         if builder is not self._adapter.exchange:
             self.set_on_wrapper("exchange", self._adapter.exchange)
+            for text in accuracy.of_dtypes(self.inner_optimizer, self.exchange.specs):
+                warnings.warn(text, accuracy.AccuracyWarning, stacklevel=2)
             if builder.loaded is not None:
                 getattr(self, exchange_state.ATTRIBUTE).restore(lambda: builder.loaded)
 
@@ -298,6 +301,7 @@ class Wrapper(AttributeForwarding):
         made = self.exchange.explain()
         largest = sorted(self.exchange.assignments, key=lambda a: -a.spec.size)
         hints = accuracy.of_settings(self.inner_optimizer, [a.method for a in largest])
+        hints += accuracy.of_dtypes(self.inner_optimizer, self.exchange.specs)
         return dataclasses.replace(made, hints=hints)
 
     def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
