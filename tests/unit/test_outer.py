@@ -6,12 +6,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from typing_extensions import override
 
 import tf_redsync as rs
 from tests.loops import loop
 from tf_redsync.config import from_config, serialize
 from tf_redsync.exchange.layout import TensorSpec, make_buckets
+from tf_redsync.network.collectives import Alone
+from tf_redsync.step.nonfinite import NonFiniteCounter
 from tf_redsync.step.schedule_choice import for_buckets
+from tf_redsync.step.state_variables import Consensus, StateVariables, replica_variable
 
 DECAY = keras.optimizers.schedules.CosineDecay(0.7, 100)
 
@@ -166,6 +170,47 @@ def test_slots_are_shared_state():
     values, kinds = state(rs.SBC(dense_below=0, outer=rs.outer.Adam()))
     assert set(kinds) == {"residual", "outer_momentum", "outer_velocity", "outer_steps"}
     assert state(rs.LocalSGD())[0] == {}
+
+
+class OneOfFour(Alone):
+    """The network of a worker whose three others do not change their weights."""
+
+    workers = 4
+
+    @override
+    def all_gather(self, message):
+        return tf.pad(super().all_gather(message), [[0, 3], [0, 0]])
+
+
+ULP = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # of 1
+
+
+@loop(
+    ("method", "dtype"),
+    [
+        *((rs.LocalSGD(steps=1), dtype) for dtype in ULP),
+        (rs.DiLoCo(steps=1, outer=rs.outer.SGD(learning_rate=1.0)), "bfloat16"),
+        (
+            rs.StreamingDiLoCo(
+                steps=1, fragments=1, overlap=0, mixing=0, value_bits=32, outer=None
+            ),
+            "bfloat16",
+        ),
+    ],
+)
+def test_changes_below_the_resolution_of_the_weights_add_up(method, dtype):
+    """One of four workers moves a weight by its smallest step in each round, so W by a quarter."""
+    weight = tf.Variable(tf.ones([8], dtype), name="x")
+    buckets = make_buckets([(TensorSpec("x", (8,), dtype), method)], 4)
+    network = OneOfFour()
+    schedule = for_buckets(buckets, 4, nonfinite=NonFiniteCounter(["x"], network, 0))
+    states = [StateVariables(*schedule.init(buckets[0]), 0, replica_variable)]
+    consensus = Consensus([weight])
+    for _ in range(40):
+        schedule.before_update(consensus)
+        weight.assign_add(tf.fill([8], tf.cast(ULP[dtype], dtype)))
+        schedule.after_update(consensus, states, tf.constant(0.0), network)
+    np.testing.assert_array_equal(tf.cast(weight, tf.float32), [1.0 + 10 * ULP[dtype]] * 8)
 
 
 def test_table_names_the_outer_optimizer():

@@ -9,7 +9,7 @@ The changes are divided by the number of workers and pass through the method's e
 gradients, so that their sum is a mean. The residual keeps the elements that the method does not
 send. `outer` is the method's outer optimizer, whose slots are state of the bucket; without one the
 mean is added. Each worker has its own inner optimizer, whose momentum follows the worker's
-gradients.
+gradients. If W has 16 bits, its rounding error is state of the bucket, too: the next round adds it.
 
 Each worker skips its own non-finite steps and reports them at the end of the round. The optimizer's
 update counter, which learning rates depend on, is then set to the maximum over the workers. If the
@@ -22,7 +22,6 @@ workers take the same steps with equal optimizers. The rounds begin after the wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
 
 import tensorflow as tf
 from typing_extensions import override
@@ -41,6 +40,7 @@ from tf_redsync.step.state_variables import Consensus, StateVariables
 
 Sent = tuple[tf.Tensor, tf.Tensor]  # bytes sent, and bool: all finite
 _OUTER = "outer_"  # prefix of the outer optimizer's slots in the state of a bucket
+_ROUNDING = _OUTER + "rounding"  # state name of the weights' rounding errors
 
 
 class LocalSteps(ChangingSteps):
@@ -77,13 +77,18 @@ class LocalSteps(ChangingSteps):
 
     @override
     def init(self, bucket: Bucket) -> tuple[State, dict[str, str]]:
-        """Add the outer optimizer's slots to the state."""
+        """Add the outer optimizer's slots, and the rounding errors of a model with 16-bit weights.
+
+        All buckets have the errors then, so that snapshots do not depend on the grouping.
+        """
         values, kinds = super().init(bucket)
         outer = bucket.method.sync_schedule.outer
-        if outer is None:
-            return values, kinds
-        slots = {n: [tf.zeros(s.shape) for s in bucket.layout.specs] for n in outer.slots}
-        slots = {_OUTER + n: v for n, v in {**slots, "steps": [tf.zeros([], tf.int64)]}.items()}
+        names = [] if outer is None else [_OUTER + name for name in outer.slots]
+        if any(s.dtype != "float32" for b in self.buckets for s in b.layout.specs):
+            names.append(_ROUNDING)
+        slots = {n: [tf.zeros(s.shape) for s in bucket.layout.specs] for n in names}
+        if outer is not None:
+            slots[_OUTER + "steps"] = [tf.zeros([], tf.int64)]
         return {**values, **slots}, {**kinds, **dict.fromkeys(slots, "shared")}
 
     @override
@@ -207,11 +212,11 @@ class LocalSteps(ChangingSteps):
                 before = variables.read()
                 if bucket.method.sync_schedule.masks_local_momentum:
                     self._mask(bucket, change, before, new, is_dense)
-                totals, slots = outer_step(bucket, means, before)
+                old_weights = [starts[spec.position] for spec in bucket.layout.specs]
+                weights, slots = outer_step(bucket, means, old_weights, before)
                 variables.assign({**new, **slots})
-                for spec, total in zip(bucket.layout.specs, totals, strict=True):
-                    weight = consensus.own[spec.position]
-                    weight.assign(tf.cast(starts[spec.position] + total, weight.dtype))
+                for spec, weight in zip(bucket.layout.specs, weights, strict=True):
+                    consensus.own[spec.position].assign(tf.cast(weight, spec.dtype))
 
         tf.cond(outcome.finite, advance, consensus.restore)
         self.nonfinite.store_counts(self._iterations)
@@ -281,15 +286,31 @@ class LocalSteps(ChangingSteps):
         return super().bytes_of(bucket, workers) / self.steps
 
 
-def outer_step(bucket: Bucket, means: list[tf.Tensor], state: State) -> tuple[Any, State]:
-    """Return the update of the weights, and the new state of the outer optimizer."""
-    outer = bucket.method.sync_schedule.outer
-    if outer is None:
-        return means, {}
-    (steps,) = state[_OUTER + "steps"]
-    slots = {n: state[_OUTER + n] for n in outer.slots}
-    added, new = outer.step([tf.convert_to_tensor(m) for m in means], slots, steps)
-    return added, {_OUTER + n: v for n, v in {**new, "steps": [steps + 1]}.items()}
+def outer_step(
+    bucket: Bucket, means: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], state: State
+) -> tuple[list[tf.Tensor], State]:
+    """Return the new weights, and the new state of the outer optimizer and of rounding errors.
+
+    Args:
+        bucket: The bucket.
+        means: The mean changes over the workers.
+        weights: The agreed weights, float32, also if their variables have 16 bits.
+        state: The bucket's state.
+    """
+    outer, slots, totals = bucket.method.sync_schedule.outer, {}, list(means)
+    if outer is not None:
+        (steps,) = state[_OUTER + "steps"]
+        old = {n: state[_OUTER + n] for n in outer.slots}
+        totals, new = outer.step([tf.convert_to_tensor(m) for m in means], old, steps)
+        slots = {_OUTER + n: v for n, v in {**new, "steps": [steps + 1]}.items()}
+    moved = [weight + total for weight, total in zip(weights, totals, strict=True)]
+    if _ROUNDING in state:
+        moved = [weight + error for weight, error in zip(moved, state[_ROUNDING], strict=True)]
+        slots[_ROUNDING] = [
+            weight - tf.cast(tf.cast(weight, spec.dtype), tf.float32)
+            for weight, spec in zip(moved, bucket.layout.specs, strict=True)
+        ]
+    return moved, slots
 
 
 def nothing_sent() -> tuple[tf.Tensor, tf.Tensor]:

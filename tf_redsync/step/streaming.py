@@ -244,10 +244,10 @@ class Streaming(LocalSteps):
         changes = dict(zip([s.position for s in specs], consensus.changes(specs), strict=True))
 
         def advance() -> None:
-            totals, slots = outer_step(fragment, list(means), state.read())
+            weights = [tf.cast(agreed.read_value(), tf.float32) for agreed, _ in pairs]
+            weights, slots = outer_step(fragment, means, weights, state.read())
             state.assign({**new, **slots})
-            for (agreed, own), total in zip(pairs, totals, strict=True):
-                renewed = tf.cast(agreed.read_value(), tf.float32) + total
+            for (agreed, own), renewed in zip(pairs, weights, strict=True):
                 local = tf.cast(own.read_value(), tf.float32) if mixing else renewed
                 agreed.assign(tf.cast(renewed, agreed.dtype), read_value=False)
                 own.assign(tf.cast(mixing * local + (1.0 - mixing) * renewed, own.dtype))
