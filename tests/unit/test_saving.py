@@ -258,3 +258,58 @@ def test_inner_optimizer_cannot_be_used_alone(strategy):
         wrapped = rs.DistributedOptimizer(keras.optimizers.SGD(0.05), METHOD)
         with pytest.raises(ValueError, match="already wrapped"):
             rs.DistributedOptimizer(wrapped.inner_optimizer, METHOD)
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param("keras", marks=pytest.mark.deep), "weights", "checkpoint"]
+)
+def test_lora_stops_after_loading_a_keras_file(strategy, tmp_path, form):
+    """If Keras's files keep LoRA's factors, correct docs/saving.md and remove the warning."""
+
+    def made():
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = network(keras)
+            model.layers[0].enable_lora(2)
+            model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.01), METHOD), "mse")
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    def factors(model):
+        return [v.numpy() for v in model.trainable_variables if "lora_" in v.path]
+
+    def fit(model):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(problems.dataset(24, 8), verbose=0)
+        return [str(w.message) for w in caught if "LoRA factors" in str(w.message)]
+
+    model, path = (
+        made(),
+        str(tmp_path / {"keras": "x.keras", "weights": "x.weights.h5"}.get(form, "x")),
+    )
+    assert not fit(model)
+    trained = factors(model)
+    assert all(np.any(factor) for factor in trained)
+    if form == "checkpoint":
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
+        loaded = made()
+        tf.train.Checkpoint(model=loaded, optimizer=loaded.optimizer).read(path)
+        np.testing.assert_equal(factors(loaded), trained)
+        assert not fit(loaded)
+        return
+    if form == "keras":
+        model.save(path)
+        with strategy.scope():
+            loaded = keras.models.load_model(path)
+    else:
+        model.save_weights(path)
+        loaded = made()
+        loaded.load_weights(path)
+    assert not any(np.any(factor) for factor in factors(loaded))
+    (text,) = fit(loaded)
+    assert "lora_kernel_a" in text
+    layer = loaded.layers[0]
+    with strategy.scope():
+        layer.lora_kernel_a.assign(trained[0])
+    assert not fit(loaded) and np.any(layer.lora_kernel_b.numpy())

@@ -11,10 +11,12 @@ of tf_keras's models the public `autotune_steps_per_execution`.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from typing import Any
 
 import keras
+import numpy as np
 from typing_extensions import override
 
 from tf_redsync.cluster import agreement
@@ -25,6 +27,7 @@ from tf_redsync.keras import (
     data_amounts,
     exchange_state,
     models,
+    slots,
     training_length,
     weight_sync,
 )
@@ -199,6 +202,7 @@ class FitHook(ForTfKeras):
                 so_far = int(exchange.step.numpy()) if exchange.built else 0
                 to_run = training_length.ahead(self.model, exchange, self.params, epoch)
                 self._to_run = so_far, *to_run
+                _warn_of_zero_lora(self.model)
             self._warn_of_length(exchange)
         if exchange is not None and exchange.built:
             begun = self.model.optimizer.iterations
@@ -317,6 +321,22 @@ def _check_execution(model: Any) -> None:
             "by each worker's speed, so workers would run different numbers of steps and deadlock. "
             'Received: steps_per_execution="auto". Pass a number to `compile`, such as '
             "steps_per_execution=10."
+        )
+
+
+def _warn_of_zero_lora(model: Any) -> None:
+    """Warn about trainable LoRA factors that are all 0, as Keras's loaders leave them."""
+    paths = {getattr(v, "path", ""): v for v in model.trainable_variables}
+    lora = {p: v for p, v in paths.items() if p.rpartition("/")[2].startswith("lora_")}
+    zero = {p for p, v in lora.items() if not np.any(slots.tf_variable(v).numpy())}
+    stuck = sorted(p for p in zero if p.endswith("_a") and f"{p[:-1]}b" in zero)
+    if stuck:
+        warnings.warn(
+            "some layers do not learn: both LoRA factors are 0, and so are their gradients. Keras "
+            "loads zeros from its files, which have the product in the kernel. Assign random "
+            "values to `lora_*_a`, or resume from tf_redsync.callbacks.Checkpoint or "
+            f"tf.train.Checkpoint; see docs/saving.md. Layers: {', '.join(stuck[:5])}.",
+            stacklevel=2,
         )
 
 
