@@ -56,13 +56,33 @@ def test_fingerprint_depends_on_bits(dtype, on_gpus, monkeypatch):
         assert fingerprint(zero).shape == (2,)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_survive_the_all_gather(dtype):
+class Sums:
+    """The network of one worker that adds what the others, if any, have sent."""
+
+    def __init__(self, rank=0, others=()):
+        self.rank = lambda: tf.constant(rank)
+        self.others, self.sent = list(others), []
+
+    def all_reduce(self, tensors):
+        self.sent += tensors
+        return [tf.add_n([t, *(other.pop(0) for other in self.others)]) for t in tensors]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "int64"])
+def test_weights_of_worker_0_are_copied_bit_for_bit(dtype):
+    """By one sum, of a size that does not depend on the number of workers."""
     value = random_bits(dtype)
-    sent = drift._as_int32(value)
-    assert sent.dtype == tf.int32
-    received = drift._from_int32(sent, value)
-    assert np.asarray(received).tobytes() == np.asarray(value).tobytes()
+    first = Sums()
+    detector_of("restore", [], network=first)._copy_from_first(
+        drift.Shared("kernel", [tf.Variable(value)])
+    )
+    (sent,) = first.sent
+    assert sent.dtype.size * tf.size(sent) == 2 * value.dtype.size * tf.size(value)
+    own = drift.Shared("kernel", [tf.Variable(tf.ones_like(value)) for _ in range(2)])
+    network = Sums(1, [[sent], [tf.zeros_like(sent)]])
+    detector_of("restore", [], rank=1, network=network)._copy_from_first(own)
+    for copy in own.copies:
+        assert np.asarray(copy).tobytes() == np.asarray(value).tobytes()
 
 
 OPTIMIZERS = {
@@ -162,11 +182,11 @@ def test_differences():
     assert differences(many)[0].endswith("10=10, and 9 more")
 
 
-def detector_of(on_drift, weights, consensus=None, rank=0):
+def detector_of(on_drift, weights, consensus=None, rank=0, network=None):
     strategy = types.SimpleNamespace(extended=types.SimpleNamespace(_id_in_cluster=rank))
     step = tf.Variable(7, dtype=tf.int64)
     exchange = types.SimpleNamespace(
-        network=None, consensus=consensus, strategy=strategy, step=step
+        network=network, consensus=consensus, strategy=strategy, step=step
     )
     return drift.DriftDetector(exchange, 5, on_drift, dict, lambda: weights, list)
 
@@ -234,7 +254,8 @@ def test_agreed_weights_of_local_steps_are_restored(steps, agreed, monkeypatch, 
     weight = drift.Shared("kernel", [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])])
     consensus = types.SimpleNamespace(steps=tf.Variable(steps, dtype=tf.int64))
     monkeypatch.setattr(drift, "gather", lambda _, words: tf.stack([words + 1, words]))
-    detector = detector_of("restore", [weight], consensus)
+    monkeypatch.setattr(Sums, "all_reduce", lambda _, tensors: [tensors[0] + [1.0, 0.0]])
+    detector = detector_of("restore", [weight], consensus, network=Sums())
     tf.function(detector.step, autograph=False)()
     assert "worker 1 has the bits of 'kernel'" in caplog.text and "at step 7" in caplog.text
     next_bits = np.nextafter(np.float32(agreed), np.float32(np.inf))  # those of worker 0
