@@ -1,9 +1,12 @@
-"""The base class of errors in distributed training, and the main line of TensorFlow's messages."""
+"""The base class of errors in distributed training, and texts of error messages."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
+
+_MAX_LINES = 16
 
 
 class DistributedError(RuntimeError):
@@ -20,6 +23,12 @@ class DistributedError(RuntimeError):
     """
 
     original: Exception | None = None
+
+
+def first_lines(lines: Sequence[str], of: str = "") -> list[str]:
+    """Return the first 16 lines of an error, such as one for each worker, and how many follow."""
+    more = len(lines) - _MAX_LINES
+    return [*lines[:_MAX_LINES], *([f"and {more} more{of}"] if more > 0 else [])]
 
 
 _NODE = re.compile(r"^\{\{function_node .*?\}\} ")

@@ -12,6 +12,7 @@ import tf_keras
 
 import tf_redsync as rs
 from tf_redsync.building import libraries
+from tf_redsync.cluster import agreement
 from tf_redsync.cluster.agreement import differences
 from tf_redsync.keras import consistency, momentum
 from tf_redsync.ops import native
@@ -209,6 +210,17 @@ def test_drifted_variables_are_named():
     assert "worker 1 has the bits of 'kernel'" in text and "and 1 more differ" in text
     assert "worker 2 has the learning rate 0.2, worker 0 has 0.1" in text
     assert "check_every=5" in text
+
+
+def test_errors_list_few_of_many_workers():
+    with pytest.raises(drift.Drifted) as error:
+        reported("error", [0.1, *[0.2] * 63], [(1, 2)] * 64)
+    text = str(error.value)
+    assert text.count("the learning rate 0.2") == 16 and "and 47 more workers." in text
+    reports = [[f"build {'other' if rank else 'this'}", [], ""] for rank in range(64)]
+    lines = agreement._verdict(reports).splitlines()
+    assert lines[1] == "worker 0: build this" and lines[2] == "worker 1: build other"
+    assert len(lines) == 18 and lines[-1] == "and 48 more workers"
 
 
 def test_statistics_averaged_in_rounds_are_ignored(caplog):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import tensorflow as tf
 
 from tf_redsync.cluster import coordination, watchdog
-from tf_redsync.errors import DistributedError
+from tf_redsync.errors import DistributedError, first_lines
 from tf_redsync.network import strategies
 
 _Answer = TypeVar("_Answer")
@@ -203,7 +203,7 @@ def _verdict(reports: list[list[Any]]) -> str:
     lines = [f"worker {r}: {text}" for r, text in zip([0, *different], shown, strict=True)]
     return (
         "the workers disagree; start all of them with the same script, flags, model and method, "
-        "and make the same calls on every rank:\n" + "\n".join(lines)
+        "and make the same calls on every rank:\n" + "\n".join(first_lines(lines, of=" workers"))
     )
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from typing_extensions import override
 
+from tf_redsync.errors import first_lines
+
 
 @dataclasses.dataclass(frozen=True)
 class WorkerReport:
@@ -94,7 +96,6 @@ SLOW_NETWORK = 10e6  # bytes per second
 SILENT_SECONDS = 30.0  # without a report, after which a worker's process is asked whether it lives
 LATE_SECONDS = 2.0  # without a report, after which it is checked whether the process has ended
 BROKEN_SECONDS = 0.5  # the same after a failed collective, with time for a last report
-_MAX_LINES = 16
 
 
 @dataclasses.dataclass
@@ -331,10 +332,8 @@ class StallDetector:
             special = quiet or worker.report.waits is not None or worker.report.place == last
             lines.append((not special, f"worker {rank} {known}{age}"))
         shown = [text for _, text in sorted(lines, key=lambda line: line[0])]
-        if len(shown) > _MAX_LINES:
-            shown[_MAX_LINES:] = [f"and {len(shown) - _MAX_LINES} more workers"]
         note = "(Steps count all steps of a process, also of evaluation and prediction.)"
-        return "\n".join([*shown, note])
+        return "\n".join([*first_lines(shown, of=" workers"), note])
 
 
 def _workers_text(ranks: Sequence[int]) -> str:

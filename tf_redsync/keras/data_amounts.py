@@ -19,12 +19,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.cluster import agreement
+from tf_redsync.errors import first_lines
 from tf_redsync.keras import first_batch, fit_resume, known_batches, models
 from tf_redsync.keras.accuracy import AccuracyWarning
 from tf_redsync.network import collectives, strategies
 
 _INFINITE = int(tf.data.INFINITE_CARDINALITY)
-_MAX_LINES = 16
 
 Amount = Sequence[int | None]  # Keras's steps per epoch and the dataset's cardinality, in batches
 
@@ -124,15 +124,13 @@ def conflict(amounts: Sequence[Amount], epochs: int, method: str) -> str | None:
     for rank, amount in enumerate(amounts):
         ranks.setdefault(tuple(amount), []).append(rank)
     lines = [f"worker {', '.join(map(str, r))}: {_described(*a)}" for a, r in ranks.items()]
-    if len(lines) > _MAX_LINES:
-        lines[_MAX_LINES:] = [f"and {len(lines) - _MAX_LINES} more"]
     argument = "steps_per_epoch" if method == "fit" else "steps"
     smallest = min(known or [n for n in steps if n is not None], default="n")
     return "\n".join(
         [
             f"the workers disagree: `{method}` has different amounts of data, which would deadlock "
             "some workers:",
-            *lines,
+            *first_lines(lines),
             f"Use the same number of batches on all workers: `dataset.take({smallest})`, or "
             f"`x[:n]` for arrays, or `dataset.repeat()` with the same `{argument}`.",
         ]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_redsync.errors import DistributedError
+from tf_redsync.errors import DistributedError, first_lines
 from tf_redsync.exchange.driver import Network, gather
 from tf_redsync.network import strategies
 from tf_redsync.ops import native, wire
@@ -170,7 +170,7 @@ class DriftDetector:
             value, chiefs = (_text(pairs[r, first], first < numbers) for r in (rank, 0))
             others = f", and {len(more)} more differ" if more else ""
             lines.append(f"worker {rank} has the {subject} {value}, worker 0 has {chiefs}{others}")
-        text = f"the workers have drifted apart: {'; '.join(lines)}."
+        text = f"the workers have drifted apart: {'; '.join(first_lines(lines, of=' workers'))}."
         if self._on_drift == "restore" and not differ[:, :numbers].any():
             self._warn(text, step)
             return
