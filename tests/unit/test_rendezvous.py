@@ -5,10 +5,12 @@ import contextlib
 import dataclasses
 import errno
 import gc
+import json
 import random
 import socket
 import threading
 import time
+import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -292,6 +294,24 @@ def test_unreachable_pair_is_named(started, report_early, caplog):
         text = error_of(future)
         assert f"worker 1, which cannot reach worker 2 at 127.0.0.1:{closed}: nothing" in text
     assert f"waiting for worker 1, which cannot reach worker 2 at 127.0.0.1:{closed}" in caplog.text
+
+
+def test_many_unreachable_pairs_fit_in_a_line():
+    """In a cluster whose workers reach only the chief, such as for missing names of hosts."""
+    workers, reason = 256, "no answer within 3 s: a firewall, or the machine is down"
+    addresses = tuple(f"node{rank:03d}.cluster.local:29500" for rank in range(workers))
+    many = Cluster(addresses, tuple(f"worker:{rank}" for rank in range(workers)), 0)
+    lines, chief = [], rendezvous.Chief(many, 0.2)
+    line = types.SimpleNamespace(send=lambda **words: lines.append(words))
+    for rank in range(1, workers):
+        unreached = [[many.name(r), reason] for r in range(1, workers) if r != rank]
+        chief._joined[rank] = rendezvous._JoinedWorker(line, unreached)
+    with pytest.raises(StartError) as error:
+        asyncio.run(chief._within_timeout(chief.connect()))
+    assert len(json.dumps(lines[0])) < handshake.LIMIT / 8
+    who, _ = lines[0]["waits"][0]
+    assert who == f"worker 1, which cannot reach {many.name(2)} and 253 more workers"
+    assert len(str(error.value).splitlines()) < 20 and "and 239 more workers" in str(error.value)
 
 
 def test_unresponsive_name_server_is_named(monkeypatch):

@@ -34,7 +34,7 @@ from tf_redsync import environment
 from tf_redsync.cluster import handshake, ports, startup_monitor
 from tf_redsync.cluster.handshake import Connection, Identity, NoAnswer
 from tf_redsync.cluster.tf_config import Cluster
-from tf_redsync.errors import DistributedError
+from tf_redsync.errors import DistributedError, first_lines
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _logger = logging.getLogger("tf_redsync")
@@ -230,9 +230,10 @@ class Rendezvous:
         try:
             await asyncio.wait((task,), timeout=seconds)
             if not task.done():
+                missing = [f"{who}: {why}" for who, why in self.waits()]
                 raise StartError(
                     f"some workers did not start within {self.timeout:g} s; missing:\n"
-                    + "\n".join(f"{who}: {why}" for who, why in self.waits())
+                    + "\n".join(first_lines(missing, of=" workers"))
                     + "\nStart them, or give the strategy a larger `start_timeout`. Received: "
                     f"start_timeout={self.timeout:g}"
                 )
@@ -400,8 +401,9 @@ class Chief(Rendezvous):
                 joined = len(self._joined) == len(self._reasons)
                 if joined and all(worker.unreached == [] for worker in self._joined.values()):
                     return await self._send_go()
+                waits = self.waits()
                 for worker in self._joined.values():
-                    worker.line.send(waits=self.waits(), joined=joined)
+                    worker.line.send(waits=waits, joined=joined)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _STATUS_SECONDS)
                 self._changed.clear()
@@ -434,12 +436,13 @@ class Chief(Rendezvous):
         missing = [r for r in self._reasons if r not in self._joined]
         if missing:
             return [(self.cluster.name(rank), self._reasons[rank]) for rank in missing]
-        return [
-            (f"worker {rank}, which cannot reach {who}", why)
-            for rank, worker in sorted(self._joined.items())
-            for who, why in worker.unreached or [("all others", "it has not answered yet")]
-            if worker.unreached != []
-        ]
+        waits = []  # one for each worker: the rows of all pairs would exceed `handshake.LIMIT`
+        for rank, worker in sorted(self._joined.items()):
+            if worker.unreached != []:
+                (who, why), *more = worker.unreached or [("all others", "it has not answered yet")]
+                others = f" and {len(more)} more workers" if more else ""
+                waits.append((f"worker {rank}, which cannot reach {who}{others}", why))
+        return waits
 
     async def _search(self, rank: int) -> None:
         """Call a worker until it joins, to learn why it is missing and to announce the chief."""
