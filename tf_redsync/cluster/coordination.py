@@ -61,20 +61,22 @@ def is_alive(task: str) -> bool:
     return _ask(task, ANSWER_SECONDS) is None
 
 
-def is_gone(task: str) -> bool:
+def is_gone(task: str) -> bool | None:
     """Return whether a worker's process has ended: its machine refuses connections to its port.
 
     It asks twice, because gRPC returns the error of a failed attempt again until it reconnects.
+    `None` if there is no answer.
     """
-    if not _refuses(task):
-        return False
+    refuses = _refuses(task)
+    if not refuses:
+        return refuses
     time.sleep(_RETRY_SECONDS)
     return _refuses(task)
 
 
-def _refuses(task: str) -> bool:
+def _refuses(task: str) -> bool | None:
     error = _ask(task, _REFUSED_SECONDS)
-    return error is not None and "Connection refused" in error.message
+    return False if error is None else "Connection refused" in error.message or None
 
 
 def _ask(task: str, seconds: float) -> tf.errors.OpError | None:

@@ -105,6 +105,7 @@ class _WorkerState:
     moved: float = 0.0  # when its report last changed
     lost: bool = False  # its process does not answer
     behind: float | None = None  # since when another worker has been ahead
+    asked: float = 0.0  # when it was last checked whether its process has ended
     warned: int = 0  # number of quarters of the limit with a warning
 
 
@@ -116,7 +117,8 @@ class StallDetector:
         timeout_seconds: Seconds that one worker may wait for another. `None`: no limit, so no
             verdicts and warnings.
         answers: Returns whether the process of a rank is alive; takes some seconds.
-        gone: Returns whether the process of a rank has certainly ended; takes up to 2 s.
+        gone: Returns whether the process of a rank has certainly ended; takes up to 2 s. `None` if
+            the process does not answer, which takes 0.5 s.
         silent_seconds: Seconds without a report after which the detector calls `answers`. It calls
             `gone` after `LATE_SECONDS`.
     """
@@ -126,7 +128,7 @@ class StallDetector:
         ranks: Iterable[int],
         timeout_seconds: float | None,
         answers: Callable[[int], bool],
-        gone: Callable[[int], bool],
+        gone: Callable[[int], bool | None],
         silent_seconds: float = SILENT_SECONDS,
     ):
         self.timeout_seconds = timeout_seconds
@@ -232,18 +234,24 @@ class StallDetector:
         broken = any(worker.report.broken for worker in self._workers.values())
         seconds = min(BROKEN_SECONDS if broken else self.silent_seconds, limit)
         late = min(LATE_SECONDS, seconds)
+        found = []
         for rank, worker in self._workers.items():
             if worker.heard is None or worker.report.ended or now < worker.heard + late:
                 continue
             silent = now >= worker.heard + seconds
-            if not (broken or self._others_current(rank, seconds if silent else late, now)):
-                continue
-            if self._gone(rank) or (silent and not self._answers(rank)):
-                worker.lost = True
+            if broken or self._others_current(rank, seconds if silent else late, now):
+                found.append((not silent, worker.asked, rank))
+        for late_only, _, rank in sorted(found):
+            self._workers[rank].asked = now
+            gone = self._gone(rank)
+            if gone or not (late_only or self._answers(rank)):
+                self._workers[rank].lost = True
                 return (
                     f"worker {rank} does not answer: its process was stopped or killed, or its "
                     "machine is down:"
                 )
+            if gone is None:  # that took time, so the next worker is asked at the next call
+                break
         return None
 
     def _others_current(self, rank: int, seconds: float, now: float) -> bool:

@@ -42,7 +42,8 @@ from tf_redsync.network import groups, strategies
 DEFAULT_TIMEOUT_SECONDS = 600.0
 PERIOD_SECONDS = 2.0
 _NO_ANSWER_SECONDS = 5.0  # without the chief's answer, a worker runs its own detector
-_READ_SECONDS = 0.25  # the chief's wait for a report that should be there
+_READ_SECONDS = 0.25  # the chief's wait for all reports, which should be there
+_LEAST_SECONDS = 0.05  # its wait for each report after that
 _LINGER_SECONDS = 2.0  # time for the others to read a last answer before the chief ends
 _FAILURE_SECONDS = 15.0  # time for a report, a verdict, and its delivery to all workers
 _STUCK_SECONDS = 20.0  # time for a step to end by itself after a verdict
@@ -267,7 +268,7 @@ class _Thread(threading.Thread):
             own_report = _process.report(over)
             self.detector.hear(0, own_report, self._clock())
             # A worker that does not ask in time would miss the end and report a killed process.
-            ends = time.monotonic() + (_LINGER_SECONDS if over else 0.0)
+            ends = time.monotonic() + (_LINGER_SECONDS if over else _READ_SECONDS)
             reports = {r: self._read(r, n, ends) for r, n in numbers.items()}
             reason = self.detector.verdict(self._clock())
             for text in self.detector.warnings(self._now).values():
@@ -293,12 +294,13 @@ class _Thread(threading.Thread):
     def _read(self, rank: int, number: int, ends: float) -> WorkerReport | None:
         """Return a worker's next report if it is there or arrives before `ends`, else `None`."""
         key = f"report/{rank}/{number}"
-        text = self._query(key, max(_READ_SECONDS, ends - time.monotonic()))
+        text = self._query(key, max(_LEAST_SECONDS, ends - time.monotonic()))
+        now = self._clock()  # also after a wait in vain, because a pass may take seconds
         if text is None:
             return None
         self._delete_key(key)
         report = WorkerReport.from_text(text)
-        self.detector.hear(rank, report, self._clock())
+        self.detector.hear(rank, report, now)
         return report
 
     def _run_member(self) -> None:
