@@ -236,6 +236,57 @@ def test_killed_run_resumes_bit_for_bit(killed, family, method, tmp_path):
         assert after["batches"].tolist()[:5] == [2, 3, 4, 5, 0]  # after 8 steps
 
 
+def within_a_window(directory, epochs):
+    """Trains to within a window of accumulated gradients; returns what it begins and ends with."""
+    import keras
+
+    import tf_redsync as rs
+    from tf_redsync.state.checkpoint_store import Store
+
+    keras.utils.set_random_seed(7)
+    with rs.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.layers.Input([12]), keras.layers.Dense(4)])
+        inner = keras.optimizers.SGD(0.05, gradient_accumulation_steps=4)
+        model.compile(rs.DistributedOptimizer(inner, _method()), loss="mse")
+    found, read_part = {"read": 0}, Store.read_part
+
+    def counted(*args):
+        found["read"] += 1
+        return read_part(*args)
+
+    def record(when):
+        part = model.optimizer.exchange.worker_state()
+        found.update({f"{when} {n}": a for n, a in part.items() if "/residual/" in n})
+        for variable in inner.variables:
+            if "accumulator" in variable.path:
+                found[f"{when} {variable.path}"] = np.asarray(variable)
+
+    Store.read_part = counted
+    begins = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: record("begin"))
+    data = _data().map(lambda x, y: (x, x[:, :4]))
+    callbacks = [rs.callbacks.Checkpoint(directory), begins]
+    model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
+    record("end")
+    return found
+
+
+def test_other_numbers_of_workers_read_their_share_and_keep_all_sums(tmp_path):
+    before = run_workers(within_a_window, workers=3, args=(str(tmp_path), 1))
+    # Of two workers the second reads two parts; of three two have the same part.
+    for epochs, reads in ((3, [1, 3]), (5, [1, 1, 2])) if DEEP else ((3, [1, 3]),):
+        after = run_workers(within_a_window, workers=len(reads), args=(str(tmp_path), epochs))
+        assert [int(worker["read"]) for worker in after] == reads
+        names = [n.removeprefix("begin ") for n in after[0] if n.startswith("begin ")]
+        assert any("residual" in n for n in names) and any("accumulator" in n for n in names)
+        for name in names:
+            expected = sum(np.float64(worker[f"end {name}"]) for worker in before)
+            total = sum(np.float64(worker[f"begin {name}"]) for worker in after)
+            assert np.abs(expected).max() > 0, name
+            bound = 3e-7 * np.abs(expected).max()
+            np.testing.assert_allclose(total, expected, rtol=0, atol=bound, err_msg=name)
+        before = after
+
+
 def test_workers_killed_in_stalled_save_resume_from_previous_bit_for_bit(killed, tmp_path):
     """Worker 0 has written its part, worker 1 has not."""
     from tf_redsync.state.checkpoint_store import Store

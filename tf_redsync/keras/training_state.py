@@ -101,9 +101,12 @@ def restore(model: Any, checkpoint: LoadedCheckpoint) -> dict[str, np.ndarray]:
     workers = strategies.process_count(model.distribute_strategy)
     values = checkpoint.own[0] if checkpoint.manifest.workers == workers else {}
     if not values:  # the update sums the accumulators over the workers
+        strategy, network = model.distribute_strategy, model.optimizer.exchange.network
         for key in (f"{name}{_REPLICA}0" for name in _accumulators(model)):
-            parts = [part[key] for part in checkpoint.own if key in part]
-            values |= {key: np.sum(parts, axis=0, dtype=parts[0].dtype) / workers} if parts else {}
+            parts = [part[key] for part in checkpoint.own]
+            own = np.sum(parts, axis=0, dtype=parts[0].dtype)
+            own = np.zeros_like(own) if checkpoint.repeated else own
+            values[key] = strategies.sum_over_processes(strategy, network, own) / workers
     for name, copies in variables(model).items():
         for i, copy in enumerate(copies):
             copy.assign(values.get(f"{name}{_REPLICA}{i}", checkpoint.shared[name]))

@@ -19,7 +19,7 @@ import math
 import threading
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +78,16 @@ class LoadedCheckpoint:
         path: Its folder.
         manifest: Its manifest.
         shared: This worker's values of the variables that all workers have in common.
-        own: Values of this worker alone. If another number of workers wrote the checkpoint, the
-            values of each of them, by rank.
+        own: Values of this worker alone. If another number of workers wrote the checkpoint, those
+            of this worker's share of them, at least one.
+        repeated: Whether `own` is also the share of the worker of the rank before.
     """
 
     path: Path
     manifest: Manifest
     shared: Arrays
     own: list[Arrays]
+    repeated: bool = False
 
 
 class Checkpoints:
@@ -221,7 +223,7 @@ class Checkpoints:
         if different:
             raise Refused(different)
         parts = manifest.parts
-        wanted = [parts[self._rank]] if manifest.workers == self._workers else list(parts)
+        wanted = _share(parts, self._rank, self._workers)
         whole = next((p for p in self._store.here(number, parts) if p.whole), None)
         if whole is None:
             raise Refused("no part in this directory has the model's variables")
@@ -236,7 +238,8 @@ class Checkpoints:
         if manifest.workers == self._workers:
             shared |= _values_with_prefix(_SHARED, read[self._rank])
         own_parts = [_values_with_prefix(_OWN, read[p.rank]) for p in wanted]
-        return LoadedCheckpoint(self._store.path(number), manifest, shared, own_parts)
+        repeated = self._rank > 0 and wanted == _share(parts, self._rank - 1, self._workers)
+        return LoadedCheckpoint(self._store.path(number), manifest, shared, own_parts, repeated)
 
     # ------------------------------------------------------------------------------------- saving
 
@@ -372,6 +375,12 @@ def _failure(action: Callable[[], Any]) -> str:
     except Exception as error:  # the other workers wait for the message
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _share(parts: Sequence[Part], rank: int, workers: int) -> list[Part]:
+    """Return the parts that one of `workers` restores: its share of all, and at least one."""
+    first = len(parts) * rank // workers
+    return list(parts[first : max(first + 1, len(parts) * (rank + 1) // workers)])
 
 
 def _digest(value: np.ndarray) -> str:

@@ -353,7 +353,8 @@ class _Restoration:
             if self.alike or process == self.rank:
                 total += entry.numbers(self.by_rank[rank].row(entry.name, rank))
         if not self.alike:
-            total = self._summed(total.astype(np.float32))
+            dtype = entry.copies[0].dtype.as_numpy_dtype
+            total = self._summed(total.astype(np.promote_types(dtype, np.float32)))
         divisor = self.exchange.workers if entry.kind == "sum" else len(self.contributors)
         return (total / divisor).astype(entry.copies[0].dtype.as_numpy_dtype)
 
