@@ -69,6 +69,9 @@ class SparDL(Sparsifier):
       elements of different blocks anyway, and buckets overlap with the backward pass. Biases, norms
       and small tensors are all-reduced densely.
 
+    A coding around it, such as `HalfPrecision`, traces one encoder per worker, so a step takes
+    longer to trace with more workers.
+
     Args:
         density: Fraction of the elements of a bucket in the total, in (0, 1]. A block of L elements
             sends `max(1, round(density L))`.
