@@ -120,7 +120,8 @@ def run(
 
     Raises:
         ValueError: an argument is out of range, or TF_CONFIG is set with `workers`, `configs` or
-            `remote`, or missing without them.
+            `remote`, or missing without them; or `min_workers` or `prewarm` is given without
+            `max_restarts`.
         HostError: a machine of `remote` cannot be used.
         OSError: `command` cannot be started, for example because it does not exist.
     """

@@ -240,8 +240,8 @@ class StallDetector:
                 continue
             silent = now >= worker.heard + seconds
             if broken or self._others_current(rank, seconds if silent else late, now):
-                found.append((not silent, worker.asked, rank))
-        for late_only, _, rank in sorted(found):
+                found.append((worker.asked, not silent, rank))
+        for _, late_only, rank in sorted(found):
             self._workers[rank].asked = now
             gone = self._gone(rank)
             if gone or not (late_only or self._answers(rank)):

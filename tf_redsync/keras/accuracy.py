@@ -1,6 +1,6 @@
 """Warnings about settings that cost accuracy; `explain()` also shows them.
 
-Each warning cites a measurement; docs/benchmarks.md and docs/momentum.md have the commands.
+Warnings cite a measurement; docs/benchmarks.md and docs/momentum.md have the commands.
 """
 
 from __future__ import annotations
@@ -138,10 +138,11 @@ def of_dtypes(inner: Any, specs: Sequence[TensorSpec]) -> tuple[str, ...]:
     beta_2 = config.get(name)
     if not isinstance(beta_2, numbers.Real):
         return ()
+    steps = "its steps" if name == "beta_2" else "the steps of its AdamW"
     dtypes = dict.fromkeys(spec.dtype for spec in specs)
     return tuple(
         f"{type(adaptive).__name__} with {name}={beta_2:.6g} and {dtype} variables: {name} rounds "
-        f"to 1 in {dtype}, so the bias correction is 0, and its steps are 0 or NaN. Use "
+        f"to 1 in {dtype}, so the bias correction is 0, and {steps} are 0 or NaN. Use "
         f"{name}=0.99, or the policy mixed_{dtype}; see docs/mixed-precision.md."
         for dtype in dtypes
         if tf.as_dtype(dtype).as_numpy_dtype(beta_2) == 1

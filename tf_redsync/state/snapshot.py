@@ -50,7 +50,7 @@ _OF_SCHEDULES = ("consensus/", "trial/", "skips/", "optimizer/")
 _STATES = "states/"
 # Gradients and changes of a delay, possibly non-finite: the step that applies them then drops them.
 _DELAYED = ("/pending/", "/moving/")
-_OF_BUCKETS = ("/pending/", "/outer_", "/moving")  # of a delay, an outer optimizer, fragments
+_OF_BUCKETS = ("/pending/", "/outer_", "/moving")  # of a delay, rounds, fragments
 _SHOWN = 5  # names in a message
 _MOST_WORKERS = 1 << 20  # in a file that is not corrupted
 
