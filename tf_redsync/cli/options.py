@@ -96,13 +96,13 @@ _ENDS: tuple[Flag, ...] = (
     ),
     (
         ("--min-workers",),
-        {"type": int, "help": "minimum number of workers for a restart of --max-restarts (all)"},
+        {"type": int, "help": "minimum number of workers for a restart (all)"},
     ),
     (
         ("--prewarm",),
-        {"action": "store_true", "help": "import TensorFlow for a restart of --max-restarts in "
-         "advance, in a waiting process for each worker on this machine; for scripts that set no "
-         "variable before they import it (off)"},
+        {"action": "store_true", "help": "import TensorFlow for a restart in advance, in a waiting "
+         "process for each worker on this machine; for scripts that set no variable before they "
+         "import it (off)"},
     ),
     (
         ("--timeout",),

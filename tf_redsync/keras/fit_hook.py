@@ -326,6 +326,8 @@ def _check_execution(model: Any) -> None:
 
 def _warn_of_zero_lora(model: Any) -> None:
     """Warn about trainable LoRA factors that are all 0, as Keras's loaders leave them."""
+    if not model.built:
+        return  # nothing can have been loaded, and a model of tf_keras has no variables yet
     paths = {getattr(v, "path", ""): v for v in model.trainable_variables}
     lora = {p: v for p, v in paths.items() if p.rpartition("/")[2].startswith("lora_")}
     zero = {p for p, v in lora.items() if not np.any(slots.tf_variable(v).numpy())}

@@ -12,7 +12,7 @@ from tf_redsync.config import register
 from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
-from tf_redsync.exchange.method import Exchange, Method, State
+from tf_redsync.exchange.method import Exchange, Method, Payloads, State
 from tf_redsync.exchange.requests import AllReduce
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.adam_update import AdamUpdate
@@ -122,6 +122,10 @@ class CodedAdam(CodedSelection):
     def init(self, layout: BucketLayout) -> State:
         """Return zeros; `variance` is s with its bias corrected, `updates` t of each tensor."""
         return {**super().init(layout), "updates": [tf.zeros([]) for _ in layout.specs]}
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        return self.message_payloads(layout)
 
     def update(self, state: State, ctx: Context) -> tuple[AdamUpdate, State]:
         """Return the update of the next step, and the state with t of that step."""

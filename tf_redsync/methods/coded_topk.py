@@ -10,10 +10,11 @@ from typing_extensions import override
 from tf_redsync import checks, outer
 from tf_redsync.config import register
 from tf_redsync.exchange.context import Context
-from tf_redsync.exchange.layout import TensorSpec
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec
 from tf_redsync.exchange.method import (
     Exchange,
     Method,
+    Payloads,
     State,
 )
 from tf_redsync.exchange.sync_schedule import SyncSchedule
@@ -185,6 +186,10 @@ class CodedTopK(CodedSelection, MomentumCorrected):
     def describe(self, spec: TensorSpec) -> str:
         schedule = f", every {self.steps} steps" if self.steps > 1 else ""
         return super().describe(spec) + schedule
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        return self.message_payloads(layout)
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

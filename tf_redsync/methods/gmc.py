@@ -14,7 +14,7 @@ from tf_redsync.config import register
 from tf_redsync.exchange import feedback
 from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout, TensorSpec
-from tf_redsync.exchange.method import Exchange, Method, State
+from tf_redsync.exchange.method import Exchange, Method, Payloads, State
 from tf_redsync.exchange.requests import AllReduce, Request
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.coded_selection import CodedSelection
@@ -264,6 +264,10 @@ class CodedGMC(_GlobalMomentum, CodedSelection):
         sums = [g + v for g, v in zip(scaled, state["residual"], strict=True)]
         totals = yield AllReduce(sums)
         return totals, {"residual": [self.worker_momentum(ctx.layout) * t for t in totals]}
+
+    @override
+    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+        return self.message_payloads(layout)
 
     @override
     def exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

@@ -109,8 +109,11 @@ class CodedSelection(Sparsifier):
     def describe(self, spec: TensorSpec) -> str:
         return f"{self.k(spec)} elements, coded, {self.value_bits}-bit values"
 
-    @override
-    def payloads(self, layout: BucketLayout, step: int) -> Payloads:
+    def message_payloads(self, layout: BucketLayout) -> Payloads:
+        """Return the payload of `select_and_deliver`.
+
+        Each method returns it in `payloads`, because a formula counts only beside its `exchange`.
+        """
         message_layout = MessageLayout.of(self.capacities(layout))
         capacity = Capacity(tuple(s.size for s in layout.specs), message_layout.capacities)
         words = sum(coding(self.value_bits).lengths(capacity, message_layout))
