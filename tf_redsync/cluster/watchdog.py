@@ -295,7 +295,7 @@ class _Thread(threading.Thread):
         """Return a worker's next report if it is there or arrives before `ends`, else `None`."""
         key = f"report/{rank}/{number}"
         text = self._query(key, max(_LEAST_SECONDS, ends - time.monotonic()))
-        now = self._clock()  # also after a wait in vain, because a pass may take seconds
+        now = self._clock()  # even if no report came: one pass over the workers may take seconds
         if text is None:
             return None
         self._delete_key(key)
