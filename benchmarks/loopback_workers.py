@@ -116,6 +116,7 @@ class Exchange:
         buckets, old, runs = (
             [own[i] for i in which] for own in (self.buckets, self.states, self.runs)
         )
+        exchanges_so_far = number + 1
         warming, number = number < self.warm_up, max(0, number - self.warm_up)
         waiting = [self.waits(b, s) for b, s in zip(buckets, old, strict=True)]
         first = warming or any(waiting) or number < max(first_steps(b.method) for b in buckets)
@@ -128,15 +129,37 @@ class Exchange:
                 phase = self._phase(bucket.method, number, any(waiting))
             outcomes.append(run[phase](own, states, number))
         self._count(outcomes, first)
-        if not all(o.finite for o in outcomes):
+        finite = all(o.finite for o in outcomes)
+        if finite:
+            for place, outcome in zip(which, outcomes, strict=True):
+                self.states[place] = outcome.states
+        self._average(which, exchanges_so_far)
+        if not finite:
             self.skipped += 1
             return None
         totals: dict[int, tf.Tensor] = {}
-        for place, bucket, outcome in zip(which, buckets, outcomes, strict=True):
-            self.states[place] = outcome.states
+        for bucket, outcome in zip(buckets, outcomes, strict=True):
             positions = [s.position for s in bucket.layout.specs]
             totals.update(zip(positions, outcome.totals[0], strict=True))
         return totals
+
+    def _average(self, which: Sequence[int], steps: int) -> None:
+        """Sets states to their means over the workers where `SyncSchedule.averages` says so."""
+        for place in which:
+            bucket, states = self.buckets[place], self.states[place]
+            schedule, workers = bucket.method.sync_schedule, len(states)
+            if not schedule.average_every or workers == 1:
+                continue
+            if not schedule.averages_after(tf.constant(steps, tf.int64)):
+                continue
+            for name in schedule.averages:
+                parts = zip(*(s[name] for s in states), strict=True)
+                means = [tf.add_n([t / workers for t in part]) for part in parts]
+                for state in states:
+                    state[name] = list(means)
+                size = sum(s.bytes for s in bucket.layout.specs)
+                self.payload += size
+                self.sent += size * 2 * (workers - 1) / workers
 
     def flush(self) -> Tensors:
         """Returns the sums of all workers' residuals by an all-reduce, and sets residuals to 0."""

@@ -60,7 +60,6 @@ tensorflow::Status TopKCall::ComputeFormat(const std::vector<int64_t>& sizes) {
 tensorflow::Status SelectAndCodeCall::ReadAttributes(OpKernelConstruction* context) {
   int n;
   TF_RETURN_IF_ERROR(context->GetAttr("epsilon", &epsilon));
-  TF_RETURN_IF_ERROR(context->GetAttr("workers", &workers));
   TF_RETURN_IF_ERROR(AccumulateCall::ReadAttributes(context, epsilon != 0));
   TF_RETURN_IF_ERROR(context->GetAttr("N", &n));
   return TopKCall::ReadAttributes(context, n);
@@ -68,8 +67,8 @@ tensorflow::Status SelectAndCodeCall::ReadAttributes(OpKernelConstruction* conte
 
 tensorflow::Status SelectAndCodeCall::Prepare(OpKernelContext* context) {
   TF_RETURN_IF_ERROR(ReadInputs(context));
-  TF_RETURN_IF_ERROR(context->input("weights", &weights));
-  TF_RETURN_IF_ERROR(CheckVector("weights", *weights, epsilon == 0 ? 0 : grads.size()));
+  TF_RETURN_IF_ERROR(context->input("adam", &adam));
+  TF_RETURN_IF_ERROR(CheckMatrix("adam", *adam, epsilon == 0 ? 0 : grads.size(), 3));
   std::vector<int64_t> sizes;
   for (const Tensor& grad : grads) sizes.push_back(grad.NumElements());
   TF_RETURN_IF_ERROR(ComputeFormat(sizes));
@@ -83,8 +82,8 @@ tensorflow::Status SelectAndCodeCall::Prepare(OpKernelContext* context) {
 
 AdamFactors SelectAndCodeCall::AdamOf(size_t i) const {
   if (momentum != Momentum::kAdam) return {};
-  const float weight = weights->flat<float>()(i);
-  return {1.0f - weight, workers * weight, epsilon};
+  const auto factors = adam->matrix<float>();
+  return {factors(i, 0), factors(i, 1), factors(i, 2), epsilon};
 }
 
 tensorflow::Status DecodeTopKCall::ReadAttributes(OpKernelConstruction* context) {

@@ -28,12 +28,12 @@ struct TopKCall {
 // RedsyncSelectAndCode.
 struct SelectAndCodeCall : AccumulateCall, TopKCall {
   int32_t* message = nullptr;
-  float epsilon = 0, workers = 1;               // Of Adam; without it epsilon is 0.
-  const tensorflow::Tensor* weights = nullptr;  // [tensors], or [0] without Adam.
+  float epsilon = 0;                         // Of Adam; without it 0.
+  const tensorflow::Tensor* adam = nullptr;  // [tensors, 3], or [0, 3] without Adam.
 
   tensorflow::Status ReadAttributes(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Prepare(tensorflow::OpKernelContext* context);
-  // Returns Adam's factors for tensor `i`; `weights` must be in the CPU's memory.
+  // Returns Adam's factors for tensor `i`; `adam` must be in the CPU's memory.
   AdamFactors AdamOf(size_t i) const;
 };
 

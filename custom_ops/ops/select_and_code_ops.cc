@@ -68,7 +68,7 @@ tensorflow::Status SelectAndCodeShape(InferenceContext* c) {
   }
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 2), 0, &unused));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 1, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 2, &unused));
   if (bits > kMaxLevelBits && bits != kHalfBits) {
     return InvalidArgument("`value_bits` must be in [1, ", kMaxLevelBits, "] or ", kHalfBits,
                            ". Received: value_bits=", bits, ".");
@@ -109,7 +109,7 @@ REGISTER_OP("RedsyncSelectAndCode")
     .Input("residuals: N * float")
     .Input("velocities: M * float")
     .Input("scale: float")
-    .Input("weights: float")
+    .Input("adam: float")
     .Output("message: int32")
     .Output("new_residuals: N * float")
     .Output("new_velocities: U * float")
@@ -125,7 +125,6 @@ REGISTER_OP("RedsyncSelectAndCode")
     .Attr("nesterov: bool = false")
     .Attr("masking: bool = true")
     .Attr("epsilon: float = 0")
-    .Attr("workers: float = 1")
     .SetShapeFn(SelectAndCodeShape)
     .Doc(R"doc(
 Adds gradients to residuals, and moves the largest elements into a coded message.
@@ -135,9 +134,9 @@ grads: Gradients, which are first multiplied by `scale` in float32. Buffers of f
 residuals: Unsent sums of earlier steps, in the shapes of `grads`.
 velocities: Velocities, in the shapes of `grads`; none if `momentum` is 0. With `epsilon`, Adam's
   second moments u, and residuals v get Adam's updates of t = scale grads, on CPUs only:
-  u' = (1 - weight) u + workers weight t^2, v' = v + t / (sqrt(u') + epsilon).
+  u' = keep u + gain t^2, v' = v + t / (sqrt(keep u + own t^2) + epsilon).
 scale: Factor of the gradients.
-weights: For each tensor the weight of t^2, in (0, 1]; none without `epsilon`.
+adam: For each tensor a row of keep, gain and own, with own <= gain; none without `epsilon`.
 message: Flag (1 finite, 0 not), a Golomb code [count, low bits, bitmap] for each stream of
   positions, with capacity for any positions, and values: magnitudes of each tensor and a code of
   `value_bits` bits for each of k values, or, with 16 bits, bfloat16 values of each tensor. All zero

@@ -94,7 +94,8 @@ def adam_inputs(kind, sizes=SIZES):
     """Gradients, residuals and second moments; and an update with a weight for each tensor."""
     grads, residuals, velocities = make_inputs(kind, sizes)
     weights = [np.float32(1 / (i + 1)) for i in range(len(sizes))]
-    update = AdamUpdate([tf.constant(w) for w in weights], workers=4.0, epsilon=1e-3)
+    own = [4.0 if i % 2 else 1.0 for i in range(len(sizes))]
+    update = AdamUpdate([tf.constant(w) for w in weights], workers=4.0, own=own, epsilon=1e-3)
     return (grads, residuals, [np.square(u) for u in velocities]), update
 
 
@@ -112,7 +113,8 @@ def test_adam_updates(kind):
     for i, (g, v, s) in enumerate(zip(*inputs, strict=True)):
         weight, t = np.float64(update.weights[i]), np.float64(scale) * g
         moment = (1 - weight) * s + weight * 4 * t**2
-        accumulated = v + t / (np.sqrt(moment) + 1e-3)
+        inside = (1 - weight) * s + weight * update.own[i] * t**2
+        accumulated = v + t / (np.sqrt(inside) + 1e-3)
         np.testing.assert_allclose(results[0].velocities[i], moment, rtol=1e-5)
         np.testing.assert_allclose(
             np.float64(results[0].residuals[i]) + sums[i], accumulated, rtol=1e-4, atol=1e-4
@@ -299,6 +301,9 @@ def test_bad_arguments(change, text):
         coded.select_and_code(**arguments, k=[2])
 
 
+ADAM = np.float32([[0.9, 0.1, 0.1]])  # factors of one tensor
+
+
 @needs_native
 @pytest.mark.parametrize(
     ("change", "text"),
@@ -310,8 +315,8 @@ def test_bad_arguments(change, text):
         ({"U": 7}, "`U`.*U=7"),
         ({"momentum": 0.9}, "`velocities` must"),
         ({"epsilon": 1e-7}, "`velocities` must"),
-        ({"epsilon": 1e-7, "velocities": [np.zeros(5, np.float32)], "weights": [0.1]}, "`U`.*U=0"),
-        ({"weights": [0.1]}, "`weights` must"),
+        ({"epsilon": 1e-7, "velocities": [np.zeros(5, np.float32)], "adam": ADAM}, "`U`.*U=0"),
+        ({"adam": ADAM}, "`adam` must"),
     ],
 )
 def test_bad_attributes(change, text):
@@ -319,6 +324,7 @@ def test_bad_attributes(change, text):
     x = [tf.zeros([5])]
     arguments = {"k": [2], "streams": [0], "rice": [1], "value_bits": 1, "U": 0, **change}
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=text):
+        without = {"velocities": [], "adam": np.zeros([0, 3], np.float32)}
         native.load().redsync_select_and_code(
-            grads=x, residuals=x, scale=1.0, **{"velocities": [], "weights": [], **arguments}
+            grads=x, residuals=x, scale=1.0, **{**without, **arguments}
         )

@@ -107,6 +107,9 @@ class SyncSchedule:
         mixing: Weight of the worker's own weights w when a fragment with the exchanged weights W is
             merged: mixing w + (1 - mixing) W.
         intervals: Growing intervals between exchanges, up to `local_steps`, or `None`.
+        averages: Names of state of kind `"mean"` that is set to its mean over the workers after
+            steps 1, 2, 4, ..., and from `average_every` on after every `average_every` steps.
+        average_every: See `averages`; 0 for never.
     """
 
     warm_up_steps: int = 0
@@ -122,6 +125,14 @@ class SyncSchedule:
     fragments: int = 0
     mixing: float = 0.0
     intervals: Intervals | None = None
+    averages: tuple[str, ...] = ()
+    average_every: int = 0
+
+    def averages_after(self, steps: tf.Tensor) -> tf.Tensor:
+        """Return whether `averages` are taken after int64 `steps` of 1 or more, a bool scalar."""
+        doubled = tf.equal(tf.bitwise.bitwise_and(steps, steps - 1), 0)
+        every = tf.equal(steps % self.average_every, 0)
+        return tf.where(steps < self.average_every, doubled, every)
 
     @property
     def may_be_dense(self) -> bool:

@@ -14,6 +14,7 @@ from tf_redsync.exchange.context import Context
 from tf_redsync.exchange.layout import BucketLayout
 from tf_redsync.exchange.method import Exchange, Method, Payloads, State
 from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.exchange.sync_schedule import SyncSchedule
 from tf_redsync.exchange.traits import Traits
 from tf_redsync.methods.common.adam_update import AdamUpdate
 from tf_redsync.methods.common.coded_selection import CodedSelection
@@ -35,19 +36,27 @@ class CodedAdam(CodedSelection):
     On every one of K workers, with gradient g, second moment s and residual v, in step t = 1, 2,
     ..., for each tensor of n elements, k = density n:
 
+        s' = beta_2 s + (1 - beta_2) own g^2        own: K, or 1 from step 2 on with `average_every`
+        v <- v + g / (sqrt(s' / (1 - beta_2^t)) + epsilon)
         s <- beta_2 s + (1 - beta_2) K g^2
-        v <- v + g / (sqrt(s / (1 - beta_2^t)) + epsilon)
         S  = the k largest of |v|                   exactly; the lower index among equals
         q  = sign(v[S]) times a mean of |v[S]|      value_bits each; see `codings.SignedLevels`
         message = [Golomb code of S, means, codes of q]     one all-gather per bucket of tensors
         v[S] <- v[S] - q                            error feedback
         total = sum over workers of q on S
+        s <- mean over workers of s                 with `average_every`, in steps 1, 2, 4, ...
 
     g is the gradient that the exchange receives, already divided by K. The inner optimizer is SGD
     without momentum, with the learning rate and the weight decay of Adam. With gradients of small
     batches, which are mostly noise, K g^2 is about the square of the mean gradient, so the learning
     rate is that of dense Adam. Where the gradients of all workers agree, as in the first steps, the
     total is up to sqrt(K) times Adam's update.
+
+    Second moments of a worker's own see only a share 1 / K of the examples. An element with a
+    gradient in few examples, such as a row of an embedding, then has a small s and too large
+    updates when its worker meets it, the more the larger K is. `average_every` gives all workers
+    the second moments of all examples. Of its own step an update then counts g^2, and not K g^2,
+    because the gradients of the other workers are 0 for such an element.
 
     Adam over the totals of a sparsifier, such as `CodedTopK`, sees an element only when it is
     sent, so the second moment is that of sums of about 1 / density gradients. Here the second
@@ -63,7 +72,7 @@ class CodedAdam(CodedSelection):
       updates since an element was last sent, and the inner optimizer applies the rate.
     * Sparse ternary compression has a server that compresses the sum again. Here every worker sums
       the messages of all workers.
-    * The factor K.
+    * The factor K, and the means of second moments.
 
     Args:
         density: Fraction of a tensor's elements that is sent, in (0, 1]. A tensor of n elements
@@ -76,6 +85,9 @@ class CodedAdam(CodedSelection):
         value_bits: Bits per value. 1 is a sign, 2 to 4 add one of 2, 4 or 8 magnitudes, and 16 is
             bfloat16.
         dense_below: Tensors of fewer float32 bytes are small.
+        average_every: Number of steps between means of the second moments over the workers, after
+            means in steps 1, 2, 4, ...; 1 / (1 - beta_2) is a good value. Each is an all-reduce of
+            32 bits per element. 0: each worker keeps its own.
 
     Raises:
         ValueError: If an argument is out of range; the message names it.
@@ -90,6 +102,7 @@ class CodedAdam(CodedSelection):
     value_bits: int = 4
     beta_2: float = 0.999
     epsilon: float = 1e-7
+    average_every: int = 0
 
     @override
     def __post_init__(self) -> None:
@@ -97,6 +110,7 @@ class CodedAdam(CodedSelection):
         checks.real("small_density", self.small_density, low=0.0, high=1.0, low_open=True)
         checks.real("beta_2", self.beta_2, low=0.0, high=1.0, low_open=True, high_open=True)
         checks.real("epsilon", self.epsilon, low=0.0, high=1.0, low_open=True)
+        checks.integer("average_every", self.average_every, low=0)
 
     @property
     @override
@@ -112,6 +126,13 @@ class CodedAdam(CodedSelection):
             needs_sgd=True,
             totals_may_overflow=False,  # the values of a message are bounded
         )
+
+    @property
+    @override
+    def sync_schedule(self) -> SyncSchedule:
+        if not self.average_every:
+            return super().sync_schedule
+        return SyncSchedule(averages=("variance",), average_every=self.average_every)
 
     @override
     def dense(self) -> Method:
@@ -131,8 +152,15 @@ class CodedAdam(CodedSelection):
         """Return the update of the next step, and the state with t of that step."""
         updates = [t + 1.0 for t in state["updates"]]
         weights = [(1.0 - self.beta_2) / (1.0 - self.beta_2**t) for t in updates]
-        update = AdamUpdate(weights, float(ctx.layout.workers), self.epsilon)
-        return update, {**state, "updates": updates}
+        workers = float(ctx.layout.workers)
+        own = [self._own(t, workers) for t in updates]
+        return AdamUpdate(weights, workers, own, self.epsilon), {**state, "updates": updates}
+
+    def _own(self, t: tf.Tensor, workers: float) -> tf.Tensor | float:
+        """Return the factor of the squared gradient in the update t, from 1."""
+        if not self.average_every:
+            return workers
+        return tf.where(t > 1.0, 1.0, workers)  # in the first step there are no means yet
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

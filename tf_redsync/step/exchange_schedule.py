@@ -20,6 +20,7 @@ from tf_redsync.exchange.driver import Network, Outcome, checked, drive
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import Exchange, Method, State, initial_state
 from tf_redsync.exchange.requests import AllReduce
+from tf_redsync.explanation import dense_bytes
 from tf_redsync.ops import wire
 from tf_redsync.ops.wire import widened
 from tf_redsync.step.meter import Meter
@@ -364,9 +365,12 @@ class ExchangeSchedule:
     def bytes_of(self, bucket: Bucket, workers: int) -> float:
         """Return the bytes per step of one bucket, compressed, for two workers or more."""
         method, layout = bucket.method, dataclasses.replace(bucket.layout, workers=workers)
-        every = method.sync_schedule.dense_every
-        share = 1.0 / every if every else 0.0
+        schedule = method.sync_schedule
+        share = 1.0 / schedule.dense_every if schedule.dense_every else 0.0
         sent = (1.0 - share) * traffic.bytes_sent(traffic.messages(method, layout))
         if share:
             sent += share * traffic.bytes_sent(traffic.messages(method, layout, "dense_exchange"))
+        if schedule.average_every:
+            averaged = len(schedule.averages) * dense_bytes(layout.specs, workers)
+            sent += averaged / schedule.average_every
         return sent

@@ -22,6 +22,7 @@ from tf_redsync.ops.sparse import EitherTotal, SparseTotal
 from tf_redsync.ops.wire import before_cast
 from tf_redsync.policy import Policy, Resolved, Undecided
 from tf_redsync.step import masks, state_variables, workers
+from tf_redsync.step.averaging import average_states
 from tf_redsync.step.branches import carry
 from tf_redsync.step.drift import DriftDetector
 from tf_redsync.step.exchange_schedule import Inputs
@@ -159,6 +160,7 @@ class GradientExchange(tf.Module):
         )
         if self._attach is not None:
             self._attach()
+        self._averages = any(b.method.sync_schedule.average_every for b in buckets)
         self._positions_by_bucket = [[s.position for s in b.layout.specs] for b in buckets]
         if self._counts_elements:
             self.schedule.count_elements(self.network)
@@ -276,6 +278,9 @@ class GradientExchange(tf.Module):
         tf.cond(outcome.finite, advance, skip)
         self.step.assign_add(1, read_value=False)
         sent = tf.cast(outcome.bytes_sent, tf.float64)
+        if self._averages:
+            steps = self.step.read_value()
+            sent += average_states(self.schedule.buckets, self.states, steps, self.network)
         self.bytes_sent.assign(sent, read_value=False)
         self.bytes_in_all.assign_add(sent, read_value=False)
         if self.consensus is not None:

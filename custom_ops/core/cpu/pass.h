@@ -18,9 +18,10 @@ constexpr bool Keeps(Momentum momentum) {
   return momentum != Momentum::kNone && momentum != Momentum::kUnkept;
 }
 
-// Of kAdam: u' = keep u + gain t^2 and v' = v + t / (sqrt(u') + epsilon), with t = scale g.
+// Of kAdam: u' = keep u + gain t^2 and v' = v + t / (sqrt(keep u + own t^2) + epsilon), with
+// t = scale g and own <= gain.
 struct AdamFactors {
-  float keep = 0, gain = 0, epsilon = 0;
+  float keep = 0, gain = 0, own = 0, epsilon = 0;
 };
 
 // Elements of a block. Sums are taken per block and then over blocks in order, so results do not

@@ -65,8 +65,9 @@ static inline __attribute__((always_inline)) I AccumulateGroup(const PassArgs& a
         speed = args.factor * (speed + t);
         value = (value + speed) + t;
       } else if (kMomentum == Momentum::kAdam) {
-        speed = (args.adam.keep * speed) + (args.adam.gain * (t * t));
-        value = value + t / (Sqrt(speed) + args.adam.epsilon);
+        const F kept = args.adam.keep * speed, square = t * t;
+        speed = kept + (args.adam.gain * square);
+        value = value + t / (Sqrt(kept + (args.adam.own * square)) + args.adam.epsilon);
         const F nan_if_infinite = speed - speed;
         lanes->max_absolute = Max(lanes->max_absolute, Load<I>(&nan_if_infinite) & 0x7fffffff);
       } else {

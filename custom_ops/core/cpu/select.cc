@@ -59,7 +59,7 @@ float AccumulateOne(const PassArgs& args, int64_t i) {
     case Momentum::kNesterov:
       return args.residual[i] + args.factor * (args.velocity[i] + t) + t;
     case Momentum::kAdam: {
-      const float moment = args.adam.keep * args.velocity[i] + args.adam.gain * (t * t);
+      const float moment = args.adam.keep * args.velocity[i] + args.adam.own * (t * t);
       return args.residual[i] + t / (std::sqrt(moment) + args.adam.epsilon);
     }
   }

@@ -269,7 +269,7 @@ def _native_op(
     adam: AdamUpdate | None,
     **options: Any,
 ) -> Selected:
-    options |= adam.arguments() if adam else {"weights": tf.zeros([0])}
+    options |= adam.arguments() if adam else {"adam": tf.zeros([0, 3])}
     k = layout.capacities
     streams, rice = _streams(Capacity(tuple(g.shape.num_elements() for g in grads), k))
     message, new_residuals, new_velocities = native.load().redsync_select_and_code(
