@@ -495,3 +495,5 @@ def test_interface(name):
         (schedule.stages, capabilities.Staged),
     ):
         assert bool(implied) == (capability(method, kind) is not None), kind
+    assert bool(schedule.averages) == bool(schedule.average_every)
+    assert {method.traits.state_kinds[name] for name in schedule.averages} <= {"mean"}

@@ -255,12 +255,14 @@ class CodedAdamOracle:
 
     Chen, Shen, Huang, Liu (2021), "Quantized Adam with Error Feedback", without momentum and in
     units of the learning rate; Kingma, Ba (2015), "Adam", algorithm 1, for the correction of the
-    bias. The squared gradients have the factor `workers`.
+    bias. The squared gradients have the factor `workers`. In updates those of the same step have
+    the factor `own`, except in the first step.
     """
 
-    def __init__(self, shapes, workers, density, value_bits, beta_2, epsilon):
+    def __init__(self, shapes, workers, density, value_bits, beta_2, epsilon, own):
         self.top_k = CodedTopKOracle(shapes, workers, density, value_bits)
         self.beta_2, self.epsilon, self.workers, self.t = beta_2, epsilon, workers, 0
+        self.own = own
         self.moments = [[np.zeros(s) for s in shapes] for _ in range(workers)]
 
     @property
@@ -274,12 +276,14 @@ class CodedAdamOracle:
     def step(self, grads) -> list[np.ndarray]:
         """Runs one step on `grads[worker][tensor]`, which are g / K; returns the totals."""
         self.t += 1
+        factor = self.workers if self.t == 1 else self.own
         updates = []
         for own, moments in zip(grads, self.moments, strict=True):
             updates.append([])
             for g, s in zip(own, moments, strict=True):
                 s *= self.beta_2
-                s += (1 - self.beta_2) * self.workers * np.float64(g) ** 2
-                root = np.sqrt(s / (1 - self.beta_2**self.t))
+                square = (1 - self.beta_2) * np.float64(g) ** 2
+                root = np.sqrt((s + factor * square) / (1 - self.beta_2**self.t))
+                s += self.workers * square
                 updates[-1].append(np.float32(g / (root + self.epsilon)))
         return self.top_k.step(updates)

@@ -135,7 +135,7 @@ def test_mixtures_with_unadapted_methods_are_rejected():
 @pytest.mark.parametrize(
     "options",
     [{"density": 0.0}, {"beta_2": 1.0}, {"epsilon": 0.0}, {"value_bits": 7},
-     {"small_density": None}],
+     {"small_density": None}, {"average_every": -1}],
 )  # fmt: skip
 def test_bad_input(options):
     ((name, value),) = options.items()

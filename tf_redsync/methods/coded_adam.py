@@ -36,15 +36,13 @@ class CodedAdam(CodedSelection):
     On every one of K workers, with gradient g, second moment s and residual v, in step t = 1, 2,
     ..., for each tensor of n elements, k = density n:
 
-        s' = beta_2 s + (1 - beta_2) own g^2        own: K, or 1 from step 2 on with `average_every`
-        v <- v + g / (sqrt(s' / (1 - beta_2^t)) + epsilon)
         s <- beta_2 s + (1 - beta_2) K g^2
+        v <- v + g / (sqrt(s / (1 - beta_2^t)) + epsilon)
         S  = the k largest of |v|                   exactly; the lower index among equals
         q  = sign(v[S]) times a mean of |v[S]|      value_bits each; see `codings.SignedLevels`
         message = [Golomb code of S, means, codes of q]     one all-gather per bucket of tensors
         v[S] <- v[S] - q                            error feedback
         total = sum over workers of q on S
-        s <- mean over workers of s                 with `average_every`, in steps 1, 2, 4, ...
 
     g is the gradient that the exchange receives, already divided by K. The inner optimizer is SGD
     without momentum, with the learning rate and the weight decay of Adam. With gradients of small
@@ -52,11 +50,15 @@ class CodedAdam(CodedSelection):
     rate is that of dense Adam. Where the gradients of all workers agree, as in the first steps, the
     total is up to sqrt(K) times Adam's update.
 
-    Second moments of a worker's own see only a share 1 / K of the examples. An element with a
-    gradient in few examples, such as a row of an embedding, then has a small s and too large
-    updates when its worker meets it, the more the larger K is. `average_every` gives all workers
-    the second moments of all examples. Of its own step an update then counts g^2, and not K g^2,
-    because the gradients of the other workers are 0 for such an element.
+    The second moment of a worker sees a share 1 / K of the examples. Of an element with a gradient
+    in few examples, such as a row of an embedding, that is a poor estimate for large K. With
+    `average_every` = n,
+
+        s <- mean over workers of s                 after steps 1, 2, 4, ... < n, and every n steps
+
+    and from t = 2 on the update counts g^2 once, not K times: in place of s it has
+    s - (1 - beta_2) (K - 1) g^2. For an element with a gradient on one worker only, both are those
+    of dense Adam.
 
     Adam over the totals of a sparsifier, such as `CodedTopK`, sees an element only when it is
     sent, so the second moment is that of sums of about 1 / density gradients. Here the second
@@ -85,9 +87,9 @@ class CodedAdam(CodedSelection):
         value_bits: Bits per value. 1 is a sign, 2 to 4 add one of 2, 4 or 8 magnitudes, and 16 is
             bfloat16.
         dense_below: Tensors of fewer float32 bytes are small.
-        average_every: Number of steps between means of the second moments over the workers, after
-            means in steps 1, 2, 4, ...; 1 / (1 - beta_2) is a good value. Each is an all-reduce of
-            32 bits per element. 0: each worker keeps its own.
+        average_every: Interval n, in steps, of means of the second moments over the workers. A good
+            one is 1 / (1 - beta_2). Each mean is an all-reduce of 32 bits per element. 0: each
+            worker keeps its own.
 
     Raises:
         ValueError: If an argument is out of range; the message names it.
@@ -157,10 +159,10 @@ class CodedAdam(CodedSelection):
         return AdamUpdate(weights, workers, own, self.epsilon), {**state, "updates": updates}
 
     def _own(self, t: tf.Tensor, workers: float) -> tf.Tensor | float:
-        """Return the factor of the squared gradient in the update t, from 1."""
+        """Return how many times the update in step t counts g^2."""
         if not self.average_every:
             return workers
-        return tf.where(t > 1.0, 1.0, workers)  # in the first step there are no means yet
+        return tf.where(t > 1.0, 1.0, workers)  # the first step has no mean yet
 
     @override
     def dense_exchange(self, grads: list[tf.Tensor], state: State, ctx: Context) -> Exchange:

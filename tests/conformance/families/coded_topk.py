@@ -55,7 +55,7 @@ def _gmc(**options):
 def adam_oracle(method, specs, workers):
     return CodedAdamOracle(
         [s.shape for s in specs], workers, densities(method, specs), method.value_bits,
-        method.beta_2, method.epsilon,
+        method.beta_2, method.epsilon, 1 if method.average_every else workers,
     )  # fmt: skip
 
 
@@ -67,6 +67,7 @@ def _adam(**options):
 
 TABLE = {
     "coded_adam": _adam(density=0.05, small_density=0.3, dense_below=256),
+    "coded_adam_averaged": _adam(density=0.05, beta_2=0.9, average_every=4),
     "coded_adam_bfloat16": _adam(density=0.2, beta_2=0.9, value_bits=16),
     "coded_topk": _coded(density=0.05, small_density=0.3, dense_below=256),
     "coded_topk_nesterov": _coded(
