@@ -72,6 +72,7 @@ METHODS = {
     "CodedTopK(density=0.05, value_bits=16)": True,
     "CodedGMC(density=0.05)": True,
     "CodedAdam(density=0.05)": True,
+    "CodedAdam(density=0.05, average_every=100)": True,
     "DeepReduce()": True,
     f"{TOP_K} indices=rs.codings.Golomb())": True,
     f"{TOP_K} indices=rs.codings.Bitmap())": True,
@@ -99,6 +100,7 @@ FEW = [
     "StreamingDiLoCo(value_bits=16)",  # local steps, a delay, half precision
     "OneBitSGD()",
     "CodedTopK(density=0.05)",
+    "CodedAdam(density=0.05, average_every=100)",  # means in a branch
     "BlockQuantized(bits=2, method=rs.TopK(density=0.05))",
     f"{TOP_K} indices=rs.codings.Huffman())",
     "PowerSGD()",
