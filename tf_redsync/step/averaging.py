@@ -18,7 +18,7 @@ from tf_redsync.step.state_variables import StateVariables
 def average_states(
     buckets: Sequence[Bucket],
     states: Sequence[StateVariables],
-    steps: tf.Tensor,
+    step: tf.Variable,
     network: Network,
 ) -> Any:
     """Set the states that are due to their means over the workers.
@@ -26,7 +26,7 @@ def average_states(
     Args:
         buckets: The buckets.
         states: For every bucket, the variables of its state, after the state was stored.
-        steps: int64 scalar, the number of exchanges so far, including this step's.
+        step: int64 variable, the number of exchanges so far, including this step's.
         network: The network that answers requests.
 
     Returns:
@@ -36,7 +36,7 @@ def average_states(
     for bucket, variables in zip(buckets, states, strict=True):
         schedule = bucket.method.sync_schedule
         if schedule.average_every and network.workers > 1:
-            sent += _average_state(variables, schedule, steps, network)
+            sent += _average_state(variables, schedule, step.read_value(), network)
     return sent
 
 

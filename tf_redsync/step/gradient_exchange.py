@@ -279,8 +279,7 @@ class GradientExchange(tf.Module):
         self.step.assign_add(1, read_value=False)
         sent = tf.cast(outcome.bytes_sent, tf.float64)
         if self._averages:
-            steps = self.step.read_value()
-            sent += average_states(self.schedule.buckets, self.states, steps, self.network)
+            sent += average_states(self.schedule.buckets, self.states, self.step, self.network)
         self.bytes_sent.assign(sent, read_value=False)
         self.bytes_in_all.assign_add(sent, read_value=False)
         if self.consensus is not None:
