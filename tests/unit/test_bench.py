@@ -227,12 +227,15 @@ def test_known_losses_match_the_documentation():
             "| `SGD(rate)` with `rs.CodedAdam()` | {} |",
         ),
         rs.StreamingDiLoCo(steps=50): (
-            "22 to 26 % in perplexity", "| `rs.StreamingDiLoCo(steps=50)` | {} |"
+            "22 to 31 % in perplexity", "| `rs.StreamingDiLoCo(steps=50)` | {} |"
         ),
         rs.SparseLoCo(steps=15, top_k=128): (
-            "26 % in perplexity", "| `rs.SparseLoCo(steps=15, top_k=128)` | {} |"
+            "26 to 34 % in perplexity", "| `rs.SparseLoCo(steps=15, top_k=128)` | 26 to 34 % |"
         ),
-        rs.PowerSGD(rank=4): ("0.3 to 1.6 points", "`PowerSGD` lost {}."),
+        rs.PowerSGD(rank=4): (
+            "0.3 to 1.6 points with SGD, 15 % in perplexity with AdamW",
+            "`PowerSGD` lost 0.3 to 1.6 points.",
+        ),
         rs.RedSync(): ("8 points in three epochs", "`RedSync` at 0.1 %, as published, loses {};"),
     }  # fmt: skip
     for method, (loss, place) in known.items():
@@ -244,7 +247,7 @@ def test_known_losses_match_the_documentation():
         rs.RedSync(density=0.01), rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(),
         rs.Auto(), rs.HalfPrecision(method=rs.TopK()), rs.CodedTopK(steps=10),
         rs.CodedTopK(value_bits=2), rs.StreamingDiLoCo(), rs.SparseLoCo(), rs.DiLoCo(),
-        rs.CodedTopK(density=0.1), rs.CodedAdam(value_bits=1), rs.CodedAdam(density=0.01),
+        rs.CodedTopK(density=0.1), rs.CodedAdam(value_bits=2), rs.CodedAdam(density=0.01),
     ]  # fmt: skip
     assert all(known_losses.known_loss(m).startswith("not measured") for m in unknown)
 

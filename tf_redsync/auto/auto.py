@@ -269,9 +269,7 @@ def measure(
         return nothing
     if not network.in_branches:
         if announce:
-            say(
-                "tf_redsync.Auto: replicas of one process use dense exchanges, without measurements"
-            )
+            say("tf_redsync.Auto: without direct collectives, exchanges are dense and not measured")
         return nothing
     if announce:
         say("tf_redsync.Auto: measuring the network and the methods")

@@ -397,7 +397,9 @@ class Wrapper(AttributeForwarding):
 
     def _switch(self, action: str) -> None:
         off, schedule = action == "disable", self.exchange.schedule
-        if off and not schedule.off and schedule.delay and int(self.exchange.step.numpy()):
+        if off == schedule.off:
+            return
+        if off and schedule.delay and int(self.exchange.step.numpy()):
             self.flush()
         self.exchange.switch(off)
         fit_hook.trace_again(self.exchange)

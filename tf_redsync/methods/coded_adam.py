@@ -88,8 +88,9 @@ class CodedAdam(CodedSelection):
             bfloat16.
         dense_below: Tensors of fewer float32 bytes are small.
         average_every: Interval n, in steps, of means of the second moments over the workers. A good
-            one is 1 / (1 - beta_2). Each mean is an all-reduce of 32 bits per element. 0: each
-            worker keeps its own.
+            one is 1 / (1 - beta_2). Each mean is an all-reduce of 32 bits per element; with
+            `MirroredStrategy` or `direct_collectives=False` it runs in every step. 0: each worker
+            keeps its own.
 
     Raises:
         ValueError: If an argument is out of range; the message names it.

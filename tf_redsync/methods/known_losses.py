@@ -7,6 +7,7 @@ from typing import Any
 
 _NONE, _BEYOND_NOISE, _NONE_IN_TWO_TASKS = "none", "none beyond noise", "none in two tasks"
 _UNKNOWN = "not measured"
+_POWER_SGD = "0.3 to 1.6 points with SGD, 15 % in perplexity with AdamW"
 _TRANSLATION = {1: 2.6, 4: 0.6}  # of `CodedTopK`, by bits per value: after 4 and 12 epochs
 
 
@@ -33,15 +34,21 @@ def _coded_top_k_loss(method: Any) -> str:
 
 
 def _coded_adam_loss(method: Any) -> str:
-    if method.value_bits != 4:
+    if method.value_bits not in (1, 4):
         return _UNKNOWN
-    loss = "none in characters and translation with 4 workers (instead of Adam: SGD at its rate)"
+    extent = "with 4 workers" if method.value_bits == 4 else "(4 epochs) with one seed"
+    loss = f"none in characters and translation {extent} (instead of Adam: SGD at its rate)"
     return _at_3_percent_density(loss)(method)
 
 
-def _sparse_loco_loss(method: Any) -> str:
-    measured = (method.steps, method.top_k) == (15, 128)
-    return "26 % in perplexity" if measured else _UNKNOWN
+def _in_perplexity(by_setting: dict[Any, str], *names: str) -> Callable[[Any], str]:
+    """Return a function that looks up the loss of a method by its arguments `names`."""
+
+    def loss(method: Any) -> str:
+        percent = by_setting.get(tuple(getattr(method, name) for name in names))
+        return _UNKNOWN if percent is None else f"{percent} % in perplexity"
+
+    return loss
 
 
 def _redsync_loss(method: Any) -> str:
@@ -58,9 +65,13 @@ _LOSSES: dict[str, Callable[[Any], str]] = {
     "CodedTopK": _coded_top_k_loss,
     "CodedAdam": _coded_adam_loss,
     "RedSync": _redsync_loss,
-    "StreamingDiLoCo": lambda m: "22 to 26 % in perplexity" if m.steps == 50 else _UNKNOWN,
-    "SparseLoCo": _sparse_loco_loss,
-    "PowerSGD": lambda method: "0.3 to 1.6 points" if method.rank >= 4 else _UNKNOWN,
+    # With four and eight workers
+    "LocalSGD": _in_perplexity({(15,): "15 to 21", (50,): "22 to 29"}, "steps"),
+    "StreamingDiLoCo": _in_perplexity({(50,): "22 to 31"}, "steps"),
+    "SparseLoCo": _in_perplexity(
+        {(15, 32): "43 to 52", (15, 128): "26 to 34", (50, 128): "40 to 50"}, "steps", "top_k"
+    ),
+    "PowerSGD": lambda method: _POWER_SGD if method.rank >= 4 else _UNKNOWN,
 }
 
 
