@@ -70,6 +70,8 @@ def train_everything(folder):
     pair = train_pair("redsync", wrapped(redsync))
     found["table"] = str(pair[0].optimizer.explain())
     found["config"] = json.dumps(pair[0].optimizer.get_config()["two_levels"])
+    # A large epsilon: else all first updates have the same magnitude, up to rounding.
+    train_pair("averages", wrapped(rs.CodedAdam(density=0.2, epsilon=0.1, average_every=2)))
     train("replicas", 2, wrapped(redsync, two_levels=False))
     if DEEP:
         train_pair("shared state", wrapped(rs.PowerSGD(rank=2)))
@@ -230,7 +232,7 @@ def test_dense_equals_plain_optimizer(found):
 
 @pytest.mark.parametrize(
     "name",
-    ["redsync"]
+    ["redsync", "averages"]
     # Rows of all requests: test_ranks.py; tensors that are dense at first: test_equivalence.py.
     + (ONLY_DEEP if DEEP else []),
 )
