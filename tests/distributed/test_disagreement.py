@@ -112,7 +112,7 @@ def disagree():
         except ValueError as error:
             found[difference] = str(error)
     tf.config.run_functions_eagerly(False)
-    for difference in ("loss", "eager fit"):
+    for difference in ("loss", "local rate", "eager fit"):
         try:
             fit_differently(strategy, difference)
         except ValueError as error:
@@ -126,7 +126,7 @@ def disagree():
 
 
 def fit_differently(strategy, difference):
-    """Fit with another loss on worker 1, which no collective would detect, or eagerly there."""
+    """Fit with another loss or rate on worker 1, which no collective detects, or eagerly there."""
     import keras
     import tensorflow as tf
 
@@ -136,7 +136,11 @@ def fit_differently(strategy, difference):
     with strategy.scope():
         model = problems.network(keras)
         loss = keras.losses.Huber(delta=0.5 + (problems.rank() if difference == "loss" else 0))
-        model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.05), rs.Dense()), loss)
+        method = rs.LocalSGD(steps=4) if difference == "local rate" else rs.Dense()
+        model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(0.05), method), loss)
+    if difference == "local rate":  # of a callback on one worker
+        model.fit(*problems.regression(16), batch_size=16, verbose=0)
+        model.optimizer.learning_rate.assign(0.05 / (1 + problems.rank()))
     if difference == "eager fit":
         model.fit(*problems.regression(16), batch_size=16, verbose=0)
         tf.config.run_functions_eagerly(problems.rank() == 1)
@@ -221,6 +225,13 @@ def test_all_workers_report_different_orders_of_layers(results_of_workers):
 def test_all_workers_report_different_losses(results_of_workers):
     for worker in results_of_workers:
         assert_differ(worker["loss"], ("compile.loss.Huber.delta=0.5", "delta=1.5"))
+
+
+def test_all_workers_report_different_rates_of_local_steps(results_of_workers):
+    for worker in results_of_workers:
+        assert_differ(
+            worker["local rate"], ('learning rate when epoch 1 begins="0.05"', '="0.025"')
+        )
 
 
 @pytest.mark.parametrize("case", ["eager", "eager fit"])

@@ -154,15 +154,27 @@ def run_with_other_kinds(way):
             self.slices.value[::2].assign(x[:2])
             return x
 
+    class Mean(keras.losses.Loss):
+        """Its state is the mean of the last batch's targets."""
+
+        def __init__(self):
+            super().__init__()
+            self.of_targets = keras.Variable(0.0, trainable=False)
+
+        def call(self, targets, outputs):
+            self.of_targets.assign(keras.ops.mean(targets))
+            return keras.ops.mean(outputs, axis=-1)
+
     strategy = rs.MultiWorkerMirroredStrategy()
     rank = problems.rank()
     with strategy.scope():
+        loss = Mean()
         norm = keras.layers.BatchNormalization(momentum=0.5, dtype="float64")
         matrix = Matrix()
         model = keras.Sequential([keras.Input((4,)), matrix, norm])
 
     def step(x):
-        return strategy.run(lambda x: model(x, training=True), (x,))
+        return strategy.run(lambda x: loss(x, model(x, training=True)), (x,))
 
     step = tf.function(step) if way == "graph" else step
     batches = [np.float32(np.random.RandomState([rank, i]).randn(8, 4)) for i in range(STEPS)]
@@ -171,7 +183,11 @@ def run_with_other_kinds(way):
     parts = {n: getattr(matrix, n) for n in ("last", "large", "codes", "slices")}
     found = {
         name: strategy.experimental_local_results(v.value)[0].numpy()
-        for name, v in (*parts.items(), ("mean", norm.moving_mean))
+        for name, v in (
+            *parts.items(),
+            ("mean", norm.moving_mean),
+            ("of_targets", loss.of_targets),
+        )
     }
     return {**found, "batches": np.stack(batches)}
 
@@ -185,6 +201,8 @@ def test_statistics_of_other_kinds(way):
     for worker in (first, second):
         assert worker["mean"].dtype == np.float64
         np.testing.assert_allclose(worker["mean"], mean, rtol=1e-12)
+        last = first["batches"][-1], second["batches"][-1]
+        np.testing.assert_allclose(worker["of_targets"], np.mean(last), rtol=1e-5)
         both = (first["batches"][-1][:2] + second["batches"][-1][:2]) / 2
         np.testing.assert_array_equal(worker["last"], both)
         for name in ("codes", "slices"):

@@ -414,6 +414,20 @@ def test_length_counts_rounds_not_steps():
     assert advice(own, 1, 50) is None  # all steps are dense
 
 
+def test_own_moments_of_many_workers():
+    def texts(method, workers):
+        spec = SimpleNamespace(dtype="float32")
+        assignments = [SimpleNamespace(method=method)] * 3
+        built = SimpleNamespace(workers=workers, assignments=assignments, specs=[spec])
+        return accuracy.of_exchange(SGD(0.1), built)
+
+    (text,) = texts(rs.CodedAdam(), 16)
+    assert "1 / 16 of the examples" in text and "average_every=100" in text
+    assert len(texts(rs.CodedAdam(), 8)) == 1
+    assert texts(rs.CodedAdam(), 4) == texts(rs.CodedAdam(average_every=100), 16) == ()
+    assert texts(rs.CodedTopK(), 16) == ()
+
+
 @pytest.mark.filterwarnings(ONE_WORKER)
 def test_loaded_optimizer_warns_again():
     with pytest.warns(rs.AccuracyWarning):

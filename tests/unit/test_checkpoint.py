@@ -26,7 +26,7 @@ from tests.loops import loop
 from tests.unit import checkpoint_saves
 from tf_redsync import stopping
 from tf_redsync.cluster import agreement
-from tf_redsync.keras import fit_resume, training_state
+from tf_redsync.keras import fit_resume, models, training_state
 from tf_redsync.state import checkpoint_files as saved_arrays
 from tf_redsync.state.checkpoint_manifest import Manifest
 from tf_redsync.state.checkpoint_store import Store
@@ -151,15 +151,18 @@ SHORT = [
 CASES = [case for case in itertools.product(FAMILIES, DATA) if case in SHORT or DEEP]
 
 
-def two_optimizers(library, folder, epochs):
-    """Trains a model whose two layers have separate optimizers, as a GAN does."""
+def two_optimizers(library, folder, epochs, place="attribute", builds=True):
+    """Trains a model whose two layers have separate optimizers, as a GAN does.
+
+    The first is in an attribute of the model, or compiled into a model that is one.
+    """
 
     class Two(library.Model):
         def train_step(self, data):
             x, y = data
             with tf.GradientTape(persistent=True) as tape:
                 loss = tf.reduce_mean((self(x) - y) ** 2)
-            for layer, optimizer in zip(self.layers[1:], wrapped, strict=True):
+            for layer, optimizer in zip(self.layers[1:3], wrapped, strict=True):
                 variables = layer.trainable_variables
                 gradients = tape.gradient(loss, variables)
                 optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -170,9 +173,14 @@ def two_optimizers(library, folder, epochs):
     model = Two(inputs, library.layers.Dense(1)(library.layers.Dense(6)(inputs)))
     method = rs.RedSync(momentum=0.9, dense_below=1)  # one worker keeps a velocity as well
     wrapped = [rs.DistributedOptimizer(library.optimizers.SGD(0.01), method) for _ in range(2)]
-    model.others = [wrapped[0]] if library is keras else {"other": wrapped[0]}
-    for layer, built in zip(model.layers[1:], wrapped, strict=True):
-        built.build(layer.trainable_variables)
+    if place == "attribute":
+        model.others = [wrapped[0]] if library is keras else {"other": wrapped[0]}
+    else:
+        model.inside = library.Sequential([library.layers.Input([5]), model.layers[1]])
+        model.inside.compile(wrapped[0])
+    for layer, built in zip(model.layers[1:3], wrapped, strict=True):
+        if builds or built is wrapped[1]:
+            built.build(layer.trainable_variables)
     model.compile(wrapped[1])
     model.fit(
         dataset().batch(BATCH),
@@ -183,13 +191,19 @@ def two_optimizers(library, folder, epochs):
     return model
 
 
-@loop("library", [keras, tf_keras])
-def test_model_with_two_optimizers(library, tmp_path_factory):
+@loop(("library", "place"), itertools.product([keras, tf_keras], ["attribute", "model inside"]))
+def test_model_with_two_optimizers(library, place, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    two_optimizers(library, folder / "part", 1)
-    assert equal_weights(
-        two_optimizers(library, folder / "part", 2), two_optimizers(library, folder / "whole", 2)
-    )
+    two_optimizers(library, folder / "part", 1, place)
+    resumed = two_optimizers(library, folder / "part", 2, place)
+    assert equal_weights(resumed, two_optimizers(library, folder / "whole", 2, place))
+    assert len(models.exchanges_of(resumed)) == 2
+
+
+@pytest.mark.parametrize(("place", "name"), [("attribute", "others"), ("", "inside.optimizer")])
+def test_optimizers_that_are_not_built_raise(place, name, tmp_path):
+    with pytest.raises(ValueError, match=f"Two with {name} not built. Call"):
+        two_optimizers(keras, tmp_path, 1, place, builds=False)
 
 
 def decay(family):

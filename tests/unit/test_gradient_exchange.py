@@ -610,7 +610,35 @@ def test_variables_that_lose_their_gradients_warn():
     exchange = ExchangeBuilder(rs.Policy(default=rs.DiLoCo())).build(make_variables())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        exchange._warn_of_absent([0, 2])
-        exchange._warn_of_absent([0, 1, 2])
-    with pytest.warns(UserWarning, match=f"{list(SHAPES)[1]}.*new optimizer"):
-        exchange._warn_of_absent([0, 2])
+        exchange._warn_of_absent("They move.", [0, 2])
+        exchange._warn_of_absent("They move.", [0, 1, 2])
+    with pytest.warns(UserWarning, match=f"{list(SHAPES)[1]}.*They move.*new optimizer"):
+        exchange._warn_of_absent("They move.", [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("method", "warns"),
+    [
+        (rs.ACPSGD(rank=2), True),
+        (rs.RedSync(quantized=True, dense_below=0), True),
+        (rs.RedSync(), False),
+    ],
+)
+def test_variables_in_two_sets_warn_if_parts_are_sent_in_turn(mirrored, method, warns):
+    """A set that trains in every other exchange would always send the same part."""
+    strategy = mirrored(2)
+    exchange = build(strategy, method)
+
+    @tf.function
+    def step():
+        def replica():
+            for positions in ([0, 1], [2, 3, 4]):
+                exchange([tf.ones(exchange.specs[i].shape) for i in positions], positions)
+
+        strategy.run(replica)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        step()
+    texts = [str(w.message) for w in caught]
+    assert any("one optimizer for each set" in text for text in texts) == warns

@@ -22,8 +22,9 @@ class Traits:
             delivered yet must be named `"residual"`, of kind `"sum"`, with one tensor for each
             gradient in its shape: only these does `flush()` deliver. The name `"pending"` belongs
             to delayed exchanges.
-        period: Number of steps after which collectives and sizes repeat, such as 2 for a method
-            that sends its two factors in turn. Times and bytes are means over whole periods.
+        period: Number of steps after which an exchange repeats, such as 2 for a method that sends
+            its two factors in turn. Times and bytes are means over whole periods, and every step
+            should have gradients of all variables.
         rounds_values: Whether a wrapper may round all values that it sends, because its residual
             keeps the rounding errors.
         finer_sums: Number of leading all-reduces of a step that `BlockQuantized` sends with twice

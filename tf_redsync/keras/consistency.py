@@ -232,8 +232,10 @@ def compare_rate(model: Any, when: str) -> None:
         Disagreement: on all workers, if the rates differ.
     """
     exchange = getattr(getattr(model, "optimizer", None), "exchange", None)
-    if exchange is None or not exchange.built or exchange.schedule.skips_locally:
+    if exchange is None or not exchange.built:
         return
+    if exchange.schedule.skips_locally and not hasattr(model.optimizer.learning_rate, "assign"):
+        return  # a schedule counts each worker's own steps
     rate = np.asarray(tf.convert_to_tensor(exchange.rate()))
     agreement.agree(
         model.distribute_strategy, json.dumps({f"learning rate when {when}": str(rate)})

@@ -42,7 +42,7 @@ _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # their first input 
 
 
 def updating_layer(variable: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the layer that updates a variable locally on each replica, or `None`.
+    """Return the layer or loss that updates a variable locally on each replica, or `None`.
 
     Args:
         variable: A variable that the caller has just created.
@@ -91,7 +91,7 @@ def is_shared(variable: Any) -> bool:
 
 
 def _creator() -> Any:
-    """Return the layer that is creating a variable; `None` for an optimizer or metric.
+    """Return the layer or loss that is creating a variable; `None` for an optimizer or metric.
 
     TensorFlow cannot distinguish an optimizer's slots, which are equal on all workers.
     """
@@ -109,15 +109,15 @@ def _creator() -> Any:
 
 @functools.cache
 def _owners(with_tf_keras: bool) -> tuple[tuple[type, ...], tuple[type, ...]]:
-    """Return two tuples of classes that create variables: optimizers and metrics, and layers."""
+    """Return two tuples of classes: optimizers and metrics, and those whose states are averaged."""
     others: tuple[type, ...] = (keras.optimizers.Optimizer, keras.metrics.Metric)
-    layers: tuple[type, ...] = (keras.Layer,)
+    layers: tuple[type, ...] = (keras.Layer, keras.losses.Loss)
     if with_tf_keras:
         import tf_keras
 
         optimizers = tf_keras.optimizers
         others += (optimizers.Optimizer, optimizers.legacy.Optimizer, tf_keras.metrics.Metric)
-        layers += (tf_keras.layers.Layer,)
+        layers += (tf_keras.layers.Layer, tf_keras.losses.Loss)
     return others, layers
 
 

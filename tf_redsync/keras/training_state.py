@@ -38,12 +38,13 @@ def build(model: Any) -> None:
     if not model.optimizer.exchange.built:  # tf_keras builds it in the first step
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
-    names = [n for n, wrapper in wrapped_attributes(model) if not wrapper.exchange.built]
-    if names:
+    unbuilt = {id(w): n for n, w in reversed([*wrapped_attributes(model)]) if not w.exchange.built}
+    if names := list(unbuilt.values())[::-1]:
         raise ValueError(
             "`Checkpoint` saves all wrapped optimizers of a model, and needs them built when `fit` "
             f"begins. Received: {type(model).__name__} with {', '.join(names)} not built. Call "
-            "build(...) of each of them with its variables in the strategy's scope."
+            "build(...) of each of them with its variables in the strategy's scope, or compile a "
+            "model inside, whose optimizer you do not use, without a wrapped one."
         )
 
 

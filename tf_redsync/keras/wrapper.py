@@ -237,7 +237,7 @@ class Wrapper(AttributeForwarding):
         builder = self.exchange
         if builder is not self._adapter.exchange:
             self.set_on_wrapper("exchange", self._adapter.exchange)
-            for text in accuracy.of_dtypes(self.inner_optimizer, self.exchange.specs):
+            for text in accuracy.of_exchange(self.inner_optimizer, self.exchange):
                 warnings.warn(text, accuracy.AccuracyWarning, stacklevel=2)
             if builder.loaded is not None:
                 getattr(self, exchange_state.ATTRIBUTE).restore(lambda: builder.loaded)
@@ -301,7 +301,7 @@ class Wrapper(AttributeForwarding):
         made = self.exchange.explain()
         largest = sorted(self.exchange.assignments, key=lambda a: -a.spec.size)
         hints = accuracy.of_settings(self.inner_optimizer, [a.method for a in largest])
-        hints += accuracy.of_dtypes(self.inner_optimizer, self.exchange.specs)
+        hints += accuracy.of_exchange(self.inner_optimizer, self.exchange)
         return dataclasses.replace(made, hints=hints)
 
     def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:

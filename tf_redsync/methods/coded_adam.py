@@ -87,8 +87,8 @@ class CodedAdam(CodedSelection):
         value_bits: Bits per value. 1 is a sign, 2 to 4 add one of 2, 4 or 8 magnitudes, and 16 is
             bfloat16.
         dense_below: Tensors of fewer float32 bytes are small.
-        average_every: Interval n, in steps, of means of the second moments over the workers. A good
-            one is 1 / (1 - beta_2). Each mean is an all-reduce of 32 bits per element; with
+        average_every: Interval n, in steps, of means of the second moments over the workers: 100
+            for eight workers or more. Each mean is an all-reduce of 32 bits per element; with
             `MirroredStrategy` or `direct_collectives=False` it runs in every step. 0: each worker
             keeps its own.
 

@@ -120,6 +120,7 @@ class RedSync(MomentumCorrected):
             # Momentum adds to the totals, and quantization errors are dropped
             conserves=super().traits.conserves and not self.quantized,
             notes=self._notes,
+            period=2 if self.quantized else 1,  # one sign in each step
         )
 
     @property

@@ -35,6 +35,13 @@ Positions = Sequence[int]  # of variables, in `build`'s list
 States = Sequence[State]  # of the buckets
 TotalsAndFinite = tuple[list[tf.Tensor | SparseTotal | EitherTotal], tf.Tensor]  # finite: bool
 
+# Consequences of a step without gradients of some variables
+_MOVED = "The outer optimizer or the residual still moves them at the end of a round."
+_IN_TURN = (
+    "The method exchanges parts of a gradient in turn, and may never reach some parts. Apply all "
+    "gradients together, or use one optimizer for each set of variables."
+)
+
 
 class GradientExchange(tf.Module):
     """Replacement of one optimizer's all-reduce of gradients; see `ExchangeBuilder.build`.
@@ -172,7 +179,9 @@ class GradientExchange(tf.Module):
         if self.schedule.delay:
             self._before_steps.append(self._check_present)
         elif self.workers > 1 and any(moves_without_gradients(b.method) for b in buckets):
-            self._before_steps.append(self._warn_of_absent)
+            self._before_steps.append(functools.partial(self._warn_of_absent, _MOVED))
+        elif self.workers > 1 and any(b.method.traits.period > 1 for b in buckets):
+            self._before_steps.append(functools.partial(self._warn_of_absent, _IN_TURN))
         if any(b.method.sync_schedule.waits_for for b in buckets) and self.workers > 1:
             self._before_steps.append(lambda _: masks.warn_if_no_masks_come(self))
         self.states = [
@@ -301,7 +310,7 @@ class GradientExchange(tf.Module):
             if ordered[position] is not None:
                 raise ValueError(
                     "a step must have one gradient for each variable. Received: several gradients "
-                    f"of {self.specs[position].name!r}. Add them up, or apply them in two steps."
+                    f"of {self.specs[position].name!r}. Add them up."
                 )
             ordered[position] = grad
         return [tf.zeros(self.specs[i].shape) if g is None else g for i, g in enumerate(ordered)]
@@ -460,8 +469,8 @@ class GradientExchange(tf.Module):
         if self.replacement is None:
             self._present = present
 
-    def _warn_of_absent(self, positions: Sequence[int]) -> None:
-        """Warn of variables that had gradients before: the end of a round moves them, too."""
+    def _warn_of_absent(self, consequence: str, positions: Sequence[int]) -> None:
+        """Warn of variables that had gradients before, and have none in this step."""
         if self.replacement is not None:
             return
         absent = sorted((self._present or set()) - set(positions))
@@ -469,9 +478,8 @@ class GradientExchange(tf.Module):
         if absent:
             names = ", ".join(self.specs[p].name for p in absent[:5])
             warnings.warn(
-                f"some variables had gradients before, but have none in this step: {names}. The "
-                "outer optimizer or the residual still moves them at the end of a round. If you "
-                "froze their layers, compile the model with a new optimizer.",
+                f"some variables had gradients before, but have none in this step: {names}. "
+                f"{consequence} If you froze their layers, compile the model with a new optimizer.",
                 stacklevel=2,
             )
 
