@@ -93,5 +93,4 @@ def test_second_moments_of_workers(direct):
         for number, size in enumerate(sent, start=1):
             extra = of_means if number in DUE else 0
             assert size == pytest.approx(usual + extra if direct else usual), number
-        least = usual if direct else usual - of_means
-        assert worker["predicted"] == pytest.approx(least + of_means / EVERY)
+        assert worker["predicted"] == pytest.approx(usual + of_means / EVERY if direct else usual)

@@ -247,6 +247,7 @@ def test_known_losses_match_the_documentation():
         rs.RedSync(density=0.01), rs.CodedGMC(density=0.01), rs.PowerSGD(rank=1), rs.TopK(),
         rs.Auto(), rs.HalfPrecision(method=rs.TopK()), rs.CodedTopK(steps=10),
         rs.CodedTopK(value_bits=2), rs.StreamingDiLoCo(), rs.SparseLoCo(), rs.DiLoCo(),
+        rs.LocalSGD(steps=15, outer=rs.outer.Nesterov()),
         rs.CodedTopK(density=0.1), rs.CodedAdam(value_bits=2), rs.CodedAdam(density=0.01),
     ]  # fmt: skip
     assert all(known_losses.known_loss(m).startswith("not measured") for m in unknown)

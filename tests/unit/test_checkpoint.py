@@ -26,7 +26,7 @@ from tests.loops import loop
 from tests.unit import checkpoint_saves
 from tf_redsync import stopping
 from tf_redsync.cluster import agreement
-from tf_redsync.keras import fit_resume, models, training_state
+from tf_redsync.keras import fit_resume, training_state
 from tf_redsync.state import checkpoint_files as saved_arrays
 from tf_redsync.state.checkpoint_manifest import Manifest
 from tf_redsync.state.checkpoint_store import Store
@@ -191,19 +191,25 @@ def two_optimizers(library, folder, epochs, place="attribute", builds=True):
     return model
 
 
-@loop(("library", "place"), itertools.product([keras, tf_keras], ["attribute", "model inside"]))
-def test_model_with_two_optimizers(library, place, tmp_path_factory):
+@loop("library", [keras, tf_keras])
+def test_model_with_two_optimizers(library, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    two_optimizers(library, folder / "part", 1, place)
-    resumed = two_optimizers(library, folder / "part", 2, place)
-    assert equal_weights(resumed, two_optimizers(library, folder / "whole", 2, place))
-    assert len(models.exchanges_of(resumed)) == 2
+    two_optimizers(library, folder / "part", 1)
+    assert equal_weights(
+        two_optimizers(library, folder / "part", 2), two_optimizers(library, folder / "whole", 2)
+    )
 
 
-@pytest.mark.parametrize(("place", "name"), [("attribute", "others"), ("", "inside.optimizer")])
-def test_optimizers_that_are_not_built_raise(place, name, tmp_path):
-    with pytest.raises(ValueError, match=f"Two with {name} not built. Call"):
-        two_optimizers(keras, tmp_path, 1, place, builds=False)
+def test_optimizer_that_is_not_built_raises(tmp_path):
+    with pytest.raises(ValueError, match="Two with others not built. Call"):
+        two_optimizers(keras, tmp_path, 1, builds=False)
+
+
+@loop("library", [keras, tf_keras])
+def test_optimizer_of_a_model_inside_warns(library, tmp_path_factory):
+    """It may be that of a trained teacher, or one that `train_step` uses."""
+    with pytest.warns(UserWarning, match="models inside: inside.optimizer. If `train_step`"):
+        two_optimizers(library, tmp_path_factory.mktemp("inside"), 1, place="model inside")
 
 
 def decay(family):
@@ -455,7 +461,7 @@ def test_full_disk_warns_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint_files.os, "replace", full)
     checkpoint = rs.callbacks.Checkpoint(tmp_path, every=4, keep=1)
-    words = r"checkpoint-000002 .* step 8; .*-000001\.(.|\n)*disk is full"
+    words = r"checkpoint-000002 .* step 8\. .*-000001\.(.|\n)*disk is full"
     with pytest.warns(UserWarning, match=words):
         model.fit(DATA["shuffled once"][0](), verbose=0, callbacks=[checkpoint])
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-000003"]
@@ -609,7 +615,7 @@ def test_error_in_the_writer_thread_is_a_warning(tmp_path, monkeypatch):
 
     before_each_part(monkeypatch, fail)
     with pytest.warns(
-        UserWarning, match=r"-000002 .* step 6; .*-000001(.|\n)*MemoryError: no room"
+        UserWarning, match=r"-000002 .* step 6\. .*-000001(.|\n)*MemoryError: no room"
     ):
         build_model("keras3").fit(DATA["shuffled once"][0](), verbose=0, callbacks=[
             rs.callbacks.Checkpoint(tmp_path, every=3)])  # fmt: skip
@@ -742,7 +748,7 @@ def test_nonfinite_weights_are_not_saved(tmp_path):
             model.layers[0].kernel.assign(model.layers[0].kernel * np.nan)
 
     diverges = keras.callbacks.LambdaCallback(on_train_batch_end=diverge)
-    words = r"-000002 .* step 8; .*-000001(.|\n)*(not |non-)finite"
+    words = r"-000002 .* step 8\. .*-000001(.|\n)*(not |non-)finite"
     with pytest.warns(UserWarning, match=words):
         model.fit(DATA["shuffled once"][0](), verbose=0,
                   callbacks=[diverges, rs.callbacks.Checkpoint(tmp_path, every=4)])  # fmt: skip
@@ -825,6 +831,39 @@ def test_changed_options_warn_once_and_are_used(tmp_path):
     (text,) = texts(2, 0.2)
     assert "RedSync.density: saved 0.1, now 0.2" in text and text.count("now") == 1
     assert not texts(3, 0.2)
+
+
+@loop("library", [keras, tf_keras])
+def test_changed_optimizer_or_batch_warns(library, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("options")
+
+    def interrupt(batch, at):
+        if batch == at:
+            raise Interrupted
+
+    def warnings_of(epochs, rate, momentum, warm_up, rows=BATCH, at=None):
+        library.utils.set_random_seed(1)
+        model = library.Sequential([library.layers.Input([5]), library.layers.Dense(1)])
+        method, warm_up = rs.RedSync(dense_below=1), rs.DenseWarmUp(steps=warm_up)
+        inner = library.optimizers.SGD(rate, momentum=momentum)
+        model.compile(rs.DistributedOptimizer(inner, method, warm_up=warm_up), "mse")
+        stop = library.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: interrupt(b, at))
+        callbacks = [rs.callbacks.Checkpoint(folder, every=2), stop]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with contextlib.suppress(Interrupted):
+                model.fit(dataset().batch(rows), epochs=epochs, verbose=0, callbacks=callbacks)
+        assert float(model.optimizer.learning_rate) == 0.125  # the saved rate
+        texts = [str(w.message) for w in caught]
+        return [t for t in texts if "other options" in t or "values that it saved" in t]
+
+    assert warnings_of(1, 0.125, 0.5, 5) == []
+    used, kept = warnings_of(2, 0.5, 0.25, 7, rows=BATCH // 2, at=5)
+    assert "optimizer.SGD.momentum: saved 0.5, now 0.25" in used and used.count("now") == 1
+    assert "learning_rate: saved 0.125, now 0.5" in kept
+    assert "warm_up.DenseWarmUp.steps: saved 5, now 7" in kept and kept.count("now") == 2
+    (used,) = warnings_of(2, 0.5, 0.25, 7)  # in the middle of an epoch
+    assert f"steps_per_epoch: saved {2 * STEPS}, now {STEPS}" in used
 
 
 def test_less_data_or_executions_across_the_position_raise(tmp_path):

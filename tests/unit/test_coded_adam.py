@@ -7,8 +7,12 @@ import tensorflow as tf
 import tf_keras
 
 import tf_redsync as rs
+from tf_redsync.auto import cost
+from tf_redsync.auto.decision import Measured
 from tf_redsync.exchange import loopback
-from tf_redsync.exchange.layout import BucketLayout, TensorSpec
+from tf_redsync.exchange.layout import BucketLayout, TensorSpec, make_buckets
+from tf_redsync.planning import prediction
+from tf_redsync.step.exchange_schedule import ExchangeSchedule
 
 SPECS = (TensorSpec("a/kernel", (60, 50), position=0), TensorSpec("b/kernel", (30, 7), position=1))
 STEPS = 12
@@ -103,6 +107,24 @@ def test_noise_moves_weights_as_far_as_dense_adam():
             states = step.states
         lengths.append(np.linalg.norm(np.ravel(step.totals[0][0])))
     assert lengths[1] == pytest.approx(lengths[0], rel=0.15)
+
+
+def test_bytes_include_the_means():
+    """The plan and `explain` count an all-reduce of 32 bits per element every 100 steps."""
+    own, averaged = rs.CodedAdam(), rs.CodedAdam(average_every=100)
+    workers, elements = 16, sum(s.size for s in SPECS)
+    means = 2 * (workers - 1) / workers * 4 * elements
+    for sent in (
+        lambda m: prediction.mean_bytes_sent(m, SPECS, workers),
+        lambda m: ExchangeSchedule(make_buckets([(s, m) for s in SPECS], workers)).bytes_per_step(
+            workers
+        ),
+    ):
+        assert sent(averaged) - sent(own) == pytest.approx(means / 100)
+    (bucket,) = make_buckets([(s, averaged) for s in SPECS], workers)
+    link = cost.Link.of(rate=1e6, latency=0.0)
+    found = prediction.exchange_of_bucket(bucket, Measured(workers, link, {}), compute=1.0)
+    assert found.longest - found.network == pytest.approx(0.99 * means / 1e6, rel=0.01)
 
 
 @pytest.mark.parametrize(

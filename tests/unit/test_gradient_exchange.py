@@ -610,10 +610,10 @@ def test_variables_that_lose_their_gradients_warn():
     exchange = ExchangeBuilder(rs.Policy(default=rs.DiLoCo())).build(make_variables())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        exchange._warn_of_absent("They move.", [0, 2])
-        exchange._warn_of_absent("They move.", [0, 1, 2])
+        exchange._warn_of_absent({0, 1}, "They move.", [0, 2])
+        exchange._warn_of_absent({0, 1}, "They move.", [0, 1, 2])
     with pytest.warns(UserWarning, match=f"{list(SHAPES)[1]}.*They move.*new optimizer"):
-        exchange._warn_of_absent("They move.", [0, 2])
+        exchange._warn_of_absent({0, 1}, "They move.", [0, 2])
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,7 @@ class Checkpoint(OfBothKeras):
         training_state.build(self.model)
         strategy = self.model.distribute_strategy
         self._subject = training_state.subject(self.model)
+        self._subject["options"].append({"steps_per_epoch": self.params.get("steps")})
         if self._at is not None:  # left by a loop that raised, without `fit`
             self.close()
         self._files = Checkpoints(strategy, self.directory, self.keep, f"every {self.every}")
@@ -291,14 +292,27 @@ class Checkpoint(OfBothKeras):
             )
 
     def _warn_of_options(self, described: Manifest) -> None:
-        """Warn if the optimizer has other options than in the saved run."""
+        """Warn if the optimizer has other options than in the saved run, or `fit` other batches."""
         changes = changed_options(self._subject, described.subject)
-        if changes and self._files.leads:
+        if not described.batch:
+            changes = [c for c in changes if not c.startswith("steps_per_epoch:")]
+        if self._subject["options"][0]["learning_rate"] == training_state.rate(self.model):
+            changes = [c for c in changes if not c.startswith("learning_rate:")]
+        kept = [c for c in changes if c.startswith(("warm_up", "learning_rate:"))]
+        used = [c for c in changes if c not in kept]
+        if used and self._files.leads:
             warnings.warn(
                 f"the run in {self.directory} continues with other options: "
-                f"{shortened(changes, '; ', '; and')}. To continue as before, pass the saved "
+                f"{shortened(used, '; ', '; and')}. To continue as before, pass the saved "
                 "values, also where a default has changed since tf_redsync "
                 f"{described.versions.get('tf_redsync', ''):.20}.",
+                stacklevel=4,
+            )
+        if kept and self._files.leads:
+            warnings.warn(
+                f"the run in {self.directory} keeps the values that it saved: "
+                f"{shortened(kept, '; ', '; and')}. To change a learning rate, assign it in a "
+                "callback.",
                 stacklevel=4,
             )
 

@@ -78,6 +78,13 @@ def _messages(method: Any, layout: BucketLayout, phase: str) -> Steps:
     )
 
 
+def averages(method: Any, layout: BucketLayout) -> tuple[Message, ...]:
+    """Return the collective of `SyncSchedule.averages`, which runs every `average_every` steps."""
+    size = len(method.sync_schedule.averages) * sum(s.bytes for s in layout.specs)
+    factor = driver.COLLECTIVES[AllReduce].factor(layout.workers)
+    return (Message(KINDS[AllReduce], factor * size),) if size else ()
+
+
 def _has_formula(method: Any, phase: str) -> bool:
     """Return whether `payloads` describes the exchange, which a subclass may have overridden."""
     defined = ({"exchange", "payloads"} & set(vars(cls)) for cls in type(method).__mro__)

@@ -234,9 +234,11 @@ def compare_rate(model: Any, when: str) -> None:
     exchange = getattr(getattr(model, "optimizer", None), "exchange", None)
     if exchange is None or not exchange.built:
         return
-    if exchange.schedule.skips_locally and not hasattr(model.optimizer.learning_rate, "assign"):
-        return  # a schedule counts each worker's own steps
+    strategy = model.distribute_strategy
+    if exchange.schedule.skips_locally:
+        # A schedule, or a callback, may count each worker's own steps.
+        skipped = str(int(exchange.skipped.numpy()))
+        if {"0"} != set(agreement.gather_texts(strategy, "count skipped steps", skipped)):
+            return
     rate = np.asarray(tf.convert_to_tensor(exchange.rate()))
-    agreement.agree(
-        model.distribute_strategy, json.dumps({f"learning rate when {when}": str(rate)})
-    )
+    agreement.agree(strategy, json.dumps({f"learning rate when {when}": str(rate)}))

@@ -50,10 +50,10 @@ class ExchangeState:
         loaded model whose exchange is not built only predicts.
         """
         exchange = self._exchange()
+        continues = int(tf.convert_to_tensor(self._iterations()))
         if exchange.built:
-            self.restore(lambda: snapshot_in(store))
+            self.restore(lambda: snapshot_in(store) if continues else {})
         else:
-            continues = int(tf.convert_to_tensor(self._iterations()))
             keeps = continues and not models.is_loading()
             exchange.loaded = snapshot_in(store) if keeps else None
 

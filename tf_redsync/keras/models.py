@@ -26,9 +26,8 @@ def exchange_of(model: Any) -> Any:
 def optimizers_of(model: Any) -> list[Any]:
     """Return a model's optimizer or `None`, then other wrapped optimizers among its attributes.
 
-    A model with its own `train_step` may have several, such as a GAN, also in a list or dict, or
-    as the optimizers of compiled models inside it. Attributes are in the order of their names,
-    which is equal on all workers.
+    A model with its own `train_step` may have several, such as a GAN, also in a list or dict.
+    Attributes are in the order of their names, which is equal on all workers.
     """
     others = [optimizer for _, optimizer in wrapped_attributes(model)]
     return list({id(o): o for o in (getattr(model, "optimizer", None), *others)}.values())
@@ -40,22 +39,21 @@ def is_wrapper(optimizer: Any) -> bool:
 
 
 def wrapped_attributes(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a model's wrapped optimizers, each with the name of the attribute that holds it.
-
-    Attributes that are compiled models count with their optimizers.
-    """
-    for name, value in sorted(vars(model).items(), key=lambda item: (item[0][0] == "_", item[0])):
+    """Yield a model's wrapped optimizers, each with the name of the attribute that holds it."""
+    for name, value in sorted(vars(model).items()):
         if name.startswith("_self_"):  # where TensorFlow lists all attributes again
             continue
         members: Iterable[Any] = value if isinstance(value, (list, tuple)) else (value,)
         if isinstance(value, dict):
             members = value.values()
-        for member in members:
-            of_model = getattr(member, "optimizer", None)
-            if is_wrapper(member):
-                yield name, member
-            elif is_wrapper(of_model):
-                yield f"{name}.optimizer", of_model
+        yield from ((name, member) for member in members if is_wrapper(member))
+
+
+def optimizers_of_attributes(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the wrapped optimizers of compiled models that are attributes, with their names."""
+    for name, value in sorted(vars(model).items()):
+        if is_wrapper(optimizer := getattr(value, "optimizer", None)):
+            yield f"{name}.optimizer", optimizer
 
 
 def exchanges_of(model: Any) -> list[Any]:

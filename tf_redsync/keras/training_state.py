@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_redsync.keras import conflicts, momentum, slots
-from tf_redsync.keras.models import optimizers_of, wrapped_attributes
+from tf_redsync.keras.models import (
+    exchange_of,
+    optimizers_of,
+    optimizers_of_attributes,
+    wrapped_attributes,
+)
 from tf_redsync.keras.slots import tf_variable
 from tf_redsync.network import strategies
 from tf_redsync.state.agreed_checkpoints import LoadedCheckpoint
@@ -38,13 +44,20 @@ def build(model: Any) -> None:
     if not model.optimizer.exchange.built:  # tf_keras builds it in the first step
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
-    unbuilt = {id(w): n for n, w in reversed([*wrapped_attributes(model)]) if not w.exchange.built}
-    if names := list(unbuilt.values())[::-1]:
+    names = [n for n, wrapper in wrapped_attributes(model) if not wrapper.exchange.built]
+    if names:
         raise ValueError(
             "`Checkpoint` saves all wrapped optimizers of a model, and needs them built when `fit` "
             f"begins. Received: {type(model).__name__} with {', '.join(names)} not built. Call "
-            "build(...) of each of them with its variables in the strategy's scope, or compile a "
-            "model inside, whose optimizer you do not use, without a wrapped one."
+            "build(...) of each of them with its variables in the strategy's scope."
+        )
+    known = {id(wrapper) for wrapper in optimizers_of(model)}
+    inner = [n for n, o in optimizers_of_attributes(model) if id(o) not in known]
+    if inner:
+        warnings.warn(
+            f"`Checkpoint` does not save the optimizers of compiled models inside: "
+            f"{', '.join(inner)}. If `train_step` uses them, make them attributes of the model.",
+            stacklevel=3,
         )
 
 
@@ -140,9 +153,8 @@ def subject(model: Any) -> dict[str, Any]:
     """
     wrappers = optimizers_of(model)
     inner = [conflicts.innermost(o.inner_optimizer) for o in wrappers]
-    configs = map(momentum.config_of, wrappers)
-    options = [{name: config[name] for name in ("method", "warm_up")} for config in configs]
-    options = json.loads(json.dumps(options))  # as they are read from a manifest
+    options = json.dumps([_options(o) for o in wrappers], default=_plain)
+    options = json.loads(options)  # as they are read from a manifest
     groups = {MODEL: model.variables, _OPTIMIZER: _variables_of_optimizers(model)}
     return {
         "kind": {
@@ -154,6 +166,35 @@ def subject(model: Any) -> dict[str, Any]:
             for name, listed in groups.items()
         },
         "options": options,
+    }
+
+
+def rate(model: Any) -> float:
+    """Return the learning rate of a model's optimizer at this step."""
+    return float(np.asarray(tf.convert_to_tensor(exchange_of(model).rate())))
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers and arrays of numpy as those of Python, and other objects as their class."""
+    return value.tolist() if hasattr(value, "tolist") else type(value).__name__
+
+
+def _options(wrapper: Any) -> dict[str, Any]:
+    """Return the serialized options of a wrapped optimizer, and of the one inside."""
+    config, inner = momentum.config_of(wrapper), momentum.innermost(wrapper)
+    of_inner = momentum.config_of(inner)
+    rate = of_inner.pop("learning_rate", None)
+    with momentum.without_rate_function(inner) as schedule:
+        pass
+    if schedule is not None:
+        read = getattr(schedule, "get_config", dict)
+        rate = {"class_name": type(schedule).__name__, "config": read()}
+    optimizer = {name: value for name, value in of_inner.items() if name != "name"}
+    return {
+        "method": config["method"],
+        "warm_up": config["warm_up"],
+        "learning_rate": rate,
+        "optimizer": {"class_name": type(inner).__name__, "config": optimizer},
     }
 
 

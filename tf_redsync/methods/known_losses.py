@@ -66,7 +66,7 @@ _LOSSES: dict[str, Callable[[Any], str]] = {
     "CodedAdam": _coded_adam_loss,
     "RedSync": _redsync_loss,
     # With four and eight workers
-    "LocalSGD": _in_perplexity({(15,): "15 to 21", (50,): "22 to 29"}, "steps"),
+    "LocalSGD": _in_perplexity({(15, None): "15 to 21", (50, None): "22 to 29"}, "steps", "outer"),
     "StreamingDiLoCo": _in_perplexity({(50,): "22 to 31"}, "steps"),
     "SparseLoCo": _in_perplexity(
         {(15, 32): "43 to 52", (15, 128): "26 to 34", (50, 128): "40 to 50"}, "steps", "top_k"

@@ -261,17 +261,19 @@ def exchange_of_bucket(bucket: Bucket, measured: Measured, compute: float) -> Ex
     """
     method, schedule, workers = bucket.method, bucket.method.sync_schedule, measured.workers
     specs, share = bucket.layout.specs, 1.0 / steps_between(method)
-    messages = traffic.messages(method, BucketLayout(specs, workers))
+    layout = BucketLayout(specs, workers)
+    messages = traffic.messages(method, layout)
     network = cost.network_seconds(messages, measured.link, workers)
+    rare = cost.network_seconds([traffic.averages(method, layout)], measured.link, workers)
     if schedule.fragments:
         network = max(0.0, network - schedule.delay * compute)
     work = measured.work.get(method, cost.NO_WORK)
     computed = work.seconds(sum(s.size for s in specs), workers)
     return Exchange(
-        traffic.bytes_sent(messages) * share,
-        network * share,
+        mean_bytes_sent(method, specs, workers),
+        network * share + rare / max(1, schedule.average_every),
         computed * share,
-        network + computed,
+        network + computed + rare,
         schedule.fragments > 0,
     )
 
@@ -289,8 +291,9 @@ def steps_between(method: Method) -> int:
 
 def mean_bytes_sent(method: Method, specs: tuple[TensorSpec, ...], workers: int) -> float:
     """Return the mean bytes that a worker sends per step for some tensors."""
-    messages = traffic.messages(method, BucketLayout(specs, workers))
-    return traffic.bytes_sent(messages) / steps_between(method)
+    layout, every = BucketLayout(specs, workers), max(1, method.sync_schedule.average_every)
+    sent = traffic.bytes_sent(traffic.messages(method, layout)) / steps_between(method)
+    return sent + traffic.bytes_sent([traffic.averages(method, layout)]) / every
 
 
 WORKERS = 2

@@ -303,8 +303,7 @@ class Checkpoints:
                 else "No checkpoint precedes it"
             )
             warnings.warn(
-                f"{path} could not be saved at step {save.step}; training continues. {last}.\n"
-                f"{by_worker(save.failed)}",
+                f"{path} could not be saved at step {save.step}. {last}.\n{by_worker(save.failed)}",
                 stacklevel=4,
             )
         return False

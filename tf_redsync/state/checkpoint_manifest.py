@@ -230,9 +230,12 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     for name, variables in ours["variables"].items():
         others = theirs.get("variables", {}).get(name, [])
         if len(others) != len(variables):
+            titles, other_titles = {v[0] for v in variables}, {v[0] for v in others}
+            surplus = [f"{title!r:.100}" for title in sorted(map(str, titles ^ other_titles))[:3]]
             return (
-                f"it belongs to another {name}: expected {len(variables)} variables, received "
-                f"{len(others)}"
+                f"it belongs to another {name}, or one with other options: expected "
+                f"{len(variables)} variables, received {len(others)}; only one of them has "
+                f"{', '.join(surplus) or 'some of the same name'}"
             )
         for (title, *form), (_, *other_form) in zip(variables, others, strict=True):
             if form != other_form:

@@ -86,7 +86,8 @@ def restore_or_warn(
     except IncompatibleState as error:
         _start_anew(exchange)
         exchange.fresh = False
-        warnings.warn(f"the exchange starts with a new state: {error}", stacklevel=2)
+        remedy = "Or load with compile=False and compile again."
+        warnings.warn(f"the exchange starts with a new state: {error} {remedy}", stacklevel=2)
 
 
 def mark_restored(exchange: GradientExchange) -> None:

@@ -416,7 +416,7 @@ def incompatible_message(
         + (f", or is of tf_redsync {version} and not {__version__!r}" if other else "")
         + f": {listed}. Use the model, the method and the `bucket_bytes` that were saved"
         + (f" with tf_redsync {version}" if other else "")
-        + ", or load with compile=False and compile again."
+        + "."
         + (remedy if apart else "")
     )
 

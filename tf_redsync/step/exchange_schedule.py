@@ -20,7 +20,6 @@ from tf_redsync.exchange.driver import Network, Outcome, checked, drive
 from tf_redsync.exchange.layout import Bucket
 from tf_redsync.exchange.method import Exchange, Method, State, initial_state
 from tf_redsync.exchange.requests import AllReduce
-from tf_redsync.explanation import dense_bytes
 from tf_redsync.ops import wire
 from tf_redsync.ops.wire import widened
 from tf_redsync.step.meter import Meter
@@ -183,6 +182,7 @@ class ExchangeSchedule:
             `statistics_due` selects, instead of every step.
         delay: Number of steps by which totals of gradients are stale.
         always_stored: State names that are stored even if the step is non-finite.
+        branches: Whether collectives can run in branches; see `step/averaging.py`.
         off: Whether compression is disabled. Tracing reads this flag; see
             `GradientExchange.switch`.
         meter: Records how many elements are sent; `None` before `count_elements`.
@@ -193,6 +193,7 @@ class ExchangeSchedule:
     averages_statistics = False
     delay = 0
     always_stored: tuple[str, ...] = ()
+    branches = True
     off = False
     meter: Meter | None = None
 
@@ -370,7 +371,5 @@ class ExchangeSchedule:
         sent = (1.0 - share) * traffic.bytes_sent(traffic.messages(method, layout))
         if share:
             sent += share * traffic.bytes_sent(traffic.messages(method, layout, "dense_exchange"))
-        if schedule.average_every:
-            averaged = len(schedule.averages) * dense_bytes(layout.specs, workers)
-            sent += averaged / schedule.average_every
-        return sent
+        every = schedule.average_every if self.branches else 1
+        return sent + traffic.bytes_sent([traffic.averages(method, layout)]) / max(1, every)

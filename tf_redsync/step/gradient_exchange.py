@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -165,25 +165,14 @@ class GradientExchange(tf.Module):
             nonfinite=self.nonfinite,
             clock=self.step,
         )
+        self.schedule.branches = self.network.in_branches
         if self._attach is not None:
             self._attach()
         self._averages = any(b.method.sync_schedule.average_every for b in buckets)
         self._positions_by_bucket = [[s.position for s in b.layout.specs] for b in buckets]
         if self._counts_elements:
             self.schedule.count_elements(self.network)
-        self._before_steps: list[Callable[[Sequence[int]], None]] = [
-            length.check_known for length in self.lengths
-        ]
-        if self.workers == 1:
-            self._before_steps.append(lambda _: self._warn_alone())
-        if self.schedule.delay:
-            self._before_steps.append(self._check_present)
-        elif self.workers > 1 and any(moves_without_gradients(b.method) for b in buckets):
-            self._before_steps.append(functools.partial(self._warn_of_absent, _MOVED))
-        elif self.workers > 1 and any(b.method.traits.period > 1 for b in buckets):
-            self._before_steps.append(functools.partial(self._warn_of_absent, _IN_TURN))
-        if any(b.method.sync_schedule.waits_for for b in buckets) and self.workers > 1:
-            self._before_steps.append(lambda _: masks.warn_if_no_masks_come(self))
+        self._before_steps = list(self._checks())
         self.states = [
             state_variables.StateVariables(*self.schedule.init(b), b.layout.index, create)
             for b in buckets
@@ -469,11 +458,33 @@ class GradientExchange(tf.Module):
         if self.replacement is None:
             self._present = present
 
-    def _warn_of_absent(self, consequence: str, positions: Sequence[int]) -> None:
-        """Warn of variables that had gradients before, and have none in this step."""
+    def _checks(self) -> Iterator[Callable[[Sequence[int]], None]]:
+        """Yield functions that check the positions of a step's gradients before it is traced."""
+        buckets, schedule = self.schedule.buckets, self.schedule
+        yield from (length.check_known for length in self.lengths)
+        if self.workers == 1:
+            yield lambda _: self._warn_alone()
+        if schedule.delay:
+            yield self._check_present
+        elif self.workers > 1:
+            for concerns, consequence in (
+                (moves_without_gradients, _MOVED),
+                (lambda method: method.traits.period > 1, _IN_TURN),
+            ):
+                specs = [s for b in buckets if concerns(b.method) for s in b.layout.specs]
+                if specs:
+                    concerned = {s.position for s in specs}
+                    yield functools.partial(self._warn_of_absent, concerned, consequence)
+        if any(b.method.sync_schedule.waits_for for b in buckets) and self.workers > 1:
+            yield lambda _: masks.warn_if_no_masks_come(self)
+
+    def _warn_of_absent(
+        self, concerned: set[int], consequence: str, positions: Sequence[int]
+    ) -> None:
+        """Warn of variables among `concerned` that had gradients before, and have none now."""
         if self.replacement is not None:
             return
-        absent = sorted((self._present or set()) - set(positions))
+        absent = sorted(((self._present or set()) & concerned) - set(positions))
         self._present = (self._present or set()) | set(positions)
         if absent:
             names = ", ".join(self.specs[p].name for p in absent[:5])
