@@ -107,6 +107,30 @@ def test_other_layout_is_rejected(strategy, tmp_path):
     assert "velocity" in str(error.value)
 
 
+def test_exchange_starts_anew_with_an_optimizer_that_keras_does_not_load(strategy, tmp_path):
+    """Its schedule begins at step 0, so the residual and the counters of the file do not apply."""
+
+    def compiled(rate):
+        with strategy.scope():
+            model = network(keras)
+            model.compile(rs.DistributedOptimizer(keras.optimizers.SGD(rate), METHOD), "mse")
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    saved = compiled(0.01)
+    saved.fit(problems.dataset(24, 8), verbose=0)
+    assert sum_of_residuals(saved.optimizer) > 0
+    path = str(tmp_path / "a.keras")
+    saved.save(path)
+    other = compiled(keras.optimizers.schedules.CosineDecay(0.01, 100))
+    with pytest.warns(UserWarning, match="Skipping variable loading"):
+        other.load_weights(path)
+    np.testing.assert_array_equal(other.get_weights()[0], saved.get_weights()[0])
+    assert int(tf.convert_to_tensor(other.optimizer.iterations)) == 0
+    assert int(other.optimizer.exchange.step.numpy()) == 0
+    assert sum_of_residuals(other.optimizer) == 0
+
+
 @pytest.mark.parametrize("optimizer", [None, keras.optimizers.Adam])
 def test_weights_without_a_state_start_with_empty_residuals(strategy, tmp_path, optimizer):
     with strategy.scope():

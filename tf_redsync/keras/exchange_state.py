@@ -52,7 +52,7 @@ class ExchangeState:
         exchange = self._exchange()
         continues = int(tf.convert_to_tensor(self._iterations()))
         if exchange.built:
-            self.restore(lambda: snapshot_in(store) if continues else {})
+            self.restore(lambda: _that_continues(snapshot_in(store), continues))
         else:
             keeps = continues and not models.is_loading()
             exchange.loaded = snapshot_in(store) if keeps else None
@@ -71,6 +71,12 @@ class ExchangeState:
 def snapshot_in(store: Any) -> dict[str, np.ndarray]:
     """Return the snapshot in a Keras store or a group of an `.h5` file; empty if absent."""
     return {name.replace(".", "/"): np.asarray(store[name]) for name in store.keys()}  # noqa: SIM118
+
+
+def _that_continues(snapshot: dict[str, np.ndarray], iterations: int) -> dict[str, np.ndarray]:
+    """Return the snapshot; an empty one if only the optimizer starts anew, as Keras has warned."""
+    exchanges = int(np.max(snapshot.get("step", 0), initial=0))
+    return snapshot if iterations or not exchanges else {}
 
 
 def class_of(base: type) -> type[ExchangeState]:
