@@ -6,6 +6,7 @@ Names of Keras used here, all public: a model's `variables` and `metrics`, an op
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import warnings
@@ -187,8 +188,9 @@ def _options(wrapper: Any) -> dict[str, Any]:
     with momentum.without_rate_function(inner) as schedule:
         pass
     if schedule is not None:
-        read = getattr(schedule, "get_config", dict)
-        rate = {"class_name": type(schedule).__name__, "config": read()}
+        rate = {"class_name": type(schedule).__name__}
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            rate["config"] = schedule.get_config()  # type: ignore[attr-defined]
     optimizer = {name: value for name, value in of_inner.items() if name != "name"}
     return {
         "method": config["method"],
